@@ -1,0 +1,66 @@
+# Every target sets up what it needs. PYTHON is the interpreter that .venv is made with (3.10 to 3.12).
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
+	  $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := .venv/bin
+NATIVE := $(shell find penstock/runtime/native -type f) CMakeLists.txt pyproject.toml
+SEED ?= 1
+SECONDS ?= 600
+ARGS ?=
+
+.PHONY: help setup run test lint format bench bench-quick campaign-ring stubs lock clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: .venv/installed ## make .venv with everything pinned, and build the native core
+
+.venv/packages: requirements/dev.txt
+	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.10, 3.11 or 3.12 (Debian: apt-get install python3 python3-venv)"; exit 1; }
+	@command -v c++ >/dev/null || { echo "Penstock needs a C++ compiler (Debian: apt-get install g++ python3-dev)"; exit 1; }
+	@command -v java >/dev/null || echo "note: no Java found; the Spark bridge will need Java 17 (Debian: apt-get install openjdk-17-jre-headless)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	@touch $@
+
+.venv/installed: .venv/packages $(NATIVE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings=cmake.define.CMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -e .
+	@touch $@
+
+.venv/bench: .venv/installed requirements/bench.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
+	@touch $@
+
+run: setup ## count the words of a real text, with live progress
+	$(BIN)/penstock run wordcount $(ARGS)
+
+test: setup lint ## lint, types and the whole test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## let ruff rewrite the sources
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/bench ## all benchmarks: tables, JSON lines and plots in benchmarks/results
+	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-quick: .venv/bench ## the same, short: to see that they run
+	$(BIN)/python -m benchmarks --quick $(ARGS)
+
+campaign-ring: setup ## torment the ring for SECONDS, starting from SEED
+	$(BIN)/python -m tests.ring.campaign --seconds $(SECONDS) --seed $(SEED)
+
+stubs: setup ## write the type stub of the native core anew
+	$(BIN)/python -m nanobind.stubgen -m penstock.runtime._native -o penstock/runtime/_native.pyi
+
+lock: ## pin requirements/*.in anew (needs uv)
+	for f in dev bench; do uv pip compile --universal --python-version 3.10 --no-emit-index-url --no-emit-find-links \
+	  --generate-hashes --custom-compile-command "make lock" requirements/$$f.in -o requirements/$$f.txt; done
+
+clean: ## remove .venv and everything built
+	rm -rf .venv build dist benchmarks/results .mypy_cache .ruff_cache .pytest_cache .hypothesis

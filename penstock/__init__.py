@@ -1,0 +1,58 @@
+"""Penstock: a stream processor on Ray. See README.md; the public names are these."""
+
+from __future__ import annotations
+
+from penstock.runtime import sinks, sources, testing
+from penstock.runtime.errors import (
+    CodecError,
+    FlowError,
+    JobError,
+    JobExists,
+    JobFailed,
+    JobNotFound,
+    KeyTypeError,
+    NotEnoughResources,
+    PenstockError,
+    RecordError,
+    SourceError,
+)
+from penstock.runtime.flow import Flow, KeyedStream, Stream
+from penstock.runtime.process import Process, ProcessContext
+from penstock.runtime.userfunc import DeadLetter
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CodecError",
+    "DeadLetter",
+    "Flow",
+    "FlowError",
+    "Job",
+    "JobError",
+    "JobExists",
+    "JobFailed",
+    "JobNotFound",
+    "KeyTypeError",
+    "KeyedStream",
+    "NotEnoughResources",
+    "PenstockError",
+    "Process",
+    "ProcessContext",
+    "RecordError",
+    "SourceError",
+    "Stream",
+    "attach",
+    "run",
+    "sinks",
+    "sources",
+    "testing",
+]
+
+
+def __getattr__(name: str) -> object:
+    """`run`, `attach` and `Job` load Ray, which takes a second or more: only when they are used."""
+    if name in ("Job", "attach", "run"):
+        from penstock import actors
+
+        return getattr(actors, name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,0 +1,68 @@
+"""Joining a Ray cluster, or starting one on this machine when there is none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+import ray
+
+from penstock.runtime.errors import JobNotFound
+
+NAMESPACE = "penstock"
+
+# Ray's object store carries control messages only here; its default of 30 % of memory would be reserved in /dev/shm.
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+
+_lock = threading.Lock()
+
+
+def master_name(job: str) -> str:
+    """The name of a job's JobMaster actor."""
+    return f"penstock.job.{job}"
+
+
+def connect(address: str | None, cpus: int) -> None:
+    """Make sure that this process is connected to Ray.
+
+    An initialised Ray is used as it is. Otherwise `address` (or RAY_ADDRESS) is joined; with neither, a cluster that
+    runs on this machine is joined, and when there is none, one is started that ends with this process and offers at
+    least `cpus` CPUs, however many cores there are.
+    """
+    with _lock:
+        if ray.is_initialized():
+            return
+        common: dict[str, Any] = {
+            "namespace": NAMESPACE,
+            "logging_level": logging.WARNING,
+            "log_to_driver": True,
+        }
+        address = address or os.environ.get("RAY_ADDRESS")
+        if address:
+            ray.init(address=address, **common)
+            return
+        try:
+            ray.init(address="auto", **common)
+        except ConnectionError:
+            ray.init(
+                address="local",
+                num_cpus=max(cpus, os.cpu_count() or 1),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                **common,
+            )
+
+
+def find_master(job: str) -> Any:
+    """The handle of a running job's JobMaster; JobNotFound when there is none."""
+    try:
+        return ray.get_actor(master_name(job), namespace=NAMESPACE)
+    except ValueError:
+        names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]
+        prefix = master_name("")
+        jobs = ", ".join(
+            sorted(name.removeprefix(prefix) for name in names if (name or "").startswith(prefix))
+        )
+        raise JobNotFound(f"no job {job!r} runs on this cluster; running jobs: {jobs or 'none'}") from None

@@ -1,0 +1,160 @@
+"""Job: the driver's handle of a running job."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from penstock.actors.job_master import ENDED, JobEnd
+from penstock.actors.progress import Progress
+from penstock.runtime.errors import JobFailed, NotEnoughResources
+from penstock.runtime.sinks.base import Sink
+
+
+class Job:
+    """A running (or ended) job. Made by `penstock.run` and `penstock.attach`; safe to use from several threads."""
+
+    def __init__(self, name: str, master: Any, sinks: list[Sink]) -> None:
+        self.name = name
+        self._master = master
+        self._outcome = master.outcome.remote()
+        self._end: JobEnd | None = None
+        self._last_status: dict[str, Any] | None = None
+        self._over = threading.Event()
+        self._collected: dict[str, list[Any]] = {}  # by channel, once the job has ended
+        self._channels = [sink.channel for sink in sinks if sink.channel is not None]
+        for sink in sinks:
+            if sink.channel is not None:
+                sink.bind(self._fetcher(sink.channel))
+        if any(sink.prints for sink in sinks):
+            threading.Thread(target=self._print_console, name="penstock-console", daemon=True).start()
+        threading.Thread(target=self._finish, name="penstock-job", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, {self.state})"
+
+    @property
+    def state(self) -> str:
+        """STARTING, RUNNING, STOPPING, FINISHED, CANCELLED or FAILED."""
+        return str(self.status()["state"])
+
+    def status(self) -> dict[str, Any]:
+        """What the job does now, as plain data (see actors/status.py for the fields); the last known once ended."""
+        if self._last_status is None or self._last_status["state"] not in ENDED:
+            try:
+                self._last_status = ray.get(self._master.status.remote())
+            except RayActorError:
+                self._over.wait()
+        assert self._last_status is not None
+        if self._end is not None:
+            self._last_status = {**self._last_status, "state": self._end.state, "error": self._end.error}
+        return self._last_status
+
+    def wait(self, timeout: float | None = None, *, progress: bool | None = None) -> dict[str, Any]:
+        """Wait for the job's end; its last status.
+
+        Shows live progress on stderr when it takes longer than a second (`progress=False`: never). Raises JobFailed
+        when the job failed, NotEnoughResources when it could not start, TimeoutError after `timeout` seconds; a job
+        that was cancelled or stopped ends without an error. Ctrl-C interrupts the waiting, not a detached job.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with Progress(self.name, shown=progress is not False) as shown:
+            while not self._over.wait(shown.wait_s(deadline)):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"job {self.name!r} still runs after {timeout:g} s")
+                if shown.due():
+                    shown.update(self.status())
+            status = self.status()
+            shown.finish(status)
+        assert self._end is not None
+        if self._end.state == "FAILED":
+            message = f"job {self.name!r} failed: {self._end.error}"
+            if self._end.kind == "resources":
+                raise NotEnoughResources(message)
+            raise JobFailed(message, self._end.operator)
+        return status
+
+    def stop(self) -> None:
+        """End the sources; the job finishes when all that they have read has gone through. Returns at once."""
+        self._tell("stop")
+
+    def cancel(self) -> None:
+        """End the job at once, dropping what is under way. Returns at once; wait() returns when it has ended."""
+        self._tell("cancel")
+
+    def plan(self) -> list[dict[str, Any]]:
+        """The tasks and where they run."""
+        tasks: list[dict[str, Any]] = self.status()["tasks"]
+        return tasks
+
+    def _tell(self, method: str) -> None:
+        if self._over.is_set():
+            return
+        try:
+            ray.get(getattr(self._master, method).remote())
+        except RayActorError:
+            self._over.wait()
+
+    def _fetcher(self, channel: str) -> Callable[[], list[Any]]:
+        def fetch() -> list[Any]:
+            if self._over.is_set():
+                return self._collected[channel]
+            return self._fetch(channel)
+
+        return fetch
+
+    def _fetch(self, channel: str) -> list[Any]:
+        try:
+            records: list[Any] = ray.get(self._master.collected.remote(channel, 0))
+        except RayActorError:
+            self._over.wait()
+            records = self._collected[channel]
+        return records
+
+    def _finish(self) -> None:
+        """Wait for the end, take what is wanted of the JobMaster, and let it go."""
+        end: JobEnd
+        try:
+            end = ray.get(self._outcome)
+            for channel in self._channels:
+                self._collected[channel] = ray.get(self._master.collected.remote(channel, 0))
+            self._last_status = ray.get(self._master.status.remote())
+            self._master.release.remote()
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            end = JobEnd("FAILED", f"its JobMaster died: {reason}")
+            for channel in self._channels:
+                self._collected.setdefault(channel, [])
+        if self._last_status is None:
+            self._last_status = {
+                "name": self.name,
+                "state": end.state,
+                "error": end.error,
+                "operators": {},
+                "tasks": [],
+            }
+        self._end = end
+        self._over.set()
+
+    def _print_console(self) -> None:
+        seen = 0
+        while True:
+            over = self._over.is_set()
+            try:
+                total, lines = ray.get(self._master.console.remote(seen, 0.0 if over else 10.0), timeout=60)
+            except (RayActorError, GetTimeoutError):
+                return
+            if total - seen > len(lines):
+                print(f"... {total - seen - len(lines):,} lines left out ...")
+            seen = total
+            if lines:
+                sys.stdout.write("\n".join(lines) + "\n")
+                sys.stdout.flush()
+            if over:
+                return

@@ -1,0 +1,106 @@
+"""Live progress of a job on stderr: a table that is redrawn on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+_FIRST_S = 1.0  # a job that is over sooner needs no progress
+_TERMINAL_S = 0.5
+_LINE_S = 2.0
+
+
+class Progress:
+    """Use as a context manager around the waiting; asks for a status only when one is due to be shown."""
+
+    def __init__(self, name: str, shown: bool) -> None:
+        self._name = name
+        self._shown = shown
+        self._terminal = shown and sys.stderr.isatty()
+        self._due = time.monotonic() + _FIRST_S
+        self._any = False
+        self._live: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def wait_s(self, deadline: float | None) -> float | None:
+        """How long to wait for the job's end before looking here again; None: for ever."""
+        ends = [deadline] if deadline is not None else []
+        if self._shown:
+            ends.append(self._due)
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def due(self) -> bool:
+        """Whether a status should be shown now."""
+        return self._shown and time.monotonic() >= self._due
+
+    def update(self, status: dict[str, Any]) -> None:
+        """Show a status."""
+        self._due = time.monotonic() + (_TERMINAL_S if self._terminal else _LINE_S)
+        self._any = True
+        if not self._terminal:
+            print(line(status), file=sys.stderr, flush=True)
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(console=Console(stderr=True), auto_refresh=False)
+            self._live.start()
+        self._live.update(table(status), refresh=True)
+
+    def finish(self, status: dict[str, Any]) -> None:
+        """Show the last status, if any was shown before."""
+        if self._any:
+            self.update(status)
+
+
+def line(status: dict[str, Any]) -> str:
+    """A status in one line."""
+    latency = status.get("latency_ms") or {}
+    queued = sum(op["queued"] for op in status["operators"].values())
+    return (
+        f"{status['name']} {status['state'].lower()} {status.get('uptime_s', 0.0):.0f} s: "
+        f"read {status.get('records_read', 0):,} ({status.get('read_per_s', 0.0):,.0f}/s), "
+        f"written {status.get('records_written', 0):,}, queued {queued:,}, "
+        f"latency p50 {_ms(latency.get('p50'))} p99 {_ms(latency.get('p99'))}"
+        + (f", skipped {status['skipped']:,}" if status.get("skipped") else "")
+    )
+
+
+def table(status: dict[str, Any]) -> Any:
+    """A status as a rich table: an operator a row."""
+    from rich.table import Table
+
+    title = f"{status['name']}  {status['state'].lower()}  {status.get('uptime_s', 0.0):.0f} s"
+    shown = Table(title=title, title_justify="left")
+    shown.add_column("operator")
+    for column in ("tasks", "in", "in/s", "out", "out/s", "queued", "busy", "p50", "p99"):
+        shown.add_column(column, justify="right")
+    for name, op in status["operators"].items():
+        shown.add_row(
+            name,
+            str(op["parallelism"]),
+            f"{op['records_in']:,}",
+            f"{op['in_per_s']:,.0f}",
+            f"{op['records_out']:,}",
+            f"{op['out_per_s']:,.0f}",
+            f"{op['queued']:,}",
+            f"{100 * op['busy']:.0f} %",
+            _ms(op["latency_ms"]["p50"]),
+            _ms(op["latency_ms"]["p99"]),
+        )
+    return shown
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} ms"

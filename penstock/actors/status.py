@@ -1,0 +1,171 @@
+"""Job status: worker counters put together into one plain dict, with rates from the difference to earlier ones.
+
+    {name, state, error, started (unix s), uptime_s,
+     operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, queued, busy,
+                        latency_ms: {p50, p99}}},
+     tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
+     workers: [{index, pid, node_id, tasks, queued}],
+     records_read, records_written, read_per_s, skipped, latency_ms: {p50, p99}, latency_all_ms: {p50, p99}}
+
+`queued` is records waiting in front of an operator's task; `busy` the share of the time since the last look that its
+task ran; `latency_ms` of an operator the age of records, since they entered the job, when its task had processed
+them, over the last five to ten seconds; of the job, the same over its sinks. A batch counts with the age of its oldest
+record.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from penstock.runtime.metrics import Histogram
+from penstock.runtime.operators import Operator, Read
+from penstock.runtime.plan import Plan
+
+# Rates are taken over at least this long: shorter spans jump about with single batches.
+_RATE_SPAN_NS = 500_000_000
+
+
+class StatusBuilder:
+    """Keeps the workers' last reports and makes the status of them; used by one thread at a time or under a lock."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._started = time.time()
+        self._placed: dict[int, int] = {}
+        self._workers: list[dict[str, Any]] = []
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._before: dict[int, dict[str, Any]] = {}
+        self._last: dict[str, Any] | None = None
+
+    def place(self, placed: dict[int, int], workers: list[dict[str, Any]]) -> None:
+        """Where tasks run."""
+        self._placed = placed
+        self._workers = workers
+
+    def last(self) -> dict[str, Any]:
+        """The last status built, or an empty one."""
+        return self._last or self.build("STARTING", [], time.time())
+
+    def build(self, state: str, reports: list[dict[str, Any]], now: float) -> dict[str, Any]:
+        """The status with these workers' newest reports."""
+        for report in reports:
+            worker = report["index"]
+            last = self._reports.get(worker)
+            if (
+                last is not None
+                and report["time_ns"] - self._before.get(worker, last)["time_ns"] >= _RATE_SPAN_NS
+            ):
+                self._before[worker] = last
+            self._reports[worker] = report
+        tasks = {task["number"]: task for report in self._reports.values() for task in report["tasks"]}
+        operators = {}
+        for chain in self._plan.chains:
+            numbers = [task.number for task in self._plan.tasks if task.chain == chain.index]
+            for position, operator in enumerate(chain.operators):
+                operators[operator.name] = self._operator(operator, position, numbers, tasks)
+        self._last = {
+            "name": self._plan.name,
+            "state": state,
+            "error": None,
+            "started": self._started,
+            "uptime_s": now - self._started,
+            "operators": operators,
+            "tasks": [self._task(task.number, tasks.get(task.number)) for task in self._plan.tasks],
+            "workers": [self._worker(info, tasks) for info in self._workers],
+            **self._totals(operators, tasks),
+        }
+        return self._last
+
+    def _operator(
+        self, operator: Operator, position: int, numbers: list[int], tasks: dict[int, dict[str, Any]]
+    ) -> dict[str, Any]:
+        counts = {"records_in": 0, "records_out": 0, "skipped": 0}
+        rates = {"in_per_s": 0.0, "out_per_s": 0.0}
+        queued, busy = 0, 0.0
+        latency = Histogram()
+        for number in numbers:
+            task = tasks.get(number)
+            if task is None:
+                continue
+            mine = task["operators"][position]
+            for what in counts:
+                counts[what] += mine[what]
+            before, seconds = self._earlier(number)
+            if before is not None:
+                then = before["operators"][position]
+                rates["in_per_s"] += (mine["records_in"] - then["records_in"]) / seconds
+                rates["out_per_s"] += (mine["records_out"] - then["records_out"]) / seconds
+            queued += task["queued"] if position == 0 else 0
+            busy = max(busy, self._busy(number, task))
+            latency.merge(Histogram.from_sparse(task["latency_us"]))
+        return {
+            "parallelism": len(numbers),
+            **counts,
+            **rates,
+            "queued": queued,
+            "busy": busy,
+            "latency_ms": _quantiles(latency),
+        }
+
+    def _earlier(self, number: int) -> tuple[dict[str, Any] | None, float]:
+        """The task's counters in an earlier report, and the seconds from then to the newest."""
+        worker = self._placed[number]
+        before, now = self._before.get(worker), self._reports[worker]
+        if before is None or now["time_ns"] <= before["time_ns"]:
+            return None, 0.0
+        for task in before["tasks"]:
+            if task["number"] == number:
+                return task, (now["time_ns"] - before["time_ns"]) / 1e9
+        return None, 0.0
+
+    def _busy(self, number: int, task: dict[str, Any]) -> float:
+        before, seconds = self._earlier(number)
+        return 0.0 if before is None else float((task["busy_ns"] - before["busy_ns"]) / 1e9 / seconds)
+
+    def _task(self, number: int, task: dict[str, Any] | None) -> dict[str, Any]:
+        entry = {"number": number, "name": self._plan.task_name(self._plan.tasks[number])}
+        entry["worker"] = self._placed.get(number)
+        if task is None:
+            return entry
+        return {
+            **entry,
+            **{what: task[what] for what in ("finished", "blocked", "queued", "unsent")},
+            "busy": self._busy(number, task),
+            "records_in": task["operators"][0]["records_in"],
+            "records_out": task["operators"][-1]["records_out"],
+        }
+
+    def _worker(self, info: dict[str, Any], tasks: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        mine = [number for number, worker in self._placed.items() if worker == info["index"]]
+        return {
+            "index": info["index"],
+            "pid": info["pid"],
+            "node_id": info["node_id"],
+            "tasks": mine,
+            "queued": sum(tasks[number]["queued"] for number in mine if number in tasks),
+        }
+
+    def _totals(self, operators: dict[str, Any], tasks: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        recent, whole = Histogram(), Histogram()
+        totals: dict[str, Any] = {"records_read": 0, "records_written": 0, "read_per_s": 0.0, "skipped": 0}
+        for chain in self._plan.chains:
+            for operator in chain.operators:
+                counts = operators[operator.name]
+                totals["skipped"] += counts["skipped"]
+                if isinstance(operator, Read):
+                    totals["records_read"] += counts["records_out"]
+                    totals["read_per_s"] += counts["out_per_s"]
+                if operator.is_sink:
+                    totals["records_written"] += counts["records_in"]
+            for task in self._plan.tasks:
+                if task.chain == chain.index and chain.operators[-1].is_sink and task.number in tasks:
+                    recent.merge(Histogram.from_sparse(tasks[task.number]["latency_us"]))
+                    whole.merge(Histogram.from_sparse(tasks[task.number]["latency_all_us"]))
+        totals["skipped"] += sum(task["skipped_on_the_way"] for task in tasks.values())
+        return {**totals, "latency_ms": _quantiles(recent), "latency_all_ms": _quantiles(whole)}
+
+
+def _quantiles(histogram: Histogram) -> dict[str, float | None]:
+    p50, p99 = histogram.quantile(0.5), histogram.quantile(0.99)
+    return {"p50": None if p50 is None else p50 / 1000, "p99": None if p99 is None else p99 / 1000}

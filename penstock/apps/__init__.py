@@ -1,0 +1,1 @@
+"""Floor 6: the applications of the papers as small topologies, and the `penstock` command."""

@@ -1,0 +1,164 @@
+"""
+Penstock's native core: the OSRBuffer ring, and hashing and partitioning of whole lists.
+"""
+
+from collections.abc import Sequence
+import types
+from typing import Any
+
+from typing_extensions import Buffer
+
+
+class Producer:
+    """Writes messages into a ring. Made by Ring.producer()."""
+
+    try_write: types.MethodDescriptorType = ...
+
+    write: types.MethodDescriptorType = ...
+
+    def try_write_parts(self, target: int, parts: Sequence[Buffer]) -> bool:
+        """
+        Like try_write, with the payload gathered from several buffers: still one copy.
+        """
+
+    def write_parts(self, target: int, parts: Sequence[Buffer], timeout: float | None = None) -> None:
+        """Like write, with the payload gathered from several buffers."""
+
+    def write_many(self, targets: int | Sequence[int], payloads: Sequence[Buffer], timeout: float | None = None) -> int:
+        """
+        Write messages in order, waiting for room; returns how many, fewer than all if the time ran out.
+        """
+
+    def write_records(self, target: int, records: Sequence[Buffer], timeout: float | None = None) -> None:
+        """Write many records as one message; split_records() takes it apart."""
+
+    def close(self) -> None:
+        """Give up the producer's place in the ring."""
+
+    def __enter__(self) -> Producer: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+class Message:
+    """
+    A large message where it lies in the ring, read-only. It holds its room until release() or until nothing refers to it; out of order is fine.
+    """
+
+    def view(self) -> memoryview:
+        """The payload, without a copy. Release the view before the message."""
+
+    def tobytes(self) -> bytes:
+        """A copy of the payload."""
+
+    def release(self) -> None:
+        """Give the room back; BufferError while views of it are in use."""
+
+    def __len__(self) -> int: ...
+
+class Skip:
+    """A slot given up because the producer that was writing it died."""
+
+    @property
+    def seq(self) -> int: ...
+
+    @property
+    def producer_pid(self) -> int: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+class Consumer:
+    """Reads a ring's messages. Made by Ring.consumer(); one at a time."""
+
+    def drain(self, max_messages: int = 1024, timeout: float | None = 0.0) -> list[tuple[int, bytes | Message]]:
+        """
+        Take what is there, as (target, payload). Releases what the call before gave as bytes.
+
+        Waits up to `timeout` seconds (None: for ever) for the first message; an empty list means that the time is up, that Ring.wake() was called, or that skips() has news.
+        """
+
+    def release(self) -> None:
+        """
+        Release everything drained as bytes, so that no later consumer sees it again.
+        """
+
+    def skips(self) -> list[Skip]:
+        """The slots given up since the last call."""
+
+    def close(self) -> None:
+        """
+        Leave the ring; what was drained and not released stays for the next consumer.
+        """
+
+    def __enter__(self) -> Consumer: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+class RingHandle:
+    """A share of a ring's memory; wrapped by penstock.runtime.ring.Ring."""
+
+    @staticmethod
+    def create(capacity: int, slots: int, directory: str) -> RingHandle: ...
+
+    @staticmethod
+    def attach(address: str) -> RingHandle: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def max_message(self) -> int: ...
+
+    def producer(self) -> Producer: ...
+
+    def consumer(self, max_spin_us: float, adaptive: bool, window: int, zero_copy_min: int) -> Consumer: ...
+
+    def wake(self) -> None: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+def split_records(payload: Buffer) -> list[bytes]:
+    """The records of a message written by Producer.write_records()."""
+
+def stable_hash(*args, **kwargs) -> Any:
+    """
+    stable_hash(key) -> int
+
+    A key's 64-bit hash, the same in every process; equal keys hash alike.
+    """
+
+def key_groups(*args, **kwargs) -> Any:
+    """
+    key_groups(keys, n_groups) -> bytes
+
+    Each key's group, stable_hash(key) % n_groups, as native unsigned 16-bit numbers.
+    """
+
+def partition(*args, **kwargs) -> Any:
+    """
+    partition(keys, columns, table, n_tasks) -> list
+
+    Splits keys and columns (lists of the same length) by key: for each task the tuple
+    (keys, *columns) of what is its own, in order. `table` gives the task of each key group as
+    native unsigned 16-bit numbers. The exception for a key that cannot be hashed has the key's
+    position as its attribute `index`.
+    """
+
+def classify(*args, **kwargs) -> Any:
+    """
+    classify(records) -> int
+
+    Which codec keeps the types of all records: 0 none but pickle, 1 all str, 2 scalars,
+    3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists
+    and dicts.
+    """

@@ -1,0 +1,129 @@
+"""Keyed aggregates: how each one combines records before they travel, and merges into a task's state.
+
+An aggregate is mergeable (two-phase aggregation): the sender adds a list of records to an empty state, which makes at
+most one partial a key, and `merge` adds those partials to the state of the task that owns the keys. When no exchange
+stands between, records are added to the state itself. What `result` makes of a state value is what the user sees.
+
+Addition is re-associated by that, so float sums may differ in the last digit between runs, as they do in any
+parallel aggregation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Aggregate(ABC):
+    """One aggregate over the values of a key; `selector` picks the value from a record, None takes the record."""
+
+    name: str
+    identity_result = True  # result() returns the state value itself
+
+    def __init__(self, selector: Callable[[Any], Any] | None = None) -> None:
+        self.selector = selector
+
+    def new_state(self) -> dict[Any, Any]:
+        """An empty state: key -> partial."""
+        return {}
+
+    @abstractmethod
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        """Add records to the state: the parallel iterators give key and selected value of each.
+
+        When one raises, the iterators stand behind that record and the records before it are in the state,
+        so the caller can tell which it was and go on with the same iterators.
+        """
+
+    @abstractmethod
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        """Add partials, as `add` made them in another process, to the state."""
+
+    def result(self, partial: Any) -> Any:
+        """What the user sees of a state value."""
+        return partial
+
+
+class Count(Aggregate):
+    """How many records a key has had; `selector` is not used."""
+
+    name = "count"
+
+    def new_state(self) -> dict[Any, Any]:
+        return Counter()
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        assert isinstance(state, Counter)
+        state.update(keys)  # counts in C
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        get = state.get
+        for key, n in zip(keys, partials, strict=True):
+            state[key] = get(key, 0) + n
+
+
+class Sum(Aggregate):
+    """The sum of the selected values, which must be numbers (or support +, starting from their first value)."""
+
+    name = "sum"
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            if key in state:
+                state[key] += value
+            else:
+                state[key] = value + 0 if isinstance(value, bool) else value
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        self.add(state, keys, partials)
+
+
+class Min(Aggregate):
+    """The least of the selected values."""
+
+    name = "min"
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            if key not in state or value < state[key]:
+                state[key] = value
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        self.add(state, keys, partials)
+
+
+class Max(Aggregate):
+    """The greatest of the selected values."""
+
+    name = "max"
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            if key not in state or value > state[key]:
+                state[key] = value
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        self.add(state, keys, partials)
+
+
+class Mean(Aggregate):
+    """The mean of the selected values; its partial is (sum, number)."""
+
+    name = "mean"
+    identity_result = False
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            total, n = state.get(key, (0, 0))
+            state[key] = (total + value, n + 1)
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        for key, (more, m) in zip(keys, partials, strict=True):
+            total, n = state.get(key, (0, 0))
+            state[key] = (total + more, n + m)
+
+    def result(self, partial: Any) -> Any:
+        total, n = partial
+        return total / n

@@ -1,0 +1,122 @@
+"""Lists of records as bytes and back, one call for a whole list.
+
+What comes out equals what went in and has the same types, at every depth: a tuple never becomes a list, an
+IntEnum never an int. So the quick format (msgpack) is used only for lists whose types it keeps, which a
+native pass over the list finds out; everything else is pickled. The choice is made for each list and travels
+beside it as a small number, so the two ends of an edge need not agree on anything beforehand.
+
+Decoding copies: nothing returned may refer to the payload, which can be shared memory about to be reused.
+Bytes from a peer that has not proved it belongs to the job are decoded with `trusted=False`, which never
+unpickles.
+One object referred to by two records of a list may come out as two equal objects.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import cloudpickle
+import msgspec
+
+from penstock.runtime._native import classify
+from penstock.runtime.errors import CodecError, shorten
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+# Kinds of lists, as the native classify() numbers them: the low bits of a code. Codes travel in messages and
+# fit 16 bits. All but PICKLE are msgpack.
+PICKLE = 0  # anything that can be pickled
+TEXT = 1  # all str
+SCALARS = 2  # None, bool, int of 64 bits, float, str, bytes
+TUPLES = 3  # tuples of one arity, of scalars or nested values; the arity is in the code's higher bits
+NESTED = 4  # lists of, and dicts from str to, scalars or such lists and dicts
+KIND_BITS = 3
+MOST_ARITY = 255
+
+_Decode: TypeAlias = Callable[[Buffer], list[Any]]
+
+_to_msgpack = msgspec.msgpack.Encoder().encode
+_decode_any: _Decode = msgspec.msgpack.Decoder(list[Any]).decode
+# Grows by one decoder for each arity seen, at most MOST_ARITY.
+_decoders: dict[int, _Decode] = {
+    TEXT: msgspec.msgpack.Decoder(list[str]).decode,
+    SCALARS: _decode_any,
+    NESTED: _decode_any,
+}
+
+
+def encode(records: list[Any]) -> tuple[int, bytes]:
+    """Encode a list of records; returns the code to decode with and the payload.
+
+    Raises CodecError naming the first record that cannot be encoded.
+    """
+    code = classify(records)
+    if code:
+        try:
+            return code, _to_msgpack(records)
+        except (ValueError, OverflowError):
+            pass  # a single value of 4 GiB or more, which msgpack cannot hold
+    try:
+        return PICKLE, pickle.dumps(records, 5)
+    except Exception:
+        return PICKLE, _pickle_by_value(records)
+
+
+def decode(code: int, payload: Buffer, *, trusted: bool = True) -> list[Any]:
+    """Decode what `encode` returned. With `trusted=False` a pickled payload raises CodecError unread."""
+    decoder = _decoders.get(code)
+    if decoder is None:
+        decoder = _find_decoder(code, trusted)
+    try:
+        return decoder(payload)
+    except Exception as error:
+        if code == PICKLE:
+            raise CodecError(
+                f"records cannot be unpickled here: {type(error).__name__}: {error}. The modules of their "
+                "classes must be installed, in the same version, in every worker"
+            ) from error
+        size = memoryview(payload).nbytes
+        raise CodecError(f"received {size} bytes that are no list of code {code}: {error}") from error
+
+
+def _find_decoder(code: int, trusted: bool) -> _Decode:
+    if code == PICKLE:
+        if not trusted:
+            raise CodecError(
+                "refused to unpickle records from a peer that has not proved it belongs to this job: "
+                "unpickling may execute code"
+            )
+        return pickle.loads
+    arity = code >> KIND_BITS
+    if code & ((1 << KIND_BITS) - 1) != TUPLES or not 1 <= arity <= MOST_ARITY:
+        raise CodecError(f"unknown codec {code}; the peer may run another version of Penstock")
+    # A typed decoder makes tuples at once, where an untyped one would make lists.
+    record_type = tuple.__class_getitem__((Any,) * arity)
+    decoder: _Decode = msgspec.msgpack.Decoder(list.__class_getitem__(record_type)).decode
+    _decoders[code] = decoder
+    return decoder
+
+
+def _pickle_by_value(records: list[Any]) -> bytes:
+    """Pickle records whose classes or functions were sent here by value (those of the user's main script).
+
+    Plain pickle cannot name them; this carries their code, at many times the cost, so such classes are better
+    kept in a module.
+    """
+    try:
+        return cloudpickle.dumps(records, protocol=5)  # type: ignore[no-any-return]
+    except Exception as error:
+        cause: Exception = error
+    for index, record in enumerate(records):
+        try:
+            cloudpickle.dumps(record, protocol=5)
+        except Exception as error:
+            raise CodecError(
+                f"record {index} of {len(records)}, of type {type(record).__qualname__}, cannot be sent to "
+                f"another task: {type(error).__name__}: {error}. Emit plain data in its stead (numbers, "
+                "text, tuples, dicts, dataclasses), or give its class a __reduce__ method. "
+                f"The record: {shorten(record)}"
+            ) from error
+    raise CodecError(f"a list of {len(records)} records cannot be encoded: {cause}") from cause

@@ -1,0 +1,98 @@
+"""Every error that Penstock raises, in one tree.
+
+    PenstockError
+    ├── FlowError            the flow as written cannot run; raised while it is built, nothing has started
+    │   └── SourceError      an input named in it cannot be read: missing, empty glob, no permission
+    ├── CodecError           a record cannot be encoded, or received bytes cannot be decoded
+    ├── KeyTypeError         a key has no stable hash (also a TypeError)
+    ├── RecordError          one record made a user function or a codec fail while the job ran
+    ├── JobError             about a job as a whole
+    │   ├── JobFailed        it ran and ended by an error; carries the first cause
+    │   ├── JobNotFound      no job of that name runs here
+    │   ├── JobExists        a job of that name runs already
+    │   └── NotEnoughResources  Ray cannot place the workers asked for
+    └── RingError            see runtime/ring.py: the shared-memory channel
+
+FlowError is the user's program, RecordError the user's data or function at run time, JobError the job's life.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of all of Penstock's errors."""
+
+
+class FlowError(PenstockError):
+    """The flow cannot run as written; the message names the operator and the remedy."""
+
+
+class SourceError(FlowError):
+    """An input cannot be read; raised before the job starts wherever that can be known."""
+
+
+class CodecError(PenstockError):
+    """A record cannot be turned into bytes, or bytes cannot be turned back."""
+
+
+class KeyTypeError(PenstockError, TypeError):
+    """A key is of a type whose hash differs between processes; the message lists the types that work."""
+
+
+class RecordError(PenstockError):
+    """A record failed in an operator and the policy was to fail.
+
+    `operator` is its name, `record` the record's shortened repr, `location` the user's own line
+    ("file.py:12 in parse") or None when no user code was on the stack.
+    """
+
+    def __init__(self, message: str, *, operator: str, record: str, location: str | None) -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.record = record
+        self.location = location
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_record_error, (str(self), self.operator, self.record, self.location))
+
+
+def _record_error(message: str, operator: str, record: str, location: str | None) -> RecordError:
+    return RecordError(message, operator=operator, record=record, location=location)
+
+
+class JobError(PenstockError):
+    """About a job as a whole."""
+
+
+class JobFailed(JobError):
+    """The job ended by an error. The message tells where; `operator` names the operator when one is to blame."""
+
+    def __init__(self, message: str, operator: str | None = None) -> None:
+        super().__init__(message)
+        self.operator = operator
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (JobFailed, (str(self), self.operator))
+
+
+class JobNotFound(JobError):
+    """No running job has this name on this cluster."""
+
+
+class JobExists(JobError):
+    """A job of this name is running; give the flow another name or stop that job."""
+
+
+class NotEnoughResources(JobError):
+    """Ray could not place the workers in time; the message says what is missing."""
+
+
+def shorten(value: object, limit: int = 200) -> str:
+    """repr(value), cut to `limit` characters; never raises, whatever the object's own repr does."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 30]}... ({len(text):,} characters)"

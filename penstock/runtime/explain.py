@@ -1,0 +1,81 @@
+"""`flow.explain()`: the logical and the physical plan as text for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.runtime.grouping import Grouping, Key
+from penstock.runtime.operators import Aggregated, MapBatches, Operator, Processing, Read, Reduce, Write
+from penstock.runtime.plan import Exchange, Plan
+
+if TYPE_CHECKING:
+    from penstock.runtime.flow import Flow
+
+
+def explain(flow: Flow, workers: int) -> str:
+    """The operators with what feeds them, then the chains of tasks and the exchanges between them."""
+    plan = flow.plan(workers)
+    return "\n".join([*_logical(flow), "", *_physical(plan, workers), ""])
+
+
+def _logical(flow: Flow) -> list[str]:
+    graph = flow.graph
+    lines = [f"flow {flow.name}", "", "logical plan"]
+    names = graph.ordered()
+    width = max(map(len, names))
+    for name in names:
+        inputs = [
+            edge.source + (f".{edge.output}" if edge.output else "") + _grouped(edge.grouping)
+            for edge in graph.incoming(name)
+        ]
+        detail = describe(graph.operators[name])
+        origin = f"  <- {', '.join(inputs)}" if inputs else ""
+        lines.append(f"  {name:<{width}}  {detail}{origin}")
+    return lines
+
+
+def _grouped(grouping: Grouping | None) -> str:
+    return f" ({grouping.name})" if grouping is not None else ""
+
+
+def describe(operator: Operator) -> str:
+    """An operator in a few words."""
+    if isinstance(operator, Read):
+        return operator.source.describe()
+    if isinstance(operator, Write):
+        return operator.sink.describe()
+    if isinstance(operator, Aggregated | Reduce):
+        return f"{operator.kind}, emits {operator.emit}"
+    if isinstance(operator, MapBatches):
+        return f"map_batches {_function(operator.fn)}, up to {operator.batch_size} {operator.batch_format}"
+    if isinstance(operator, Processing):
+        outputs = f", side outputs {', '.join(operator.outputs)}" if operator.outputs else ""
+        return f"process {_function(operator.process)}{outputs}"
+    return f"{operator.kind} {_function(getattr(operator, 'fn', None))}"
+
+
+def _function(fn: object) -> str:
+    return str(getattr(fn, "__qualname__", None) or type(fn).__name__)
+
+
+def _physical(plan: Plan, workers: int) -> list[str]:
+    tasks = len(plan.tasks)
+    lines = [f"physical plan: {tasks} task{'s' * (tasks != 1)} on {workers} worker{'s' * (workers != 1)}"]
+    for chain in plan.chains:
+        splits = f", {sum(map(len, chain.splits))} splits" if chain.source else ""
+        lines.append(f"  [{chain.index}] {chain.name}  x{chain.parallelism}{splits}")
+        for exchange in plan.exchanges:
+            if exchange.source == chain.index:
+                lines.append(f"      -> [{exchange.target}] {_exchange(exchange)}")
+    return lines
+
+
+def _exchange(exchange: Exchange) -> str:
+    channels = sum(len(exchange.targets(sender)) for sender in range(exchange.senders))
+    words = [exchange.grouping.name]
+    if exchange.output:
+        words.append(f"from side output {exchange.output}")
+    if isinstance(exchange.grouping, Key) and exchange.combiner is not None:
+        words.append(f"{exchange.combiner.name} combined before sending")
+    words.append(f"{channels} channel{'s' * (channels != 1)}")
+    return ", ".join(words)

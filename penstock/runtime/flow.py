@@ -1,0 +1,329 @@
+"""The Flow API: how a user writes a stream program.
+
+    flow = Flow("wordcount")
+    (flow.read(TextFiles("corpus/*.txt"))
+         .flat_map(str.split)
+         .key_by(str.lower)
+         .count()
+         .write(Files("counts/")))
+
+A `Stream` is a place in the flow where records can be taken from; each method adds an operator behind it and returns
+the stream of its outputs. A stream may be used more than once: every user gets every record. Errors in the program
+are raised here, at the line that made them, before anything runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.runtime import aggregate, grouping
+from penstock.runtime.errors import FlowError
+from penstock.runtime.graph import Edge, Graph
+from penstock.runtime.operators import (
+    Aggregated,
+    Emit,
+    Filter,
+    FlatMap,
+    Map,
+    MapBatches,
+    Operator,
+    Processing,
+    Read,
+    Reduce,
+    Write,
+)
+from penstock.runtime.process import Process
+from penstock.runtime.sinks.base import Sink
+from penstock.runtime.sources.base import Source
+from penstock.runtime.userfunc import DEAD_LETTERS, OnError, caller_line, check_function, check_picklable
+
+if TYPE_CHECKING:
+    from penstock.runtime.plan import Plan
+
+Selector = Callable[[Any], Any] | str | int
+"""How a key or a value is taken from a record: a function, a field name of dict records, an index of tuples."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")
+
+
+class Flow:
+    """A stream program under construction; `penstock.run(flow)` runs it.
+
+    `parallelism` is the number of tasks of every operator that does not set its own; None: one a worker.
+    `key_groups` is the number of shares that keyed state is kept in, and so the highest parallelism of keyed
+    operators over the life of the job. `chaining=False` makes a task of every operator (for measuring, mostly).
+    """
+
+    def __init__(
+        self, name: str, parallelism: int | None = None, key_groups: int = 128, chaining: bool = True
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise FlowError(
+                f"flow name {name!r}: use up to 100 letters, digits, '_', '-' and '.', starting with a letter or digit"
+            )
+        self.name = name
+        self.graph = Graph(name)
+        self.parallelism = parallelism
+        if not 1 <= key_groups <= 32_768:
+            raise FlowError(f"flow {name!r}: key_groups={key_groups}; it must be between 1 and 32,768")
+        self.key_groups = key_groups
+        self.chaining = chaining
+
+    @property
+    def parallelism(self) -> int | None:
+        """Tasks of every operator that does not set its own; None: one a worker."""
+        return self._parallelism
+
+    @parallelism.setter
+    def parallelism(self, value: int | None) -> None:
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise FlowError(f"flow {self.name!r}: parallelism={value!r}; it must be 1 or more, or None")
+        self._parallelism = value
+
+    def read(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+    ) -> Stream:
+        """The stream of a source's records."""
+        operator = Read(source, name=name, parallelism=parallelism, on_error=on_error)
+        check_picklable(source, f"source {operator.name!r}")
+        return self._add(operator, ())
+
+    def connect(self, stream: Stream, to: str) -> None:
+        """Feed a stream into an operator that exists already, beside its other inputs."""
+        if to in self.graph.operators and self.graph.operators[to].keyed:
+            raise FlowError(
+                f"flow {self.name!r}: operator {to!r} takes keyed input; unite the streams before key_by"
+            )
+        for edge in stream._edges(to):
+            self.graph.connect(edge)
+
+    def explain(self, workers: int = 1) -> str:
+        """The logical and the physical plan, as text."""
+        from penstock.runtime.explain import explain
+
+        return explain(self, workers)
+
+    def plan(self, workers: int = 1) -> Plan:
+        """The physical plan for a number of workers; raises FlowError when the flow cannot run."""
+        from penstock.runtime.plan import make_plan
+
+        return make_plan(
+            self.graph,
+            parallelism=self.parallelism,
+            key_groups=self.key_groups,
+            workers=workers,
+            chaining=self.chaining,
+        )
+
+    def _add(self, operator: Operator, inputs: Iterable[Stream]) -> Stream:
+        operator.declared_at = caller_line()
+        self.graph.add(operator)
+        for stream in inputs:
+            for edge in stream._edges(operator.name):
+                self.graph.connect(edge)
+        fields = operator.source.fields() if isinstance(operator, Read) else None
+        return Stream(self, (_Tap(operator.name),), fields=fields)
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """One place where records leave an operator, and how they are grouped towards the next."""
+
+    operator: str
+    output: str | None = None
+    grouping: grouping.Grouping | None = None
+
+
+class Stream:
+    """Records that leave one operator, or several united ones."""
+
+    def __init__(self, flow: Flow, taps: tuple[_Tap, ...], fields: list[str] | None = None) -> None:
+        self._flow = flow
+        self._taps = taps
+        self._fields = fields  # of dict records, where known before running
+
+    def _edges(self, target: str) -> list[Edge]:
+        return [Edge(tap.operator, target, tap.grouping, tap.output) for tap in self._taps]
+
+    def _grouped(self, how: grouping.Grouping) -> Stream:
+        taps = tuple(replace(tap, grouping=how) for tap in self._taps)
+        return Stream(self._flow, taps, self._fields)
+
+    # --- one record at a time ------------------------------------------------------------------------------
+
+    def map(self, fn: Callable[[Any], Any], **options: Any) -> Stream:
+        """One output for each record: fn(record). Options: name, parallelism, on_error."""
+        return self._flow._add(Map(fn, **options), (self,))
+
+    def flat_map(self, fn: Callable[[Any], Iterable[Any]], **options: Any) -> Stream:
+        """Any number of outputs for each record: fn(record) returns an iterable, which is read lazily."""
+        return self._flow._add(FlatMap(fn, **options), (self,))
+
+    def filter(self, fn: Callable[[Any], Any], **options: Any) -> Stream:
+        """The records for which fn(record) is true."""
+        stream = self._flow._add(Filter(fn, **options), (self,))
+        stream._fields = self._fields
+        return stream
+
+    def map_batches(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        batch_size: int = 1024,
+        batch_format: Literal["list", "arrow"] = "list",
+        **options: Any,
+    ) -> Stream:
+        """fn(list of records) -> iterable of records; batches hold what is ready, at most `batch_size`.
+        With batch_format="arrow", fn gets and returns a pyarrow Table of dict records."""
+        return self._flow._add(MapBatches(fn, batch_size, batch_format, **options), (self,))
+
+    # --- where records go ----------------------------------------------------------------------------------
+
+    def key_by(self, selector: Selector) -> KeyedStream:
+        """The same records, each with a key: records with equal keys meet in one task."""
+        return KeyedStream(self, _selector(selector, "key_by", self._fields))
+
+    def rebalance(self) -> Stream:
+        """Deal records to the next operator's tasks in turn."""
+        return self._grouped(grouping.Rebalance())
+
+    def shuffle(self) -> Stream:
+        """Deal records to the next operator's tasks at random."""
+        return self._grouped(grouping.Shuffle())
+
+    def broadcast(self) -> Stream:
+        """Every record to every task of the next operator (all grouping)."""
+        return self._grouped(grouping.All())
+
+    def forward(self) -> Stream:
+        """Task i to task i of the next operator, which must have the same parallelism."""
+        return self._grouped(grouping.Forward())
+
+    def to_first(self) -> Stream:
+        """Every record to the first task of the next operator (global grouping)."""
+        return self._grouped(grouping.Global())
+
+    def partition_by(self, chooser: Callable[[Any, int], int]) -> Stream:
+        """chooser(record, number of tasks) says which task of the next operator gets a record."""
+        check_function(chooser, "partition_by")
+        return self._grouped(grouping.Custom(chooser))
+
+    def union(self, *others: Stream) -> Stream:
+        """The records of this stream and of others, in the order in which they come."""
+        taps = list(self._taps)
+        for other in others:
+            if not isinstance(other, Stream):
+                raise FlowError(f"union takes streams, got {other!r}; apply key_by after the union")
+            if other._flow is not self._flow:
+                raise FlowError(
+                    f"union of streams of two flows: {self._flow.name!r} and {other._flow.name!r}"
+                )
+            taps += other._taps
+        if len(set(taps)) != len(taps):
+            raise FlowError("union of a stream with itself would double its records")
+        fields = self._fields if all(other._fields == self._fields for other in others) else None
+        return Stream(self._flow, tuple(taps), fields)
+
+    def side_output(self, tag: str) -> Stream:
+        """The stream of a side output of the operator that this stream leaves."""
+        if len(self._taps) != 1 or self._taps[0].output is not None:
+            raise FlowError(f"side_output({tag!r}): ask the stream that the operator returned")
+        operator = self._flow.graph.operators[self._taps[0].operator]
+        if tag not in operator.outputs:
+            known = ", ".join(map(repr, operator.outputs)) or "none"
+            raise FlowError(f"operator {operator.name!r} has no side output {tag!r}; it has: {known}")
+        return Stream(self._flow, (_Tap(operator.name, tag),))
+
+    def dead_letters(self) -> Stream:
+        """The records that failed in the operator that this stream leaves, which needs on_error="dead_letter"."""
+        if len(self._taps) == 1:
+            operator = self._flow.graph.operators[self._taps[0].operator]
+            if DEAD_LETTERS not in operator.outputs:
+                raise FlowError(
+                    f"operator {operator.name!r} keeps no dead letters; give it on_error='dead_letter'"
+                )
+        return self.side_output(DEAD_LETTERS)
+
+    def write(self, sink: Sink, **options: Any) -> Stream:
+        """End the stream in a sink. Returns a stream only for `.dead_letters()` of the sink."""
+        operator = Write(sink, **options)
+        check_picklable(sink, f"sink {operator.name!r}")
+        return self._flow._add(operator, (self,))
+
+
+class KeyedStream:
+    """Records with keys; its operators keep state by key."""
+
+    def __init__(self, stream: Stream, selector: Callable[[Any], Any]) -> None:
+        self._stream = stream._grouped(grouping.Key(selector))
+        self._fields = stream._fields
+
+    def count(self, *, emit: Emit = "latest", **options: Any) -> Stream:
+        """(key, number of its records so far). `emit`: "latest" (the newest result of each key that a batch touched),
+        "every" (one for each record), "final" (one a key, when the input ends)."""
+        return self._aggregate(aggregate.Count(), emit, options)
+
+    def sum(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Any) -> Stream:
+        """(key, sum of the values so far); `value` takes the value from a record, None: the record itself."""
+        return self._aggregate(aggregate.Sum(self._value(value, "sum")), emit, options)
+
+    def min(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Any) -> Stream:
+        """(key, least value so far)."""
+        return self._aggregate(aggregate.Min(self._value(value, "min")), emit, options)
+
+    def max(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Any) -> Stream:
+        """(key, greatest value so far)."""
+        return self._aggregate(aggregate.Max(self._value(value, "max")), emit, options)
+
+    def mean(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Any) -> Stream:
+        """(key, mean of the values so far)."""
+        return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
+
+    def reduce(self, fn: Callable[[Any, Any], Any], *, emit: Emit = "latest", **options: Any) -> Stream:
+        """(key, state), where the state is the key's first record and then fn(state, record)."""
+        return self._stream._flow._add(Reduce(fn, emit, **options), (self._stream,))
+
+    def process(
+        self,
+        process: Process | Callable[..., Iterable[Any] | None],
+        *,
+        outputs: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Stream:
+        """fn(ctx, key, record), or a Process, with state by key; `outputs` names its side outputs."""
+        if isinstance(process, Process):
+            check_picklable(process, "process")
+        return self._stream._flow._add(Processing(process, outputs, **options), (self._stream,))
+
+    def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
+        return None if value is None else _selector(value, method, self._fields)
+
+    def _aggregate(self, what: aggregate.Aggregate, emit: Emit, options: dict[str, Any]) -> Stream:
+        return self._stream._flow._add(Aggregated(what, emit, **options), (self._stream,))
+
+
+def _selector(selector: Selector, method: str, fields: list[str] | None) -> Callable[[Any], Any]:
+    if isinstance(selector, str):
+        if fields is not None and selector not in fields:
+            raise FlowError(
+                f"{method}({selector!r}): the records have no such field; they have: {', '.join(fields)}"
+            )
+        return itemgetter(selector)
+    if isinstance(selector, int) and not isinstance(selector, bool):
+        if fields is not None:
+            raise FlowError(f"{method}({selector}): the records have named fields: {', '.join(fields)}")
+        return itemgetter(selector)
+    if not callable(selector):
+        raise FlowError(f"{method}({selector!r}): give a function, a field name or an index")
+    if not isinstance(selector, itemgetter | attrgetter):
+        check_function(selector, method)
+    return selector

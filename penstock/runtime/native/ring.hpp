@@ -1,0 +1,683 @@
+// OSRBuffer: one ring in shared memory into which many producers write and from which one consumer reads
+// (rows T1-T8 of the papers' checklist). One copy in, at most one copy out.
+//
+// Layout of a segment: Control | heads (S slots of 16 bytes) | payload (C bytes). The paper puts each head in
+// front of its message. Here heads stand in a table of their own, because then a head word can be tagged with
+// the sequence number of its message: a helper that comes late by a whole lap fails its compare-and-swap
+// instead of harming a later message, the bytes of a payload are never mistaken for a head, and payload never
+// has to be zeroed for the next lap.
+//
+// A position and a sequence number travel together in one 64-bit descriptor, {seq:28, position:36} in units of
+// 16 bytes, both counting on for ever and wrapping. There are two of them: `reserved` (producers: what has been
+// given out) and `released` (consumer: what may be overwritten). All messages between the two exist.
+//
+// Life of a slot. Each head word is {seq:28, status:4, start:32}; `start` is a unit offset into the payload.
+//
+//   status     what it says                                       who writes it     from -> to
+//   other      never used since the ring was made                 creator           - -> other
+//   isWriting  "message seq begins at start; it is being written" any producer      other, isReady, hasRead,
+//              (*opened*; whether it was also reserved, `reserved`                  flush or isWriting of the
+//              tells)                                                               lap before -> isWriting
+//   isReady    "head and payload are whole"                       its owner         isWriting -> isReady
+//   flush      "nothing here; go on at the payload's beginning"   its owner         isWriting -> flush
+//   hasRead    "dealt with, though an earlier slot is not yet"    consumer          isReady, flush or (owner
+//                                                                                   dead) isWriting -> hasRead
+//
+// Invariants:
+//   1. `reserved` moves past slot s only after slot s was opened, so every reserved message has a known start,
+//      and a known end: the start of the next slot, or the position in `reserved`. A crash cannot lose extents.
+//   2. A producer names the slot it is about to take in its cell *before* it takes it, and takes one at a time,
+//      so the owner of every unfinished slot can be found, and asked whether it is alive.
+//   3. Only a slot's owner writes its payload; the consumer gives it up only when no possible owner is alive.
+//   4. A slot is opened for its next lap only when `released` has passed it.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ring_os.hpp"
+
+// Fault points let the torture programs stop a process or a thread between any two steps. They vanish elsewhere.
+#ifdef PENSTOCK_FAULTS
+#define PENSTOCK_FAULT(step) ::penstock::fault_hook(::penstock::Step::step)
+#else
+#define PENSTOCK_FAULT(step) ((void)0)
+#endif
+
+namespace penstock {
+
+#ifdef PENSTOCK_FAULTS
+enum class Step {
+    named, opened, reserved, flush_reserved, flushed, copied, headed, committed, woken,  // of a write
+    marked, published, room_called,                                                     // of a release
+};
+inline void (*fault_hook)(Step) = [](Step) {};
+#endif
+
+// The tests that run producers as threads put their own answer here.
+inline bool (*is_dead)(os::Identity) = os::process_is_dead;
+
+constexpr uint64_t kMagic = 0x474e4952'54534e50;  // "PNSTRING"
+constexpr uint32_t kLayout = 1;
+constexpr uint32_t kUnit = 16;
+constexpr uint64_t kLine = 128;  // two cache lines: the adjacent-line prefetcher couples them
+constexpr uint32_t kMaxProducers = 255;
+constexpr uint64_t kMinCapacity = 1024, kMaxCapacity = uint64_t(1) << 34;
+constexpr uint64_t kMinSlots = 8, kMaxSlots = uint64_t(1) << 24;
+constexpr uint32_t kEarlyWake = 4096;  // from here a wake-up and the copy are worth overlapping
+
+// ---- descriptors and head words -------------------------------------------------------------------------
+
+constexpr uint32_t kSeqMask = (1u << 28) - 1;
+constexpr uint64_t kPosMask = (uint64_t(1) << 36) - 1;
+
+using Seq = uint32_t;  // 28 bits
+
+constexpr Seq after(Seq s, uint32_t n = 1) { return (s + n) & kSeqMask; }
+constexpr uint32_t distance(Seq from, Seq to) { return (to - from) & kSeqMask; }
+
+struct Descriptor {
+    Seq seq;
+    uint64_t pos;  // units
+    constexpr uint64_t pack() const { return (uint64_t(seq) << 36) | pos; }
+    static constexpr Descriptor unpack(uint64_t w) { return {Seq(w >> 36), w & kPosMask}; }
+};
+
+enum class Status : uint32_t { other, isWriting, isReady, hasRead, flush };
+
+constexpr uint64_t head_word(Seq seq, Status status, uint32_t start) {
+    return (uint64_t(seq) << 36) | (uint64_t(status) << 32) | start;
+}
+constexpr Seq seq_of(uint64_t word) { return Seq(word >> 36); }
+constexpr Status status_of(uint64_t word) { return Status((word >> 32) & 0xf); }
+constexpr uint32_t start_of(uint64_t word) { return uint32_t(word); }
+
+constexpr uint64_t units(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit; }
+
+struct Head {
+    std::atomic<uint64_t> word;
+    uint32_t target;  // these two are the owner's until isReady, then read-only
+    uint32_t length;
+};
+static_assert(sizeof(Head) == 16 && std::atomic<uint64_t>::is_always_lock_free);
+
+// ---- the control block ----------------------------------------------------------------------------------
+
+// One attached producer. Written by it alone, except `identity` of a free or dead one's cell.
+struct alignas(64) Cell {
+    std::atomic<os::Identity> identity;  // 0: free
+    std::atomic<uint64_t> intent;        // the slot being taken or filled; kIdle: none
+    std::atomic<uint64_t> messages, bytes, flushes;  // kept when the cell changes hands: sums stay true
+};
+constexpr uint64_t kIdle = 0;
+constexpr uint64_t intent_for(Seq s) { return (uint64_t(1) << 32) | s; }
+
+struct Control {
+    // Written once, by the creator.
+    uint64_t magic;
+    uint32_t layout, unit;
+    uint64_t capacity, slots, segment_bytes, pid_namespace;
+    // Producers' side.
+    alignas(kLine) std::atomic<uint64_t> reserved;
+    // Consumer's side.
+    alignas(kLine) std::atomic<uint64_t> released;
+    alignas(kLine) std::atomic<os::Identity> consumer;  // 0: none
+    std::atomic<uint64_t> delivered, skips, stalled;
+    // The doorbell: 1 while the consumer sleeps. `wakes` counts calls that only mean to wake it.
+    alignas(kLine) std::atomic<uint32_t> doorbell;
+    std::atomic<uint32_t> wakes;
+    // Producers that wait for room.
+    alignas(kLine) std::atomic<uint32_t> room_wanted;
+    std::atomic<uint32_t> room_bell;
+    alignas(kLine) Cell cells[kMaxProducers];
+
+    Head *heads() { return reinterpret_cast<Head *>(this + 1); }
+    std::byte *payload() { return reinterpret_cast<std::byte *>(heads() + slots); }
+    uint64_t max_message() const { return capacity / 2; }
+};
+static_assert(offsetof(Control, reserved) == 1 * kLine && offsetof(Control, released) == 2 * kLine &&
+              offsetof(Control, consumer) == 3 * kLine && offsetof(Control, doorbell) == 4 * kLine &&
+              offsetof(Control, room_wanted) == 5 * kLine && offsetof(Control, cells) == 6 * kLine);
+static_assert(sizeof(Cell) == 64 && sizeof(Control) % 64 == 0);
+
+inline uint64_t segment_bytes(uint64_t capacity, uint64_t slots) {
+    return sizeof(Control) + slots * sizeof(Head) + capacity;
+}
+
+inline void initialise(Control &c, uint64_t capacity, uint64_t slots) {
+    c.layout = kLayout;
+    c.unit = kUnit;
+    c.capacity = capacity;
+    c.slots = slots;
+    c.segment_bytes = segment_bytes(capacity, slots);
+    c.pid_namespace = os::pid_namespace();
+    for (uint64_t i = 0; i < slots; ++i)  // as if the lap before had ended: slot i waits for seq i
+        c.heads()[i].word.store(head_word(Seq(i - slots) & kSeqMask, Status::other, 0), std::memory_order_relaxed);
+    c.magic = kMagic;
+}
+
+inline void ring_doorbell(Control &c) {
+    // The exchange makes one producer of many pay for the system call.
+    if (c.doorbell.load(std::memory_order_relaxed) != 0 && c.doorbell.exchange(0, std::memory_order_relaxed) != 0)
+        os::futex_wake(c.doorbell, 1);
+}
+
+inline void call_consumer(Control &c) {
+    c.wakes.fetch_add(1, std::memory_order_release);      // PAIR call
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR doorbell
+    ring_doorbell(c);
+}
+
+// ---- producer -------------------------------------------------------------------------------------------
+
+class Producer {
+  public:
+    // Takes a free cell, or a dead producer's once the consumer is past its last slot. False: all are in use.
+    bool attach(Control &c, os::Identity self) {
+        control_ = &c;
+        heads_ = c.heads();
+        payload_ = c.payload();
+        unit_mask_ = c.capacity / kUnit - 1;
+        slots_ = uint32_t(c.slots);
+        for (Cell &cell : c.cells) {
+            os::Identity holder = cell.identity.load(std::memory_order_acquire);
+            if (holder != 0 && !(is_dead(holder) && settled(cell))) continue;
+            if (!cell.identity.compare_exchange_strong(holder, self, std::memory_order_acq_rel)) continue;
+            cell.intent.store(kIdle, std::memory_order_relaxed);
+            cell_ = &cell;
+            return true;
+        }
+        return false;
+    }
+
+    void detach() {
+        cell_->identity.store(0, std::memory_order_release);
+        cell_ = nullptr;
+    }
+
+    // Writes one message, if there is room. `fill(std::byte *)` copies `length` bytes and must not throw: what is
+    // reserved must be finished. With `quiet` the caller promises to call flush_doorbell() soon.
+    template <class Fill>
+    bool try_put(uint32_t target, uint32_t length, Fill &&fill, bool quiet = false) {
+        Descriptor d;
+        if (!reserve(units(length), d)) return false;
+        Head &head = heads_[d.seq & (slots_ - 1)];
+        const uint32_t start = uint32_t(d.pos & unit_mask_);
+        // Early wake: the consumer's way out of its sleep overlaps with our copy. No fence here: if this misses
+        // a consumer just falling asleep, the ring after the commit does not.
+        if (length >= kEarlyWake) ring_doorbell(*control_);
+        fill(payload_ + uint64_t(start) * kUnit);
+        PENSTOCK_FAULT(copied);
+        head.target = target;
+        head.length = length;
+        PENSTOCK_FAULT(headed);
+        head.word.store(head_word(d.seq, Status::isReady, start), std::memory_order_release);  // PAIR commit
+        PENSTOCK_FAULT(committed);
+        cell_->intent.store(kIdle, std::memory_order_release);  // PAIR idle
+        bump(cell_->messages, 1);
+        bump(cell_->bytes, length);
+        if (!quiet) flush_doorbell();
+        PENSTOCK_FAULT(woken);
+        return true;
+    }
+
+    void flush_doorbell() {
+        // Either the consumer, after its own fence, sees our commit, or we see its doorbell.
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR doorbell
+        ring_doorbell(*control_);
+    }
+
+    // Sleeps until a message of `length` bytes would fit, at most `ns`. It may return early.
+    void wait_for_room(uint32_t length, uint64_t ns) {
+        const uint32_t bell = control_->room_bell.load(std::memory_order_acquire);
+        control_->room_wanted.store(1, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR room
+        if (!fits(units(length))) os::futex_wait(control_->room_bell, bell, ns);
+    }
+
+    // Only a consumer that ended without a word counts; where none has come yet, one may.
+    bool consumer_died() const {
+        os::Identity id = control_->consumer.load(std::memory_order_acquire);
+        return id != 0 && is_dead(id);
+    }
+
+    const Cell &cell() const { return *cell_; }
+
+  private:
+    static void bump(std::atomic<uint64_t> &count, uint64_t by) {
+        count.store(count.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+    }
+
+    bool settled(const Cell &cell) const {
+        const uint64_t intent = cell.intent.load(std::memory_order_acquire);
+        if (intent == kIdle) return true;
+        const Seq s = Seq(intent) & kSeqMask;
+        const Seq released = Descriptor::unpack(control_->released.load(std::memory_order_acquire)).seq;
+        const Seq reserved = Descriptor::unpack(control_->reserved.load(std::memory_order_acquire)).seq;
+        return distance(released, s) >= distance(released, reserved);  // outside [released, reserved)
+    }
+
+    struct Need {
+        uint64_t units;  // room needed in all
+        uint64_t rest;   // of it, what must be flushed at the payload's end (T6); 0: the message fits there
+    };
+    Need need(uint64_t n, uint64_t pos) const {
+        const uint64_t rest = unit_mask_ + 1 - (pos & unit_mask_);
+        return n > rest ? Need{n + rest, rest} : Need{n, 0};
+    }
+
+    bool has_room(const Descriptor &d, const Need &need, uint64_t released) const {
+        const Descriptor r = Descriptor::unpack(released);
+        return ((d.pos - r.pos) & kPosMask) + need.units <= unit_mask_ + 1 &&
+               distance(r.seq, d.seq) + (need.rest ? 2 : 1) <= slots_;
+    }
+
+    bool fits(uint64_t n) const {
+        for (uint64_t word = control_->reserved.load(std::memory_order_acquire);;) {
+            const Descriptor d = Descriptor::unpack(word);
+            if (has_room(d, need(n, d.pos), control_->released.load(std::memory_order_acquire))) return true;
+            const uint64_t again = control_->reserved.load(std::memory_order_acquire);
+            if (again == word) return false;
+            word = again;
+        }
+    }
+
+    // T3. On success `out` is ours: slot out.seq, payload from out.pos on.
+    bool reserve(uint64_t n, Descriptor &out) {
+        uint64_t word = control_->reserved.load(std::memory_order_acquire);  // PAIR reserve
+        for (;;) {
+            const Descriptor d = Descriptor::unpack(word);
+            const Need want = need(n, d.pos);
+            if (!has_room(d, want, control_->released.load(std::memory_order_acquire))) {  // PAIR release
+                // An outdated `reserved` beside a fresh `released` looks full: only an unchanged one counts.
+                const uint64_t again = control_->reserved.load(std::memory_order_acquire);
+                if (again == word) {
+                    cell_->intent.store(kIdle, std::memory_order_relaxed);
+                    return false;
+                }
+                word = again;
+                continue;
+            }
+            // Made visible by the compare-and-swap on `reserved`.
+            cell_->intent.store(intent_for(d.seq), std::memory_order_relaxed);  // PAIR intent
+            PENSTOCK_FAULT(named);
+            Head &head = heads_[d.seq & (slots_ - 1)];
+            const uint32_t start = uint32_t(d.pos & unit_mask_);
+            uint64_t was = head.word.load(std::memory_order_acquire);
+            if (seq_of(was) != d.seq) {
+                if (seq_of(was) != ((d.seq - slots_) & kSeqMask)) {  // laps have passed since we read `reserved`
+                    word = control_->reserved.load(std::memory_order_acquire);
+                    continue;
+                }
+                // Whoever opens slot d.seq writes this same value, so losing is as good as winning.
+                head.word.compare_exchange_strong(was, head_word(d.seq, Status::isWriting, start),
+                                                  std::memory_order_acq_rel);  // PAIR open
+            }
+            PENSTOCK_FAULT(opened);
+            const Descriptor next{after(d.seq), (d.pos + (want.rest ? want.rest : n)) & kPosMask};
+            if (!control_->reserved.compare_exchange_weak(word, next.pack(), std::memory_order_acq_rel,
+                                                          std::memory_order_acquire))  // PAIR reserve, intent
+                continue;
+            if (!want.rest) {
+                PENSTOCK_FAULT(reserved);
+                out = d;
+                return true;
+            }
+            PENSTOCK_FAULT(flush_reserved);
+            head.word.store(head_word(d.seq, Status::flush, start), std::memory_order_release);
+            bump(cell_->flushes, 1);
+            PENSTOCK_FAULT(flushed);
+            word = control_->reserved.load(std::memory_order_acquire);
+        }
+    }
+
+    Control *control_ = nullptr;
+    Head *heads_ = nullptr;
+    std::byte *payload_ = nullptr;
+    Cell *cell_ = nullptr;
+    uint64_t unit_mask_ = 0;
+    uint32_t slots_ = 0;
+};
+
+// ---- consumer -------------------------------------------------------------------------------------------
+
+// How long to look before sleeping. A sleeping consumer costs its waker a system call and itself a wake-up of
+// tens of microseconds; a looking one costs a core.
+struct Wait {
+    uint64_t max_spin_ns = 150'000;
+    bool adaptive = true;  // look only while messages come quickly enough for it to pay
+};
+
+struct Taken {
+    Seq seq;
+    uint32_t target, length;
+    const std::byte *data;
+};
+
+struct Skipped {
+    Seq seq;
+    int pid;
+    uint64_t bytes;  // what had been reserved
+};
+
+// Not for use by two threads at once, except that wait() (which changes nothing but the doorbell) may run
+// beside release_copies() and release_held().
+class Consumer {
+  public:
+    static constexpr uint64_t kGrace = 1'000'000;        // a younger unfinished slot is not worth a look at /proc
+    static constexpr uint64_t kCopySpin = 60'000;        // how long a copy under way may take before we sleep
+    static constexpr uint64_t kSlice = 100'000'000;      // bounds the harm of a producer that died before its wake
+    static constexpr uint64_t kQuickGap = 100'000;       // messages closer than this make looking worth while
+    static constexpr uint64_t kLongestGap = 1'000'000;   // a night of silence must not blunt the average
+    static constexpr uint64_t kLeastSpin = 20'000;
+
+    // Returns 0, or the identity of the living consumer that holds the place.
+    os::Identity attach(Control &c, os::Identity self, uint32_t window, Wait wait) {
+        os::Identity holder = 0;
+        while (!c.consumer.compare_exchange_strong(holder, self, std::memory_order_acq_rel))
+            if (holder != 0 && !is_dead(holder)) return holder;
+        control_ = &c;
+        heads_ = c.heads();
+        payload_ = c.payload();
+        unit_mask_ = c.capacity / kUnit - 1;
+        slots_ = uint32_t(c.slots);
+        window_ = std::clamp<uint32_t>(window ? window : slots_, 1, slots_);
+        wait_ = wait;
+        const Descriptor r = Descriptor::unpack(c.released.load(std::memory_order_acquire));
+        left_ = next_ = copies_ = r.seq;
+        left_pos_ = next_pos_ = r.pos;
+        states_.assign(slots_, State::done);
+        calls_seen_ = c.wakes.load(std::memory_order_acquire);
+        last_arrival_ = os::now_ns();
+        return 0;
+    }
+
+    // What was handed out and not released is handed out again to the next consumer.
+    void detach() {
+        control_->consumer.store(0, std::memory_order_release);
+        control_ = nullptr;
+    }
+
+    // Takes up to out.size() messages, in each producer's order. They stay where they are until released.
+    size_t collect(std::span<Taken> out) {
+        size_t n = stuck_.empty() ? 0 : collect_stuck(out, true);
+        while (n < out.size()) {
+            Head &head = head_of(next_);
+            const uint64_t word = head.word.load(std::memory_order_acquire);  // PAIR commit
+            if (seq_of(word) != next_) break;
+            if (!stuck_.empty() && distance(stuck_.front().seq, next_) >= window_) break;
+            const Status status = status_of(word);
+            if (status == Status::isReady) {
+                // The producer of this message may be the one that had a slot stuck and has finished it since:
+                // then our acquire above makes that visible, and it must go first. (Order per producer.)
+                if (!stuck_.empty() && (n += collect_stuck(out.subspan(n), false)) == out.size()) break;
+                out[n++] = take(next_, head, word);
+                advance(State::copied, units(head.length));
+            } else if (status == Status::flush || status == Status::hasRead) {
+                advance(State::done, extent_of_next(word));
+            } else {
+                // PAIR reserve, intent: beyond this load the slot's owner can be found
+                if (Descriptor::unpack(control_->reserved.load(std::memory_order_acquire)).seq == next_) break;
+                if (finishes_at_once(head)) continue;
+                if (n > 0) break;  // hand over what there is; most slots are finished by the next call
+                const uint64_t now = os::now_ns();
+                stuck_.push_back({next_, now, now + kGrace, kGrace});
+                ++detained_;
+                advance(State::stuck, extent_of_next(word));
+            }
+        }
+        if (n > 0) count_arrivals(n);
+        return n;
+    }
+
+    // A copy is released by the next release_copies(), a held one by release_held(). Only what the last
+    // collect() gave may be held.
+    void hold(Seq seq) {
+        state(seq) = State::held;
+        ++detained_;
+    }
+
+    void release_copies() {
+        if (detained_ == 0) {  // nothing between the edges is anyone's: one store releases all
+            if (left_ == next_) return;
+            left_ = copies_ = next_;
+            left_pos_ = next_pos_;
+            late_.clear();
+            publish();
+            return;
+        }
+        for (Seq s : late_) finish_if_copied(s);
+        late_.clear();
+        if (distance(copies_, next_) > distance(left_, next_)) copies_ = left_;
+        for (; copies_ != next_; copies_ = after(copies_)) finish_if_copied(copies_);
+        advance_left();
+    }
+
+    void release_held(Seq seq) {
+        --detained_;
+        finish(seq);
+        if (seq == left_) advance_left();
+    }
+
+    // Sleeps until collect() may have something to do, someone called, or `ns` have passed.
+    void wait(uint64_t ns) {
+        const uint64_t start = os::now_ns();
+        uint64_t spin = std::min(ns, spin_budget());
+        if (!stuck_.empty() && start < stuck_.back().since + kCopySpin)
+            spin = std::max(spin, stuck_.back().since + kCopySpin - start);
+        if (spin > 0)
+            do {
+                for (int i = 0; i < 16; ++i) {
+                    if (pending()) return;
+                    os::pause();
+                }
+            } while (os::now_ns() - start < spin);
+        uint64_t sleep = std::min(ns, kSlice);
+        for (const Stuck &s : stuck_) sleep = std::min(sleep, s.check_at > start ? s.check_at - start : 0);
+        control_->doorbell.store(1, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR doorbell
+        if (!pending()) os::futex_wait(control_->doorbell, 1, sleep);
+        control_->doorbell.store(0, std::memory_order_relaxed);
+    }
+
+    // Whether call_consumer() was used since this last said so.
+    bool called() {
+        const uint32_t calls = control_->wakes.load(std::memory_order_acquire);  // PAIR call
+        return std::exchange(calls_seen_, calls) != calls;
+    }
+
+    // Slots given up since the last call, because their producer is dead.
+    std::vector<Skipped> take_skips() { return std::exchange(skips_, {}); }
+    bool has_skips() const { return !skips_.empty(); }
+    size_t detained() const { return detained_; }
+
+  private:
+    // Of a slot between the edges, for this consumer only.
+    enum class State : uint8_t { copied, held, stuck, done };
+
+    struct Stuck {
+        Seq seq;
+        uint64_t since, check_at, patience;
+        bool counted = false;
+        uint64_t word = 0;  // as last seen
+    };
+
+    Head &head_of(Seq s) const { return heads_[s & (slots_ - 1)]; }
+    State &state(Seq s) { return states_[s & (slots_ - 1)]; }
+
+    Taken take(Seq seq, const Head &head, uint64_t word) const {
+        return {seq, head.target, head.length, payload_ + uint64_t(start_of(word)) * kUnit};
+    }
+
+    void advance(State s, uint64_t extent) {
+        state(next_) = s;
+        next_ = after(next_);
+        next_pos_ = (next_pos_ + extent) & kPosMask;
+    }
+
+    // No extent reaches the ring's capacity (messages end at half of it), so offsets tell it without doubt.
+    uint64_t extent_of_next(uint64_t word) const {
+        const Descriptor r = Descriptor::unpack(control_->reserved.load(std::memory_order_acquire));  // PAIR reserve
+        const uint64_t end = r.seq == after(next_)
+                                 ? r.pos
+                                 : start_of(head_of(after(next_)).word.load(std::memory_order_acquire));
+        return (end - start_of(word)) & unit_mask_;
+    }
+    uint64_t extent_behind(Seq s) const {
+        const uint64_t end = after(s) == next_
+                                 ? next_pos_
+                                 : start_of(head_of(after(s)).word.load(std::memory_order_relaxed));
+        return (end - start_of(head_of(s).word.load(std::memory_order_relaxed))) & unit_mask_;
+    }
+
+    static bool finishes_at_once(const Head &head) {
+        for (int i = 0; i < 24; ++i) {
+            if (status_of(head.word.load(std::memory_order_relaxed)) != Status::isWriting) return true;
+            os::pause();
+        }
+        return false;
+    }
+
+    // T5: the left edge. Takes stuck slots that have been finished, gives up those of dead producers.
+    size_t collect_stuck(std::span<Taken> out, bool look_for_dead) {
+        // Looked at from the last to the first: when one producer has finished two of them meanwhile, seeing the
+        // later one ready makes the earlier one visible as ready too. (Order per producer.)
+        for (auto s = stuck_.rbegin(); s != stuck_.rend(); ++s)
+            s->word = head_of(s->seq).word.load(std::memory_order_acquire);  // PAIR commit
+        size_t n = 0;
+        const uint64_t now = look_for_dead ? os::now_ns() : 0;
+        std::erase_if(stuck_, [&](Stuck &s) {
+            switch (status_of(s.word)) {
+                case Status::isReady:
+                    if (n == out.size()) return false;
+                    out[n++] = take(s.seq, head_of(s.seq), s.word);
+                    settle(s.seq);
+                    return true;
+                case Status::isWriting: return look_for_dead && now >= s.check_at && given_up(s, now);
+                default: settle(s.seq); return true;  // a flush
+            }
+        });
+        return n;
+    }
+
+    bool given_up(Stuck &s, uint64_t now) {
+        const int pid = dead_owner(s.seq);
+        if (pid == 0) {
+            if (!std::exchange(s.counted, true)) control_->stalled.fetch_add(1, std::memory_order_relaxed);
+            s.patience = std::min(s.patience * 2, kSlice);
+            s.check_at = now + s.patience;
+            return false;
+        }
+        // It may have finished the slot and died after that; then the next look takes it, in its order.
+        if (status_of(head_of(s.seq).word.load(std::memory_order_acquire)) != Status::isWriting) return false;
+        skips_.push_back({s.seq, pid, extent_behind(s.seq) * kUnit});
+        control_->skips.fetch_add(1, std::memory_order_relaxed);
+        settle(s.seq);  // not `done`: until our caller goes on, a consumer after us must hear of it too
+        return true;
+    }
+
+    // A stuck slot becomes one like those taken at the right edge.
+    void settle(Seq seq) {
+        state(seq) = State::copied;
+        --detained_;
+        late_.push_back(seq);
+    }
+
+    // The pid of a dead producer that may own this slot, if no living one may. 0 otherwise.
+    int dead_owner(Seq seq) const {
+        int pid = 0;
+        for (const Cell &cell : control_->cells) {
+            const os::Identity id = cell.identity.load(std::memory_order_acquire);
+            if (id == 0 || cell.intent.load(std::memory_order_acquire) != intent_for(seq)) continue;  // PAIR idle, intent
+            if (!is_dead(id)) return 0;
+            pid = os::pid_of(id);
+        }
+        return pid;
+    }
+
+    void finish_if_copied(Seq s) {
+        if (state(s) == State::copied) finish(s);
+    }
+
+    // Marks a slot for the consumer that may come after us; the left edge jumps over it when it gets there.
+    void finish(Seq s) {
+        state(s) = State::done;
+        Head &head = head_of(s);
+        const uint64_t word = head.word.load(std::memory_order_relaxed);
+        head.word.store(head_word(s, Status::hasRead, start_of(word)), std::memory_order_relaxed);
+        PENSTOCK_FAULT(marked);
+    }
+
+    void advance_left() {
+        const Seq from = left_;
+        while (left_ != next_ && state(left_) == State::done) {
+            left_pos_ = (left_pos_ + extent_behind(left_)) & kPosMask;
+            left_ = after(left_);
+        }
+        if (left_ != from) publish();
+    }
+
+    void publish() {
+        control_->released.store(Descriptor{left_, left_pos_}.pack(), std::memory_order_release);  // PAIR release
+        PENSTOCK_FAULT(published);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR room
+        if (control_->room_wanted.load(std::memory_order_relaxed)) {
+            control_->room_wanted.store(0, std::memory_order_relaxed);
+            PENSTOCK_FAULT(room_called);
+            control_->room_bell.fetch_add(1, std::memory_order_release);
+            os::futex_wake(control_->room_bell, INT_MAX);
+        }
+    }
+
+    bool pending() const {
+        const uint64_t word = head_of(next_).word.load(std::memory_order_acquire);
+        if (seq_of(word) == next_ && (stuck_.empty() || distance(stuck_.front().seq, next_) < window_) &&
+            (status_of(word) != Status::isWriting ||
+             Descriptor::unpack(control_->reserved.load(std::memory_order_acquire)).seq != next_))
+            return true;
+        for (const Stuck &s : stuck_)
+            if (status_of(head_of(s.seq).word.load(std::memory_order_relaxed)) != Status::isWriting) return true;
+        return control_->wakes.load(std::memory_order_relaxed) != calls_seen_;
+    }
+
+    void count_arrivals(size_t n) {
+        control_->delivered.store(control_->delivered.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+        if (!wait_.adaptive) return;
+        const uint64_t now = os::now_ns();
+        const uint64_t gap = std::min((now - last_arrival_) / n, kLongestGap);
+        gap_ += (int64_t(gap) - gap_) / 8;
+        last_arrival_ = now;
+    }
+
+    uint64_t spin_budget() const {
+        if (!wait_.adaptive) return wait_.max_spin_ns;
+        if (uint64_t(gap_) > kQuickGap) return 0;
+        return std::min(std::max(2 * uint64_t(gap_), kLeastSpin), wait_.max_spin_ns);
+    }
+
+    Control *control_ = nullptr;
+    Head *heads_ = nullptr;
+    const std::byte *payload_ = nullptr;
+    uint64_t unit_mask_ = 0;
+    uint32_t slots_ = 0, window_ = 0;
+    Wait wait_;
+
+    Seq left_ = 0, next_ = 0;  // the window's edges: [left_, next_) has been looked at and not released
+    uint64_t left_pos_ = 0, next_pos_ = 0;
+    Seq copies_ = 0;           // from here on release_copies() has not been
+    std::vector<Seq> late_;    // left of copies_, taken since
+    size_t detained_ = 0;      // stuck or held slots between the edges
+    std::vector<State> states_;
+    std::vector<Stuck> stuck_;  // by seq
+    std::vector<Skipped> skips_;
+    uint32_t calls_seen_ = 0;
+    int64_t gap_ = kLongestGap;  // running mean of the time between messages
+    uint64_t last_arrival_ = 0;
+};
+
+}  // namespace penstock

@@ -1,0 +1,578 @@
+"""Operators: what the user adds to a flow (plain, picklable data), and the stage each becomes inside a task.
+
+An `Operator` describes; `stage()` makes the running form, one a task, which works on whole batches. A stage either
+maps a batch to one batch of bounded size (`run`) or *expands* it, yielding outputs in bounded pieces (`expand`), so
+that a record that becomes a million never takes memory for a million (invariant 1). Stages know nothing of tasks,
+channels, Ray or time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice
+from operator import length_hint
+from typing import Any, Literal, get_args
+
+from penstock.runtime.aggregate import Aggregate
+from penstock.runtime.batch import Batch, KeyedBatch
+from penstock.runtime.errors import FlowError
+from penstock.runtime.process import Process, ProcessContext
+from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.sources.base import Source
+from penstock.runtime.userfunc import (
+    DEAD_LETTERS,
+    POLICIES,
+    ErrorHandler,
+    OnError,
+    apply,
+    check_function,
+    select,
+)
+
+# An expanding stage yields pieces of at most this many records. Smaller pieces cost a call into each later stage per
+# piece; larger ones hold more memory and let a task run longer before it looks at its channels again.
+EXPAND_RECORDS_MAX = 4096
+
+Emit = Literal["latest", "every", "final"]
+
+
+class StageContext:
+    """What a stage knows of where it runs; made by the task that hosts it."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        index: int = 0,
+        parallelism: int = 1,
+        sink_context: SinkContext | None = None,
+    ) -> None:
+        self.operator = operator
+        self.index = index
+        self.parallelism = parallelism
+        self.sink_context = sink_context
+        self.side: dict[str, list[Any]] = {tag: [] for tag in operator.outputs}
+        self.errors = ErrorHandler(
+            operator.name, operator.on_error, operator.declared_at, self.side.get(DEAD_LETTERS)
+        )
+
+
+class Stage(ABC):
+    """The running form of one operator in one task."""
+
+    expands = False
+
+    def __init__(self, context: StageContext) -> None:
+        self.context = context
+        self.errors = context.errors
+        self.records_in = 0
+        self.records_out = 0
+
+    def open(self) -> None:
+        """Called once, in the worker, before the first batch."""
+
+    def run(self, batch: Batch) -> Batch:
+        """The outputs for a batch; only for stages that do not expand."""
+        raise NotImplementedError
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        """The outputs for a batch in pieces of at most EXPAND_RECORDS_MAX; only for stages that expand."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterator[Batch]:
+        """The last outputs, after the last batch of every input."""
+        return iter(())
+
+    def flush(self) -> None:
+        """Nothing more is ready now: what was held back for larger writes should leave."""
+
+    def close(self, failed: bool) -> None:
+        """Called once at the end, also after an error; must not raise for what open() never made."""
+
+
+class Operator(ABC):
+    """What an operator is: kind, name, parallelism (None: the flow's), the policy for records that fail."""
+
+    kind: str
+    keyed = False  # takes KeyedBatch
+    is_sink = False
+
+    def __init__(
+        self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail"
+    ) -> None:
+        if on_error not in POLICIES:
+            raise FlowError(f"on_error={on_error!r}: the policies are {', '.join(map(repr, POLICIES))}")
+        if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
+            raise FlowError(
+                f"operator {name or self.kind!r}: parallelism={parallelism!r}; it must be 1 or more"
+            )
+        self.name = name or self.kind
+        self.explicit_name = name is not None
+        self.parallelism = parallelism
+        self.on_error = on_error
+        self.declared_at: str | None = None
+        self.outputs: tuple[str, ...] = (DEAD_LETTERS,) if on_error == "dead_letter" else ()
+
+    @abstractmethod
+    def stage(self, context: StageContext) -> Stage:
+        """The running form for one task."""
+
+
+class _Loop(Stage):
+    """A stage that is one C-level loop over the batch."""
+
+    def __init__(self, context: StageContext, loop: Callable[[Iterator[Any]], Iterable[Any]]) -> None:
+        super().__init__(context)
+        self._loop = loop
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        return apply(self._loop, batch, self.errors)
+
+
+class Map(Operator):
+    """One output a record."""
+
+    kind = "map"
+
+    def __init__(self, fn: Callable[[Any], Any], **common: Any) -> None:
+        super().__init__(**common)
+        check_function(fn, f"{self.kind} {self.name!r}")
+        self.fn = fn
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Loop(context, partial(map, self.fn))
+
+
+class Filter(Map):
+    """The records for which the function is true."""
+
+    kind = "filter"
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Loop(context, partial(filter, self.fn))
+
+
+class FlatMap(Map):
+    """Any number of outputs a record; the function returns an iterable, which is read lazily."""
+
+    kind = "flat_map"
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Expand(context, self.fn)
+
+
+class _Expand(Stage):
+    expands = True
+
+    def __init__(self, context: StageContext, fn: Callable[[Any], Iterable[Any]]) -> None:
+        super().__init__(context)
+        self._fn = fn
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        assert isinstance(batch, list)
+        records = iter(batch)
+        outputs = chain.from_iterable(map(self._fn, records))
+        while True:
+            out: list[Any] = []
+            try:
+                out.extend(islice(outputs, EXPAND_RECORDS_MAX))
+            except Exception as error:
+                self.errors.handle(batch[len(batch) - length_hint(records) - 1], error)
+                outputs = chain.from_iterable(map(self._fn, records))
+                if out:
+                    yield out
+                continue
+            if len(out) < EXPAND_RECORDS_MAX:
+                left = length_hint(records)
+                if left:  # a StopIteration out of the user's function
+                    stopped = RuntimeError("the function raised StopIteration")
+                    self.errors.handle(batch[len(batch) - left - 1], stopped)
+                    outputs = chain.from_iterable(map(self._fn, records))
+                    if out:
+                        yield out
+                    continue
+                if out:
+                    yield out
+                return
+            yield out
+
+
+class MapBatches(Operator):
+    """A function from a batch to a batch: lists of records, or pyarrow Tables of dict records.
+
+    `batch_size` is the most records a call gets; how many it gets depends on what is ready. When the function raises,
+    the records of that call are the culprit together.
+    """
+
+    kind = "map_batches"
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        batch_size: int = 1024,
+        batch_format: Literal["list", "arrow"] = "list",
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        check_function(fn, f"map_batches {self.name!r}")
+        if batch_size < 1:
+            raise FlowError(f"map_batches {self.name!r}: batch_size={batch_size}; it must be 1 or more")
+        if batch_format not in ("list", "arrow"):
+            raise FlowError(
+                f"map_batches {self.name!r}: batch_format={batch_format!r}; use 'list' or 'arrow'"
+            )
+        self.fn = fn
+        self.batch_size = batch_size
+        self.batch_format = batch_format
+
+    def stage(self, context: StageContext) -> Stage:
+        fn = _through_arrow(self.fn) if self.batch_format == "arrow" else self.fn
+        return _Batches(context, fn, self.batch_size)
+
+
+def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+    import pyarrow as pa
+
+    def run(records: list[Any]) -> list[Any]:
+        result = fn(pa.Table.from_pylist(records))
+        return list(result.to_pylist())
+
+    return run
+
+
+class _Batches(Stage):
+    expands = True
+
+    def __init__(self, context: StageContext, fn: Callable[[Any], Any], batch_size: int) -> None:
+        super().__init__(context)
+        self._fn = fn
+        self._batch_size = batch_size
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        assert isinstance(batch, list)
+        for i in range(0, len(batch), self._batch_size):
+            part = batch[i : i + self._batch_size]
+            try:
+                result = self._fn(part)
+                if result is None:
+                    raise TypeError(
+                        "the function returned None; return the list of outputs (it may be empty)"
+                    )
+                outputs = iter(result)
+                while piece := list(islice(outputs, EXPAND_RECORDS_MAX)):
+                    yield piece
+            except Exception as error:
+                self.errors.handle(part, error)
+
+
+class KeyBy(Operator):
+    """The key function of a key grouping that was fused into a task: records become a keyed batch."""
+
+    kind = "key_by"
+
+    def __init__(self, selector: Callable[[Any], Any], **common: Any) -> None:
+        super().__init__(**common)
+        self.selector = selector
+
+    def stage(self, context: StageContext) -> Stage:
+        return _KeyBy(context, self.selector)
+
+
+class _KeyBy(Stage):
+    def __init__(self, context: StageContext, selector: Callable[[Any], Any]) -> None:
+        super().__init__(context)
+        self._selector = selector
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        records, keys = select(self._selector, batch, self.errors)
+        return KeyedBatch(keys, records)
+
+
+class Aggregated(Operator):
+    """A running aggregate per key; emits (key, result).
+
+    `emit` says when: "latest" (default) the newest result of each key that a batch touched, once a batch, so that a
+    hot key under load does not flood what comes behind; "every": one for each record; "final": one a key, when the
+    input ends.
+    """
+
+    keyed = True
+
+    def __init__(self, aggregate: Aggregate, emit: Emit = "latest", **common: Any) -> None:
+        self.kind = aggregate.name
+        super().__init__(**common)
+        if emit not in get_args(Emit):
+            raise FlowError(f"{self.name!r}: emit={emit!r}; use 'latest', 'every' or 'final'")
+        if aggregate.selector is not None:
+            check_function(aggregate.selector, f"{self.kind} {self.name!r}")
+        self.aggregate = aggregate
+        self.emit = emit
+
+    @property
+    def combiner(self) -> Aggregate | None:
+        """The aggregate that senders may apply before records travel; not when every record must show."""
+        return None if self.emit == "every" else self.aggregate
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Aggregating(context, self.aggregate, self.emit)
+
+
+def add_all(
+    add: Callable[[dict[Any, Any], Iterator[Any], Iterator[Any]], None],
+    state: dict[Any, Any],
+    keys: list[Any],
+    values: list[Any],
+    errors: ErrorHandler,
+) -> None:
+    """add(state, keys, values) over whole lists; records that fail go to `errors`, the others are added."""
+    key_iterator, value_iterator = iter(keys), iter(values)
+    while True:
+        try:
+            return add(state, key_iterator, value_iterator)
+        except Exception as error:
+            failed = len(keys) - length_hint(key_iterator) - 1
+            errors.handle((keys[failed], values[failed]), error)
+
+
+class _Aggregating(Stage):
+    def __init__(self, context: StageContext, aggregate: Aggregate, emit: Emit) -> None:
+        super().__init__(context)
+        self._aggregate = aggregate
+        self._emit = emit
+        self.state = aggregate.new_state()
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, KeyedBatch)
+        keys, values = batch.keys, batch.values
+        aggregate, state = self._aggregate, self.state
+        if batch.partial:
+            add_all(aggregate.merge, state, keys, values, self.errors)
+        else:
+            if aggregate.selector is not None:
+                keys, values = select_values(aggregate.selector, keys, values, self.errors)
+            if self._emit == "every":
+                return self._add_and_show(keys, values)
+            add_all(aggregate.add, state, keys, values, self.errors)
+        if self._emit == "final":
+            return []
+        # In order of first touch; a key whose only record failed may not be in the state.
+        return (
+            [(key, state[key]) for key in dict.fromkeys(keys) if key in state]
+            if (aggregate.identity_result)
+            else [(key, aggregate.result(state[key])) for key in dict.fromkeys(keys) if key in state]
+        )
+
+    def _add_and_show(self, keys: list[Any], values: list[Any]) -> list[Any]:
+        aggregate, state = self._aggregate, self.state
+        out = []
+        for key, value in zip(keys, values, strict=True):
+            try:
+                aggregate.add(state, iter((key,)), iter((value,)))
+            except Exception as error:
+                self.errors.handle((key, value), error)
+            else:
+                out.append((key, aggregate.result(state[key])))
+        return out
+
+    def finish(self) -> Iterator[Batch]:
+        if self._emit != "final":
+            return
+        items = iter(self.state.items())
+        result = self._aggregate.result
+        while piece := [(key, result(value)) for key, value in islice(items, EXPAND_RECORDS_MAX)]:
+            yield piece
+
+
+def select_values(
+    selector: Callable[[Any], Any], keys: list[Any], records: list[Any], errors: ErrorHandler
+) -> tuple[list[Any], list[Any]]:
+    """(keys, selected values) as parallel lists, without the records that failed."""
+    pairs = list(zip(keys, records, strict=True))
+    kept, values = select(lambda pair: selector(pair[1]), pairs, errors)
+    return (keys if len(kept) == len(keys) else [key for key, _ in kept]), values
+
+
+class Reduce(Operator):
+    """reduce(fn): the state of a key is its first record, then fn(state, record); emits (key, state)."""
+
+    kind = "reduce"
+    keyed = True
+
+    def __init__(self, fn: Callable[[Any, Any], Any], emit: Emit = "latest", **common: Any) -> None:
+        super().__init__(**common)
+        check_function(fn, f"reduce {self.name!r}")
+        if emit not in get_args(Emit):
+            raise FlowError(f"{self.name!r}: emit={emit!r}; use 'latest', 'every' or 'final'")
+        self.fn = fn
+        self.emit = emit
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Aggregating(context, _Reducer(self.fn), self.emit)
+
+
+class _Reducer(Aggregate):
+    """A user's reduce function in the form of an aggregate. Never combined before the exchange: the function sees
+    records in the order in which they arrive, and need not be associative."""
+
+    name = "reduce"
+
+    def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self._fn = fn
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        fn = self._fn
+        for key, value in zip(keys, values, strict=True):
+            state[key] = fn(state[key], value) if key in state else value
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        raise AssertionError("a user's reduce is never combined")
+
+
+class Processing(Operator):
+    """process(fn): the user's function with keyed state and side outputs."""
+
+    kind = "process"
+    keyed = True
+
+    def __init__(
+        self, process: Process | Callable[..., Any], outputs: tuple[str, ...] = (), **common: Any
+    ) -> None:
+        super().__init__(**common)
+        if not isinstance(process, Process):
+            check_function(process, f"process {self.name!r}")
+        if DEAD_LETTERS in outputs or len(set(outputs)) != len(outputs):
+            raise FlowError(
+                f"process {self.name!r}: outputs={outputs}: names must be unique, not {DEAD_LETTERS!r}"
+            )
+        self.process = process
+        self.outputs = (*outputs, *self.outputs)
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Processing(context, self.process)
+
+
+class _Processing(Stage):
+    """Calls the user's process for one record after the other; outputs leave in bounded pieces."""
+
+    expands = True
+
+    def __init__(self, context: StageContext, process: Process | Callable[..., Any]) -> None:
+        super().__init__(context)
+        self._process = process
+        self.user = ProcessContext(context.operator.name, context.index, context.parallelism, context.side)
+
+    def open(self) -> None:
+        if isinstance(self._process, Process):
+            self._process.open(self.user)
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        assert isinstance(batch, KeyedBatch)
+        process = self._process.process if isinstance(self._process, Process) else self._process
+        user = self.user
+        out = user.emitted
+        for key, record in zip(batch.keys, batch.values, strict=True):
+            user.key = key
+            try:
+                result = process(user, key, record)
+                if result is not None:
+                    outputs = iter(result)
+                    while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
+                        out += more
+                        if len(out) >= EXPAND_RECORDS_MAX:
+                            yield out[:]
+                            out.clear()
+            except Exception as error:
+                self.errors.handle(record, error)
+            if len(out) >= EXPAND_RECORDS_MAX:
+                yield out[:]
+                out.clear()
+        if out:
+            yield out[:]
+            out.clear()
+
+    def finish(self) -> Iterator[Batch]:
+        if isinstance(self._process, Process):
+            result = self._process.finish(self.user)
+            outputs = chain(self.user.emitted[:], result if result is not None else ())
+            self.user.emitted.clear()
+            while piece := list(islice(outputs, EXPAND_RECORDS_MAX)):
+                yield piece
+
+    def close(self, failed: bool) -> None:
+        if isinstance(self._process, Process):
+            self._process.close()
+
+
+class Read(Operator):
+    """A source at the head of a flow; its stage is a reader that the source task drives."""
+
+    kind = "read"
+
+    def __init__(self, source: Source, **common: Any) -> None:
+        super().__init__(**common)
+        if not isinstance(source, Source):
+            raise FlowError(
+                f"flow.read() needs a source such as penstock.sources.TextFiles(...), got {source!r}"
+            )
+        self.source = source
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Pass(context)
+
+
+class _Pass(Stage):
+    def run(self, batch: Batch) -> Batch:
+        return batch
+
+
+class Write(Operator):
+    """A sink at the end of a flow."""
+
+    kind = "write"
+    is_sink = True
+
+    def __init__(self, sink: Sink, **common: Any) -> None:
+        super().__init__(**common)
+        if not isinstance(sink, Sink):
+            raise FlowError(f"write() needs a sink such as penstock.sinks.Files(...), got {sink!r}")
+        self.sink = sink
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Writing(context, self.sink)
+
+
+class _Writing(Stage):
+    def __init__(self, context: StageContext, sink: Sink) -> None:
+        super().__init__(context)
+        self._sink = sink
+        self._writer: SinkWriter | None = None
+
+    def open(self) -> None:
+        context = self.context.sink_context
+        if context is None:
+            context = SinkContext(self.context.operator.name, self.context.index, self.context.parallelism)
+        context.errors = self.errors
+        self._writer = self._sink.writer(context)
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        assert self._writer is not None
+        self._writer.write(batch)
+        return []
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def finish(self) -> Iterator[Batch]:
+        if self._writer is not None:
+            self._writer.finish()
+        return iter(())
+
+    def close(self, failed: bool) -> None:
+        if self._writer is not None:
+            self._writer.close(failed)

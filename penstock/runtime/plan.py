@@ -1,0 +1,207 @@
+"""The physical plan: chains of fused operators, their tasks, and the channels between tasks.
+
+`make_plan` is a pure function of the logical graph and a few numbers. An edge is fused into a chain (a function call)
+when both ends have the same parallelism, nothing else feeds or taps it, and it needs no exchange: forward grouping,
+or key grouping between two single tasks. Every other edge becomes an `Exchange`: one channel from each sender task to
+each receiver task that it can reach (PAPERS rows A2, W1). Which worker runs a task is `placement/`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.runtime.aggregate import Aggregate
+from penstock.runtime.errors import FlowError
+from penstock.runtime.graph import Edge, Graph
+from penstock.runtime.grouping import Forward, Grouping, Key, Rebalance
+from penstock.runtime.operators import Aggregated, KeyBy, Operator, Read, Write
+from penstock.runtime.sources.base import Split, share
+from penstock.runtime.userfunc import DEAD_LETTERS
+
+
+@dataclass
+class Chain:
+    """Operators fused into one kind of task."""
+
+    index: int
+    operators: list[Operator]
+    parallelism: int
+    splits: list[list[Split]] = field(default_factory=list)  # of a source: each task's splits
+
+    @property
+    def name(self) -> str:
+        return " > ".join(operator.name for operator in self.operators)
+
+    @property
+    def source(self) -> Read | None:
+        head = self.operators[0]
+        return head if isinstance(head, Read) else None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An edge between two chains. Channel ids are first_channel + sender * receivers + receiver; under forward
+    grouping only sender == receiver exist."""
+
+    index: int
+    source: int  # chain
+    target: int  # chain
+    operator: str  # in the source chain, whose output it takes
+    output: str | None  # that operator's side output, or None for the main one
+    grouping: Grouping
+    combiner: Aggregate | None
+    first_channel: int
+    senders: int
+    receivers: int
+
+    def channel(self, sender: int, receiver: int) -> int:
+        """The id of the channel from a sender's task index to a receiver's."""
+        return self.first_channel + sender * self.receivers + receiver
+
+    def targets(self, sender: int) -> list[int]:
+        """The receiver indices that a sender has a channel to."""
+        return [sender] if isinstance(self.grouping, Forward) else list(range(self.receivers))
+
+    def origins(self, receiver: int) -> list[int]:
+        """The sender indices that have a channel to a receiver."""
+        return [receiver] if isinstance(self.grouping, Forward) else list(range(self.senders))
+
+
+@dataclass(frozen=True)
+class TaskId:
+    """One task: its number in the job, its chain, its index in the chain."""
+
+    number: int
+    chain: int
+    index: int
+
+
+@dataclass
+class Plan:
+    """All chains, exchanges and tasks of a job; the same object in every worker."""
+
+    name: str
+    key_groups: int
+    chains: list[Chain]
+    exchanges: list[Exchange]
+    tasks: list[TaskId]
+
+    def task(self, chain: int, index: int) -> TaskId:
+        """A task by its chain and index."""
+        first = sum(c.parallelism for c in self.chains[:chain])
+        return self.tasks[first + index]
+
+    def task_name(self, task: TaskId) -> str:
+        """What people read: operators and index, counted from 0."""
+        return f"{self.chains[task.chain].name}[{task.index}]"
+
+
+def make_plan(
+    graph: Graph, *, parallelism: int | None, key_groups: int, workers: int, chaining: bool = True
+) -> Plan:
+    """The plan of a graph; raises FlowError when it cannot run. Lists the sources' splits, so it touches inputs."""
+    graph.validate()
+    if workers < 1:
+        raise FlowError(f"workers={workers}; it must be 1 or more")
+    tasks_of = {name: op.parallelism or parallelism or workers for name, op in graph.operators.items()}
+    for name, operator in graph.operators.items():
+        if operator.keyed and tasks_of[name] > key_groups:
+            raise FlowError(
+                f"operator {name!r}: parallelism {tasks_of[name]} is above the flow's key_groups={key_groups}; "
+                "give Flow(key_groups=...) at least the parallelism"
+            )
+        if isinstance(operator, Write):
+            operator.sink.check()
+    for edge in graph.edges:
+        if isinstance(edge.grouping, Forward) and tasks_of[edge.source] != tasks_of[edge.target]:
+            raise FlowError(
+                f"forward from {edge.source!r} ({tasks_of[edge.source]} tasks) to {edge.target!r} "
+                f"({tasks_of[edge.target]} tasks): forward needs equal parallelism; use rebalance()"
+            )
+
+    fused = {edge for edge in graph.edges if chaining and _can_fuse(graph, edge, tasks_of)}
+    chains: list[Chain] = []
+    chain_of: dict[str, int] = {}
+    for name in graph.ordered():
+        operator = graph.operators[name]
+        feeding = [edge for edge in graph.incoming(name) if edge in fused]
+        if feeding:
+            chain = chains[chain_of[feeding[0].source]]
+            if isinstance(feeding[0].grouping, Key):
+                chain.operators.append(_fused_key_by(feeding[0].grouping, operator))
+            chain.operators.append(operator)
+        else:
+            chain = Chain(len(chains), [operator], tasks_of[name])
+            chains.append(chain)
+        chain_of[name] = chain.index
+
+    exchanges: list[Exchange] = []
+    channels = 0
+    for edge in [*graph.edges, *_letters_on_the_way(graph, fused)]:
+        if edge in fused:
+            continue
+        source, target = chains[chain_of[edge.source]], chains[chain_of[edge.target]]
+        exchange = Exchange(
+            index=len(exchanges),
+            source=source.index,
+            target=target.index,
+            operator=edge.source,
+            output=edge.output,
+            grouping=edge.grouping
+            or (Forward() if source.parallelism == target.parallelism else Rebalance()),
+            combiner=_combiner(edge, target),
+            first_channel=channels,
+            senders=source.parallelism,
+            receivers=target.parallelism,
+        )
+        channels += source.parallelism * target.parallelism
+        exchanges.append(exchange)
+
+    tasks: list[TaskId] = []
+    for chain in chains:
+        if chain.source is not None:
+            chain.splits = share(chain.source.source.splits(chain.parallelism), chain.parallelism)
+        tasks += [TaskId(len(tasks) + i, chain.index, i) for i in range(chain.parallelism)]
+    return Plan(graph.name, key_groups, chains, exchanges, tasks)
+
+
+def letters_of(operator: str) -> str:
+    """The side output by which a sender passes on records that failed on their way to an operator."""
+    return f"{DEAD_LETTERS}:{operator}"
+
+
+def _letters_on_the_way(graph: Graph, fused: set[Edge]) -> Iterator[Edge]:
+    """Edges for dead letters that arise in a sender (a key function that raised, a record that cannot be encoded):
+    from the sender straight to where the receiving operator's dead letters go."""
+    for letters in graph.edges:
+        if letters.output == DEAD_LETTERS:
+            for edge in graph.incoming(letters.source):
+                if edge not in fused:
+                    yield Edge(edge.source, letters.target, Rebalance(), letters_of(letters.source))
+
+
+def _can_fuse(graph: Graph, edge: Edge, tasks_of: dict[str, int]) -> bool:
+    if edge.output is not None or len(graph.incoming(edge.target)) != 1:
+        return False
+    if len([e for e in graph.outgoing(edge.source) if e.output is None]) != 1:
+        return False
+    if isinstance(edge.grouping, Key):
+        return tasks_of[edge.source] == tasks_of[edge.target] == 1
+    if edge.grouping is None or isinstance(edge.grouping, Forward):
+        return tasks_of[edge.source] == tasks_of[edge.target]
+    return False
+
+
+def _fused_key_by(key: Key, operator: Operator) -> KeyBy:
+    key_by = KeyBy(key.selector, name=f"{operator.name}.key_by", on_error=operator.on_error)
+    key_by.declared_at = operator.declared_at
+    key_by.outputs = ()  # its failures are counted; dead letters are the keyed operator's
+    return key_by
+
+
+def _combiner(edge: Edge, target: Chain) -> Aggregate | None:
+    head = target.operators[0]
+    if isinstance(edge.grouping, Key) and isinstance(head, Aggregated):
+        return head.combiner
+    return None

@@ -1,0 +1,312 @@
+"""Lists of records as bytes and back: types and values are kept, and nothing refers to the payload."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import math
+import struct
+import threading
+from collections import OrderedDict, defaultdict, namedtuple
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.runtime import codec
+from penstock.runtime._native import classify
+from penstock.runtime.codec import KIND_BITS, NESTED, PICKLE, SCALARS, TEXT, TUPLES, decode, encode
+from penstock.runtime.errors import CodecError
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Colour(Enum):
+    RED = "r"
+
+
+class Word(str):
+    __slots__ = ()
+
+
+class Count(int):
+    pass
+
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclass
+class Reading:
+    sensor: str
+    values: list[float]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal with the same types at every depth; NaN is the same as NaN, 0.0 is not the same as -0.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    if isinstance(a, Decimal):
+        return a.as_tuple() == b.as_tuple()
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(
+            same(k, m) and same(v, w) for (k, v), (m, w) in zip(a.items(), b.items(), strict=True)
+        )
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, set | frozenset):
+        return a == b and sorted(map(repr, a)) == sorted(map(repr, b))
+    if is_dataclass(a):
+        return all(same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+    return bool(a == b)
+
+
+def round_trip(records: list[Any]) -> tuple[int, list[Any]]:
+    """Through a buffer that is wiped afterwards, as a ring's is."""
+    code, payload = encode(records)
+    assert 0 <= code < 65_536
+    buffer = bytearray(b"##" + payload + b"##")
+    decoded = decode(code, memoryview(buffer)[2:-2])
+    for i in range(len(buffer)):
+        buffer[i] = 0xC1
+    buffer.append(0)  # fails if anything still refers to the buffer
+    return code, decoded
+
+
+ANY_TEXT = st.text(alphabet=st.characters(codec=None, exclude_categories=()))
+SIMPLE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 2**60, -(2**60), 2**62]),
+    st.floats(),
+    ANY_TEXT,
+    st.binary(),
+)
+ODD = st.one_of(
+    st.decimals(),
+    st.datetimes(),
+    st.just(datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=2)))),
+    st.sampled_from([Level.LOW, Colour.RED, Word("w"), Count(3), np.float64(2.5), np.int32(4), 3 + 4j]),
+    st.binary().map(bytearray),
+    st.frozensets(st.integers()),
+    st.sets(st.text()),
+    st.builds(Reading, st.text(), st.lists(st.floats())),
+    st.builds(Point, st.integers(), st.text()),
+    st.lists(st.integers(0, 9)).map(np.array),
+    st.just(OrderedDict(a=1)),
+    st.just(defaultdict(list, a=[1])),
+)
+
+
+def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(ANY_TEXT, inner, max_size=4),
+        st.dictionaries(st.integers() | st.text(), inner, max_size=4),
+    )
+
+
+RECORDS = st.recursive(SIMPLE | ODD, containers, max_leaves=8)
+PLAIN = st.recursive(
+    SIMPLE,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_TEXT, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(RECORDS, max_size=5))
+@example([])
+@example([None])
+@example([[]])
+@example([()])
+@example([(), ()])
+@example([(1,), (1, 2)])
+@example([math.nan, math.inf, -math.inf, -0.0, 0.0])
+def test_values_and_types_are_kept(records: list[Any]) -> None:
+    _, decoded = round_trip(records)
+    assert same(decoded, records)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PLAIN, max_size=5))
+def test_plain_values_are_kept(records: list[Any]) -> None:
+    _, decoded = round_trip(records)
+    assert same(decoded, records)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 6), st.data())
+def test_tuples_are_kept(arity: int, data: st.DataObject) -> None:
+    records = data.draw(st.lists(st.tuples(*[PLAIN] * arity), max_size=5))
+    _, decoded = round_trip(records)
+    assert same(decoded, records)
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        ([], TEXT),
+        (["a", "\u4e2d", "\U0001f600", "\xe9"], TEXT),
+        (["a", "\ud800"], PICKLE),
+        (["a", "\U0001f600\udfff"], PICKLE),
+        ([Word("a")], PICKLE),
+        (["a", 1], SCALARS),
+        ([None, True, 1, 1.5, b"x", "a"], SCALARS),
+        ([-(2**63), 2**64 - 1], SCALARS),
+        ([2**64], PICKLE),
+        ([-(2**63) - 1], PICKLE),
+        ([Level.LOW], PICKLE),
+        ([np.float64(1)], PICKLE),
+        ([bytearray(b"x")], PICKLE),
+        ([("a", 1), ("b", None)], TUPLES | 2 << KIND_BITS),
+        ([("a", {"b": [1]}), ("b", [])], TUPLES | 2 << KIND_BITS),
+        ([("a",), ("b", 1)], PICKLE),
+        ([("a",), "b"], PICKLE),
+        (["a", ("b",)], PICKLE),
+        ([("a", ("b",))], PICKLE),
+        ([()], PICKLE),
+        ([(0,) * 255], TUPLES | 255 << KIND_BITS),
+        ([(0,) * 256], PICKLE),
+        ([Point(1, 2)], PICKLE),
+        ([("\ud800",)], PICKLE),
+        ([{"a": [1, {"b": None}]}, 3, "x"], NESTED),
+        ([{"a": (1,)}], PICKLE),
+        ([{1: "a"}], PICKLE),
+        ([{Word("a"): 1}], PICKLE),
+        ([{"\ud800": 1}], PICKLE),
+        ([OrderedDict(a=1)], PICKLE),
+        ([{1}], PICKLE),
+        ([deep(6)], NESTED),
+        ([deep(60)], PICKLE),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_the_quick_format_is_chosen_exactly_when_it_keeps_the_types(records: list[Any], code: int) -> None:
+    assert classify(records) == code
+    chosen, decoded = round_trip(records)
+    assert chosen == code
+    assert same(decoded, records)
+
+
+def test_a_record_that_contains_itself_survives() -> None:
+    record: list[Any] = [1]
+    record.append(record)
+    code, ((one, inner),) = round_trip([record])
+    assert code == PICKLE
+    assert one == 1
+    assert inner[1] is inner
+
+
+def test_classes_that_only_exist_here_travel_by_value() -> None:
+    # As in a worker, where the classes of the user's script belong to a `__main__` that has no such names.
+    source = "class Trade:\n    def __init__(self, price): self.price = price\n"
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, namespace)
+    trade = namespace["Trade"](5)
+    code, (decoded,) = round_trip([trade])
+    assert code == PICKLE
+    assert type(decoded) is type(trade)
+    assert decoded.price == 5
+
+
+def test_a_record_that_cannot_be_sent_is_named() -> None:
+    expected = r"record 2 of 4, of type lock, .*cannot pickle.*The record: <unlocked"
+    with pytest.raises(CodecError, match=expected) as caught:
+        encode(["a", "b", threading.Lock(), "c"])
+    assert isinstance(caught.value.__cause__, TypeError)
+
+    class Huge:
+        def __repr__(self) -> str:
+            return "x" * 10_000
+
+        def __reduce__(self) -> str:
+            raise RuntimeError("no")
+
+    with pytest.raises(CodecError, match="Huge") as caught:
+        encode([Huge()])
+    assert len(str(caught.value)) < 1_000
+
+
+def test_untrusted_bytes_are_never_unpickled() -> None:
+    payload = b"cbuiltins\nexec\n(S'import builtins; builtins.penstock_ran = 1'\ntR."
+    with pytest.raises(CodecError, match="refused to unpickle"):
+        decode(PICKLE, payload, trusted=False)
+    assert not hasattr(builtins, "penstock_ran")
+    for records in (["a"], [1], [(1, 2)], [{"a": 1}]):
+        assert decode(*encode(records), trusted=False) == records
+
+
+@pytest.mark.parametrize(
+    "code", [5, 7, TUPLES, TUPLES | 256 << KIND_BITS, TEXT | 1 << KIND_BITS, 8, 65_535, -1]
+)
+def test_unknown_codes_are_refused(code: int) -> None:
+    with pytest.raises(CodecError, match="unknown codec"):
+        decode(code, b"\x90")
+
+
+@pytest.mark.parametrize("code", [TEXT, SCALARS, NESTED, TUPLES | 2 << KIND_BITS])
+@pytest.mark.parametrize(
+    "payload", [b"", b"\xc1", b"\x91", b"\x91\x91", b"\x80", b"\x90\x00", b"\x91\x93\x01\x02"]
+)
+def test_broken_bytes_are_refused(code: int, payload: bytes) -> None:
+    with pytest.raises(CodecError, match=f"{len(payload)} bytes that are no list of code {code}"):
+        decode(code, payload)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=40), st.sampled_from([TEXT, SCALARS, NESTED, TUPLES | 2 << KIND_BITS]))
+def test_noise_decodes_to_a_list_or_a_codec_error(payload: bytes, code: int) -> None:
+    with contextlib.suppress(CodecError):
+        assert type(decode(code, payload, trusted=False)) is list
+
+
+def test_a_class_that_is_not_installed_is_explained() -> None:
+    with pytest.raises(CodecError, match=r"cannot be unpickled here: ModuleNotFoundError.*in every worker"):
+        decode(PICKLE, b"cno_such_module_at_all\nThing\n.")
+
+
+def test_what_msgpack_cannot_hold_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_long(_: object) -> bytes:
+        raise ValueError("Can't encode strings longer than 2**32 - 1")
+
+    monkeypatch.setattr(codec, "_to_msgpack", too_long)
+    code, payload = encode(["pretend that this is 4 GiB"])
+    assert code == PICKLE
+    assert decode(code, payload) == ["pretend that this is 4 GiB"]
+
+
+def test_only_lists_are_classified() -> None:
+    with pytest.raises(TypeError, match="records must be a list, not tuple"):
+        encode(("a",))  # type: ignore[arg-type]
+
+
+def test_a_decoder_is_made_once_for_each_arity() -> None:
+    code, payload = encode([(1, 2, 3, 4, 5, 6, 7)])
+    decode(code, payload)
+    made = codec._decoders[code]
+    decode(code, payload)
+    assert codec._decoders[code] is made
+    assert msgspec.msgpack.decode(payload) == [[1, 2, 3, 4, 5, 6, 7]]
