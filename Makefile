@@ -2,7 +2,9 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 	  $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
-NATIVE := $(shell find penstock/runtime/native -type f) CMakeLists.txt pyproject.toml
+# An editable install maps the modules that it found, so a new module (a changed folder) calls for it again.
+INSTALLED := $(shell find penstock/runtime/native -type f) $(shell find penstock -type d ! -name __pycache__) \
+	CMakeLists.txt pyproject.toml
 SEED ?= 1
 SECONDS ?= 600
 ARGS ?=
@@ -22,7 +24,7 @@ setup: .venv/installed ## make .venv with everything pinned, and build the nativ
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	@touch $@
 
-.venv/installed: .venv/packages $(NATIVE)
+.venv/installed: .venv/packages $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 	  --config-settings=cmake.define.CMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -e .
 	@touch $@

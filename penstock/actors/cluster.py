@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -9,6 +10,7 @@ from typing import Any
 
 import ray
 
+from penstock.actors import reaper
 from penstock.runtime.errors import JobNotFound
 
 NAMESPACE = "penstock"
@@ -28,8 +30,8 @@ def connect(address: str | None, cpus: int) -> None:
     """Make sure that this process is connected to Ray.
 
     An initialised Ray is used as it is. Otherwise `address` (or RAY_ADDRESS) is joined; with neither, a cluster that
-    runs on this machine is joined, and when there is none, one is started that ends with this process and offers at
-    least `cpus` CPUs, however many cores there are.
+    runs on this machine is joined, and when there is none, or `address` is "local", one is started that ends with
+    this process and offers at least `cpus` CPUs, however many cores there are.
     """
     with _lock:
         if ray.is_initialized():
@@ -40,29 +42,31 @@ def connect(address: str | None, cpus: int) -> None:
             "log_to_driver": True,
         }
         address = address or os.environ.get("RAY_ADDRESS")
-        if address:
-            ray.init(address=address, **common)
-            return
-        try:
-            ray.init(address="auto", **common)
-        except ConnectionError:
-            ray.init(
-                address="local",
-                num_cpus=max(cpus, os.cpu_count() or 1),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                **common,
-            )
+        if address != "local":
+            try:
+                ray.init(address=address or "auto", **common)
+                return
+            except ConnectionError:
+                if address:
+                    raise
+        ray.init(
+            address="local",
+            num_cpus=max(cpus, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            **common,
+        )
+        reaper.start(reaper.descendants(os.getpid()))
 
 
 def find_master(job: str) -> Any:
     """The handle of a running job's JobMaster; JobNotFound when there is none."""
-    try:
-        return ray.get_actor(master_name(job), namespace=NAMESPACE)
-    except ValueError:
-        names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]
-        prefix = master_name("")
-        jobs = ", ".join(
-            sorted(name.removeprefix(prefix) for name in names if (name or "").startswith(prefix))
-        )
-        raise JobNotFound(f"no job {job!r} runs on this cluster; running jobs: {jobs or 'none'}") from None
+    # Not get_actor alone: it answers from a cache, also for an actor that has died.
+    entries = ray.util.list_named_actors(all_namespaces=True)
+    names = {entry["name"] for entry in entries if entry["namespace"] == NAMESPACE}
+    if master_name(job) in names:
+        with contextlib.suppress(ValueError):
+            return ray.get_actor(master_name(job), namespace=NAMESPACE)
+    prefix = master_name("")
+    jobs = ", ".join(sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)))
+    raise JobNotFound(f"no job {job!r} runs on this cluster; running jobs: {jobs or 'none'}")

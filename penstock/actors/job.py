@@ -126,7 +126,7 @@ class Job:
                 self._collected[channel] = ray.get(self._master.collected.remote(channel, 0))
             self._last_status = ray.get(self._master.status.remote())
             self._master.release.remote()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             end = JobEnd("FAILED", f"its JobMaster died: {reason}")
             for channel in self._channels:
@@ -148,7 +148,7 @@ class Job:
             over = self._over.is_set()
             try:
                 total, lines = ray.get(self._master.console.remote(seen, 0.0 if over else 10.0), timeout=60)
-            except (RayActorError, GetTimeoutError):
+            except (RayActorError, GetTimeoutError, SystemExit):
                 return
             if total - seen > len(lines):
                 print(f"... {total - seen - len(lines):,} lines left out ...")

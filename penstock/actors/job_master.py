@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from penstock.actors.control import ControlClients
 from penstock.actors.status import StatusBuilder
 from penstock.actors.worker import Outcome, Worker, WorkerOptions
 from penstock.placement.round_robin import round_robin
@@ -25,10 +26,15 @@ from penstock.runtime.plan import Plan
 State = Literal["STARTING", "RUNNING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]
 ENDED: tuple[State, ...] = ("FINISHED", "CANCELLED", "FAILED")
 
+# The Ray concurrency group, of one thread, in which reports are taken.
+REPORTS = "reports"
+
 # After the end the JobMaster stays this long for drivers that still ask for its outcome, unless told to go before.
 _LINGER_S = 5.0
 # A cancelled run loop ends within one step of each task; a worker that does not (a user function that hangs) is killed.
 _CANCEL_S = 2.0
+# A worker's control thread waits for the interpreter while a user's function holds it; longer than this is a hang.
+_CONTROL_S = 5.0
 _CONSOLE_LINES_MAX = 10_000
 
 
@@ -66,6 +72,7 @@ class JobMaster:
         self._workers: list[Any] = []
         self._runs: dict[Any, int] = {}
         self._infos: list[dict[str, Any]] = []
+        self._control: ControlClients | None = None  # once the workers run
         self._cancelling = False
         self._collected: dict[str, list[Any]] = {}
         self._console: deque[str] = deque(maxlen=_CONSOLE_LINES_MAX)
@@ -97,8 +104,8 @@ class JobMaster:
             if self._state in ENDED:
                 return
             self._state = "STOPPING"
-        for worker in self._workers:
-            worker.stop.remote()
+        if self._control is not None:
+            self._control.call("stop", _CONTROL_S)
 
     def cancel(self) -> None:
         """End the job at once."""
@@ -106,8 +113,8 @@ class JobMaster:
             if self._state in ENDED:
                 return
             self._cancelling = True
-        for worker in self._workers:
-            worker.cancel.remote()
+        if self._control is not None:
+            self._control.call("cancel", _CONTROL_S)
 
     def release(self) -> None:
         """The driver has what it wants: no need to linger after the end."""
@@ -127,8 +134,9 @@ class JobMaster:
 
     # --- told by workers -----------------------------------------------------------------------------------
 
+    @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
     def report(self, channel: str, records: list[Any]) -> None:
-        """Take records of a Collect or Console sink."""
+        """Take records of a Collect or Console sink; one call after the other, in the order of each sender."""
         if channel == "console":
             with self._console_more:
                 self._console.extend(records)
@@ -168,43 +176,39 @@ class JobMaster:
         here = ray.get_runtime_context().get_node_id()
         actor = ray.remote(Worker).options(
             num_cpus=options.cpus_per_worker,
-            max_concurrency=4,
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         )
         self._workers = [actor.remote(index) for index in range(options.workers)]
         prepared = [worker.prepare.remote(options.worker) for worker in self._workers]
-        ready, late = ray.wait(prepared, num_returns=len(prepared), timeout=options.start_timeout_s)
+        _, late = ray.wait(prepared, num_returns=len(prepared), timeout=options.start_timeout_s)
         if late:
             return JobEnd("FAILED", self._missing(len(late)), kind="resources")
         try:
             self._infos = ray.get(prepared)
-        except RayActorError as error:
-            return JobEnd("FAILED", self._missing(options.workers, str(error)), kind="resources")
+        except ActorUnschedulableError:
+            return JobEnd("FAILED", self._missing(options.workers), kind="resources")
         except Exception as error:
             return JobEnd("FAILED", f"a worker could not start: {_cause(error)}")
         addresses = {info["index"]: info["address"] for info in self._infos}
         placed = round_robin(len(self._plan.tasks), options.workers)
         self._status.place(placed, self._infos)
-        connected = [
-            worker.connect.remote(self._plan, placed, addresses, self._handle) for worker in self._workers
-        ]
+        connected = [worker.connect.remote(self._plan, placed, addresses, self._handle) for worker in self._workers]
         try:
             failed = [outcome for outcome in ray.get(connected) if outcome.error is not None]
         except Exception as error:
             return JobEnd("FAILED", f"a worker died while the job started: {_cause(error)}")
         if failed:
             return JobEnd("FAILED", failed[0].error, failed[0].operator)
+        control = ControlClients([info["control"] for info in self._infos])
+        self._runs = {worker.run.remote(): index for index, worker in enumerate(self._workers)}
         with self._lock:
+            self._control = control
             if self._state == "STARTING":
                 self._state = "RUNNING"
             stopping = self._state == "STOPPING"
             cancelling = self._cancelling
-        self._runs = {worker.run.remote(): index for index, worker in enumerate(self._workers)}
-        for worker in self._workers:
-            if cancelling:
-                worker.cancel.remote()
-            elif stopping:
-                worker.stop.remote()
+        if cancelling or stopping:  # said before there was anybody to tell
+            control.call("cancel" if cancelling else "stop", _CONTROL_S)
         return None
 
     def _missing(self, late: int, detail: str = "") -> str:
@@ -251,23 +255,20 @@ class JobMaster:
 
     def _end_workers(self) -> None:
         """Cancel what still runs, give it a moment to close its files, then end every worker process."""
-        running = [run for run in self._runs]
-        for worker in self._workers:
-            worker.cancel.remote()
+        running = list(self._runs)
+        if self._control is not None:
+            self._control.call("cancel", _CONTROL_S)
         if running:
             ray.wait(running, num_returns=len(running), timeout=_CANCEL_S)
+        if self._control is not None:
+            self._control.close()
         for worker in self._workers:
             ray.kill(worker)
 
     def _build_status(self) -> dict[str, Any]:
-        refs = [worker.status.remote() for worker in self._workers] if self._infos else []
-        reports = []
-        done, _ = ray.wait(refs, num_returns=len(refs), timeout=2.0) if refs else ([], [])
-        for ref in done:
-            try:
-                reports.append(ray.get(ref))
-            except RayActorError:
-                continue  # died just now: the run reference tells, and the status shows what it last said
+        # A worker that died just now answers nothing: its run reference tells, and the status shows what it last said.
+        answers = self._control.call("status", _CONTROL_S) if self._control is not None else []
+        reports = [report for report in answers if report is not None]
         with self._lock:
             state = self._state
         with self._status_lock:

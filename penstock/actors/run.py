@@ -9,7 +9,7 @@ import ray
 
 from penstock.actors import cluster
 from penstock.actors.job import Job
-from penstock.actors.job_master import JobMaster, JobOptions
+from penstock.actors.job_master import REPORTS, JobMaster, JobOptions
 from penstock.actors.worker import WorkerOptions
 from penstock.runtime.channel import WINDOW_BYTES
 from penstock.runtime.errors import FlowError, JobExists
@@ -51,7 +51,7 @@ def run(
     plan = flow.plan(workers)
     cluster.connect(address, cpus=workers + 1)
     options = JobOptions(workers, cpus_per_worker, start_timeout_s, WorkerOptions(ring_bytes, window_bytes))
-    actor = ray.remote(JobMaster).options(
+    actor = ray.remote(concurrency_groups={REPORTS: 1})(JobMaster).options(
         name=cluster.master_name(flow.name),
         namespace=cluster.NAMESPACE,
         lifetime="detached" if detached else None,

@@ -16,13 +16,14 @@ record.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 from penstock.runtime.metrics import Histogram
 from penstock.runtime.operators import Operator, Read
 from penstock.runtime.plan import Plan
 
-# Rates are taken over at least this long: shorter spans jump about with single batches.
+# Rates are taken over at least this long, once so much has passed: shorter spans jump about with single batches.
 _RATE_SPAN_NS = 500_000_000
 
 
@@ -35,7 +36,7 @@ class StatusBuilder:
         self._placed: dict[int, int] = {}
         self._workers: list[dict[str, Any]] = []
         self._reports: dict[int, dict[str, Any]] = {}
-        self._before: dict[int, dict[str, Any]] = {}
+        self._history: dict[int, deque[dict[str, Any]]] = {}  # of each worker, oldest first: what rates are taken from
         self._last: dict[str, Any] | None = None
 
     def place(self, placed: dict[int, int], workers: list[dict[str, Any]]) -> None:
@@ -51,13 +52,11 @@ class StatusBuilder:
         """The status with these workers' newest reports."""
         for report in reports:
             worker = report["index"]
-            last = self._reports.get(worker)
-            if (
-                last is not None
-                and report["time_ns"] - self._before.get(worker, last)["time_ns"] >= _RATE_SPAN_NS
-            ):
-                self._before[worker] = last
             self._reports[worker] = report
+            history = self._history.setdefault(worker, deque())
+            history.append(report)
+            while len(history) > 2 and report["time_ns"] - history[1]["time_ns"] >= _RATE_SPAN_NS:
+                history.popleft()
         tasks = {task["number"]: task for report in self._reports.values() for task in report["tasks"]}
         operators = {}
         for chain in self._plan.chains:
@@ -111,8 +110,8 @@ class StatusBuilder:
     def _earlier(self, number: int) -> tuple[dict[str, Any] | None, float]:
         """The task's counters in an earlier report, and the seconds from then to the newest."""
         worker = self._placed[number]
-        before, now = self._before.get(worker), self._reports[worker]
-        if before is None or now["time_ns"] <= before["time_ns"]:
+        before, now = self._history[worker][0], self._reports[worker]
+        if now["time_ns"] <= before["time_ns"]:
             return None, 0.0
         for task in before["tasks"]:
             if task["number"] == number:

@@ -1,8 +1,9 @@
-"""Worker: one Ray actor process that runs its share of a job's tasks in one run-loop thread.
+"""Worker: one Ray actor process that runs its share of a job's tasks in one run loop.
 
-`prepare` makes the ring, `connect` attaches to the others', `run` is the run loop and stays pending for the life of
-the job (its failure tells the JobMaster that the process died); status, stop and cancel answer beside it in Ray's own
-threads. Data never passes through Ray, but for what Collect and Console sinks send to the driver.
+`prepare` makes the ring, `connect` attaches to the others', `run` is the run loop, in the actor's main thread, and
+stays pending for the life of the job (its failure tells the JobMaster that the process died); status, stop and cancel
+are answered beside it by a control thread (actors/control.py says why). Data never passes through Ray, but for what
+Collect and Console sinks send to the driver.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import ray
 
+from penstock.actors.control import ControlServer
 from penstock.runtime.build import build
 from penstock.runtime.errors import RecordError
 from penstock.runtime.loop import MessagesLost, RunLoop
@@ -58,12 +60,14 @@ class Worker:
         """Make the ring; where this worker is."""
         self._options = options
         self._transport = ShmTransport(options.ring_bytes)
+        self._control = ControlServer({"status": self.status, "stop": self.stop, "cancel": self.cancel})
         context = ray.get_runtime_context()
         return {
             "index": self._index,
             "pid": os.getpid(),
             "node_id": context.get_node_id(),
             "address": self._transport.address,
+            "control": (self._control.address, self._control.key),
         }
 
     def connect(self, plan: Plan, workers: dict[int, int], addresses: dict[int, str], master: Any) -> Outcome:
@@ -120,11 +124,6 @@ class Worker:
         self._cancelled = True
         if self._loop is not None:
             self._loop.cancel()
-
-    def close(self) -> None:
-        """Let go of the rings."""
-        if self._transport is not None:
-            self._transport.close()
 
     def _outcome(self, error: Exception) -> Outcome:
         if isinstance(error, RecordError):

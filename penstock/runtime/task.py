@@ -15,6 +15,7 @@ from typing import Any
 
 from penstock.runtime.batch import Batch, concat, split
 from penstock.runtime.channel import InChannel, OutChannel
+from penstock.runtime.errors import SourceError
 from penstock.runtime.metrics import RecentHistogram
 from penstock.runtime.operators import Stage
 from penstock.runtime.output import Output
@@ -299,6 +300,8 @@ class SourceTask(Task):
         stage = self.stages[0]
         try:
             records = self.reader.read(self._limit)
+        except SourceError as error:
+            raise stage.errors.failure("(reading)", error) from error  # the input is gone: no policy lets that go
         except Exception as error:
             stage.errors.handle("(reading)", error)
             self.stopping = True  # the policy lets the job go on, without the rest of this reader's input

@@ -55,6 +55,7 @@ namespace penstock {
 enum class Step {
     named, opened, reserved, flush_reserved, flushed, copied, headed, committed, woken,  // of a write
     marked, published, room_called,                                                     // of a release
+    looked,                                                                             // of the left edge
 };
 inline void (*fault_hook)(Step) = [](Step) {};
 #endif
@@ -439,6 +440,7 @@ class Consumer {
     // collect() gave may be held.
     void hold(Seq seq) {
         state(seq) = State::held;
+        std::erase(late_, seq);  // by the next release_copies() the slot may be another message's
         ++detained_;
     }
 
@@ -504,7 +506,6 @@ class Consumer {
         Seq seq;
         uint64_t since, check_at, patience;
         bool counted = false;
-        uint64_t word = 0;  // as last seen
     };
 
     Head &head_of(Seq s) const { return heads_[s & (slots_ - 1)]; }
@@ -545,17 +546,17 @@ class Consumer {
 
     // T5: the left edge. Takes stuck slots that have been finished, gives up those of dead producers.
     size_t collect_stuck(std::span<Taken> out, bool look_for_dead) {
-        // Looked at from the last to the first: when one producer has finished two of them meanwhile, seeing the
-        // later one ready makes the earlier one visible as ready too. (Order per producer.)
-        for (auto s = stuck_.rbegin(); s != stuck_.rend(); ++s)
-            s->word = head_of(s->seq).word.load(std::memory_order_acquire);  // PAIR commit
+        // In seq order, which keeps each producer's order: a producer that has a second slot here had finished the
+        // first before it reserved the second, and our acquire of `reserved` made that visible.
         size_t n = 0;
         const uint64_t now = look_for_dead ? os::now_ns() : 0;
         std::erase_if(stuck_, [&](Stuck &s) {
-            switch (status_of(s.word)) {
+            const uint64_t word = head_of(s.seq).word.load(std::memory_order_acquire);  // PAIR commit
+            PENSTOCK_FAULT(looked);
+            switch (status_of(word)) {
                 case Status::isReady:
                     if (n == out.size()) return false;
-                    out[n++] = take(s.seq, head_of(s.seq), s.word);
+                    out[n++] = take(s.seq, head_of(s.seq), word);
                     settle(s.seq);
                     return true;
                 case Status::isWriting: return look_for_dead && now >= s.check_at && given_up(s, now);
@@ -573,7 +574,7 @@ class Consumer {
             s.check_at = now + s.patience;
             return false;
         }
-        // It may have finished the slot and died after that; then the next look takes it, in its order.
+        // It may have finished the slot and died after that; then the next look takes it.
         if (status_of(head_of(s.seq).word.load(std::memory_order_acquire)) != Status::isWriting) return false;
         skips_.push_back({s.seq, pid, extent_behind(s.seq) * kUnit});
         control_->skips.fetch_add(1, std::memory_order_relaxed);

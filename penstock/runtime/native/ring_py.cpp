@@ -569,6 +569,8 @@ PyObject *guarded(Body &&body) noexcept {
         return body();
     } catch (nb::python_error &e) {
         e.restore();
+    } catch (const nb::builtin_exception &e) {
+        PyErr_SetString(e.type() == nb::exception_type::value_error ? PyExc_ValueError : PyExc_TypeError, e.what());
     } catch (const std::exception &e) {
         PyErr_SetString(PyExc_RuntimeError, e.what());
     }

@@ -1,0 +1,86 @@
+"""The user's own function as a sink, and no sink at all.
+
+Call must never let a function see, and keep, a list that the runtime goes on using.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.userfunc import ErrorHandler, check_function, consume
+
+
+class Call(Sink):
+    """Call a function for every record, in the worker; what it returns is ignored.
+
+        stream.write(ps.sinks.Call(send_alert))
+        stream.write(ps.sinks.Call(insert_rows, batches=True))
+
+    `fn`: takes a record, or with `batches=True` a list of those that are ready, at least one, which it may keep.
+
+    Errors: FlowError when fn cannot travel to a worker. A record for which fn raises is a failed record; with
+    `batches=True` the whole list is one failed record, since nobody knows how far fn came.
+    """
+
+    def __init__(self, fn: Callable[[Any], Any], *, batches: bool = False) -> None:
+        check_function(fn, "Call")
+        self.fn = fn
+        self.batches = batches
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        kind = _BatchWriter if self.batches else _RecordWriter
+        return kind(self.fn, context.errors)
+
+    def describe(self) -> str:
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        return f"Call({name}, batches=True)" if self.batches else f"Call({name})"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class _RecordWriter(SinkWriter):
+    def __init__(self, fn: Callable[[Any], Any], errors: ErrorHandler) -> None:
+        self._fn = fn
+        self._errors = errors
+
+    def write(self, records: list[Any]) -> None:
+        consume(lambda it: deque(map(self._fn, it), maxlen=0), records, self._errors)
+
+
+class _BatchWriter(SinkWriter):
+    def __init__(self, fn: Callable[[Any], Any], errors: ErrorHandler) -> None:
+        self._fn = fn
+        self._errors = errors
+
+    def write(self, records: list[Any]) -> None:
+        if not records:
+            return
+        try:
+            self._fn(list(records))
+        except Exception as error:
+            self._errors.handle(records[:], error)
+
+
+class Null(Sink):
+    """Take records and drop them: to measure what comes before.
+
+    stream.write(ps.sinks.Null())
+    """
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        return _NullWriter()
+
+    def describe(self) -> str:
+        return "Null()"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class _NullWriter(SinkWriter):
+    def write(self, records: list[Any]) -> None:
+        pass

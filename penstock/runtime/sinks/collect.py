@@ -1,0 +1,85 @@
+"""The program's memory as a sink: for tests, notebooks and small results.
+
+It must never hold more than its limit allows, and never give records of a job that has not been run.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+
+
+class Collect(Sink):
+    """Bring the records to the program.
+
+        result = ps.sinks.Collect()
+        stream.write(result)
+        ps.run(flow).wait()
+        print(result.records())
+
+    `limit`: fail the job when there are more records than this (None: hold all that come).
+
+    The records of each task of the sink are in its order; those of several tasks are mixed.
+
+    Errors: FlowError for a negative limit and from records() before a run; PenstockError beyond the limit.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        if limit is not None and limit < 0:
+            raise FlowError(f"Collect: limit must not be negative, got {limit}")
+        self.limit = limit
+        self.channel: str = f"collect-{uuid.uuid4().hex}"
+        self._fetch: Callable[[], list[Any]] | None = None
+
+    def bind(self, fetch: Callable[[], list[Any]]) -> None:
+        self._fetch = fetch
+
+    def records(self) -> list[Any]:
+        """All records that have arrived so far, also while the job runs and after it has failed."""
+        if self._fetch is None:
+            raise FlowError(
+                "Collect has no records: no job with this sink was run by this program. "
+                "Keep the object that you gave to write(), run the flow, then ask it for its records()."
+            )
+        records = self._fetch()
+        if self.limit is not None and len(records) > self.limit:
+            raise _too_many(self.limit)
+        return records
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        return _CollectWriter(self.channel, self.limit, context)
+
+    def describe(self) -> str:
+        return "Collect()" if self.limit is None else f"Collect(limit={self.limit})"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fetch": None}  # only the program's own object can fetch
+
+
+class _CollectWriter(SinkWriter):
+    def __init__(self, channel: str, limit: int | None, context: SinkContext) -> None:
+        self._channel = channel
+        self._limit = limit
+        self._context = context
+        self._count = 0
+
+    def write(self, records: list[Any]) -> None:
+        self._count += len(records)
+        if self._limit is not None and self._count > self._limit:
+            raise _too_many(self._limit)
+        if records:
+            self._context.report(self._channel, list(records))
+
+
+def _too_many(limit: int) -> PenstockError:
+    return PenstockError(
+        f"Collect: more than limit={limit:,} records came. Raise the limit, keep fewer records, "
+        "or write them to files with sinks.Files."
+    )

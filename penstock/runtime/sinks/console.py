@@ -1,0 +1,60 @@
+"""The driver's terminal as a sink.
+
+It must never print in the worker: lines go to the driver, which prints whole lines.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.userfunc import apply
+
+CHANNEL = "console"
+
+
+class Console(Sink):
+    """Print records where the program runs: a str as it is, anything else by repr().
+
+        stream.write(ps.sinks.Console(limit=20))
+
+    `limit`: how many records to print from each task of the sink (None: all); the others are taken and not printed.
+
+    Errors: FlowError for a negative limit; a record whose repr() raises is a failed record.
+    """
+
+    prints = True
+
+    def __init__(self, limit: int | None = None) -> None:
+        if limit is not None and limit < 0:
+            raise FlowError(f"Console: limit must not be negative, got {limit}")
+        self.limit = limit
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        return _ConsoleWriter(self.limit, context)
+
+    def describe(self) -> str:
+        return "Console()" if self.limit is None else f"Console(limit={self.limit})"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class _ConsoleWriter(SinkWriter):
+    def __init__(self, limit: int | None, context: SinkContext) -> None:
+        self._left = limit
+        self._context = context
+
+    def write(self, records: list[Any]) -> None:
+        if self._left is not None:
+            records = records[: self._left]
+            self._left -= len(records)
+        lines = apply(partial(map, _shown), records, self._context.errors)
+        if lines:
+            self._context.report(CHANNEL, lines)
+
+
+def _shown(record: Any) -> str:
+    return record if isinstance(record, str) else repr(record)

@@ -1,0 +1,168 @@
+"""Cutting a file into blocks of whole lines, and a file into byte ranges that tasks read side by side.
+
+A line belongs to the range that its first byte is in: a range that does not begin at 0 starts behind the
+first line end at or after the byte before it, and reads its last line to its end beyond the range. So no line
+is read twice or by nobody, wherever the ranges meet. It must never return part of a line, nor hold more than
+one block and one line.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from io import FileIO
+from itertools import pairwise
+
+from penstock.runtime.errors import SourceError
+from penstock.runtime.sources.gunzip import Gunzip
+from penstock.runtime.sources.paths import unreadable
+
+BLOCK = 256 << 10  # bytes read at a time; larger blocks fall out of the cache between decoding and splitting
+_BEYOND = 16 << 10  # the same for the rest of a range's last line
+ABANDONED = -1  # the offset of a file whose rest cannot be read
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """Bytes [start, end) of a plain file; a gzip file has no end that is known."""
+
+    path: str
+    start: int = 0
+    end: int | None = None
+
+
+class LineBlocks:
+    """The lines of one file range, block by block, from an offset (None: from the range's beginning)."""
+
+    def __init__(self, part: FileRange, offset: int | None, max_line: int, source: str) -> None:
+        self._part = part
+        self._max_line = max_line
+        self._source = source
+        self._stream: FileIO | Gunzip | None = None
+        self._tail = b""  # read, but not handed out
+        self.position = part.start if offset is None else offset  # the byte behind the last line handed out
+        if offset == ABANDONED or (part.end is not None and self.position >= part.end):
+            return
+        try:
+            self._open(offset)
+        except OSError as error:
+            self.close()
+            raise unreadable(part.path, source, error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def next(self) -> bytes:
+        """Some whole lines; b"" at the end. Only the last line of a file may lack its line end."""
+        if self._stream is None:
+            return b""
+        parts = [self._tail]
+        held = len(self._tail)
+        while True:
+            data = self._read(self.position + held)
+            if not data:
+                self._check_size(self.position + held)
+                self.close()
+                return self._give(b"".join(parts))
+            cut = data.rfind(b"\n") + 1
+            if cut:
+                parts.append(data[:cut])
+                self._tail = data[cut:]
+                return self._give(b"".join(parts))
+            parts.append(data)
+            held += len(data)
+            if held > self._max_line:
+                raise SourceError(
+                    f"{self._source}: the line at byte {self.position} of {self._part.path!r} is longer than "
+                    f"{self._max_line:,} bytes. Is this a text file? If it is, raise max_line_bytes."
+                )
+
+    def close(self) -> None:
+        """Close the file; next() returns nothing more."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _give(self, block: bytes) -> bytes:
+        """`block`, without the lines that begin behind the range."""
+        end = self._part.end
+        if end is not None and self.position + len(block) >= end:
+            cut = block.find(b"\n", end - 1 - self.position) + 1
+            if cut:
+                block = block[:cut]
+            self.close()
+        self.position += len(block)
+        return block
+
+    def _open(self, offset: int | None) -> None:
+        part = self._part
+        if part.end is None:
+            self._stream = Gunzip(part.path)
+            self._skip(self.position)
+            return
+        self._stream = FileIO(part.path)
+        self._check_size(os.fstat(self._stream.fileno()).st_size)
+        if offset is not None or part.start == 0:
+            self._stream.seek(self.position)
+        else:
+            self._stream.seek(part.start - 1)
+            self._find_line()
+
+    def _find_line(self) -> None:
+        """Go from the byte before the range to the first line that begins in it."""
+        position = self._part.start - 1
+        end = self._part.end
+        assert end is not None
+        while position < end:
+            data = self._read(position)
+            if not data:
+                self._check_size(position)
+            cut = data.find(b"\n") + 1
+            if cut:
+                self._tail = data[cut:]
+                position += cut
+                break
+            position += len(data)
+        self.position = position
+        if position >= end:
+            self.close()
+
+    def _skip(self, count: int) -> None:
+        """Pass over the first bytes of a gzip file's content."""
+        position = 0
+        while position < count:
+            data = self._read(position)
+            if not data:
+                raise self._shrunk(position, count)
+            position += len(data)
+            self._tail = data[len(data) - (position - count) :] if position > count else b""
+
+    def _read(self, position: int) -> bytes:
+        """The bytes that follow the `position`-th, which is where the stream stands."""
+        end = self._part.end
+        size = BLOCK if end is None else min(BLOCK, end - position) if position < end else _BEYOND
+        assert self._stream is not None
+        try:
+            return self._stream.read(size)
+        except OSError as error:
+            raise unreadable(self._part.path, self._source, error) from error
+
+    def _check_size(self, size: int) -> None:
+        if self._part.end is not None and size < self._part.end:
+            raise self._shrunk(size, self._part.end)
+
+    def _shrunk(self, size: int, expected: int) -> SourceError:
+        return SourceError(
+            f"{self._source}: {self._part.path!r} has {size} bytes now, at least {expected} were there "
+            "before: it was "
+            "shortened or replaced while the job ran. Start the job again when nothing writes to its input "
+            "any more."
+        )
+
+
+def ranges(path: str, size: int, count: int, smallest: int) -> list[FileRange]:
+    """At most `count` ranges that make up a plain file, none shorter than `smallest` bytes unless it is the
+    only one."""
+    count = max(1, min(count, size // max(1, smallest)))
+    cuts = [size * i // count for i in range(count + 1)]
+    return [FileRange(path, start, end) for start, end in pairwise(cuts)]

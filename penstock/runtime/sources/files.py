@@ -1,0 +1,199 @@
+"""Text files as a source: one record a line.
+
+Its reader also serves JsonLines. It must never wait for more data at the end of a file, and never hold more
+of a file than one block and the records made from it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
+from penstock.runtime.sources.gunzip import CorruptGzip
+from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
+from penstock.runtime.sources.paths import Patterns, as_patterns, find_files, unreadable
+
+MIN_RANGE = 256 << 10  # bytes; a shorter range costs more to start than it gains
+MAX_LINE = 64 << 20
+_RANGES_A_READER = 4  # enough to share many files evenly without cutting each of them
+_TEXT_RATIO = 3  # about how much text is in a gzip file, for sharing the work
+
+
+class LineFiles(Source):
+    """Files of lines: what TextFiles and JsonLines have in common."""
+
+    def __init__(self, patterns: Patterns, *, parallel: bool, max_line_bytes: int) -> None:
+        if max_line_bytes < 1:
+            raise FlowError(f"max_line_bytes must be at least 1, got {max_line_bytes}")
+        self.patterns = as_patterns(patterns, type(self).__name__)
+        self.parallel = parallel
+        self.max_line_bytes = max_line_bytes
+
+    def decoder(self) -> Decoder:
+        """Turns the bytes of whole lines into records; made in the worker."""
+        raise NotImplementedError
+
+    def splits(self, parallelism: int) -> list[Split]:
+        name = type(self).__name__
+        sizes: dict[str, int] = {}
+        for path in find_files(self.patterns, name):
+            try:
+                sizes[path] = os.path.getsize(path)
+            except OSError as error:
+                raise unreadable(path, name, error) from error
+        smallest = max(MIN_RANGE, sum(sizes.values()) // (max(1, parallelism) * _RANGES_A_READER))
+        splits: list[Split] = []
+        for path, size in sizes.items():
+            if path.lower().endswith(".gz"):
+                splits.append(Split(path, FileRange(path), weight=float(max(1, size * _TEXT_RATIO))))
+                continue
+            parts = ranges(path, size, parallelism if self.parallel else 1, smallest)
+            for part in parts:
+                label = path if len(parts) == 1 else f"{path}[{part.start}:{part.end}]"
+                splits.append(Split(label, part, weight=float(max(1, (part.end or 0) - part.start))))
+        return splits
+
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        return LineReader(splits, context, self.decoder(), self.max_line_bytes, type(self).__name__)
+
+    def describe(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.patterns))})"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class TextFiles(LineFiles):
+    """The lines of text files, each a str without its line end ("\\n" or "\\r\\n").
+
+        flow.read(ps.sources.TextFiles("logs/*.txt"))
+        flow.read(ps.sources.TextFiles(["a.txt", "b.txt.gz"], encoding="latin-1"))
+
+    `patterns`: a path, a pattern (`*`, `?`, `[...]`, `**` for sub-folders) or a list of them; each file is
+    read once. Every node that runs tasks of the source must see the files under the same paths.
+    `encoding`: any in which a line ends with the byte 0x0A (not UTF-16 or UTF-32); "utf-8-sig" also drops a
+    byte order mark, which is otherwise part of the first line.
+    `parallel`: let several tasks share a large file, which are then at different places in it; False keeps
+    the lines of a file in one task, in order. A name that ends with ".gz" is a gzip file, which always has
+    one task.
+    `max_line_bytes`: the longest line allowed, so that memory stays bounded.
+
+    Empty lines are records. Only "\\n" and "\\r\\n" end a line. What is appended to a file after the job
+    started is not read, save the rest of a line that was begun.
+
+    Errors: SourceError before the start when a file is missing, a pattern matches none, or one cannot be
+    opened, and while running when a file shrinks or vanishes. A line that is not valid in the encoding is a
+    failed record (its bytes), and so is, as a whole, the rest of a gzip file behind a damaged place (the
+    file's path): the operator's on_error decides about both. Damaged compressed
+    data may yield some wrong lines before it shows, as with any gzip reader.
+
+    Offset: the position in bytes behind the last line, in a gzip file that in the decompressed content (a
+    restart decompresses up to it again); -1 behind a damaged place.
+    """
+
+    def __init__(
+        self,
+        patterns: Patterns,
+        *,
+        encoding: str = "utf-8",
+        parallel: bool = True,
+        max_line_bytes: int = MAX_LINE,
+    ) -> None:
+        super().__init__(patterns, parallel=parallel, max_line_bytes=max_line_bytes)
+        self.encoding = encoding
+        TextDecoder(encoding)  # refuses an encoding that will not do
+
+    def decoder(self) -> Decoder:
+        return TextDecoder(self.encoding)
+
+
+class LineReader(Reader):
+    """Reads file ranges one after the other."""
+
+    def __init__(
+        self, splits: list[Split], context: SourceContext, decode: Decoder, max_line: int, source: str
+    ) -> None:
+        self._context = context
+        self._decode = decode
+        self._max_line = max_line
+        self._source = source
+        self._waiting = deque(splits)
+        self._offsets: dict[str, Any] = {split.name: split.offset for split in splits}
+        self._split: Split | None = None
+        self._blocks: LineBlocks | None = None
+        self._block: Block | None = None
+        self._next = 0  # the first record of the block not handed out
+        self.finished = not splits
+
+    def read(self, limit: int) -> list[Any]:
+        while not self.finished:
+            block = self._block
+            if block is not None and self._next < len(block.records):
+                first = self._next
+                self._next = min(first + limit, len(block.records))
+                records = block.records[first : self._next]
+                return records if block.clean else readable(records, self._context.errors)
+            self._advance()
+        return []
+
+    def _advance(self) -> None:
+        """Go to the next block, in this file range or the next one."""
+        if self._split is None:
+            if not self._waiting:
+                self.finished = True
+                return
+            self._split = split = self._waiting.popleft()
+            try:
+                self._blocks = LineBlocks(split.payload, split.offset, self._max_line, self._source)
+            except CorruptGzip as error:  # damaged before the offset, where it was sound before
+                self._block = self._damaged(split, split.offset or 0, error)
+                self._next = 0
+                return
+        if self._block is not None:
+            self._offsets[self._split.name] = self._block.after
+            self._block = None
+        split = self._split
+        if self._blocks is None:
+            self._split = None
+            return
+        base = self._blocks.position
+        try:
+            data = self._blocks.next()
+        except CorruptGzip as error:
+            self._block = self._damaged(split, base, error)
+        else:
+            base = self._blocks.position - len(data)
+            if not data:
+                self._offsets[split.name] = base
+                self._close_file()
+                self._split = None
+                return
+            records, clean = self._decode(data, split.payload.path, base)
+            self._block = Block(base, data, records, clean)
+        self._next = 0
+
+    def _damaged(self, split: Split, base: int, error: CorruptGzip) -> Block:
+        """The rest of the file as one failed record."""
+        self._close_file()
+        return Block(base, b"", [Unreadable(split.payload.path, error)], clean=False, after=ABANDONED)
+
+    def _close_file(self) -> None:
+        if self._blocks is not None:
+            self._blocks.close()
+            self._blocks = None
+
+    def offsets(self) -> dict[str, Any]:
+        if self._split is not None and self._block is not None:
+            self._offsets[self._split.name] = self._block.offset(self._next)
+        return dict(self._offsets)
+
+    def close(self) -> None:
+        self.offsets()  # which must still be right afterwards
+        self._close_file()
+        self._block = None
+        self._waiting.clear()
+        self.finished = True

@@ -1,0 +1,249 @@
+"""Made-up records at a given pace: load for benchmarks, tests and demonstrations.
+
+The load is open: records are due at times fixed beforehand, whatever the job does, and a job that falls
+behind has to catch up, with the delay in its latencies. It must never wait inside read(), and never make an
+index twice or leave one out, whatever the number of tasks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.pace import Schedule, Steps
+from penstock.runtime.userfunc import ErrorHandler, apply, check_function
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Arrivals = Literal["constant", "poisson"]
+_AHEAD = 4096  # due times computed at once
+_SLACK_NS = 100_000_000  # with catch_up=False: how far behind a reader may be before its schedule moves
+
+
+class Generator(Source):
+    """The records fn(0), fn(1), fn(2), ..., as fast as possible or at a rate.
+
+        flow.read(ps.sources.Generator(lambda i: {"id": i}, rate=10_000, duration=60))
+        flow.read(ps.sources.Generator(make_order, rate="5000:10s,60000:10s", arrivals="poisson"))
+
+    `fn`: makes the record of an index; called once for each.
+    `rate`: records a second over all tasks together; None: no limit; steps [(rate, seconds), ...] or the same
+    as a text (see `parse_rate`), repeated for ever unless the last step's seconds are None.
+    `limit`: how many records in all. `duration`: seconds of the schedule, after which no record is due
+    (without a rate: seconds from the first read, again after a recovery). Without either the source never
+    ends.
+    `arrivals`: "constant" spaces records evenly, "poisson" gives them random exponential gaps of the same
+    mean.
+    `seed`: of the gaps, which are the same in every run with the same seed and number of splits.
+    `splits`: how many tasks can share the work (None: all of the source's); task t makes every index t, t +
+    splits, ...
+    `catch_up`: False lets a task that is more than 0.1 s late shift the rest of its schedule by the delay,
+    instead of making all that is due at once.
+    `clock`: nanoseconds, for tests.
+
+    Latency counts from the time when a record was due, so it includes the time by which the job was late for
+    it.
+
+    Errors: FlowError for arguments that make no sense; a record for which fn raises is a failed record (its
+    index).
+
+    Offset: the number of records that the split made; a restarted source goes on with the next one, which is
+    then due at once, the ones after it at their distances from it.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[[int], Any],
+        rate: float | str | Steps | None = None,
+        *,
+        limit: int | None = None,
+        duration: float | None = None,
+        arrivals: Arrivals = "constant",
+        seed: int = 0,
+        splits: int | None = None,
+        catch_up: bool = True,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        check_function(fn, "Generator")
+        if arrivals not in ("constant", "poisson"):
+            raise FlowError(f"Generator: arrivals must be 'constant' or 'poisson', got {arrivals!r}")
+        if limit is not None and limit < 0:
+            raise FlowError(f"Generator: limit must not be negative, got {limit}")
+        if duration is not None and duration <= 0:
+            raise FlowError(f"Generator: duration must be above 0 seconds, got {duration}")
+        if splits is not None and splits < 1:
+            raise FlowError(f"Generator needs at least one split, got splits={splits}")
+        self.fn = fn
+        self.schedule = None if rate is None else Schedule(rate)
+        self.limit = limit
+        self.duration_ns = None if duration is None else round(duration * 1e9)
+        self.poisson = arrivals == "poisson"
+        self.seed = seed
+        self.count = splits
+        self.catch_up = catch_up
+        self.clock = clock
+        self.bounded = limit is not None or duration is not None
+
+    def splits(self, parallelism: int) -> list[Split]:
+        count = self.count or max(1, parallelism)
+        return [Split(f"{t} of {count}", (t, count)) for t in range(count)]
+
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        return _GeneratorReader(self, splits, context.errors)
+
+    def describe(self) -> str:
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        parts = [name]
+        if self.schedule is not None:
+            steps = self.schedule.steps
+            if len(steps) == 1 and steps[0][1] is None:
+                parts.append(f"{steps[0][0]:,.6g}/s")
+            else:
+                parts.append(", ".join(f"{r:,.6g}/s" + ("" if s is None else f" for {s:g} s") for r, s in steps))
+            if self.poisson:
+                parts.append("poisson")
+        if self.limit is not None:
+            parts.append(f"limit={self.limit:,}")
+        if self.duration_ns is not None:
+            parts.append(f"duration={self.duration_ns / 1e9:g} s")
+        return f"Generator({', '.join(parts)})"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class _Track:
+    """One split's place in its sequence and its due times."""
+
+    def __init__(self, source: Generator, split: Split) -> None:
+        import numpy as np
+
+        self.name = split.name
+        self.first, self.stride = split.payload
+        self.made: int = split.offset or 0
+        self.ended = False
+        self._schedule = source.schedule
+        self._duration_ns = source.duration_ns
+        self._catch_up = source.catch_up
+        self._most: int | None = None
+        if source.limit is not None:
+            self._most = max(0, -(-(source.limit - self.first) // self.stride))
+        self._random = np.random.default_rng((source.seed, self.first, self.stride)) if source.poisson else None
+        self._gaps = 0.0  # the sum of the exponential gaps drawn
+        self._due: npt.NDArray[np.int64] = np.empty(0, np.int64)  # of the records from self._due_first on
+        self._due_first = 0
+        self._start: int | None = None  # the clock's time at which the schedule began
+
+    def take(self, now: int, limit: int) -> tuple[range, int | None]:
+        """The indices that are due, at most `limit`, and when the first of them was."""
+        if self._most is not None:
+            limit = min(limit, self._most - self.made)
+        count = max(0, limit)
+        stamp: int | None = None
+        if self._schedule is None:
+            if self._start is None:
+                self._start = now
+            if self._duration_ns is not None and now - self._start >= self._duration_ns:
+                self.ended = True
+                count = 0
+        else:
+            count = self._count_due(now, count)
+            if count:
+                stamp = self._next_due()
+        first = self.first + self.made * self.stride
+        self.made += count
+        if self._most is not None and self.made >= self._most:
+            self.ended = True
+        return range(first, first + count * self.stride, self.stride), stamp
+
+    def next_due(self) -> int | None:
+        """When the next record is due; None: when asked."""
+        return None if self._schedule is None else self._next_due()
+
+    def _next_due(self) -> int:
+        self._fill()
+        if self._start is None:
+            raise AssertionError("take() sets the start")
+        return self._start + int(self._due[self.made - self._due_first])
+
+    def _count_due(self, now: int, limit: int) -> int:
+        self._fill()
+        at = self.made - self._due_first
+        if self._start is None:
+            self._start = now - (int(self._due[at]) if self.made else 0)
+        if not self._catch_up:
+            late = now - self._next_due()
+            if late > _SLACK_NS:
+                self._start += late
+        due = self._due[at : at + limit]
+        count = int(due.searchsorted(now - self._start, side="right"))
+        if self._duration_ns is not None:
+            left = int(due.searchsorted(self._duration_ns, side="left"))
+            self.ended = at < len(self._due) and int(self._due[at]) >= self._duration_ns
+            count = min(count, left)
+        return count
+
+    def _fill(self) -> None:
+        """Have the due time of the next record."""
+        import numpy as np
+
+        while self.made >= self._due_first + len(self._due):
+            self._due_first += len(self._due)
+            if self._random is None:
+                self._due_first = self.made
+                numbers = np.arange(self.made, self.made + _AHEAD, dtype=np.float64)
+                counts = self.first + numbers * self.stride
+            else:
+                gaps = self._gaps + self._random.standard_exponential(_AHEAD).cumsum()
+                self._gaps = float(gaps[-1])
+                counts = gaps * self.stride
+            assert self._schedule is not None
+            self._due = self._schedule.due_ns(counts)
+
+
+class _GeneratorReader(Reader):
+    def __init__(self, source: Generator, splits: list[Split], errors: ErrorHandler) -> None:
+        self._tracks = [_Track(source, split) for split in splits]
+        self._active = list(self._tracks)
+        self._loop = partial(map, source.fn)
+        self._clock = source.clock
+        self._errors = errors
+        self._turn = itertools.count()
+        self.finished = not splits
+
+    def read(self, limit: int) -> list[Any]:
+        self.stamp_ns = None
+        now = self._clock()
+        out: list[Any] = []
+        turn = next(self._turn) % max(1, len(self._active))  # so that no track always comes last
+        for track in self._active[turn:] + self._active[:turn]:
+            indices, stamp = track.take(now, limit - len(out))
+            if stamp is not None and (self.stamp_ns is None or stamp < self.stamp_ns):
+                self.stamp_ns = stamp
+            if indices:
+                made = apply(self._loop, list(indices), self._errors)
+                out = out + made if out else made
+        if any(track.ended for track in self._active):
+            self._active = [track for track in self._active if not track.ended]
+            self.finished = not self._active
+        return out
+
+    def ready_in(self) -> float:
+        due = [track.next_due() for track in self._active]
+        if not due or None in due:
+            return 0.0
+        return max(0, min(time for time in due if time is not None) - self._clock()) / 1e9
+
+    def offsets(self) -> dict[str, Any]:
+        return {track.name: track.made for track in self._tracks}
+
+    def close(self) -> None:
+        self._active = []
+        self.finished = True

@@ -1,0 +1,143 @@
+"""From bytes to lines: one record a line, in the line's order, and which byte each line ended at.
+
+A line ends with "\\n" or "\\r\\n" and with nothing else: form feeds, U+2028 and their like are part of it. A
+decoder turns a block of whole lines into a list with exactly one entry a line: a line that cannot be decoded
+becomes an `Unreadable`, so that indices and byte offsets always correspond. It must never call the error
+policy itself: that happens when the entry is handed out, so that recovery from an offset counts each bad line
+once.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.runtime.errors import CodecError, FlowError
+from penstock.runtime.userfunc import ErrorHandler
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: decode(block, name of the input, its byte position there) -> (one entry a line, whether none is Unreadable)
+Decoder = Callable[[bytes, str, int], tuple[list[Any], bool]]
+
+_BOM = codecs.BOM_UTF8
+
+
+class Unreadable:
+    """Stands in a list of records for a line that gave none; without an error it is passed over in
+    silence."""
+
+    __slots__ = ("error", "record")
+
+    def __init__(self, record: Any, error: Exception | None) -> None:
+        self.record = record
+        self.error = error
+
+
+class Block:
+    """Whole lines of one input: their bytes, their records and where they lie."""
+
+    __slots__ = ("_ends", "after", "base", "clean", "data", "records")
+
+    def __init__(self, base: int, data: bytes, records: list[Any], clean: bool, after: int | None = None) -> None:
+        self.base = base
+        self.data = data
+        self.records = records
+        self.clean = clean  # no Unreadable among the records
+        self.after = base + len(data) if after is None else after
+        self._ends: npt.NDArray[np.intp] | None = None
+
+    def offset(self, index: int) -> int:
+        """The byte position behind the first `index` lines. Lines are measured only once this is asked."""
+        if index >= len(self.records):
+            return self.after
+        if index == 0:
+            return self.base
+        if self._ends is None:
+            import numpy as np
+
+            self._ends = np.flatnonzero(np.frombuffer(self.data, np.uint8) == ord("\n"))
+        return self.base + int(self._ends[index - 1]) + 1
+
+
+def readable(records: list[Any], errors: ErrorHandler) -> list[Any]:
+    """The records without the lines that gave none, which go to the error policy."""
+    good: list[Any] = []
+    for record in records:
+        if type(record) is not Unreadable:
+            good.append(record)
+        elif record.error is not None:
+            errors.handle(record.record, record.error)
+    return good
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """The lines of a block, without "\\n"."""
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+class TextDecoder:
+    """Lines as str."""
+
+    def __init__(self, encoding: str) -> None:
+        try:
+            newline = "\n".encode(encoding).removeprefix(_BOM)
+            name = codecs.lookup(encoding).name
+        except LookupError:
+            raise FlowError(f"{encoding!r} is not a text encoding that Python knows; utf-8 is the usual one") from None
+        if newline != b"\n":
+            raise FlowError(
+                f"encoding {encoding!r} does not end its lines with the byte 0x0A, so files cannot be cut "
+                "into lines; "
+                f"convert them first, e.g. iconv -f {encoding} -t utf-8"
+            )
+        self._strip_bom = name == "utf-8-sig"
+        self._encoding = "utf-8" if self._strip_bom else name
+        # In these a byte 0x0A is always a line end and nothing else decodes to one, so whole blocks decode at once.
+        self._whole = self._encoding in ("utf-8", "ascii") or self._encoding.startswith(("iso8859", "cp125"))
+
+    def __call__(self, data: bytes, name: str, base: int) -> tuple[list[Any], bool]:
+        if base == 0 and self._strip_bom and data.startswith(_BOM):
+            data = data[len(_BOM) :]
+            base = len(_BOM)
+            if not data:
+                return [], True
+        if self._whole:
+            try:
+                text = data.decode(self._encoding)
+            except UnicodeDecodeError:
+                return self._each(data, name, base)
+            if "\r" in text:
+                text = text.replace("\r\n", "\n")
+            lines = text.split("\n")
+            if not lines[-1]:
+                lines.pop()
+            return lines, True
+        return self._each(data, name, base)
+
+    def _each(self, data: bytes, name: str, base: int) -> tuple[list[Any], bool]:
+        out: list[Any] = []
+        clean = True
+        end = base + len(data)
+        for line in split_lines(data):
+            after = base + len(line)
+            # The last line of an input may lack its "\n"; a "\r" there is not part of a line end.
+            content = line[:-1] if after < end and line.endswith(b"\r") else line
+            try:
+                out.append(content.decode(self._encoding))
+            except UnicodeError as error:
+                reason = str(error)
+                if isinstance(error, UnicodeDecodeError):
+                    reason = f"{error.reason} at byte {error.start} of the line"
+                where = f"{name}, line at byte {base}"
+                problem = CodecError(f"{where}: not valid {self._encoding}: {reason}")
+                out.append(Unreadable(content, problem))
+                clean = False
+            base = after + 1
+        return out, clean

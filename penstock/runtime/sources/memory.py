@@ -1,0 +1,91 @@
+"""Records in memory as a source: for tests, examples and small inputs.
+
+It must never look at the user's iterable a second time: what it held at construction is the input.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.userfunc import check_picklable
+
+_SAMPLE = 100  # records tried for pickling while the flow is built; all of them travel when the job starts
+
+
+class Memory(Source):
+    """The records of an iterable, which is read once, at construction.
+
+        flow.read(ps.sources.Memory(["to be", "or not", "to be"]))
+
+    `records`: any finite iterable of records that can be pickled; they travel to every worker of the source.
+    `splits`: into how many contiguous ranges to divide them (None: one a task). With one range the whole
+    order stays.
+
+    Errors: FlowError when `records` is not iterable or its records cannot be pickled.
+
+    Offset: the index in the whole list of the next record.
+    """
+
+    def __init__(self, records: Iterable[Any], splits: int | None = None) -> None:
+        if splits is not None and splits < 1:
+            raise FlowError(f"Memory needs at least one split, got splits={splits}")
+        try:
+            self._records = list(records)
+        except TypeError:
+            if isinstance(records, Iterable):
+                raise
+            raise FlowError(f"Memory needs a list or another iterable of records, got {shorten(records)}") from None
+        self._count = splits
+        check_picklable(self._records[:_SAMPLE], "Memory")
+
+    def splits(self, parallelism: int) -> list[Split]:
+        total = len(self._records)
+        count = max(1, min(self._count or parallelism, total))
+        cuts = [total * i // count for i in range(count + 1)]
+        return [
+            Split(f"{first}:{last}", (first, last), weight=float(max(1, last - first)))
+            for first, last in pairwise(cuts)
+        ]
+
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        return _MemoryReader(self._records, splits)
+
+    def describe(self) -> str:
+        return f"Memory({len(self._records):,} records)"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class _MemoryReader(Reader):
+    def __init__(self, records: list[Any], splits: list[Split]) -> None:
+        self._records = records
+        self._waiting = deque((split.name, split.payload[1]) for split in splits)
+        self._offsets = {s.name: s.payload[0] if s.offset is None else s.offset for s in splits}
+        self.finished = not splits
+
+    def read(self, limit: int) -> list[Any]:
+        while self._waiting:
+            name, end = self._waiting[0]
+            first = self._offsets[name]
+            last = min(first + limit, end)
+            self._offsets[name] = last
+            if last >= end:
+                self._waiting.popleft()
+                self.finished = not self._waiting
+            if last > first:
+                return self._records[first:last]
+        self.finished = True
+        return []
+
+    def offsets(self) -> dict[str, Any]:
+        return dict(self._offsets)
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self.finished = True

@@ -1,0 +1,273 @@
+"""Lines from a TCP connection as a source.
+
+A thread reads the socket into a bounded buffer and stops reading when it is full, so that TCP holds the
+sender back. It must never block the run loop, nor outlive close().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from penstock.runtime.errors import FlowError, SourceError
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.files import MAX_LINE
+from penstock.runtime.sources.lines import TextDecoder, readable
+
+_RECEIVE = 64 << 10
+_CONNECT_S = 10.0
+_RETRY_S = (0.1, 5.0)  # the first and the longest pause between attempts to connect
+_JOIN_S = 2.0
+
+
+class SocketLines(Source):
+    """The lines that a TCP server sends, each a str without its line end ("\\n" or "\\r\\n").
+
+        flow.read(ps.sources.SocketLines("localhost", 9999))     # e.g. of: nc -lk 9999
+
+    `host`, `port`: where to connect to; one task does it. `encoding`: as in TextFiles. `reconnect`: connect
+    again when the server cannot be reached or closes (what was sent meanwhile is lost), and so never end;
+    False: the source ends when the server closes the connection. `max_buffered`: lines held for the job
+    before the socket is left unread.
+    `max_line_bytes`: the longest line allowed.
+
+    Errors: SourceError while running when the server cannot be reached or breaks off and `reconnect` is
+    False. A line that is not valid in the encoding is a failed record (its bytes).
+
+    Offset: the number of lines handed out. A socket cannot be replayed: lines that were received but whose
+    effects were not yet part of a checkpoint are lost when the job recovers. Put a file or a log between
+    where that matters.
+    """
+
+    bounded = False
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        encoding: str = "utf-8",
+        reconnect: bool = False,
+        max_buffered: int = 65_536,
+        max_line_bytes: int = MAX_LINE,
+    ) -> None:
+        if not 0 < port < 65_536:
+            raise FlowError(f"SocketLines: {port} is not a port; give one from 1 to 65535")
+        if max_buffered < 1 or max_line_bytes < 1:
+            raise FlowError("SocketLines: max_buffered and max_line_bytes must be at least 1")
+        self.host = host
+        self.port = port
+        self.encoding = encoding
+        self.reconnect = reconnect
+        self.max_buffered = max_buffered
+        self.max_line_bytes = max_line_bytes
+        TextDecoder(encoding)  # refuses an encoding that will not do
+
+    def splits(self, parallelism: int) -> list[Split]:
+        return [Split(f"{self.host}:{self.port}")]
+
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        return _SocketReader(self, splits, context)
+
+    def describe(self) -> str:
+        return f"SocketLines({self.host!r}, {self.port})"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class _SocketReader(Reader):
+    def __init__(self, source: SocketLines, splits: list[Split], context: SourceContext) -> None:
+        self._names = [split.name for split in splits]
+        self._received = sum(split.offset or 0 for split in splits)
+        self._errors = context.errors
+        self._feed: _Feed | None = None
+        self.finished = not splits
+        if splits:
+            self._feed = _Feed(source, context.wake)
+
+    def read(self, limit: int) -> list[Any]:
+        if self._feed is None or self.finished:
+            return []
+        records = self._feed.take(limit)
+        if not records:
+            self.finished = self._feed.at_end()
+            return []
+        self._received += len(records)
+        return readable(records, self._errors)
+
+    def offsets(self) -> dict[str, Any]:
+        return dict.fromkeys(self._names, self._received)
+
+    def ready_in(self) -> float | None:
+        return 0.0 if self.finished or self._feed is None or self._feed.has_news() else None
+
+    def close(self) -> None:
+        self.finished = True
+        if self._feed is not None:
+            self._feed.close()
+
+
+class _Feed:
+    """The thread that receives, and the buffer between it and the run loop."""
+
+    def __init__(self, source: SocketLines, wake: Callable[[], None]) -> None:
+        self._source = source
+        self._decode = TextDecoder(source.encoding)
+        self._name = f"{source.host}:{source.port}"
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._lines: deque[Any] = deque()
+        self._closed = False
+        self._ended = False
+        self._error: SourceError | None = None
+        self._socket: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name=f"penstock-socket-{self._name}", daemon=True)
+        self._thread.start()
+
+    def take(self, limit: int) -> list[Any]:
+        with self._changed:
+            count = min(limit, len(self._lines))
+            lines = [self._lines.popleft() for _ in range(count)]
+            if count:
+                self._changed.notify_all()
+            return lines
+
+    def at_end(self) -> bool:
+        """No line will come any more; raises what ended the connection when that was an error."""
+        with self._changed:
+            if self._lines or not self._ended:
+                return False
+            if self._error is not None:
+                raise self._error
+            return True
+
+    def has_news(self) -> bool:
+        with self._changed:
+            return bool(self._lines) or self._ended
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._lines.clear()
+            self._changed.notify_all()
+            if self._socket is not None:
+                _shut(self._socket)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        error: SourceError | None = None
+        try:
+            self._receive_all()
+        except SourceError as failure:
+            error = failure
+        except Exception as failure:  # the run loop must hear of it, whatever it is
+            error = SourceError(f"SocketLines: receiving from {self._name} failed: {failure!r}")
+            error.__cause__ = failure
+        with self._changed:
+            self._ended = True
+            self._error = error
+        self._wake()
+
+    def _receive_all(self) -> None:
+        pause = _RETRY_S[0]
+        while not self._closed:
+            connected = False
+            try:
+                with self._connect() as connection:
+                    connected = True
+                    self._receive(connection)
+            except OSError as error:
+                if not self._source.reconnect and not self._closed:
+                    raise self._failure(error, connected) from error
+            if not self._source.reconnect:
+                return
+            pause = _RETRY_S[0] if connected else min(2 * pause, _RETRY_S[1])
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed, pause)
+
+    def _connect(self) -> socket.socket:
+        last: OSError | None = None
+        source = self._source
+        for family, kind, protocol, _, address in socket.getaddrinfo(source.host, source.port, type=socket.SOCK_STREAM):
+            connection = socket.socket(family, kind, protocol)
+            with self._changed:
+                if self._closed:
+                    connection.close()
+                    raise OSError("closed")
+                self._socket = connection
+            try:
+                connection.settimeout(_CONNECT_S)
+                connection.connect(address)
+                connection.settimeout(None)
+                return connection
+            except OSError as error:
+                last = error
+                connection.close()
+        raise last or OSError("the name has no address")
+
+    def _receive(self, connection: socket.socket) -> None:
+        parts: list[bytes] = []  # of a line that has not ended
+        held = 0
+        position = 0
+        while not self._closed:
+            data = connection.recv(_RECEIVE)
+            cut = data.rfind(b"\n") + 1
+            if data and not cut:
+                parts.append(data)
+                held += len(data)
+                if held > self._source.max_line_bytes:
+                    raise SourceError(
+                        f"SocketLines: {self._name} sent a line of more than "
+                        f"{self._source.max_line_bytes:,} bytes. "
+                        "Does it send lines of text? If it does, raise max_line_bytes."
+                    )
+                continue
+            block = b"".join([*parts, data[:cut]])
+            if block:
+                self._put(self._decode(block, self._name, position)[0])
+            if not data:
+                return
+            position += len(block)
+            parts = [data[cut:]] if cut < len(data) else []
+            held = len(data) - cut
+
+    def _put(self, lines: list[Any]) -> None:
+        """Append to the buffer, as room comes free."""
+        done = 0
+        while done < len(lines):
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or len(self._lines) < self._source.max_buffered)
+                if self._closed:
+                    return
+                was_empty = not self._lines
+                room = self._source.max_buffered - len(self._lines)
+                self._lines.extend(lines[done : done + room])
+                done += room
+            if was_empty:
+                self._wake()
+
+    def _failure(self, error: OSError, connected: bool) -> SourceError:
+        reason = error.strerror or str(error) or type(error).__name__
+        if connected:
+            return SourceError(
+                f"SocketLines: the connection to {self._name} broke: {reason}. Give reconnect=True to go on past that."
+            )
+        return SourceError(
+            f"SocketLines: cannot connect to {self._name}: {reason}. Start the server before the job (a "
+            "test server: "
+            f"nc -lk {self._source.port}), check host and port, or give reconnect=True to wait for it. "
+            "The task that connects may run on any node."
+        )
+
+
+def _shut(connection: socket.socket) -> None:
+    """Wake the thread that waits in recv or connect, and close."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

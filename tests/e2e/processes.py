@@ -1,0 +1,66 @@
+"""Watching processes and waiting for conditions, for tests that kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+# Generous: conditions that hold within a second on an idle machine may take long on a busy one.
+LIMIT_S = 60.0
+
+
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
+    """Return when the condition holds; fail the test when it does not within the limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {limit_s:g} s: {what}")
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def kill(pid: int) -> None:
+    """SIGKILL one process, by id."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def command(pid: int) -> str:
+    """What a process runs."""
+    try:
+        with open(f"/proc/{pid}/cmdline") as line:
+            return line.read().replace("\0", " ")[:100]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def wait_gone(pids: list[int], limit_s: float) -> None:
+    """Return when none of the processes is alive any more."""
+    deadline = time.monotonic() + limit_s
+    while left := [pid for pid in pids if alive(pid)]:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"after {limit_s:g} s still there: {[(pid, command(pid)) for pid in left]}")
+        time.sleep(0.05)
+
+
+def penstock_segments() -> list[str]:
+    """Segments with a name that Penstock might have left."""
+    return [name for name in os.listdir("/dev/shm") if "penstock" in name.lower()]
+
+
+def ring_mappings(pid: int) -> int:
+    """How many shared-memory rings a process has mapped: anonymous files in /dev/shm."""
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return sum("/dev/shm/#" in line for line in maps)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

@@ -1,0 +1,260 @@
+"""However a job ends, nothing of it stays: no process, no actor, no segment, no job of its name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.actors.reaper import descendants
+from tests.e2e.processes import LIMIT_S, alive, kill, penstock_segments, ring_mappings, wait_gone, wait_until
+
+pytestmark = pytest.mark.ray
+
+GONE_S = 10.0  # what the design promises for leftovers
+
+
+def busy_flow(name: str) -> ps.Flow:
+    """An endless flow over two exchanges."""
+    flow = ps.Flow(name)
+    (
+        flow.read(ps.sources.Generator(lambda i: f"w{i % 100}", rate=5000))
+        .rebalance()
+        .map(str.upper)
+        .key_by(str.lower)
+        .count()
+        .write(ps.sinks.Null())
+    )
+    return flow
+
+
+def started(flow: ps.Flow, workers: int = 3) -> tuple[ps.Job, list[int]]:
+    """The job, running, and the processes of its workers and its JobMaster."""
+    import ray
+
+    job = ps.run(flow, workers=workers)
+    wait_until(lambda: job.status().get("records_written", 0) > 0, "records flow")
+    master = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()))
+    pids = [worker["pid"] for worker in job.status()["workers"]]
+    assert all(ring_mappings(pid) >= 1 for pid in pids), "each worker has rings mapped"
+    return job, [*pids, master]
+
+
+def assert_gone(name: str, pids: list[int], limit_s: float = GONE_S) -> None:
+    wait_gone(pids, limit_s)
+    assert penstock_segments() == []
+
+    def unknown() -> bool:
+        try:
+            ps.attach(name)
+        except ps.JobNotFound:
+            return True
+        return False
+
+    wait_until(unknown, f"job {name} is unknown", limit_s)
+
+
+def test_stop_drains(cluster: str, fresh_name: Callable[[], str]) -> None:
+    flow = ps.Flow(fresh_name())
+    taken = ps.sinks.Collect()
+    flow.read(ps.sources.Generator(lambda i: i, rate=2000)).rebalance().map(lambda i: i).write(taken)
+    job, pids = started(flow)
+    job.stop()
+    status = job.wait(LIMIT_S, progress=False)
+    assert status["state"] == "FINISHED"
+    records = sorted(taken.records())
+    assert records, "what was read went through"
+    assert len(records) == status["records_read"]
+    assert_gone(flow.name, pids)
+
+
+def test_cancel(cluster: str, fresh_name: Callable[[], str]) -> None:
+    flow = busy_flow(fresh_name())
+    job, pids = started(flow)
+    job.cancel()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
+    assert_gone(flow.name, pids)
+
+
+def test_cancel_while_a_function_hangs(cluster: str, fresh_name: Callable[[], str]) -> None:
+    def hang(record: int) -> int:
+        if record == 100:
+            threading.Event().wait()
+        return record
+
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Generator(lambda i: i, rate=1000)).map(hang).write(ps.sinks.Null())
+    job, pids = started(flow, 1)
+    job.cancel()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
+    assert_gone(flow.name, pids)
+
+
+def test_worker_killed(cluster: str, fresh_name: Callable[[], str]) -> None:
+    flow = busy_flow(fresh_name())
+    job, pids = started(flow)
+    kill(pids[1])
+    with pytest.raises(
+        ps.JobFailed, match=rf"worker 1 \(process {pids[1]}\) died|process {pids[1]} died while it wrote"
+    ):
+        job.wait(LIMIT_S, progress=False)
+    assert_gone(flow.name, pids)
+
+
+def test_master_killed(cluster: str, fresh_name: Callable[[], str]) -> None:
+    flow = busy_flow(fresh_name())
+    job, pids = started(flow)
+    kill(pids[-1])
+    with pytest.raises(ps.JobFailed, match="JobMaster died"):
+        job.wait(LIMIT_S, progress=False)
+    assert_gone(flow.name, pids)
+
+
+def test_finished(cluster: str, fresh_name: Callable[[], str]) -> None:
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Generator(lambda i: i, rate=1000, duration=2.0)).map(str).write(ps.sinks.Null())
+    job, pids = started(flow)
+    assert job.wait(LIMIT_S, progress=False)["records_written"] == 2000
+    assert_gone(flow.name, pids)
+
+
+def test_failing_function(cluster: str, fresh_name: Callable[[], str]) -> None:
+    def parse(text: str) -> int:
+        return int(text)
+
+    flow = ps.Flow(fresh_name())
+    lines = ps.sources.Memory(["1", "2", "three" * 100, "4"])
+    flow.read(lines).map(parse, name="parse").write(ps.sinks.Null())
+    job = ps.run(flow, workers=2)
+    with pytest.raises(ps.JobFailed) as failed:
+        job.wait(LIMIT_S, progress=False)
+    assert failed.value.operator == "parse"
+    message = str(failed.value)
+    assert "ValueError: invalid literal" in message
+    assert "record: 'threethree" in message
+    assert "characters)" in message
+    assert f"{Path(__file__).name}" in message
+    assert "return int(text)" in message
+
+
+DRIVER = """
+import json, os, sys, time
+import penstock as ps
+import ray
+
+address, name, detached = sys.argv[1], sys.argv[2], sys.argv[3] == "detached"
+flow = ps.Flow(name)
+(flow.read(ps.sources.Generator(lambda i: f"w{i % 100}", rate=5000))
+     .rebalance().map(str.upper).key_by(str.lower).count().write(ps.sinks.Null()))
+job = ps.run(flow, workers=2, address=address, detached=detached)
+while not job.status().get("records_written"):
+    time.sleep(0.05)
+master = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()))
+print(json.dumps([*(w["pid"] for w in job.status()["workers"]), master]), flush=True)
+job.wait(progress=False)
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Callable[..., tuple[Any, list[int]]]]:
+    """Starts drivers in processes of their own: (process, pids of its workers and JobMaster)."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    running: list[subprocess.Popen[str]] = []
+
+    def start(address: str, name: str, kind: str = "attached") -> tuple[Any, list[int]]:
+        process = subprocess.Popen(
+            [sys.executable, str(script), address, name, kind], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+        running.append(process)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("["):
+                return process, json.loads(line)
+        raise AssertionError("the driver ended before its job ran")
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def test_driver_killed_on_a_shared_cluster(
+    cluster: str, fresh_name: Callable[[], str], driver: Callable[..., tuple[Any, list[int]]]
+) -> None:
+    name = fresh_name()
+    process, pids = driver(cluster, name)
+    assert ps.attach(name).state == "RUNNING"
+    kill(process.pid)
+    assert_gone(name, pids)
+
+
+def test_driver_killed_with_its_own_cluster(
+    fresh_name: Callable[[], str], driver: Callable[..., tuple[Any, list[int]]]
+) -> None:
+    process, pids = driver("local", fresh_name())
+    started_by_it = descendants(process.pid)
+    assert set(pids) <= set(started_by_it)
+    kill(process.pid)
+    wait_gone([*pids, *started_by_it], GONE_S)
+    assert penstock_segments() == []
+
+
+def test_detached_job_outlives_its_driver(
+    cluster: str, fresh_name: Callable[[], str], driver: Callable[..., tuple[Any, list[int]]]
+) -> None:
+    name = fresh_name()
+    process, pids = driver(cluster, name, "detached")
+    kill(process.pid)
+    job = ps.attach(name)
+    before = job.status()["records_written"]
+    wait_until(lambda: job.status()["records_written"] > before, "the job goes on")
+    with pytest.raises(ps.JobExists, match=name):
+        ps.run(busy_flow(name))
+    assert all(map(alive, pids))
+    job.stop()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    assert_gone(name, pids)
+
+
+def test_not_enough_resources(cluster: str, fresh_name: Callable[[], str]) -> None:
+    flow = busy_flow(fresh_name())
+    job = ps.run(flow, workers=2, cpus_per_worker=1000, start_timeout_s=3)
+    with pytest.raises(ps.NotEnoughResources, match=r"2 x 1000 CPUs on one node; the cluster has"):
+        job.wait(LIMIT_S, progress=False)
+    assert_gone(flow.name, [])
+
+
+def test_idle_job_uses_little_cpu(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """Not a measurement (benchmarks/ has that): a loop that spins instead of sleeping would show at once."""
+    flow = ps.Flow(fresh_name())
+    source = ps.sources.Generator(lambda i: i, rate=[(1000, 1.0), (0.001, 3600.0)])
+    flow.read(source).rebalance().map(str).key_by(str).count().write(ps.sinks.Null())
+    job, pids = started(flow, 4)
+
+    def cpu_s() -> float:
+        total = 0.0
+        for pid in pids:
+            with open(f"/proc/{pid}/stat") as stat:
+                fields = stat.read().rsplit(")", 1)[1].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return total
+
+    wait_until(lambda: job.status()["read_per_s"] < 1, "the burst is over")
+    before = cpu_s()
+    time.sleep(5.0)
+    used = (cpu_s() - before) / 5.0
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)
+    assert used < 0.25, f"an idle job of 4 workers used {used:.0%} of a core"
