@@ -276,4 +276,7 @@ class JobMaster:
 
 
 def _cause(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """What went wrong, without Ray's traceback of where it was noticed."""
+    cause = getattr(error, "cause", None) or error
+    text = str(cause).strip()
+    return text.splitlines()[0] if text else type(cause).__name__

@@ -18,8 +18,6 @@ from penstock.runtime.operators import Write
 if TYPE_CHECKING:
     from penstock.runtime.flow import Flow
 
-RING_BYTES = 2 * 1024 * 1024  # the paper's size; 64 messages of 32 KiB
-
 
 def run(
     flow: Flow,
@@ -28,7 +26,7 @@ def run(
     parallelism: int | None = None,
     detached: bool = False,
     address: str | None = None,
-    ring_bytes: int = RING_BYTES,
+    ring_bytes: int | None = None,
     window_bytes: int = WINDOW_BYTES,
     cpus_per_worker: float = 1.0,
     start_timeout_s: float = 60.0,
@@ -38,7 +36,8 @@ def run(
     `workers` is the number of worker processes (default: 1). `parallelism` replaces the flow's own default. A
     `detached` job outlives this process; any other ends with it. `address` is a Ray cluster's; by default the one
     that runs here is joined, or one is started for this process. `ring_bytes` is the size of each worker's inbox, a
-    power of two: no record may be larger than about half of it. `window_bytes` bounds what is under way from one
+    power of two: no record may be larger than about half of it. By default it is 2 MiB, and grows with the records
+    that come. `window_bytes` bounds what is under way from one
     task to another. Raises FlowError or SourceError for a flow that cannot run, JobExists while a job of this name
     runs; what goes wrong later is raised by `job.wait()`.
     """

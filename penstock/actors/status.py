@@ -4,7 +4,7 @@
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, queued, busy,
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
-     workers: [{index, pid, node_id, tasks, queued}],
+     workers: [{index, pid, node_id, tasks, queued, ring_bytes}],
      records_read, records_written, read_per_s, skipped, latency_ms: {p50, p99}, latency_all_ms: {p50, p99}}
 
 `queued` is records waiting in front of an operator's task; `busy` the share of the time since the last look that its
@@ -143,6 +143,7 @@ class StatusBuilder:
             "node_id": info["node_id"],
             "tasks": mine,
             "queued": sum(tasks[number]["queued"] for number in mine if number in tasks),
+            "ring_bytes": self._reports.get(info["index"], {}).get("ring_bytes", 0),
         }
 
     def _totals(self, operators: dict[str, Any], tasks: dict[int, dict[str, Any]]) -> dict[str, Any]:

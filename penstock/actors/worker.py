@@ -32,7 +32,7 @@ _REPORTS_MAX = 8
 class WorkerOptions:
     """What `run()` was told that concerns a worker."""
 
-    ring_bytes: int
+    ring_bytes: int | None  # None: the default, and larger when records call for it
     window_bytes: int
 
 
@@ -59,7 +59,7 @@ class Worker:
     def prepare(self, options: WorkerOptions) -> dict[str, Any]:
         """Make the ring; where this worker is."""
         self._options = options
-        self._transport = ShmTransport(options.ring_bytes)
+        self._transport = ShmTransport(self._index, options.ring_bytes)
         self._control = ControlServer({"status": self.status, "stop": self.stop, "cancel": self.cancel})
         context = ray.get_runtime_context()
         return {
@@ -111,7 +111,8 @@ class Worker:
     def status(self) -> dict[str, Any]:
         """Counters of this worker's tasks."""
         tasks = self._loop.status() if self._loop is not None else []
-        return {"index": self._index, "time_ns": time.monotonic_ns(), "tasks": tasks}
+        ring_bytes = self._transport.ring_bytes if self._transport is not None else 0
+        return {"index": self._index, "time_ns": time.monotonic_ns(), "tasks": tasks, "ring_bytes": ring_bytes}
 
     def stop(self) -> None:
         """End the sources; what they have read goes through."""
