@@ -11,14 +11,20 @@ from typing import Any
 import ray
 
 from penstock.actors import reaper
-from penstock.runtime.errors import JobNotFound
+from penstock.runtime.errors import JobNotFound, NoCluster
 
 NAMESPACE = "penstock"
 
 # Ray's object store carries control messages only here; its default of 30 % of memory would be reserved in /dev/shm.
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 
+_NO_CLUSTER = (
+    "no Ray cluster runs here that outlives this program; start one (ray start --head), set RAY_ADDRESS, or give "
+    "its address"
+)
+
 _lock = threading.Lock()
+_own = False  # the cluster that this process is connected to was started by it and ends with it
 
 
 def master_name(job: str) -> str:
@@ -26,29 +32,34 @@ def master_name(job: str) -> str:
     return f"penstock.job.{job}"
 
 
-def connect(address: str | None, cpus: int) -> None:
+def connect(address: str | None, cpus: int = 1, *, lasting: bool = False) -> None:
     """Make sure that this process is connected to Ray.
 
     An initialised Ray is used as it is. Otherwise `address` (or RAY_ADDRESS) is joined; with neither, a cluster that
     runs on this machine is joined, and when there is none, or `address` is "local", one is started that ends with
-    this process and offers at least `cpus` CPUs, however many cores there are.
+    this process and offers at least `cpus` CPUs, however many cores there are. `lasting`: only a cluster that outlives
+    this process will do; NoCluster is raised where there is none.
     """
+    global _own  # noqa: PLW0603 - Ray's connection is a global of this process, and so is who started its cluster
     with _lock:
         if ray.is_initialized():
+            if lasting and _own:
+                raise NoCluster(_NO_CLUSTER)
             return
-        common: dict[str, Any] = {
-            "namespace": NAMESPACE,
-            "logging_level": logging.WARNING,
-            "log_to_driver": True,
-        }
+        # Says at every start that Ray uses tokens, which is its default and needs nothing of the user.
+        logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+        common: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": logging.WARNING, "log_to_driver": True}
         address = address or os.environ.get("RAY_ADDRESS")
         if address != "local":
             try:
                 ray.init(address=address or "auto", **common)
+                _own = False
                 return
-            except ConnectionError:
+            except ConnectionError as error:
                 if address:
-                    raise
+                    raise NoCluster(f"no Ray cluster answers at {address}: {error}") from error
+        if lasting:
+            raise NoCluster(_NO_CLUSTER)
         ray.init(
             address="local",
             num_cpus=max(cpus, os.cpu_count() or 1),
@@ -56,6 +67,7 @@ def connect(address: str | None, cpus: int) -> None:
             object_store_memory=_OBJECT_STORE_BYTES,
             **common,
         )
+        _own = True
         reaper.start(reaper.descendants(os.getpid()))
 
 

@@ -27,13 +27,16 @@ class Job:
         self._end: JobEnd | None = None
         self._last_status: dict[str, Any] | None = None
         self._over = threading.Event()
+        self._drained = threading.Event()  # nothing more is reported by the workers
         self._collected: dict[str, list[Any]] = {}  # by channel, once the job has ended
         self._channels = [sink.channel for sink in sinks if sink.channel is not None]
         for sink in sinks:
             if sink.channel is not None:
                 sink.bind(self._fetcher(sink.channel))
+        self._console: threading.Thread | None = None
         if any(sink.prints for sink in sinks):
-            threading.Thread(target=self._print_console, name="penstock-console", daemon=True).start()
+            self._console = threading.Thread(target=self._print_console, name="penstock-console", daemon=True)
+            self._console.start()
         threading.Thread(target=self._finish, name="penstock-job", daemon=True).start()
 
     def __repr__(self) -> str:
@@ -125,10 +128,14 @@ class Job:
             for channel in self._channels:
                 self._collected[channel] = ray.get(self._master.collected.remote(channel, 0))
             self._last_status = ray.get(self._master.status.remote())
+            self._drained.set()
+            if self._console is not None:
+                self._console.join()  # it asks the JobMaster too; and what it prints comes before wait() returns
             self._master.release.remote()
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             end = JobEnd("FAILED", f"its JobMaster died: {reason}")
+            self._drained.set()
             for channel in self._channels:
                 self._collected.setdefault(channel, [])
         if self._last_status is None:
@@ -145,7 +152,7 @@ class Job:
     def _print_console(self) -> None:
         seen = 0
         while True:
-            over = self._over.is_set()
+            over = self._drained.is_set()
             try:
                 total, lines = ray.get(self._master.console.remote(seen, 0.0 if over else 10.0), timeout=60)
             except (RayActorError, GetTimeoutError, SystemExit):

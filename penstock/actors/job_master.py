@@ -68,6 +68,7 @@ class JobMaster:
         self._end: JobEnd | None = None
         self._ended = threading.Event()
         self._released = threading.Event()
+        self._drivers = 0  # that wait for the outcome, or have it and still ask
         self._lock = threading.Lock()
         self._workers: list[Any] = []
         self._runs: dict[Any, int] = {}
@@ -88,6 +89,8 @@ class JobMaster:
 
     def outcome(self) -> JobEnd:
         """Wait for the end of the job."""
+        with self._lock:
+            self._drivers += 1
         self._ended.wait()
         assert self._end is not None
         return self._end
@@ -117,8 +120,11 @@ class JobMaster:
             self._control.call("cancel", _CONTROL_S)
 
     def release(self) -> None:
-        """The driver has what it wants: no need to linger after the end."""
-        self._released.set()
+        """A driver that asked for the outcome has what it wants: with the last, there is no need to linger."""
+        with self._lock:
+            self._drivers -= 1
+            if self._drivers == 0:
+                self._released.set()
 
     def collected(self, channel: str, start: int) -> list[Any]:
         """What a Collect sink has sent, from number `start` on."""
@@ -205,6 +211,7 @@ class JobMaster:
             self._control = control
             if self._state == "STARTING":
                 self._state = "RUNNING"
+            self._status.running()
             stopping = self._state == "STOPPING"
             cancelling = self._cancelling
         if cancelling or stopping:  # said before there was anybody to tell

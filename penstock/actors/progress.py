@@ -54,7 +54,8 @@ class Progress:
         from rich.live import Live
 
         if self._live is None:
-            self._live = Live(console=Console(stderr=True), auto_refresh=False)
+            # Lines that the program prints go above the table, but only where both go to the same terminal.
+            self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=sys.stdout.isatty())
             self._live.start()
         self._live.update(table(status), refresh=True)
 
@@ -79,27 +80,42 @@ def line(status: dict[str, Any]) -> str:
 
 def table(status: dict[str, Any]) -> Any:
     """A status as a rich table: an operator a row."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     title = f"{status['name']}  {status['state'].lower()}  {status.get('uptime_s', 0.0):.0f} s"
-    shown = Table(title=title, title_justify="left")
-    shown.add_column("operator")
-    for column in ("tasks", "in", "in/s", "out", "out/s", "queued", "busy", "p50", "p99"):
-        shown.add_column(column, justify="right")
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    shown.add_column("operator", no_wrap=True, min_width=8)
+    for column in ("tasks", "in", "in/s", "out/s", "queued", "busy", "p50 ms", "p99 ms"):
+        shown.add_column(column, justify="right", no_wrap=True)
     for name, op in status["operators"].items():
         shown.add_row(
             name,
             str(op["parallelism"]),
-            f"{op['records_in']:,}",
-            f"{op['in_per_s']:,.0f}",
-            f"{op['records_out']:,}",
-            f"{op['out_per_s']:,.0f}",
-            f"{op['queued']:,}",
+            short(op["records_in"]),
+            short(op["in_per_s"]),
+            short(op["out_per_s"]),
+            short(op["queued"]),
             f"{100 * op['busy']:.0f} %",
-            _ms(op["latency_ms"]["p50"]),
-            _ms(op["latency_ms"]["p99"]),
+            _number(op["latency_ms"]["p50"]),
+            _number(op["latency_ms"]["p99"]),
         )
     return shown
+
+
+def short(value: float) -> str:
+    """A count in at most seven characters: 1,234 or 56.7 k or 8.9 M."""
+    if value < 9_999.5:
+        return f"{value:,.0f}"
+    for unit in ("k", "M", "G", "T"):
+        value /= 1000
+        if value < 999.5 or unit == "T":
+            break
+    return f"{value:.3g} {unit}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _ms(value: float | None) -> str:

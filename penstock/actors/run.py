@@ -37,9 +37,10 @@ def run(
     `detached` job outlives this process; any other ends with it. `address` is a Ray cluster's; by default the one
     that runs here is joined, or one is started for this process. `ring_bytes` is the size of each worker's inbox, a
     power of two: no record may be larger than about half of it. By default it is 2 MiB, and grows with the records
-    that come. `window_bytes` bounds what is under way from one
-    task to another. Raises FlowError or SourceError for a flow that cannot run, JobExists while a job of this name
-    runs; what goes wrong later is raised by `job.wait()`.
+    that come. `window_bytes` bounds what is under way from one task to another.
+
+    Raises FlowError or SourceError for a flow that cannot run, JobExists while a job of this name runs, NoCluster for
+    a detached job where no cluster outlives this process; what goes wrong later is raised by `job.wait()`.
     """
     workers = 1 if workers is None else workers
     if workers < 1:
@@ -48,7 +49,7 @@ def run(
     if parallelism is not None:
         flow.parallelism = parallelism
     plan = flow.plan(workers)
-    cluster.connect(address, cpus=workers + 1)
+    cluster.connect(address, cpus=workers + 1, lasting=detached)
     options = JobOptions(workers, cpus_per_worker, start_timeout_s, WorkerOptions(ring_bytes, window_bytes))
     actor = ray.remote(concurrency_groups={REPORTS: 1})(JobMaster).options(
         name=cluster.master_name(flow.name),
@@ -70,5 +71,5 @@ def run(
 
 def attach(name: str, *, address: str | None = None) -> Job:
     """The running job of this name, started by another driver; raises JobNotFound when there is none."""
-    cluster.connect(address, cpus=1)
+    cluster.connect(address, lasting=not ray.is_initialized())
     return Job(name, cluster.find_master(name), [])

@@ -1,6 +1,6 @@
 """Job status: worker counters put together into one plain dict, with rates from the difference to earlier ones.
 
-    {name, state, error, started (unix s), uptime_s,
+    {name, state, error, started (unix s), uptime_s, running_s (since all workers had started),
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, queued, busy,
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
@@ -33,6 +33,7 @@ class StatusBuilder:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._started = time.time()
+        self._running: float | None = None
         self._placed: dict[int, int] = {}
         self._workers: list[dict[str, Any]] = []
         self._reports: dict[int, dict[str, Any]] = {}
@@ -43,6 +44,10 @@ class StatusBuilder:
         """Where tasks run."""
         self._placed = placed
         self._workers = workers
+
+    def running(self) -> None:
+        """All workers have started: from now on the job runs."""
+        self._running = time.time()
 
     def last(self) -> dict[str, Any]:
         """The last status built, or an empty one."""
@@ -69,6 +74,7 @@ class StatusBuilder:
             "error": None,
             "started": self._started,
             "uptime_s": now - self._started,
+            "running_s": now - self._running if self._running is not None else 0.0,
             "operators": operators,
             "tasks": [self._task(task.number, tasks.get(task.number)) for task in self._plan.tasks],
             "workers": [self._worker(info, tasks) for info in self._workers],

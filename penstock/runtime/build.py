@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from penstock.runtime.channel import (
@@ -67,9 +68,7 @@ def build(
     return wiring
 
 
-def _make_task(
-    plan: Plan, task: TaskId, clock: Callable[[], int], report: Report, transport: Transport
-) -> Task:
+def _make_task(plan: Plan, task: TaskId, clock: Callable[[], int], report: Report, transport: Transport) -> Task:
     chain = plan.chains[task.chain]
     stages = [_make_stage(operator, chain, task, report) for operator in chain.operators]
     _share_dead_letters(stages)
@@ -80,19 +79,14 @@ def _make_task(
     name = plan.task_name(task)
     if chain.source is None:
         return Task(task, name, stages, clock)
-    waker: list[Callable[[], None]] = []
-    context = SourceContext(
-        chain.source.name, task.index, chain.parallelism, stages[0].errors, lambda: waker[0]()
-    )
 
     def wake() -> None:
         source.wake()
         transport.wake()
 
-    waker.append(wake)
-    source = SourceTask(
-        task, name, stages, clock, chain.source.source.reader(chain.splits[task.index], context)
-    )
+    context = SourceContext(chain.source.name, task.index, chain.parallelism, stages[0].errors, wake)
+    source = SourceTask(task, name, stages, clock)
+    source.reader = chain.source.source.reader(chain.splits[task.index], context)
     return source
 
 
@@ -104,7 +98,7 @@ def _make_stage(operator: Any, chain: Chain, task: TaskId, report: Report) -> St
 
 def _share_dead_letters(stages: list[Stage]) -> None:
     """A fused key function's failures are the keyed operator's dead letters."""
-    for key_by, keyed in zip(stages, stages[1:], strict=False):
+    for key_by, keyed in pairwise(stages):
         if key_by.context.operator.kind == "key_by":
             key_by.errors.dead_letters = keyed.context.side.get(DEAD_LETTERS)
 
@@ -131,9 +125,7 @@ def _connect_sender(
     target = plan.chains[exchange.target].operators[0]
     # What fails on the way (key functions, choosers, codecs) fails by the policy of the operator it goes to.
     step = f"{target.name}.key_by" if target.keyed else f"{exchange.operator} -> {target.name}"
-    errors = ErrorHandler(
-        step, target.on_error, target.declared_at, _side(task, exchange, letters_of(target.name))
-    )
+    errors = ErrorHandler(step, target.on_error, target.declared_at, _side(task, exchange, letters_of(target.name)))
     task.edge_errors.append(errors)
     channels: list[OutChannel] = []
     for index in exchange.targets(sender.index):
@@ -144,9 +136,7 @@ def _connect_sender(
             wiring.tasks[receiver.number].inputs[number] = LocalInChannel(local)
             channels.append(local)
         else:
-            remote = RemoteChannel(
-                number, workers[receiver.number], receiver.number, transport, errors, window
-            )
+            remote = RemoteChannel(number, workers[receiver.number], receiver.number, transport, errors, window)
             wiring.remote_out[number] = remote
             channels.append(remote)
     task.channels += channels

@@ -178,7 +178,7 @@ class RemoteChannel(OutChannel):
             record,
             ValueError(
                 f"the record takes {size:,} bytes encoded, a message of this channel at most "
-                f"{self._transport.max_message:,}; run with a larger ring, e.g. run(flow, ring_bytes={_ring_for(size):,})"
+                f"{self._transport.max_message:,}; run with a larger ring: run(flow, ring_bytes={_ring_for(size)})"
             ),
         )
 
@@ -259,9 +259,7 @@ def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler) -
             flags = _KEYED | (_PARTIAL if batch.partial else 0)
             key_codec, keys = encode(batch.keys)
             codec, values = encode(batch.values)
-            head = HEAD.pack(DATA, flags, codec, channel, stamp, len(batch)) + KEY_HEAD.pack(
-                key_codec, len(keys)
-            )
+            head = HEAD.pack(DATA, flags, codec, channel, stamp, len(batch)) + KEY_HEAD.pack(key_codec, len(keys))
             return [head, keys, values]
         codec, payload = encode(batch)
         return [HEAD.pack(DATA, 0, codec, channel, stamp, len(batch)), payload]

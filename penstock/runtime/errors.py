@@ -9,6 +9,7 @@
     ├── JobError             about a job as a whole
     │   ├── JobFailed        it ran and ended by an error; carries the first cause
     │   ├── JobNotFound      no job of that name runs here
+    │   │   └── NoCluster    no Ray cluster runs here that could hold it
     │   ├── JobExists        a job of that name runs already
     │   └── NotEnoughResources  Ray cannot place the workers asked for
     └── RingError            see runtime/ring.py: the shared-memory channel
@@ -81,6 +82,10 @@ class JobNotFound(JobError):
 
 class JobExists(JobError):
     """A job of this name is running; give the flow another name or stop that job."""
+
+
+class NoCluster(JobNotFound):
+    """There is no Ray cluster on which a job could be found, or go on without this process."""
 
 
 class NotEnoughResources(JobError):

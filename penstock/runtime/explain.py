@@ -64,9 +64,8 @@ def _physical(plan: Plan, workers: int) -> list[str]:
     for chain in plan.chains:
         splits = f", {sum(map(len, chain.splits))} splits" if chain.source else ""
         lines.append(f"  [{chain.index}] {chain.name}  x{chain.parallelism}{splits}")
-        for exchange in plan.exchanges:
-            if exchange.source == chain.index:
-                lines.append(f"      -> [{exchange.target}] {_exchange(exchange)}")
+        outgoing = (exchange for exchange in plan.exchanges if exchange.source == chain.index)
+        lines += [f"      -> [{exchange.target}] {_exchange(exchange)}" for exchange in outgoing]
     return lines
 
 

@@ -58,9 +58,7 @@ class Flow:
     operators over the life of the job. `chaining=False` makes a task of every operator (for measuring, mostly).
     """
 
-    def __init__(
-        self, name: str, parallelism: int | None = None, key_groups: int = 128, chaining: bool = True
-    ) -> None:
+    def __init__(self, name: str, parallelism: int | None = None, key_groups: int = 128, chaining: bool = True) -> None:
         if not _NAME.fullmatch(name):
             raise FlowError(
                 f"flow name {name!r}: use up to 100 letters, digits, '_', '-' and '.', starting with a letter or digit"
@@ -100,9 +98,7 @@ class Flow:
     def connect(self, stream: Stream, to: str) -> None:
         """Feed a stream into an operator that exists already, beside its other inputs."""
         if to in self.graph.operators and self.graph.operators[to].keyed:
-            raise FlowError(
-                f"flow {self.name!r}: operator {to!r} takes keyed input; unite the streams before key_by"
-            )
+            raise FlowError(f"flow {self.name!r}: operator {to!r} takes keyed input; unite the streams before key_by")
         for edge in stream._edges(to):
             self.graph.connect(edge)
 
@@ -224,9 +220,7 @@ class Stream:
             if not isinstance(other, Stream):
                 raise FlowError(f"union takes streams, got {other!r}; apply key_by after the union")
             if other._flow is not self._flow:
-                raise FlowError(
-                    f"union of streams of two flows: {self._flow.name!r} and {other._flow.name!r}"
-                )
+                raise FlowError(f"union of streams of two flows: {self._flow.name!r} and {other._flow.name!r}")
             taps += other._taps
         if len(set(taps)) != len(taps):
             raise FlowError("union of a stream with itself would double its records")
@@ -248,9 +242,7 @@ class Stream:
         if len(self._taps) == 1:
             operator = self._flow.graph.operators[self._taps[0].operator]
             if DEAD_LETTERS not in operator.outputs:
-                raise FlowError(
-                    f"operator {operator.name!r} keeps no dead letters; give it on_error='dead_letter'"
-                )
+                raise FlowError(f"operator {operator.name!r} keeps no dead letters; give it on_error='dead_letter'")
         return self.side_output(DEAD_LETTERS)
 
     def write(self, sink: Sink, **options: Any) -> Stream:
@@ -314,9 +306,7 @@ class KeyedStream:
 def _selector(selector: Selector, method: str, fields: list[str] | None) -> Callable[[Any], Any]:
     if isinstance(selector, str):
         if fields is not None and selector not in fields:
-            raise FlowError(
-                f"{method}({selector!r}): the records have no such field; they have: {', '.join(fields)}"
-            )
+            raise FlowError(f"{method}({selector!r}): the records have no such field; they have: {', '.join(fields)}")
         return itemgetter(selector)
     if isinstance(selector, int) and not isinstance(selector, bool):
         if fields is not None:

@@ -53,12 +53,10 @@ class StageContext:
         self.parallelism = parallelism
         self.sink_context = sink_context
         self.side: dict[str, list[Any]] = {tag: [] for tag in operator.outputs}
-        self.errors = ErrorHandler(
-            operator.name, operator.on_error, operator.declared_at, self.side.get(DEAD_LETTERS)
-        )
+        self.errors = ErrorHandler(operator.name, operator.on_error, operator.declared_at, self.side.get(DEAD_LETTERS))
 
 
-class Stage(ABC):
+class Stage:
     """The running form of one operator in one task."""
 
     expands = False
@@ -98,15 +96,11 @@ class Operator(ABC):
     keyed = False  # takes KeyedBatch
     is_sink = False
 
-    def __init__(
-        self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail"
-    ) -> None:
+    def __init__(self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail") -> None:
         if on_error not in POLICIES:
             raise FlowError(f"on_error={on_error!r}: the policies are {', '.join(map(repr, POLICIES))}")
         if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
-            raise FlowError(
-                f"operator {name or self.kind!r}: parallelism={parallelism!r}; it must be 1 or more"
-            )
+            raise FlowError(f"operator {name or self.kind!r}: parallelism={parallelism!r}; it must be 1 or more")
         self.name = name or self.kind
         self.explicit_name = name is not None
         self.parallelism = parallelism
@@ -220,9 +214,7 @@ class MapBatches(Operator):
         if batch_size < 1:
             raise FlowError(f"map_batches {self.name!r}: batch_size={batch_size}; it must be 1 or more")
         if batch_format not in ("list", "arrow"):
-            raise FlowError(
-                f"map_batches {self.name!r}: batch_format={batch_format!r}; use 'list' or 'arrow'"
-            )
+            raise FlowError(f"map_batches {self.name!r}: batch_format={batch_format!r}; use 'list' or 'arrow'")
         self.fn = fn
         self.batch_size = batch_size
         self.batch_format = batch_format
@@ -257,9 +249,7 @@ class _Batches(Stage):
             try:
                 result = self._fn(part)
                 if result is None:
-                    raise TypeError(
-                        "the function returned None; return the list of outputs (it may be empty)"
-                    )
+                    raise TypeError("the function returned None; return the list of outputs (it may be empty)")
                 outputs = iter(result)
                 while piece := list(islice(outputs, EXPAND_RECORDS_MAX)):
                     yield piece
@@ -358,12 +348,11 @@ class _Aggregating(Stage):
             add_all(aggregate.add, state, keys, values, self.errors)
         if self._emit == "final":
             return []
-        # In order of first touch; a key whose only record failed may not be in the state.
-        return (
-            [(key, state[key]) for key in dict.fromkeys(keys) if key in state]
-            if (aggregate.identity_result)
-            else [(key, aggregate.result(state[key])) for key in dict.fromkeys(keys) if key in state]
-        )
+        touched = dict.fromkeys(keys)  # in order of first touch
+        if self.errors.skipped:  # a key whose only record failed has no state
+            touched = {key: None for key in touched if key in state}
+        results = map(state.__getitem__, touched)
+        return list(zip(touched, results if aggregate.identity_result else map(aggregate.result, results), strict=True))
 
     def _add_and_show(self, keys: list[Any], values: list[Any]) -> list[Any]:
         aggregate, state = self._aggregate, self.state
@@ -438,16 +427,12 @@ class Processing(Operator):
     kind = "process"
     keyed = True
 
-    def __init__(
-        self, process: Process | Callable[..., Any], outputs: tuple[str, ...] = (), **common: Any
-    ) -> None:
+    def __init__(self, process: Process | Callable[..., Any], outputs: tuple[str, ...] = (), **common: Any) -> None:
         super().__init__(**common)
         if not isinstance(process, Process):
             check_function(process, f"process {self.name!r}")
         if DEAD_LETTERS in outputs or len(set(outputs)) != len(outputs):
-            raise FlowError(
-                f"process {self.name!r}: outputs={outputs}: names must be unique, not {DEAD_LETTERS!r}"
-            )
+            raise FlowError(f"process {self.name!r}: outputs={outputs}: names must be unique, not {DEAD_LETTERS!r}")
         self.process = process
         self.outputs = (*outputs, *self.outputs)
 
@@ -515,9 +500,7 @@ class Read(Operator):
     def __init__(self, source: Source, **common: Any) -> None:
         super().__init__(**common)
         if not isinstance(source, Source):
-            raise FlowError(
-                f"flow.read() needs a source such as penstock.sources.TextFiles(...), got {source!r}"
-            )
+            raise FlowError(f"flow.read() needs a source such as penstock.sources.TextFiles(...), got {source!r}")
         self.source = source
 
     def stage(self, context: StageContext) -> Stage:

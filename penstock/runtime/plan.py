@@ -97,9 +97,7 @@ class Plan:
         return f"{self.chains[task.chain].name}[{task.index}]"
 
 
-def make_plan(
-    graph: Graph, *, parallelism: int | None, key_groups: int, workers: int, chaining: bool = True
-) -> Plan:
+def make_plan(graph: Graph, *, parallelism: int | None, key_groups: int, workers: int, chaining: bool = True) -> Plan:
     """The plan of a graph; raises FlowError when it cannot run. Lists the sources' splits, so it touches inputs."""
     graph.validate()
     if workers < 1:
@@ -148,8 +146,7 @@ def make_plan(
             target=target.index,
             operator=edge.source,
             output=edge.output,
-            grouping=edge.grouping
-            or (Forward() if source.parallelism == target.parallelism else Rebalance()),
+            grouping=edge.grouping or (Forward() if source.parallelism == target.parallelism else Rebalance()),
             combiner=_combiner(edge, target),
             first_channel=channels,
             senders=source.parallelism,

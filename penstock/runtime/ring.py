@@ -41,9 +41,7 @@ from typing import Any, ClassVar, NamedTuple
 from penstock.runtime.errors import PenstockError
 
 if sys.platform != "linux":
-    raise ImportError(
-        f"penstock's shared-memory ring needs Linux (futex, /proc, O_TMPFILE); this is {sys.platform}"
-    )
+    raise ImportError(f"penstock's shared-memory ring needs Linux (futex, /proc, O_TMPFILE); this is {sys.platform}")
 
 from penstock.runtime._native import Consumer, Message, Producer, RingHandle, Skip, split_records
 
@@ -182,9 +180,7 @@ class Ring:
         self.max_message = handle.max_message
 
     @classmethod
-    def create(
-        cls, capacity: int = 2 * 1024 * 1024, *, slots: int | None = None, directory: str = "/dev/shm"
-    ) -> Ring:
+    def create(cls, capacity: int = 2 * 1024 * 1024, *, slots: int | None = None, directory: str = "/dev/shm") -> Ring:
         """A new, empty ring of `capacity` payload bytes and room for `slots` messages, both powers of two."""
         if not 0 < capacity < 1 << 63:
             raise RingError(f"a ring's capacity must be a positive number of bytes, not {capacity}")

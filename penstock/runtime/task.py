@@ -25,7 +25,7 @@ from penstock.runtime.userfunc import ErrorHandler
 
 # A step aims at this long: long enough to share the fixed cost of a step (some 10 us) among many records, short
 # against the milliseconds that a record may take through the flow.
-STEP_NS = 2_000_000
+STEP_NS = 4_000_000
 _LIMIT_FIRST = 64
 _LIMIT_MAX = 8192
 
@@ -184,8 +184,7 @@ class Task:
             self.inputs[channel].take(cost)
             batches.append(batch)
             count += len(batch)
-            if stamp < self._stamp:
-                self._stamp = stamp
+            self._stamp = min(self._stamp, stamp)
         batch = concat(batches)
         if count > limit:
             # The rest goes back without cost: its credit is granted, at most one message above the window.
@@ -257,11 +256,10 @@ class Task:
 class SourceTask(Task):
     """A task whose input is a reader."""
 
-    def __init__(
-        self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int], reader: Reader
-    ) -> None:
+    reader: Reader  # set before the first step
+
+    def __init__(self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int]) -> None:
         super().__init__(task, name, stages, clock)
-        self.reader = reader
         self.stopping = False
         self._due: float = 0.0  # clock seconds; when the reader asked to be read again
         self._woken = True

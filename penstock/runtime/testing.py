@@ -44,9 +44,7 @@ def run(
     operators = _replace(flow, inputs)
     graph = copy.copy(flow.graph)
     graph.operators = operators
-    plan = make_plan(
-        graph, parallelism=parallelism, key_groups=flow.key_groups, workers=1, chaining=flow.chaining
-    )
+    plan = make_plan(graph, parallelism=parallelism, key_groups=flow.key_groups, workers=1, chaining=flow.chaining)
     for chain in plan.chains:
         if chain.source is not None:
             source = chain.operators[0] = copy.copy(chain.source)
@@ -83,9 +81,7 @@ def _replace(flow: Flow, inputs: Mapping[str, Iterable[Any]] | Iterable[Any] | N
     elif len(reads) == 1:
         given = {reads[0]: inputs}
     else:
-        raise FlowError(
-            f"flow {flow.name!r} has {len(reads)} sources; give inputs by name: {', '.join(reads)}"
-        )
+        raise FlowError(f"flow {flow.name!r} has {len(reads)} sources; give inputs by name: {', '.join(reads)}")
     for name in given:
         if name not in reads:
             raise FlowError(f"flow {flow.name!r} has no source {name!r}; its sources: {', '.join(reads)}")

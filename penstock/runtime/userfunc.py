@@ -29,9 +29,7 @@ POLICIES: tuple[OnError, ...] = ("fail", "skip", "dead_letter")
 DEAD_LETTERS = "dead_letters"  # the side output that the dead_letter policy writes to
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 @dataclass(frozen=True)
@@ -83,9 +81,7 @@ class ErrorHandler:
         )
 
 
-def apply(
-    loop: Callable[[Iterator[Any]], Iterable[Any]], batch: list[Any], errors: ErrorHandler
-) -> list[Any]:
+def apply(loop: Callable[[Iterator[Any]], Iterable[Any]], batch: list[Any], errors: ErrorHandler) -> list[Any]:
     """All that `loop(iterator over batch)` yields, e.g. loop = partial(map, fn); failing records go to `errors`."""
     out: list[Any] = []
     consume(lambda records: out.extend(loop(records)), batch, errors)

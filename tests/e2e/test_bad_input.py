@@ -93,7 +93,7 @@ def test_record_larger_than_the_ring_allows(cluster: str, fresh_name: Name) -> N
         return ps.run(flow, workers=2, ring_bytes=65536), taken
 
     failing, _ = job("fail")
-    with pytest.raises(ps.JobFailed, match=r"record takes 100,0\d\d bytes encoded.*ring_bytes=524,288"):
+    with pytest.raises(ps.JobFailed, match=r"record takes 100,0\d\d bytes encoded.*ring_bytes=524288"):
         failing.wait(LIMIT_S, progress=False)
     skipping, taken = job("skip")
     assert skipping.wait(LIMIT_S, progress=False)["skipped"] == 1
@@ -108,7 +108,7 @@ def test_records_that_cannot_be_pickled(cluster: str, fresh_name: Name) -> None:
 
     flow = ps.Flow(fresh_name(), parallelism=1)
     flow.read(ps.sources.Generator(lambda i: i, limit=10)).map(make).rebalance().map(str).write(ps.sinks.Null())
-    with pytest.raises(ps.JobFailed, match="cannot be (pickled|encoded)|lock"):
+    with pytest.raises(ps.JobFailed, match=r"cannot be (pickled|encoded)|lock"):
         ps.run(flow, workers=2).wait(LIMIT_S, progress=False)
 
 

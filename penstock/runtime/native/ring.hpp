@@ -463,7 +463,7 @@ class Consumer {
     void release_held(Seq seq) {
         --detained_;
         finish(seq);
-        if (seq == left_) advance_left();
+        advance_left();
     }
 
     // Sleeps until collect() may have something to do, someone called, or `ns` have passed.
@@ -495,8 +495,7 @@ class Consumer {
 
     // Slots given up since the last call, because their producer is dead.
     std::vector<Skipped> take_skips() { return std::exchange(skips_, {}); }
-    bool has_skips() const { return !skips_.empty(); }
-    size_t detained() const { return detained_; }
+    size_t skips_waiting() const { return skips_.size(); }
 
   private:
     // Of a slot between the edges, for this consumer only.

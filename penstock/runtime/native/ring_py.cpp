@@ -428,9 +428,17 @@ nb::object PyConsumer::drain(uint32_t most, std::optional<double> timeout) {
         raise("RingBusy", "another thread is inside this consumer's drain(): a consumer is for one thread at a time");
     most = std::clamp<uint32_t>(most, 1, kMostPerDrain);
     if (taken_.size() < most) taken_.resize(most);
-    core_.release_copies();
-    size_t n = core_.collect({taken_.data(), most});
-    if (n == 0 && !(timeout && *timeout == 0) && !core_.has_skips()) {
+    size_t n = 0;
+    // True: there is something to tell the caller.
+    auto look = [&] {
+        core_.release_copies();
+        const size_t skips = core_.skips_waiting();
+        n = core_.collect({taken_.data(), most});
+        if (n > 0 || core_.skips_waiting() > skips) return true;
+        core_.release_copies();  // all there was may have been a flush, and a writer may be waiting for its room
+        return false;
+    };
+    if (!look() && !(timeout && *timeout == 0)) {
         const Deadline deadline(timeout);
         const std::shared_ptr<Segment> keep = segment;
         do {
@@ -444,9 +452,7 @@ nb::object PyConsumer::drain(uint32_t most, std::optional<double> timeout) {
             inside_ = false;
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
             check("consumer");
-            core_.release_copies();  // a flush that was all there was: a writer may be waiting for its room
-            n = core_.collect({taken_.data(), most});
-        } while (n == 0 && !core_.has_skips());
+        } while (!look());
     }
     core_.called();
     return hand_over(n);

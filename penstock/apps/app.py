@@ -1,0 +1,107 @@
+"""What an application is to the `penstock` command, and the options that several of them share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.flow import Flow
+from penstock.runtime.sources import parse_rate
+
+Status = dict[str, Any]
+
+
+def _nothing(status: Status, seconds: float) -> Iterable[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An application with its options settled, ready to run.
+
+    `intro` says in one line what it is about to do; `results` makes the lines to print of the last status and the
+    seconds that the job ran; `next_steps` are commands worth trying afterwards.
+    """
+
+    flow: Flow
+    intro: str
+    results: Callable[[Status, float], Iterable[str]] = _nothing
+    next_steps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class App:
+    """One application: its name on the command line, one line about it, its own options, and how it is built."""
+
+    name: str
+    about: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    build: Callable[[argparse.Namespace], Prepared]
+
+
+class Cycle:
+    """The records of a list by number, over and over: load that costs next to nothing to make."""
+
+    def __init__(self, records: Sequence[Any]) -> None:
+        if not records:
+            raise FlowError("there are no records to repeat: the input is empty")
+        self._records = list(records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __call__(self, index: int) -> Any:
+        return self._records[index % len(self._records)]
+
+
+def add_load_options(parser: argparse.ArgumentParser, *, rate: str, duration: str) -> None:
+    """--rate and --duration; the texts say what happens without them."""
+    parser.add_argument(
+        "--rate",
+        metavar="R",
+        type=rate_option,
+        help=f"records a second over all source tasks, or steps such as 5000:10s,60000:10s, which start over; "
+        f"'max' for as fast as it goes ({rate})",
+    )
+    parser.add_argument(
+        "--duration", metavar="S", type=seconds, help=f"seconds of load; 0: until stopped by Ctrl-C ({duration})"
+    )
+
+
+def rate_option(text: str) -> str:
+    """The text of a --rate, checked."""
+    if text != "max":
+        try:
+            parse_rate(text)
+        except FlowError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def count(text: str) -> int:
+    """A whole number, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time of 0 seconds or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def described_rate(rate: str | None) -> str:
+    """A rate for people: "5,000 records/s", "as fast as possible"."""
+    if rate is None or rate == "max":
+        return "as fast as possible"
+    steps = parse_rate(rate)
+    return ", then ".join(f"{r:,.6g} records/s" + ("" if s is None else f" for {s:g} s") for r, s in steps)

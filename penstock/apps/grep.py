@@ -1,0 +1,75 @@
+"""Grep: find the lines that match a pattern, and count them.
+
+    lines -> find -+-> matches
+                   +-> one -> (by the constant 1) -> count -> number
+
+As in the storm-benchmark every match becomes the constant 1, which is also the key: one hot task counts them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from penstock.apps import text
+from penstock.apps.app import App, Prepared, Status
+from penstock.apps.latest import Latest
+from penstock.runtime.errors import FlowError
+from penstock.runtime.flow import Flow
+from penstock.runtime.sinks import Collect, Console, Files, Sink
+from penstock.runtime.sources import Source
+
+PATTERN = "string"
+
+
+def topology(source: Source, pattern: str, matches: Sink, number: Sink, name: str = "grep") -> Flow:
+    """Lines in; the lines that match to `matches`, (1, how many) to `number`."""
+    try:
+        search = re.compile(pattern).search
+    except re.error as error:
+        raise FlowError(f"{pattern!r} is not a regular expression: {error}") from None
+    flow = Flow(name)
+    found = flow.read(source, name="lines").filter(search, name="find")
+    found.write(matches, name="matches")
+    found.map(one, name="one").key_by(itself).count(name="count").write(Latest(number), name="number")
+    return flow
+
+
+def one(line: str) -> int:
+    """Every match counts the same."""
+    return 1
+
+
+def itself(value: Any) -> Any:
+    """A record that is its own key."""
+    return value
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pattern", metavar="P", default=PATTERN, help=f"a regular expression, searched in every line ({PATTERN})"
+    )
+    text.add_options(parser, rate="max")
+    parser.add_argument("--output", metavar="DIR", help="write the matching lines to files there (prints them)")
+
+
+def _build(options: argparse.Namespace) -> Prepared:
+    lines = text.open_text(options)
+    number = Collect()
+    matches: Sink = Files(options.output) if options.output else Console()
+
+    def results(status: Status, seconds: float) -> list[str]:
+        count = sum(n for _, n in number.records())
+        where = f"; they are in {options.output}" if options.output else ""
+        return [f"{count:,} of {status['records_read']:,} lines match {options.pattern!r}{where}"]
+
+    return Prepared(
+        topology(lines.source, options.pattern, matches, number, options.name),
+        f"looking for {options.pattern!r} in {lines.about}",
+        results,
+        ("penstock run grep --pattern 'king|queen' --rate 50000 --duration 10",),
+    )
+
+
+APP = App("grep", "find and count the lines that match a pattern", _add_options, _build)

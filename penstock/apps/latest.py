@@ -1,0 +1,55 @@
+"""The newest value of each key as a sink: running results in, one line a key out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from penstock.runtime.sinks import Sink, SinkContext, SinkWriter
+
+_PIECE = 4096
+
+
+class Latest(Sink):
+    """Keep the newest value of each key of (key, value) records; write them to another sink when the input ends.
+
+    An aggregate that emits every update keeps its latency low and measurable, and yet what is left at the end is one
+    record a key. Memory is that of one value a key, as in the aggregate itself. Needs all records of a key in one
+    task, as they come from a keyed operator of the same parallelism.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.channel = sink.channel
+        self.prints = sink.prints
+
+    def bind(self, fetch: Callable[[], list[Any]]) -> None:
+        self.sink.bind(fetch)
+
+    def check(self) -> None:
+        self.sink.check()
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        return _LatestWriter(self.sink.writer(context))
+
+    def describe(self) -> str:
+        return f"newest value of each key, at the end to {self.sink.describe()}"
+
+
+class _LatestWriter(SinkWriter):
+    def __init__(self, writer: SinkWriter) -> None:
+        self._writer = writer
+        self._newest: dict[Any, Any] = {}
+
+    def write(self, records: list[Any]) -> None:
+        self._newest.update(records)
+
+    def finish(self) -> None:
+        items = iter(self._newest.items())
+        while piece := list(islice(items, _PIECE)):
+            self._writer.write(piece)
+        self._writer.finish()
+
+    def close(self, failed: bool) -> None:
+        self._writer.close(failed)

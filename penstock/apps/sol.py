@@ -1,0 +1,76 @@
+"""SOL, the speed-of-light benchmark of the TurboStream paper (PAPERS row T13): what do hops alone cost?
+
+    spout -> bolt-1 -> bolt-2 -> ... -> bolt-5 -> nothing          (shuffle between all of them)
+
+One source makes messages of random digits; every bolt hands on what it gets. Whatever latency there is, is ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterable
+
+from penstock.apps.app import App, Cycle, Prepared, Status, add_load_options, count, described_rate
+from penstock.runtime.flow import Flow
+from penstock.runtime.sinks import Null
+from penstock.runtime.sources import Generator, Source
+
+_MESSAGES = 100  # distinct ones, as in the storm-benchmark
+_DURATION_S = 10.0
+
+
+def messages(size: int, seed: int = 0) -> list[str]:
+    """Distinct texts of `size` digits from 0 to 8."""
+    digits = random.Random(seed)
+    made: dict[str, None] = {}
+    while len(made) < min(_MESSAGES, 9**size):
+        made["".join(digits.choices("012345678", k=size))] = None
+    return list(made)
+
+
+def topology(source: Source, *, levels: int = 5, tasks: int | None = None, name: str = "sol") -> Flow:
+    """One source task, then `levels` bolts of `tasks` tasks each."""
+    flow = Flow(name)
+    stream = flow.read(source, name="spout", parallelism=1)
+    for level in range(1, levels + 1):
+        stream = stream.shuffle().map(const, name=f"bolt-{level}", parallelism=tasks)
+    stream.write(Null(), name="sink", parallelism=tasks)
+    return flow
+
+
+def const(record: str) -> str:
+    """A bolt that does nothing."""
+    return record
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_load_options(parser, rate="5000", duration=f"{_DURATION_S:g}")
+    parser.add_argument("--size", metavar="B", type=count, default=100, help="bytes a record (100)")
+    parser.add_argument("--levels", metavar="N", type=count, default=5, help="bolts in a row (5)")
+    parser.add_argument("--tasks", metavar="N", type=count, default=5, help="tasks of each bolt (5)")
+
+
+def _build(options: argparse.Namespace) -> Prepared:
+    rate = options.rate or "5000"
+    duration = _DURATION_S if options.duration is None else options.duration
+    source = Generator(Cycle(messages(options.size)), None if rate == "max" else rate, duration=duration or None)
+
+    def results(status: Status, seconds: float) -> Iterable[str]:
+        yield "latency since the source, in the last seconds"
+        width = max(map(len, status["operators"]))
+        for name, operator in status["operators"].items():
+            latency = operator["latency_ms"]
+            if latency["p50"] is not None:
+                yield f"  {name:<{width}}  p50 {latency['p50']:8.3f} ms   p99 {latency['p99']:8.3f} ms"
+
+    return Prepared(
+        topology(source, levels=options.levels, tasks=options.tasks, name=options.name),
+        f"{options.levels} bolts of {options.tasks} tasks in a row, records of {options.size} bytes, "
+        f"{described_rate(rate)}" + (f" for {duration:g} s" if duration else ", until you stop it with Ctrl-C"),
+        results,
+        ("penstock run sol --rate 5000:5s,40000:5s --duration 20", "penstock explain sol"),
+    )
+
+
+APP = App("sol", "the latency of hops that do nothing, operator by operator", _add_options, _build)

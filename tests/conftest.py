@@ -1,0 +1,42 @@
+"""What tests of several folders share: one Ray cluster a session, which outlives the jobs run on it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """A Ray cluster with 16 CPUs, joined by this process, as if somebody else had started it; its address."""
+    import ray
+
+    from penstock.actors.cluster import NAMESPACE
+
+    ray.init(
+        address="local",
+        num_cpus=16,
+        namespace=NAMESPACE,
+        include_dashboard=False,
+        object_store_memory=128 * 1024 * 1024,
+        logging_level="warning",
+    )
+    address: str = ray.get_runtime_context().gcs_address
+    before = os.environ.get("RAY_ADDRESS")
+    os.environ["RAY_ADDRESS"] = address  # for the drivers that tests start
+    yield address
+    if before is None:
+        del os.environ["RAY_ADDRESS"]
+    else:
+        os.environ["RAY_ADDRESS"] = before
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def fresh_name() -> Callable[[], str]:
+    """Names for flows that no other test uses."""
+    numbers = itertools.count()
+    return lambda: f"test-{next(numbers)}"

@@ -1,0 +1,87 @@
+"""The documents are true: their examples run as printed, their links lead somewhere, their commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.apps import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+CORPUS = {"a.txt": "It was the best of times\nit was the worst of times\n", "b.txt": "It was the age of wisdom\n"}
+
+
+def blocks(document: Path) -> list[tuple[int, str]]:
+    """(line, text) of the document's Python examples."""
+    text = document.read_text(encoding="utf-8")
+    return [
+        (text.count("\n", 0, found.start(1)), found[1])
+        for found in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+WITH_EXAMPLES = [document for document in DOCUMENTS if blocks(document)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    """A Ray of this module's own, unless the session has one."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    from penstock.actors import cluster
+
+    cluster.connect("local", cpus=4)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda document: document.name)
+def test_examples(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All examples of a document in order, in one namespace, where a `corpus` lies."""
+    (tmp_path / "corpus").mkdir()
+    for name, text in CORPUS.items():
+        (tmp_path / "corpus" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for line, block in blocks(document):
+        exec(compile("\n" * line + block, str(document), "exec"), namespace)
+    if document.name == "README.md":
+        counted = [line.split("\t") for part in Path("counts").iterdir() for line in part.read_text().splitlines()]
+        expected = Counter(word.lower() for text in CORPUS.values() for word in text.split())
+        assert {word: int(count) for word, count in counted} == expected  # of each word the last one stays
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", document.read_text(encoding="utf-8")):
+        path = (document.parent / target) if target else document
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_commands_parse(document: Path) -> None:
+    """Every indented `penstock ...` line is one that the command takes."""
+    for command in re.findall(r"^ {4}penstock (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE):
+        arguments = shlex.split(command, comments=True)
+        assert cli._unknown_app(arguments) is None, command
+        cli._parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_make_targets_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:^ {4}|`)make ([a-z-]+)", document.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(named) <= targets
