@@ -72,7 +72,7 @@ class Sum(Aggregate):
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
         for key, value in zip(keys, values, strict=True):
             if key in state:
-                state[key] += value
+                state[key] = state[key] + value  # not +=: the sum so far may be a list that somebody holds
             else:
                 state[key] = value + 0 if isinstance(value, bool) else value
 

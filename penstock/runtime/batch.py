@@ -7,6 +7,7 @@ that the sender combined, at most one a key.
 
 from __future__ import annotations
 
+import sys
 from itertools import islice
 from typing import Any
 
@@ -78,14 +79,14 @@ def approximate_bytes(batch: Batch) -> int:
 
 
 def _size(record: Any) -> int:
-    size = int(record.__sizeof__())
+    size = sys.getsizeof(record)
     if isinstance(record, tuple | list):
         for field in record[:_SAMPLED_FIELDS]:
-            size += field.__sizeof__()
+            size += sys.getsizeof(field)
         size += _FLOOR_BYTES * max(0, len(record) - _SAMPLED_FIELDS)
     elif isinstance(record, dict):
         for field in islice(record.values(), _SAMPLED_FIELDS):
-            size += field.__sizeof__()
-    elif hasattr(record, "nbytes"):
-        size = max(size, int(record.nbytes))
+            size += sys.getsizeof(field)
+    elif isinstance(nbytes := getattr(record, "nbytes", None), int):
+        size = max(size, nbytes)
     return max(size, _FLOOR_BYTES)

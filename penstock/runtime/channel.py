@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING
 
 from penstock.runtime.batch import Batch, KeyedBatch, approximate_bytes, concat, split
 from penstock.runtime.codec import decode, encode
-from penstock.runtime.errors import RecordError, shorten
 from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.userfunc import DeadLetter, ErrorHandler
 
 if TYPE_CHECKING:
     from penstock.runtime.task import Task
-    from penstock.runtime.userfunc import ErrorHandler
 
 DATA, END, CREDIT = 1, 2, 3
 _KEYED, _PARTIAL = 1, 2
@@ -73,7 +72,7 @@ class OutChannel(ABC):
 
     def queued(self) -> int:
         """Records that wait for credit or room."""
-        return sum(len(batch) for batch, _ in self.queue)
+        return sum(len(batch) for batch, _ in list(self.queue))  # a copy: another thread may ask
 
 
 class LocalChannel(OutChannel):
@@ -116,6 +115,7 @@ class RemoteChannel(OutChannel):
         self._errors = errors
         self._unsent: list[bytes] | None = None
         self._unsent_size = 0
+        self._unsent_records = 0
         self._record_bytes = 64.0  # smoothed; decides how many records go into a message
         self.bytes = 0
 
@@ -159,21 +159,30 @@ class RemoteChannel(OutChannel):
             if len(batch) > limit:
                 batch, rest = split(batch, limit)
                 self.queue.appendleft((rest, stamp))
-            message = encode_batch(self.number, batch, stamp, self._errors)
+            try:
+                message = _encode(self.number, batch, stamp)
+            except Exception:
+                batch = _encodable(batch, self._errors)
+                if not batch:
+                    return
+                message = _encode(self.number, batch, stamp)
             size = sum(map(len, message))
             if size <= self._transport.max_message:
                 break
             if len(batch) == 1:
-                self._too_large(batch, size)
+                self._too_large(batch, size, stamp)
                 return
             limit = max(1, len(batch) // 2)
-        if batch:
-            self._record_bytes += 0.25 * (size / len(batch) - self._record_bytes)
+        self._record_bytes += 0.25 * (size / max(1, len(batch)) - self._record_bytes)
         self._unsent = message
         self._unsent_size = size
+        self._unsent_records = len(batch)
 
-    def _too_large(self, batch: Batch, size: int) -> None:
+    def _too_large(self, batch: Batch, size: int, stamp: int) -> None:
         record = batch[0] if isinstance(batch, list) else batch.values[0]
+        if isinstance(record, DeadLetter) and record != (shortened := record.shortened()):
+            self.queue.appendleft(([shortened], stamp))
+            return
         self._errors.handle(
             record,
             ValueError(
@@ -183,7 +192,7 @@ class RemoteChannel(OutChannel):
         )
 
     def queued(self) -> int:
-        return super().queued() + (1 if self._unsent is not None else 0)
+        return super().queued() + (self._unsent_records if self._unsent is not None else 0)
 
 
 def _ring_for(size: int) -> int:
@@ -243,6 +252,7 @@ class RemoteInChannel(InChannel):
 
     def grant(self) -> None:
         if self.ended:
+            self._due.pop(self.number, None)
             return
         head = HEAD.pack(CREDIT, 0, 0, self.number, self._owed, 0)
         if self._transport.send(self._worker, self._task, (head,)):
@@ -255,41 +265,48 @@ class RemoteInChannel(InChannel):
 def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler) -> list[bytes]:
     """The parts of a data message; records that cannot be encoded go to `errors` and are left out."""
     try:
-        if isinstance(batch, KeyedBatch):
-            flags = _KEYED | (_PARTIAL if batch.partial else 0)
-            key_codec, keys = encode(batch.keys)
-            codec, values = encode(batch.values)
-            head = HEAD.pack(DATA, flags, codec, channel, stamp, len(batch)) + KEY_HEAD.pack(key_codec, len(keys))
-            return [head, keys, values]
-        codec, payload = encode(batch)
-        return [HEAD.pack(DATA, 0, codec, channel, stamp, len(batch)), payload]
+        return _encode(channel, batch, stamp)
     except Exception:
-        return encode_batch(channel, _encodable(batch, errors), stamp, errors)
+        return _encode(channel, _encodable(batch, errors), stamp)
+
+
+def _encode(channel: int, batch: Batch, stamp: int) -> list[bytes]:
+    if isinstance(batch, KeyedBatch):
+        flags = _KEYED | (_PARTIAL if batch.partial else 0)
+        key_codec, keys = encode(batch.keys)
+        codec, values = encode(batch.values)
+        head = HEAD.pack(DATA, flags, codec, channel, stamp, len(batch)) + KEY_HEAD.pack(key_codec, len(keys))
+        return [head, keys, values]
+    codec, payload = encode(batch)
+    return [HEAD.pack(DATA, 0, codec, channel, stamp, len(batch)), payload]
 
 
 def _encodable(batch: Batch, errors: ErrorHandler) -> Batch:
-    """The records that can be encoded one by one."""
+    """The records that can be encoded one by one; a dead letter whose record cannot, with a description of it."""
     kept: list[int] = []
-    values = batch.values if isinstance(batch, KeyedBatch) else batch
+    values = list(batch.values if isinstance(batch, KeyedBatch) else batch)
     for i, value in enumerate(values):
+        if isinstance(value, DeadLetter):
+            values[i] = _travelling(value)
         try:
-            encode([value])
+            encode([values[i]])
             if isinstance(batch, KeyedBatch):
                 encode([batch.keys[i]])
         except Exception as error:
             errors.handle(value, error)
         else:
             kept.append(i)
-    if len(kept) == len(batch):
-        raise RecordError(
-            "a batch cannot be encoded although each of its records can",
-            operator=errors.operator,
-            record=shorten(values[:3]),
-            location=None,
-        )
     if isinstance(batch, KeyedBatch):
         return KeyedBatch([batch.keys[i] for i in kept], [values[i] for i in kept], batch.partial)
     return [values[i] for i in kept]
+
+
+def _travelling(letter: DeadLetter) -> DeadLetter:
+    try:
+        encode([letter])
+    except Exception:
+        return letter.shortened()
+    return letter
 
 
 def decode_batch(message: Buffer) -> tuple[int, int, int, Batch | None]:

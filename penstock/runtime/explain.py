@@ -62,7 +62,8 @@ def _physical(plan: Plan, workers: int) -> list[str]:
     tasks = len(plan.tasks)
     lines = [f"physical plan: {tasks} task{'s' * (tasks != 1)} on {workers} worker{'s' * (workers != 1)}"]
     for chain in plan.chains:
-        splits = f", {sum(map(len, chain.splits))} splits" if chain.source else ""
+        n = sum(map(len, chain.splits))
+        splits = f", {n} split{'s' * (n != 1)}" if chain.source else ""
         lines.append(f"  [{chain.index}] {chain.name}  x{chain.parallelism}{splits}")
         outgoing = (exchange for exchange in plan.exchanges if exchange.source == chain.index)
         lines += [f"      -> [{exchange.target}] {_exchange(exchange)}" for exchange in outgoing]

@@ -97,6 +97,12 @@ class Flow:
 
     def connect(self, stream: Stream, to: str) -> None:
         """Feed a stream into an operator that exists already, beside its other inputs."""
+        if not isinstance(stream, Stream):
+            raise FlowError(
+                f"flow {self.name!r}: connect takes a stream, got {stream!r}; key_by goes with its operator"
+            )
+        if stream._flow is not self:
+            raise FlowError(f"flow {self.name!r}: the stream is of another flow, {stream._flow.name!r}")
         if to in self.graph.operators and self.graph.operators[to].keyed:
             raise FlowError(f"flow {self.name!r}: operator {to!r} takes keyed input; unite the streams before key_by")
         for edge in stream._edges(to):
@@ -222,7 +228,8 @@ class Stream:
             if other._flow is not self._flow:
                 raise FlowError(f"union of streams of two flows: {self._flow.name!r} and {other._flow.name!r}")
             taps += other._taps
-        if len(set(taps)) != len(taps):
+        places = [(tap.operator, tap.output) for tap in taps]
+        if len(set(places)) != len(places):
             raise FlowError("union of a stream with itself would double its records")
         fields = self._fields if all(other._fields == self._fields for other in others) else None
         return Stream(self._flow, tuple(taps), fields)

@@ -14,7 +14,7 @@ from penstock.runtime.grouping import Grouping
 from penstock.runtime.operators import Operator, Read
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # an edge is itself: what it holds of the user's may not compare or hash
 class Edge:
     """From operator `source` (its side output `output`, or the main one when None) to operator `target`.
     `grouping` None means: forward where the parallelism is equal, else rebalance."""
@@ -55,6 +55,12 @@ class Graph:
             if end not in self.operators:
                 known = ", ".join(self.operators)
                 raise FlowError(f"flow {self.name!r} has no operator {end!r}; it has: {known}")
+        if isinstance(self.operators[edge.target], Read):
+            raise FlowError(f"flow {self.name!r}: {edge.target!r} is a source; nothing can be fed into it")
+        if any((e.source, e.output, e.target) == (edge.source, edge.output, edge.target) for e in self.edges):
+            raise FlowError(
+                f"flow {self.name!r}: {edge.source!r} feeds {edge.target!r} already; twice would double its records"
+            )
         path = self._path(edge.target, edge.source)
         if path is not None:
             raise FlowError(
@@ -102,7 +108,7 @@ class Graph:
     def dangling(self) -> Iterator[str]:
         """Operators whose main output nobody takes, though they have one."""
         for name, operator in self.operators.items():
-            if not operator.is_sink and not self.outgoing(name):
+            if not operator.is_sink and all(edge.output is not None for edge in self.outgoing(name)):
                 yield name
 
     def _path(self, start: str, end: str) -> list[str] | None:

@@ -2,9 +2,9 @@
 
 One thread runs it. In every pass the loop first empties the transport's inbox into the tasks' inboxes (bounded by
 credit, see runtime/channel.py, so this never has to stop), then gives each runnable task one step, in the order of
-the plan, so that a lone record passes all stages of a worker in one pass. With nothing runnable it lets sinks write
-what they hold, and waits for a message, a wake-up or the next due source. It never waits for room: a task that cannot
-send is passed over (invariants 1, 2, 6).
+the plan, so that a lone record passes all stages of a worker in one pass; a task with nothing to do lets its sinks
+write what they hold. With nothing runnable the loop waits for a message, a wake-up or the next due source. It never
+waits for room: a task that cannot send is passed over (invariants 1, 2, 6).
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class RunLoop:
                 if task.runnable():
                     task.step()
                     ran = True
+                else:
+                    task.idle()
             self.passes += 1
             if ran:
                 self._room_wait = 0.0
@@ -91,8 +93,6 @@ class RunLoop:
             if all(task.finished for task in tasks):
                 # A worker with nothing left still takes in messages until the job ends: it has none to expect.
                 return
-            for task in tasks:
-                task.idle()
             deliver(receive(self._wait()))
 
     def _deliver(self, messages: Any) -> None:

@@ -70,20 +70,19 @@ class RecentHistogram:
 
     def __init__(self, period_ns: int = 5_000_000_000) -> None:
         self._period_ns = period_ns
-        self._turn_ns = 0
+        self._period = 0  # the number of the current one
         self._current = Histogram()
         self._last = Histogram()
         self.all = Histogram()
 
     def add(self, value: int, times: int, now_ns: int) -> None:
         """Count a value that was seen at `now_ns` (any monotonic clock)."""
-        if now_ns >= self._turn_ns:
-            if self._turn_ns:
-                self.all.merge(self._current)
-            stale = now_ns - self._turn_ns > self._period_ns
-            self._last = Histogram() if stale else self._current
+        period = now_ns // self._period_ns
+        if period != self._period:
+            self.all.merge(self._current)
+            self._last = self._current if period == self._period + 1 else Histogram()
             self._current = Histogram()
-            self._turn_ns = now_ns + self._period_ns
+            self._period = period
         self._current.add(value, times)
 
     def recent(self) -> Histogram:

@@ -8,16 +8,20 @@ channels, Ray or time.
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from operator import length_hint
 from typing import Any, Literal, get_args
 
+import cloudpickle
+
 from penstock.runtime.aggregate import Aggregate
 from penstock.runtime.batch import Batch, KeyedBatch
-from penstock.runtime.errors import FlowError
+from penstock.runtime.errors import FlowError, RecordError
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Source
@@ -28,7 +32,9 @@ from penstock.runtime.userfunc import (
     OnError,
     apply,
     check_function,
+    exhausted,
     select,
+    user_line,
 )
 
 # An expanding stage yields pieces of at most this many records. Smaller pieces cost a call into each later stage per
@@ -99,7 +105,9 @@ class Operator(ABC):
     def __init__(self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail") -> None:
         if on_error not in POLICIES:
             raise FlowError(f"on_error={on_error!r}: the policies are {', '.join(map(repr, POLICIES))}")
-        if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
+        if parallelism is not None and (
+            not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1
+        ):
             raise FlowError(f"operator {name or self.kind!r}: parallelism={parallelism!r}; it must be 1 or more")
         self.name = name or self.kind
         self.explicit_name = name is not None
@@ -178,19 +186,15 @@ class _Expand(Stage):
                 if out:
                     yield out
                 continue
-            if len(out) < EXPAND_RECORDS_MAX:
-                left = length_hint(records)
-                if left:  # a StopIteration out of the user's function
-                    stopped = RuntimeError("the function raised StopIteration")
-                    self.errors.handle(batch[len(batch) - left - 1], stopped)
-                    outputs = chain.from_iterable(map(self._fn, records))
-                    if out:
-                        yield out
-                    continue
-                if out:
-                    yield out
+            if out:
+                yield out
+            if len(out) == EXPAND_RECORDS_MAX:
+                continue
+            if exhausted(records):
                 return
-            yield out
+            stopped = RuntimeError("the function raised StopIteration")
+            self.errors.handle(batch[len(batch) - length_hint(records) - 1], stopped)
+            outputs = chain.from_iterable(map(self._fn, records))
 
 
 class MapBatches(Operator):
@@ -224,12 +228,13 @@ class MapBatches(Operator):
         return _Batches(context, fn, self.batch_size)
 
 
-def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
     import pyarrow as pa
 
-    def run(records: list[Any]) -> list[Any]:
-        result = fn(pa.Table.from_pylist(records))
-        return list(result.to_pylist())
+    def run(records: list[Any]) -> list[Any] | None:
+        names = dict.fromkeys(name for record in records for name in record)
+        result = fn(pa.table({name: [record.get(name) for record in records] for name in names}))
+        return None if result is None else list(result.to_pylist())
 
     return run
 
@@ -254,7 +259,7 @@ class _Batches(Stage):
                 while piece := list(islice(outputs, EXPAND_RECORDS_MAX)):
                     yield piece
             except Exception as error:
-                self.errors.handle(part, error)
+                self.errors.handle(part, error, len(part))
 
 
 class KeyBy(Operator):
@@ -321,10 +326,12 @@ def add_all(
     key_iterator, value_iterator = iter(keys), iter(values)
     while True:
         try:
-            return add(state, key_iterator, value_iterator)
+            add(state, key_iterator, value_iterator)
         except Exception as error:
             failed = len(keys) - length_hint(key_iterator) - 1
             errors.handle((keys[failed], values[failed]), error)
+        else:
+            return
 
 
 class _Aggregating(Stage):
@@ -348,11 +355,26 @@ class _Aggregating(Stage):
             add_all(aggregate.add, state, keys, values, self.errors)
         if self._emit == "final":
             return []
-        touched = dict.fromkeys(keys)  # in order of first touch
-        if self.errors.skipped:  # a key whose only record failed has no state
-            touched = {key: None for key in touched if key in state}
-        results = map(state.__getitem__, touched)
-        return list(zip(touched, results if aggregate.identity_result else map(aggregate.result, results), strict=True))
+        return self._results(keys)
+
+    def _results(self, keys: Iterable[Any]) -> list[Any]:
+        """(key, result) of each of these keys, in order of their first place."""
+        aggregate, state = self._aggregate, self.state
+        if not self.errors.skipped:  # else some key may have no state, or not even a hash
+            touched = dict.fromkeys(keys)
+            if aggregate.identity_result:
+                return list(zip(touched, map(state.__getitem__, touched), strict=True))
+            keys = touched
+        results: dict[Any, Any] = {}
+        for key in keys:
+            try:
+                if key in state and key not in results:
+                    results[key] = aggregate.result(state[key])
+            except TypeError:
+                continue  # no hash: its record has been handled
+            except Exception as error:
+                self.errors.handle((key, state[key]), error)
+        return list(results.items())
 
     def _add_and_show(self, keys: list[Any], values: list[Any]) -> list[Any]:
         aggregate, state = self._aggregate, self.state
@@ -369,10 +391,10 @@ class _Aggregating(Stage):
     def finish(self) -> Iterator[Batch]:
         if self._emit != "final":
             return
-        items = iter(self.state.items())
-        result = self._aggregate.result
-        while piece := [(key, result(value)) for key, value in islice(items, EXPAND_RECORDS_MAX)]:
-            yield piece
+        keys = iter(self.state)
+        while part := list(islice(keys, EXPAND_RECORDS_MAX)):
+            if piece := self._results(part):
+                yield piece
 
 
 def select_values(
@@ -447,7 +469,8 @@ class _Processing(Stage):
 
     def __init__(self, context: StageContext, process: Process | Callable[..., Any]) -> None:
         super().__init__(context)
-        self._process = process
+        # A copy: tasks of one worker must not share what the user keeps in it, nor change the flow's own.
+        self._process = pickle.loads(cloudpickle.dumps(process)) if isinstance(process, Process) else process
         self.user = ProcessContext(context.operator.name, context.index, context.parallelism, context.side)
 
     def open(self) -> None:
@@ -467,29 +490,43 @@ class _Processing(Stage):
                     outputs = iter(result)
                     while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
                         out += more
-                        if len(out) >= EXPAND_RECORDS_MAX:
-                            yield out[:]
-                            out.clear()
+                        yield from _full_pieces(out)
             except Exception as error:
                 self.errors.handle(record, error)
             if len(out) >= EXPAND_RECORDS_MAX:
-                yield out[:]
-                out.clear()
+                yield from _full_pieces(out)
         if out:
             yield out[:]
             out.clear()
 
     def finish(self) -> Iterator[Batch]:
-        if isinstance(self._process, Process):
+        if not isinstance(self._process, Process):
+            return
+        out = self.user.emitted
+        try:
             result = self._process.finish(self.user)
-            outputs = chain(self.user.emitted[:], result if result is not None else ())
-            self.user.emitted.clear()
-            while piece := list(islice(outputs, EXPAND_RECORDS_MAX)):
-                yield piece
+            if result is not None:
+                outputs = iter(result)
+                while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
+                    out += more
+                    yield from _full_pieces(out)
+        except Exception as error:
+            raise self.errors.failure("(finishing)", error, user_line(error)) from error
+        yield from _full_pieces(out)
+        if out:
+            yield out[:]
+            out.clear()
 
     def close(self, failed: bool) -> None:
         if isinstance(self._process, Process):
             self._process.close()
+
+
+def _full_pieces(out: list[Any]) -> Iterator[list[Any]]:
+    """Take full pieces off the front of a list."""
+    while len(out) >= EXPAND_RECORDS_MAX:
+        yield out[:EXPAND_RECORDS_MAX]
+        del out[:EXPAND_RECORDS_MAX]
 
 
 class Read(Operator):
@@ -544,17 +581,30 @@ class _Writing(Stage):
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
         assert self._writer is not None
-        self._writer.write(batch)
+        with self._blamed(batch):
+            self._writer.write(batch)
         return []
 
     def flush(self) -> None:
         if self._writer is not None:
-            self._writer.flush()
+            with self._blamed("(flushing)"):
+                self._writer.flush()
 
     def finish(self) -> Iterator[Batch]:
         if self._writer is not None:
-            self._writer.finish()
+            with self._blamed("(finishing)"):
+                self._writer.finish()
         return iter(())
+
+    @contextmanager
+    def _blamed(self, what: Any) -> Iterator[None]:
+        """What a writer raises for more than one record (a full disk) is this operator's failure."""
+        try:
+            yield
+        except RecordError:
+            raise
+        except Exception as error:
+            raise self.errors.failure(what, error, user_line(error)) from error
 
     def close(self, failed: bool) -> None:
         if self._writer is not None:

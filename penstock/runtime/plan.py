@@ -173,9 +173,9 @@ def _letters_on_the_way(graph: Graph, fused: set[Edge]) -> Iterator[Edge]:
     from the sender straight to where the receiving operator's dead letters go."""
     for letters in graph.edges:
         if letters.output == DEAD_LETTERS:
-            for edge in graph.incoming(letters.source):
-                if edge not in fused:
-                    yield Edge(edge.source, letters.target, Rebalance(), letters_of(letters.source))
+            senders = dict.fromkeys(edge.source for edge in graph.incoming(letters.source) if edge not in fused)
+            for sender in senders:
+                yield Edge(sender, letters.target, letters.grouping or Rebalance(), letters_of(letters.source))
 
 
 def _can_fuse(graph: Graph, edge: Edge, tasks_of: dict[str, int]) -> bool:

@@ -41,6 +41,7 @@ class Task:
         self.inputs: dict[int, InChannel] = {}
         self.outputs: dict[tuple[str, str | None], list[Output]] = {}
         self.channels: list[OutChannel] = []
+        self.stopwatch: Callable[[], int] = perf_counter_ns  # what a step takes, in ns; decides how large steps are
         self.finished = False
         self.queued = 0  # records in the inbox
         self.busy_ns = 0
@@ -78,8 +79,14 @@ class Task:
 
     def close(self, failed: bool) -> None:
         """Close the stages, also after an error."""
+        first: Exception | None = None
         for stage in self.stages:
-            stage.close(failed)
+            try:
+                stage.close(failed)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     # --- inputs, called by channels and the run loop -----------------------------------------------------------
 
@@ -114,7 +121,7 @@ class Task:
 
     def step(self) -> None:
         """Do a bounded part of what is ready; to be called only when runnable."""
-        started = perf_counter_ns()
+        started = self.stopwatch()
         if self._work is None:
             if self._ending:
                 self._end()
@@ -125,8 +132,8 @@ class Task:
         for out in self._work:
             for output in self._main:
                 output.emit(out, self._stamp)
-            if self._flush_channels() or perf_counter_ns() - started > 2 * STEP_NS:
-                elapsed = perf_counter_ns() - started
+            if self._flush_channels() or self.stopwatch() - started > 2 * STEP_NS:
+                elapsed = self.stopwatch() - started
                 self.busy_ns += elapsed
                 self._work_ns += elapsed
                 return
@@ -134,14 +141,14 @@ class Task:
         self._flush_outputs()
         self._flush_channels()
         self._unflushed = True
-        elapsed = perf_counter_ns() - started
+        elapsed = self.stopwatch() - started
         self.busy_ns += elapsed
         if self._work_records:
             self._measure(self._work_ns + elapsed)
         self._work_ns = 0
 
     def idle(self) -> None:
-        """The worker has nothing else to do: let sinks write what they hold back."""
+        """The task has nothing to do: let sinks write what they hold back."""
         if self._unflushed:
             self._unflushed = False
             for stage in self.stages:

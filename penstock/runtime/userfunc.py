@@ -29,6 +29,7 @@ POLICIES: tuple[OnError, ...] = ("fail", "skip", "dead_letter")
 DEAD_LETTERS = "dead_letters"  # the side output that the dead_letter policy writes to
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_APPS = os.path.join(_PACKAGE, "apps") + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -40,6 +41,12 @@ class DeadLetter:
     record: Any
     error: str
     location: str | None
+
+    def shortened(self) -> DeadLetter:
+        """The same with descriptions of bounded length, for a record that cannot travel."""
+        record = self.record if isinstance(self.record, str) and len(self.record) <= 200 else shorten(self.record)
+        error = self.error if len(self.error) <= 500 else f"{self.error[:450]}... ({len(self.error):,} characters)"
+        return DeadLetter(self.operator, record, error, self.location)
 
 
 @dataclass
@@ -55,24 +62,23 @@ class ErrorHandler:
     dead_letters: list[Any] | None = None
     skipped: int = field(default=0, init=False)
 
-    def handle(self, record: Any, error: BaseException) -> None:
-        """Raise RecordError, or count (and keep) the record and return."""
+    def handle(self, record: Any, error: BaseException, records: int = 1) -> None:
+        """Raise RecordError, or count (and keep) the record and return. `records`: how many `record` stands for."""
         if isinstance(error, RecordError):
             raise error
         location = user_line(error)
         if self.policy == "fail":
             raise self.failure(record, error, location) from error
-        self.skipped += 1
+        self.skipped += records
         if self.policy == "dead_letter" and self.dead_letters is not None:
-            message = f"{type(error).__name__}: {error}"
-            self.dead_letters.append(DeadLetter(self.operator, record, message, location))
+            self.dead_letters.append(DeadLetter(self.operator, record, describe(error), location))
 
     def failure(self, record: Any, error: BaseException, location: str | None = None) -> RecordError:
         """The error that ends the job, with the remedy."""
         where = f"\n  at {location}" if location else ""
         declared = f"\n  operator declared at {self.declared_at}" if self.declared_at else ""
         return RecordError(
-            f"operator {self.operator!r} failed: {type(error).__name__}: {error}"
+            f"operator {self.operator!r} failed: {describe(error)}"
             f"\n  record: {shorten(record)}{where}{declared}"
             f"\n  to go on past such records give the operator on_error='skip' or on_error='dead_letter'",
             operator=self.operator,
@@ -113,12 +119,30 @@ def consume(loop: Callable[[Iterator[Any]], object], batch: list[Any], errors: E
             failed.append(len(batch) - length_hint(records) - 1)
             errors.handle(batch[failed[-1]], error)
         else:
-            left = length_hint(records)
-            if not left:
+            if exhausted(records):
                 return failed
-            # Only a StopIteration out of the user's function ends the loop with records left.
-            failed.append(len(batch) - left - 1)
+            failed.append(len(batch) - length_hint(records) - 1)
             errors.handle(batch[failed[-1]], RuntimeError("the function raised StopIteration"))
+
+
+def exhausted(records: Iterator[Any]) -> bool:
+    """Whether a list's iterator was asked for more than there is. If not, though the loop over it has ended, the
+    user's function ended it by a StopIteration, for the record that the iterator gave last."""
+    # Only its pickled form tells: an iterator that has been asked has let go of its list.
+    return len(records.__reduce__()) == 2
+
+
+def describe(error: BaseException) -> str:
+    """An error's type and words; never raises, whatever the error's own __str__ does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__} (whose __str__ raises)"
+
+
+def _is_ours(filename: str) -> bool:
+    """Whether a file is Penstock's own machinery; its applications are users of it."""
+    return filename.startswith(_PACKAGE) and not filename.startswith(_APPS)
 
 
 def user_line(error: BaseException) -> str | None:
@@ -126,7 +150,7 @@ def user_line(error: BaseException) -> str | None:
     library: str | None = None
     own: str | None = None
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename.startswith(_PACKAGE):
+        if _is_ours(frame.filename):
             continue
         line = f"{frame.filename}:{frame.lineno} in {frame.name}"
         if frame.filename.startswith(_LIBRARIES) or frame.filename.startswith("<frozen"):
@@ -141,7 +165,7 @@ def caller_line() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code: CodeType = frame.f_code
-        if not code.co_filename.startswith(_PACKAGE) or f"{os.sep}apps{os.sep}" in code.co_filename:
+        if not _is_ours(code.co_filename):
             return f"{code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,22 +28,8 @@ def blocks(document: Path) -> list[tuple[int, str]]:
 WITH_EXAMPLES = [document for document in DOCUMENTS if blocks(document)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cluster() -> Iterator[None]:
-    """A Ray of this module's own, unless the session has one."""
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    from penstock.actors import cluster
-
-    cluster.connect("local", cpus=4)
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda document: document.name)
 def test_examples(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All examples of a document in order, in one namespace, where a `corpus` lies."""

@@ -259,18 +259,14 @@ def test_untrusted_bytes_are_never_unpickled() -> None:
         assert decode(*encode(records), trusted=False) == records
 
 
-@pytest.mark.parametrize(
-    "code", [5, 7, TUPLES, TUPLES | 256 << KIND_BITS, TEXT | 1 << KIND_BITS, 8, 65_535, -1]
-)
+@pytest.mark.parametrize("code", [5, 7, TUPLES, TUPLES | 256 << KIND_BITS, TEXT | 1 << KIND_BITS, 8, 65_535, -1])
 def test_unknown_codes_are_refused(code: int) -> None:
     with pytest.raises(CodecError, match="unknown codec"):
         decode(code, b"\x90")
 
 
 @pytest.mark.parametrize("code", [TEXT, SCALARS, NESTED, TUPLES | 2 << KIND_BITS])
-@pytest.mark.parametrize(
-    "payload", [b"", b"\xc1", b"\x91", b"\x91\x91", b"\x80", b"\x90\x00", b"\x91\x93\x01\x02"]
-)
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x91", b"\x91\x91", b"\x80", b"\x90\x00", b"\x91\x93\x01\x02"])
 def test_broken_bytes_are_refused(code: int, payload: bytes) -> None:
     with pytest.raises(CodecError, match=f"{len(payload)} bytes that are no list of code {code}"):
         decode(code, payload)

@@ -278,9 +278,7 @@ def test_regular_keys_spread_evenly_over_groups(name: str, n_groups: int) -> Non
 
 @settings(deadline=None)
 @given(st.integers(1, 300), st.data())
-def test_tables_are_contiguous_even_and_leave_no_task_without_a_group(
-    n_groups: int, data: st.DataObject
-) -> None:
+def test_tables_are_contiguous_even_and_leave_no_task_without_a_group(n_groups: int, data: st.DataObject) -> None:
     parallelism = data.draw(st.integers(1, n_groups))
     groups = KeyGroups(n_groups)
     table = list(array("H", groups.table(parallelism)))
@@ -368,9 +366,7 @@ def slow_partition(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ANY_KEYS, max_size=60), st.integers(1, 150), st.integers(0, 3), st.data())
-def test_partition_equals_the_slow_model(
-    keys: list[Any], n_groups: int, width: int, data: st.DataObject
-) -> None:
+def test_partition_equals_the_slow_model(keys: list[Any], n_groups: int, width: int, data: st.DataObject) -> None:
     parallelism = data.draw(st.integers(1, n_groups))
     columns = tuple([object() for _ in keys] for _ in range(width))
     table = KeyGroups(n_groups).table(parallelism)

@@ -62,7 +62,7 @@ class _BatchWriter(SinkWriter):
         try:
             self._fn(list(records))
         except Exception as error:
-            self._errors.handle(records[:], error)
+            self._errors.handle(records[:], error, len(records))
 
 
 class Null(Sink):

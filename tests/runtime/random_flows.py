@@ -1,0 +1,243 @@
+"""Random flows together with what plain Python makes of the same records.
+
+Every stream of a flow under construction stands beside the list of all its records, whatever their order; an operator
+is added to both. What a flow must deliver is then known without running it.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.runtime.flow import Flow, Stream
+from penstock.runtime.process import ProcessContext
+from penstock.runtime.sinks.collect import Collect
+from tests.runtime.sim import Trickle
+
+RECORDS_MAX = 1500  # in a stream: a flow should take milliseconds
+
+
+def mix(record: Any, salt: int) -> int:
+    """A number that depends on all of a record and is the same in every run."""
+    return zlib.crc32(repr((record, salt)).encode())
+
+
+@dataclass
+class Place:
+    """A stream and all records that will pass there."""
+
+    stream: Stream
+    records: list[Any]
+    used: bool = False
+
+
+@dataclass
+class RandomFlow:
+    """A flow, and for each of its sinks what must reach it. `last` sinks get results that grow: the greatest counts."""
+
+    flow: Flow
+    places: list[Place] = field(default_factory=list)
+    expected: dict[str, tuple[str, Counter[Any]]] = field(default_factory=dict)
+    last: dict[str, tuple[str, dict[Any, int]]] = field(default_factory=dict)
+
+    def check(self, outputs: dict[str, list[Any]]) -> None:
+        for channel, (name, records) in self.expected.items():
+            got = Counter(outputs.get(channel, []))
+            assert got == records, f"{name}: lost {records - got}, too much {got - records}"
+        for channel, (name, counts) in self.last.items():
+            greatest: dict[Any, int] = {}
+            for key, count in outputs.get(channel, []):
+                greatest[key] = max(count, greatest.get(key, 0))
+            assert greatest == counts, name
+
+
+def random_flow(seed: int) -> RandomFlow:
+    """A flow of the seed's choosing; every operator sets its own parallelism."""
+    rng = random.Random(seed)
+    made = RandomFlow(Flow(f"random-{seed}", key_groups=rng.choice((4, 16)), chaining=rng.random() < 0.7))
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        made.places.append(_read(made.flow, rng, seed))
+    for _ in range(rng.randrange(1, 8)):
+        place = rng.choice(made.places)
+        place.used = True
+        if rng.random() < 0.2:
+            place = _union(place, rng.choice(made.places))
+        made.places += rng.choice(_OPERATORS)(made, place, rng)
+    for place in made.places:
+        if not place.used or rng.random() < 0.1:
+            _write(made, place, rng)
+    return made
+
+
+def _read(flow: Flow, rng: random.Random, seed: int) -> Place:
+    n = rng.choice((0, 1, 10, 60))
+    source = rng.randrange(1000)
+    records = [(source, i, "x" * rng.choice((0, 3, 60))) for i in range(n)]
+    cut = rng.randrange(n + 1)
+    parallelism = rng.randrange(1, 4)
+    return Place(flow.read(Trickle([records[:cut], records[cut:]], seed), parallelism=parallelism), records)
+
+
+def _union(a: Place, b: Place) -> Place:
+    taps = {(tap.operator, tap.output) for tap in a.stream._taps}
+    if taps & {(tap.operator, tap.output) for tap in b.stream._taps} or len(a.records + b.records) > RECORDS_MAX:
+        return a
+    b.used = True
+    return Place(a.stream.union(b.stream), a.records + b.records)
+
+
+def _grouped(place: Place, rng: random.Random) -> tuple[Stream, list[Any], int]:
+    """A stream with some grouping, its records, and the next operator's parallelism."""
+    stream, records = place.stream, place.records
+    parallelism = rng.randrange(1, 4)
+    how = rng.choice(("as it is", "rebalance", "shuffle", "broadcast", "to_first", "partition_by", "forward"))
+    if how == "broadcast" and len(records) * parallelism <= RECORDS_MAX:
+        return stream.broadcast(), records * parallelism, parallelism
+    if how == "partition_by":
+        salt = rng.randrange(100)
+        return stream.partition_by(lambda record, n: mix(record, salt) % n), records, parallelism
+    if how == "forward":
+        tasks = {stream._flow.graph.operators[tap.operator].parallelism for tap in stream._taps}
+        if len(tasks) == 1:
+            return stream.forward(), records, tasks.pop() or 1
+    if how in ("rebalance", "shuffle", "to_first"):
+        return getattr(stream, how)(), records, parallelism
+    return stream, records, parallelism
+
+
+def _map(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]:
+    stream, records, parallelism = _grouped(place, rng)
+    salt = rng.randrange(100)
+    return [Place(stream.map(lambda r: (salt, r), parallelism=parallelism), [(salt, r) for r in records])]
+
+
+def _filter(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]:
+    stream, records, parallelism = _grouped(place, rng)
+    salt = rng.randrange(100)
+    keep = lambda r: mix(r, salt) % 3
+    return [Place(stream.filter(keep, parallelism=parallelism), [r for r in records if keep(r)])]
+
+
+def _flat_map(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]:
+    stream, records, parallelism = _grouped(place, rng)
+    salt = rng.randrange(100)
+    most = rng.choice((2, 4, RECORDS_MAX))
+    if len(records) * most // 2 > RECORDS_MAX:
+        most = 2
+
+    def spread(record: Any) -> Iterator[Any]:
+        return ((i, record) for i in range(mix(record, salt) % most))
+
+    return [Place(stream.flat_map(spread, parallelism=parallelism), [out for r in records for out in spread(r)])]
+
+
+def _map_batches(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]:
+    stream, records, parallelism = _grouped(place, rng)
+    size = rng.choice((1, 7, 1000))
+    out = stream.map_batches(lambda batch: [("b", r) for r in batch], batch_size=size, parallelism=parallelism)
+    return [Place(out, [("b", r) for r in records])]
+
+
+def _failing(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]:
+    """A map that fails for some records, which become dead letters or are skipped."""
+    stream, records, parallelism = _grouped(place, rng)
+    salt = rng.randrange(100)
+
+    def fail(record: Any) -> Any:
+        if mix(record, salt) % 4 == 0:
+            raise ValueError(record)
+        return ("f", record)
+
+    passed = [("f", r) for r in records if mix(r, salt) % 4]
+    if rng.random() < 0.3:
+        return [Place(stream.map(fail, parallelism=parallelism, on_error="skip"), passed)]
+    out = stream.map(fail, parallelism=parallelism, on_error="dead_letter")
+    return [Place(out, passed), _letters(out, [r for r in records if mix(r, salt) % 4 == 0], rng)]
+
+
+def _letters(stream: Stream, failed: list[Any], rng: random.Random) -> Place:
+    name = stream._taps[0].operator
+    expected = [("letter", r) for r in failed]
+    letters = stream.dead_letters().map(lambda d: ("letter", d.record), parallelism=rng.randrange(1, 3))
+    assert name in stream._flow.graph.operators
+    return Place(letters, expected)
+
+
+def _keyed(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]:
+    stream, records = place.stream, place.records
+    parallelism = rng.randrange(1, 4)
+    keys, salt = rng.choice((1, 3, 50)), rng.randrange(100)
+    key = lambda r: mix(r, salt) % keys
+    groups: dict[int, list[Any]] = defaultdict(list)
+    for record in records:
+        groups[key(record)].append(record)
+    keyed = stream.key_by(key)
+    what = rng.choice(("count", "every", "sum", "max", "reduce", "latest"))
+    if what == "count":
+        out = keyed.count(emit="final", parallelism=parallelism)
+        return [Place(out, [(k, len(rs)) for k, rs in groups.items()])]
+    if what == "every":
+        out = keyed.count(emit="every", parallelism=parallelism)
+        return [Place(out, [(k, i + 1) for k, rs in groups.items() for i in range(len(rs))])]
+    if what == "sum":
+        out = keyed.sum(lambda r: mix(r, 1), emit="final", parallelism=parallelism)
+        return [Place(out, [(k, sum(mix(r, 1) for r in rs)) for k, rs in groups.items()])]
+    if what == "max":
+        out = keyed.max(lambda r: mix(r, 1), emit="final", parallelism=parallelism)
+        return [Place(out, [(k, max(mix(r, 1) for r in rs)) for k, rs in groups.items()])]
+    if what == "reduce":
+        least: Callable[[Any, Any], Any] = lambda a, b: min(a, b, key=repr)
+        out = keyed.reduce(least, emit="final", parallelism=parallelism)
+        return [Place(out, [(k, min(rs, key=repr)) for k, rs in groups.items()])]
+    sink = Collect()
+    keyed.count(parallelism=parallelism).write(sink, parallelism=rng.randrange(1, 3))
+    made.last[sink.channel] = ("latest counts", {k: len(rs) for k, rs in groups.items()})
+    return []
+
+
+def _process(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]:
+    """Keyed state, two outputs a record at most, a side output, and keys that fail on the way."""
+    parallelism = rng.randrange(1, 4)
+    salt = rng.randrange(100)
+
+    def key(record: Any) -> int:
+        return 12 // (mix(record, salt) % 5)  # fails for a fifth of the records
+
+    def work(ctx: ProcessContext, key: int, record: Any) -> list[Any]:
+        ctx.set(ctx.get(0) + 1)
+        if mix(record, salt + 1) % 2:
+            ctx.output("odd", ("odd", record))
+        ctx.emit(("seen", key, ctx.get()))
+        return [record] if mix(record, salt + 2) % 3 == 0 else []
+
+    passed = [r for r in place.records if mix(r, salt) % 5]
+    seen = Counter(key(r) for r in passed)
+    main = [("seen", k, i + 1) for k, n in seen.items() for i in range(n)]
+    main += [r for r in passed if mix(r, salt + 2) % 3 == 0]
+    out = place.stream.key_by(key).process(work, outputs=("odd",), parallelism=parallelism, on_error="dead_letter")
+    odd = Place(out.side_output("odd"), [("odd", r) for r in passed if mix(r, salt + 1) % 2])
+    return [Place(out, main), odd, _letters(out, [r for r in place.records if mix(r, salt) % 5 == 0], rng)]
+
+
+_OPERATORS: tuple[Callable[[RandomFlow, Place, random.Random], list[Place]], ...] = (
+    _map,
+    _filter,
+    _flat_map,
+    _map_batches,
+    _failing,
+    _keyed,
+    _keyed,
+    _process,
+)
+
+
+def _write(made: RandomFlow, place: Place, rng: random.Random) -> None:
+    stream, records, parallelism = _grouped(place, rng)
+    sink = Collect()
+    stream.write(sink, parallelism=parallelism)
+    place.used = True
+    made.expected[sink.channel] = (f"sink of {[tap.operator for tap in place.stream._taps]}", Counter(records))

@@ -1,0 +1,293 @@
+"""The run loop: ends, stops, cancels, sleeps when there is nothing to do, and lets sinks write when they may."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from penstock.runtime.build import build
+from penstock.runtime.errors import RecordError
+from penstock.runtime.flow import Flow
+from penstock.runtime.loop import MessagesLost, RunLoop
+from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks.call import Call, Null
+from penstock.runtime.sinks.collect import Collect
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.memory import Memory
+from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
+
+WATCHDOG_S = 60  # a test that takes so long hangs
+
+
+class Scripted(Source):
+    """Readers that a test drives: `read(limit)` of the test's own; endless unless it says otherwise."""
+
+    bounded = False
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+
+    def splits(self, parallelism: int) -> list[Split]:
+        return [Split("script")]
+
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        return _ScriptedReader(scripts[self.script], context)
+
+
+class _ScriptedReader(Reader):
+    def __init__(self, script: Callable[[_ScriptedReader], list[Any]], context: SourceContext) -> None:
+        self.context = context
+        self.wait: float | None = None
+        self.reads = 0
+        self._script = script
+
+    def read(self, limit: int) -> list[Any]:
+        self.reads += 1
+        return self._script(self)
+
+    def offsets(self) -> dict[str, Any]:
+        return {}
+
+    def ready_in(self) -> float | None:
+        return self.wait
+
+
+scripts: dict[str, Callable[[_ScriptedReader], list[Any]]] = {}
+
+
+class Held(Sink):
+    """Holds back what it is given until it is flushed."""
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        return _HeldWriter(context)
+
+
+class _HeldWriter(SinkWriter):
+    def __init__(self, context: SinkContext) -> None:
+        self._held: list[Any] = []
+        self._context = context
+
+    def write(self, records: list[Any]) -> None:
+        self._held += records
+
+    def flush(self) -> None:
+        self._context.report("held", self._held)
+        self._held = []
+
+
+class Watched(MemoryTransport):
+    """Tells for how long the loop wanted to wait; returns at once."""
+
+    def __init__(self, network: MemoryNetwork, worker: int) -> None:
+        super().__init__(network, worker)
+        self.waits: list[float | None] = []
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
+        if timeout != 0:
+            self.waits.append(timeout)
+            self.on_wait()
+        return super().receive(0)
+
+
+def loop_of(
+    flow: Flow,
+    transport: Transport | None = None,
+    placed: dict[int, int] | None = None,
+    worker: int = 0,
+    **options: Any,
+) -> tuple[RunLoop, dict[str, list[Any]]]:
+    transport = transport or MemoryNetwork(1).transport(0)
+    plan = flow.plan(1)
+    reports: dict[str, list[Any]] = {}
+    wiring = build(
+        plan,
+        placed or {task.number: 0 for task in plan.tasks},
+        worker,
+        transport,
+        clock=time.monotonic_ns,
+        report=lambda channel, records: reports.setdefault(channel, []).extend(records),
+        **options,
+    )
+    return RunLoop(wiring, transport, time.monotonic_ns), reports
+
+
+def test_it_returns_when_all_tasks_have_finished() -> None:
+    sink = Collect()
+    flow = Flow("f")
+    flow.read(Memory(range(100))).rebalance().map(str).write(sink)
+    loop, reports = loop_of(flow)
+    loop.run()
+    assert reports[sink.channel] == [str(n) for n in range(100)]
+    assert all(status["finished"] for status in loop.status())
+
+
+def test_two_workers_in_two_threads() -> None:
+    sink = Collect()
+    flow = Flow("f", chaining=False)
+    flow.read(Memory(range(3000))).flat_map(lambda n: [n] * 3).key_by(lambda n: n % 7).count(emit="final").write(sink)
+    network = MemoryNetwork(2, 8192)
+    tasks = len(flow.plan(1).tasks)
+    placed = {task: task % 2 for task in range(tasks)}
+    made = [loop_of(flow, network.transport(w), placed, w, window=2000) for w in range(2)]
+    threads = [threading.Thread(target=loop.run, daemon=True) for loop, _ in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WATCHDOG_S)
+        assert not thread.is_alive(), "a worker hangs"
+    counts = made[0][1].get(sink.channel, []) + made[1][1].get(sink.channel, [])
+    assert dict(counts) == {k: 3 * len(range(k, 3000, 7)) for k in range(7)}
+
+
+def test_stop_lets_through_what_was_read() -> None:
+    flow = Flow("f", chaining=False)
+    sink = Collect()
+    flow.read(Scripted("until stopped")).write(sink)
+    loop, reports = loop_of(flow)
+
+    def script(reader: _ScriptedReader) -> list[Any]:
+        if reader.reads == 5:
+            loop.stop()
+        reader.wait = 0.0
+        return [reader.reads]
+
+    scripts["until stopped"] = script
+    # The reader holds the function by name, so that the flow can be pickled.
+    loop.tasks[0].reader._script = script  # type: ignore[attr-defined]
+    loop.run()
+    assert reports[sink.channel] == [1, 2, 3, 4, 5]
+
+
+scripts["until stopped"] = scripts["quiet"] = scripts["busy"] = scripts["once"] = lambda reader: []
+
+
+def test_cancel_ends_at_once_and_closes_as_failed() -> None:
+    flow = Flow("f")
+    flow.read(Scripted("quiet")).write(Null())
+    network = MemoryNetwork(1)
+    transport = Watched(network, 0)
+    loop, _ = loop_of(flow, transport)
+    failed: list[bool] = []
+    loop.tasks[0].close = failed.append  # type: ignore[method-assign]
+    transport.on_wait = loop.cancel
+    loop.run()
+    assert failed == [True]
+    assert not loop.tasks[0].finished
+
+
+def test_with_nothing_to_do_it_waits_until_something_comes() -> None:
+    flow = Flow("f")
+    flow.read(Scripted("quiet")).write(Null())
+    transport = Watched(MemoryNetwork(1), 0)
+    loop, _ = loop_of(flow, transport)
+    transport.on_wait = loop.cancel
+    loop.run()
+    assert transport.waits == [None], "no time limit, so no polling"
+
+
+def test_it_waits_until_the_next_source_is_due() -> None:
+    flow = Flow("f")
+    flow.read(Scripted("quiet")).write(Null())
+    transport = Watched(MemoryNetwork(1), 0)
+    loop, _ = loop_of(flow, transport)
+    loop.tasks[0].reader.wait = 30.0  # type: ignore[attr-defined]
+    transport.on_wait = loop.cancel
+    loop.run()
+    (wait,) = transport.waits
+    assert wait is not None
+    assert 0 < wait <= 30.0
+
+
+def test_a_wake_up_makes_it_read_again() -> None:
+    flow = Flow("f")
+    sink = Collect()
+    flow.read(Scripted("once")).write(sink)
+    transport = Watched(MemoryNetwork(1), 0)
+    loop, reports = loop_of(flow, transport)
+    reader = loop.tasks[0].reader  # type: ignore[attr-defined]
+
+    def script(reader: _ScriptedReader) -> list[Any]:
+        if reader.reads < 3:
+            return []
+        reader.finished = True
+        return ["woken"]
+
+    reader._script = script
+    transport.on_wait = reader.context.wake
+    loop.run()
+    assert reports[sink.channel] == ["woken"]
+    assert transport.waits == [None, None]
+
+
+def test_sinks_are_flushed_when_there_is_nothing_else_to_do() -> None:
+    flow = Flow("f")
+    flow.read(Scripted("once")).write(Held())
+    transport = Watched(MemoryNetwork(1), 0)
+    loop, reports = loop_of(flow, transport)
+    loop.tasks[0].reader._script = lambda reader: ["x"] if reader.reads == 1 else []  # type: ignore[attr-defined]
+    transport.on_wait = loop.cancel
+    loop.run()
+    assert reports["held"] == ["x"]
+
+
+def test_sinks_are_flushed_while_other_tasks_of_the_worker_are_busy() -> None:
+    """A quiet branch beside one that never rests: its sink may hold records back, but not for ever."""
+    flow = Flow("f")
+    flow.read(Scripted("once"), name="quiet").write(Held(), name="held")
+    flow.read(Scripted("busy"), name="busy").write(Null(), name="null")
+    loop, reports = loop_of(flow)
+
+    def never_rests(reader: _ScriptedReader) -> list[Any]:
+        if reader.reads == 500:
+            loop.cancel()
+        return ["more"]
+
+    for task in loop.tasks:
+        quiet = "quiet" in task.name
+        task.reader._script = (lambda r: ["x"] if r.reads == 1 else []) if quiet else never_rests  # type: ignore[attr-defined]
+    loop.run()
+    assert reports.get("held") == ["x"]
+
+
+def test_an_error_ends_the_loop_and_closes_everything_as_failed() -> None:
+    flow = Flow("f", chaining=False)
+    flow.read(Memory([1, 0])).write(Call(lambda n: 1 // n))
+    loop, _ = loop_of(flow)
+    closed: list[bool] = []
+    for task in loop.tasks:
+        task.close = closed.append  # type: ignore[method-assign]
+    with pytest.raises(RecordError, match="ZeroDivisionError"):
+        loop.run()
+    assert closed == [True, True]
+
+
+def test_lost_messages_end_the_loop() -> None:
+    class Lossy(MemoryTransport):
+        def lost(self) -> list[str]:
+            return ["process 7 died"]
+
+    flow = Flow("f")
+    flow.read(Memory([1])).write(Null())
+    loop, _ = loop_of(flow, Lossy(MemoryNetwork(1), 0))
+    with pytest.raises(MessagesLost, match="process 7 died"):
+        loop.run()
+
+
+def test_status_is_plain_and_complete() -> None:
+    flow = Flow("f", chaining=False)
+    flow.read(Memory(range(10))).map(lambda n: 1 // n, on_error="skip").write(Null())
+    loop, _ = loop_of(flow)
+    loop.run()
+    read, mapped, write = loop.status()
+    assert [task["name"] for task in (read, mapped, write)] == ["read[0]", "map[0]", "write[0]"]
+    assert read["operators"] == [{"name": "read", "records_in": 10, "records_out": 10, "skipped": 0}]
+    assert mapped["operators"] == [{"name": "map", "records_in": 10, "records_out": 9, "skipped": 1}]
+    assert write["operators"][0]["records_in"] == 9
+    assert write["queued"] == mapped["unsent"] == 0
+    assert sum(write["latency_all_us"].values()) == 9

@@ -1,0 +1,138 @@
+"""A job's status from its workers' reports: sums, rates, and what is not known yet."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.actors.status import StatusBuilder
+from penstock.runtime.flow import Flow
+from penstock.runtime.metrics import Histogram
+from penstock.runtime.plan import Plan
+from penstock.runtime.sinks.call import Null
+from penstock.runtime.sources.memory import Memory
+
+SECOND = 1_000_000_000
+
+
+def plan() -> Plan:
+    flow = Flow("job")
+    flow.read(Memory([1, 2]), parallelism=1).rebalance().map(str, on_error="skip").write(Null())
+    flow.parallelism = 2
+    return flow.plan(2)
+
+
+PLACED = {0: 0, 1: 0, 2: 1}
+WORKERS = [{"index": i, "pid": 100 + i, "node_id": "n"} for i in range(2)]
+
+
+def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[str, Any]:
+    """What a worker says after this long, with every counter of its tasks at `records`."""
+    latency = Histogram()
+    latency.add(2000, max(records, 1))
+    made = plan()
+    tasks = []
+    for number in (n for n, w in PLACED.items() if w == worker):
+        task = {
+            "number": number,
+            "name": made.task_name(made.tasks[number]),
+            "finished": False,
+            "blocked": False,
+            "queued": 3,
+            "unsent": 1,
+            "busy_ns": int(seconds * SECOND / 4),
+            "operators": [
+                {"name": operator.name, "records_in": records, "records_out": records, "skipped": 1}
+                for operator in made.chains[made.tasks[number].chain].operators
+            ],
+            "skipped_on_the_way": 2,
+            "latency_us": latency.sparse(),
+            "latency_all_us": latency.sparse(),
+        }
+        tasks.append({**task, **changes})
+    return {"index": worker, "time_ns": int(seconds * SECOND), "tasks": tasks}
+
+
+def builder() -> StatusBuilder:
+    made = StatusBuilder(plan())
+    made.place(PLACED, WORKERS)
+    return made
+
+
+def test_before_any_report_everything_is_there_and_nothing_counted() -> None:
+    status = builder().build("RUNNING", [], 0)
+    assert set(status["operators"]) == {"read", "map", "write"}
+    assert status["operators"]["map"]["parallelism"] == 2
+    assert status["records_read"] == status["records_written"] == status["skipped"] == 0
+    assert status["latency_ms"] == {"p50": None, "p99": None}
+    assert [task["worker"] for task in status["tasks"]] == [0, 0, 1]
+    json.dumps(status)
+
+
+def test_the_last_status_before_any_is_starting() -> None:
+    made = StatusBuilder(plan())
+    assert made.last()["state"] == "STARTING"
+    made.place(PLACED, WORKERS)
+    made.build("RUNNING", [], 0)
+    assert made.last()["state"] == "RUNNING"
+
+
+def test_counters_are_summed_over_tasks() -> None:
+    status = builder().build("RUNNING", [report(0, 1, 10), report(1, 1, 30)], 0)
+    assert status["operators"]["map"]["records_in"] == 40
+    assert status["operators"]["map"]["skipped"] == 2
+    assert status["operators"]["map"]["queued"] == 6
+    assert status["operators"]["write"]["queued"] == 0, "what waits, waits before the chain's first operator"
+    assert (status["records_read"], status["records_written"]) == (10, 40)
+    assert status["skipped"] == 1 + 2 + 2 + 3 * 2
+    assert [worker["queued"] for worker in status["workers"]] == [6, 3]
+    assert status["latency_all_ms"]["p50"] == pytest.approx(2, rel=0.04)
+
+
+def test_rates_are_the_difference_of_two_reports() -> None:
+    made = builder()
+    first = made.build("RUNNING", [report(0, 10, 100), report(1, 10, 100)], 0)
+    assert first["read_per_s"] == 0
+    status = made.build("RUNNING", [report(0, 12, 300), report(1, 11, 400)], 0)
+    assert status["read_per_s"] == status["operators"]["read"]["out_per_s"] == 100
+    assert status["operators"]["map"]["in_per_s"] == 100 + 300
+    assert status["operators"]["map"]["busy"] == 0.25
+
+
+@pytest.mark.parametrize("gap", [0.05, 0.1, 0.3, 0.49, 0.5, 0.7, 3.0])
+def test_rates_are_right_however_often_one_asks(gap: float) -> None:
+    made = builder()
+    for i in range(40):
+        status = made.build("RUNNING", [report(0, 1 + i * gap, int(1000 * i * gap))], 0)
+        if i * gap >= 1:
+            assert status["read_per_s"] == pytest.approx(1000, rel=0.1)
+
+
+@given(st.lists(st.floats(0.01, 2), min_size=3, max_size=30))
+def test_rates_are_taken_over_half_a_second_at_least(gaps: list[float]) -> None:
+    """A burst of one record in the last hundredth of a second is no rate of a hundred records a second."""
+    made = builder()
+    now = 1.0
+    for gap in gaps:
+        made.build("RUNNING", [report(0, now, 0)], 0)
+        now += gap
+    status = made.build("RUNNING", [report(0, now, 1)], 0)
+    if sum(gaps) >= 1:
+        assert 0 < status["read_per_s"] <= 2.001
+
+
+def test_the_same_report_twice_changes_nothing() -> None:
+    made = builder()
+    made.build("RUNNING", [report(0, 1, 0)], 0)
+    status = made.build("RUNNING", [report(0, 2, 100)], 0)
+    assert made.build("RUNNING", [report(0, 2, 100)], 0)["read_per_s"] == status["read_per_s"] == 100
+
+
+def test_a_worker_that_is_silent_keeps_its_counts() -> None:
+    made = builder()
+    made.build("RUNNING", [report(0, 1, 10), report(1, 1, 30)], 0)
+    assert made.build("RUNNING", [report(0, 2, 20)], 0)["operators"]["map"]["records_in"] == 50

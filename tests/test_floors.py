@@ -1,0 +1,148 @@
+"""The house: imports go down the floors only, and heavy libraries are loaded by those alone who need them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+ROOT = Path(penstock.__file__).parent
+FLOORS = {"runtime": 2, "placement": 3, "bridge": 4, "actors": 5, "apps": 6}
+NATIVE = "penstock.runtime._native"
+
+# Who may import what, also inside functions.
+ALLOWED = {
+    "ray": ("actors/", "placement/groups.py"),
+    "pyspark": ("bridge/",),
+    "raydp": ("bridge/",),
+    "pyverbs": ("runtime/transport/rdma.py",),
+}
+_IMPORTERS = ("importlib.import_module", "import_module", "__import__")
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """(line, full module name, whether it is loaded with the module) of every import; names from a package too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = ["penstock", *path.relative_to(ROOT).parent.parts]
+    lazy = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    lazy |= {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and "TYPE_CHECKING" in ast.unparse(branch.test)
+        for node in ast.walk(branch)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, id(node) not in lazy
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}", id(node) not in lazy
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in _IMPORTERS and node.args:
+            yield node.lineno, ast.unparse(node.args[0]).strip("'\""), id(node) not in lazy
+
+
+def floor(path: Path) -> int:
+    return FLOORS.get(path.relative_to(ROOT).parts[0], 7)  # penstock/__init__.py stands on top
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_go_down_the_floors(path: Path) -> None:
+    for line, name, _ in imports(path):
+        where = f"{relative(path)}:{line} imports {name}"
+        top, _, rest = name.partition(".")
+        assert top not in FLOORS, f"{where}: write penstock.{top}, the root links would load a second copy"
+        if top == "penstock" and rest:
+            below = 1 if name.startswith(NATIVE) else FLOORS.get(rest.split(".")[0])
+            if below is not None:
+                assert below <= floor(path), f"{where}, which is a floor above it"
+            elif floor(path) < 7:
+                # The package itself names all floors: only the applications, as users do, take names from it.
+                assert floor(path) == 6, f"{where}: name the module that defines it"
+        for library, places in ALLOWED.items():
+            if top == library:
+                assert relative(path).startswith(places), f"{where}; only {', '.join(places)} may"
+
+
+def test_the_rules_see_what_they_forbid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way of writing an import is noticed."""
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    module = tmp_path / "runtime" / "bad.py"
+    module.parent.mkdir()
+    for text, name in (
+        ("import ray", "ray"),
+        ("def f():\n    import ray.util", "ray.util"),
+        ("from penstock import actors", "penstock.actors"),
+        ("from ..actors import run", "penstock.actors.run"),
+        ("from .. import actors", "penstock.actors"),
+        ("import importlib\nimportlib.import_module('pyspark')", "pyspark"),
+    ):
+        module.write_text(text)
+        assert name in [found for _, found, _ in imports(module)]
+
+
+@pytest.mark.parametrize("library", ["pyspark", "raydp", "pyverbs"])
+def test_optional_libraries_are_loaded_lazily(library: str) -> None:
+    for path in MODULES:
+        for line, name, at_once in imports(path):
+            assert name.split(".")[0] != library or not at_once, f"{relative(path)}:{line}"
+
+
+def loaded(program: str) -> set[str]:
+    """The modules that a new process has loaded after a program."""
+    out = subprocess.run(
+        [sys.executable, "-c", f"{program}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT.parent,  # where the root links are
+    )
+    return set(json.loads(out.stdout.splitlines()[-1]))
+
+
+def test_importing_penstock_is_light() -> None:
+    heavy = {"ray", "pyspark", "raydp", "pyarrow", "rich", "pyverbs", "pandas"}
+    assert not heavy & loaded("import penstock")
+
+
+def test_the_runtime_works_without_ray() -> None:
+    program = (
+        "import penstock as ps\n"
+        "flow = ps.Flow('f')\n"
+        "flow.read(ps.sources.Memory([1])).key_by(str).count().write(ps.sinks.Null())\n"
+        "assert ps.testing.run(flow) == {'write': [('1', 1)]}"
+    )
+    assert not {"ray", "pyspark", "pyarrow"} & loaded(program)
+
+
+def test_no_module_is_loaded_twice_through_the_root_links() -> None:
+    program = (
+        "import importlib, pkgutil, penstock\n"
+        "for module in pkgutil.walk_packages(penstock.__path__, 'penstock.'):\n"
+        "    if not module.name.endswith(('__main__', '.rdma')) and '.bridge.' not in module.name:\n"
+        "        importlib.import_module(module.name)\n"
+    )
+    modules = loaded(program)
+    assert "penstock.actors.run" in modules
+    copies = {name for name in modules if name.split(".")[0] in FLOORS}
+    assert not copies
