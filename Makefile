@@ -55,10 +55,13 @@ bench-quick: .venv/bench ## the same, short: to see that they run
 	$(BIN)/python -m benchmarks --quick $(ARGS)
 
 campaign-ring: setup ## torment the ring for SECONDS, starting from SEED
-	$(BIN)/python -m tests.ring.campaign --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/cmake -S . -B build/stress-plain -DCMAKE_BUILD_TYPE=Release -DPENSTOCK_SANITIZE= >/dev/null
+	$(BIN)/cmake --build build/stress-plain
+	build/stress-plain/penstock/runtime/native/stress/ring_torture --seconds $(SECONDS) --seed $(SEED) --producers 8
 
 stubs: setup ## write the type stub of the native core anew
-	$(BIN)/python -m nanobind.stubgen -m penstock.runtime._native -o penstock/runtime/_native.pyi
+	$(BIN)/python -m nanobind.stubgen -m penstock.runtime._native -p penstock/runtime/native/stub.pat \
+	  -o penstock/runtime/_native.pyi
 
 lock: ## pin requirements/*.in anew (needs uv)
 	for f in dev bench; do uv pip compile --universal --python-version 3.10 --no-emit-index-url --no-emit-find-links \

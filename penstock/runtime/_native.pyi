@@ -3,7 +3,6 @@ Penstock's native core: the OSRBuffer ring, and hashing and partitioning of whol
 """
 
 from collections.abc import Sequence
-import types
 from typing import Any
 
 from typing_extensions import Buffer
@@ -12,9 +11,15 @@ from typing_extensions import Buffer
 class Producer:
     """Writes messages into a ring. Made by Ring.producer()."""
 
-    try_write: types.MethodDescriptorType = ...
+    def try_write(self, target: int, payload: Buffer, /) -> bool:
+        """
+        Write one message if there is room now; False, and nothing written, if there is not.
+        """
 
-    write: types.MethodDescriptorType = ...
+    def write(self, target: int, payload: Buffer, /, timeout: float | None = None) -> None:
+        """
+        Write one message, waiting for room. RingFull after `timeout` seconds; ConsumerDied.
+        """
 
     def try_write_parts(self, target: int, parts: Sequence[Buffer]) -> bool:
         """
@@ -130,21 +135,23 @@ class RingHandle:
 def split_records(payload: Buffer) -> list[bytes]:
     """The records of a message written by Producer.write_records()."""
 
-def stable_hash(*args, **kwargs) -> Any:
+def stable_hash(key: object, /) -> int:
     """
     stable_hash(key) -> int
 
     A key's 64-bit hash, the same in every process; equal keys hash alike.
     """
 
-def key_groups(*args, **kwargs) -> Any:
+def key_groups(keys: list[Any], n_groups: int, /) -> bytes:
     """
     key_groups(keys, n_groups) -> bytes
 
     Each key's group, stable_hash(key) % n_groups, as native unsigned 16-bit numbers.
     """
 
-def partition(*args, **kwargs) -> Any:
+def partition(
+    keys: list[Any], columns: tuple[list[Any], ...], table: Buffer, n_tasks: int, /
+) -> list[tuple[list[Any], ...]]:
     """
     partition(keys, columns, table, n_tasks) -> list
 
@@ -154,7 +161,7 @@ def partition(*args, **kwargs) -> Any:
     position as its attribute `index`.
     """
 
-def classify(*args, **kwargs) -> Any:
+def classify(records: list[Any], /) -> int:
     """
     classify(records) -> int
 

@@ -1,0 +1,74 @@
+"""The benchmarks run, and what they write has the fields that readers of the results count on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.common import Bench, Case
+
+FIELDS = {"benchmark", "name", "figure", "unit", "peer", "peer_figure", "ratio", "machine", "versions", "runs"}
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_record_path_runs_and_writes_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--out", str(tmp_path), "record_path"]) == 0
+    written = lines(tmp_path / "record_path.jsonl")
+    names = {str(line["name"]) for line in written}
+    for step in ("encode", "partition", "write", "read", "decode"):
+        for n in (1, 10, 100, 1000):
+            assert {f"{step}, words, {n} a list", f"{step}, 5-field tuples, {n} a list"} <= names
+    for line in written:
+        assert line.keys() >= FIELDS
+        assert isinstance(line["figure"], float)
+        assert line["figure"] > 0
+        assert isinstance(line["machine"], dict)
+        assert line["machine"].keys() == {"cpu", "cores", "memory_gib", "kernel"}
+        assert isinstance(line["versions"], dict)
+        assert {"python", "penstock", "ray"} <= line["versions"].keys()
+    assert "record_path" in capsys.readouterr().out
+
+
+def test_list_names_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in BENCHMARKS)
+
+
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        main(["nothing-of-this-name"])
+
+
+def test_a_failing_benchmark_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(bench: Bench) -> None:
+        bench.case("before", 1, "s")
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr("benchmarks.idle.run", broken)
+    assert main(["--quick", "--out", str(tmp_path), "idle"]) == 1
+    assert len(lines(tmp_path / "idle.jsonl")) == 1
+
+
+@pytest.mark.parametrize(
+    ("figure", "peer", "goal", "met"),
+    [
+        (8.0, 2.0, ">= 4", True),
+        (7.9, 2.0, ">= 4", False),
+        (0.7, 1.0, "<= 0.7", True),
+        (4.9, None, "< 5", True),
+        (5.0, None, "< 5", False),
+        (5.0, None, None, None),
+    ],
+)
+def test_goals_judge_the_ratio_or_the_figure(
+    figure: float, peer: float | None, goal: str | None, met: bool | None
+) -> None:
+    case = Case("b", "c", figure, "s", peer="p" if peer else None, peer_figure=peer, goal=goal)
+    assert case.met is met

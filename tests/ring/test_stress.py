@@ -1,0 +1,70 @@
+"""The native torture programs: with processes, and with threads under the sanitizers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def tool(name: str) -> str | None:
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def build(kind: str) -> Path:
+    """The folder with the programs, in one build folder a kind, so that only changes are compiled."""
+    cmake, compiler = tool("cmake"), os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if cmake is None or compiler is None:
+        pytest.skip("needs cmake and a C++ compiler")
+    if not (ROOT / "CMakeLists.txt").exists():
+        pytest.skip("needs the source tree")
+    folder = ROOT / "build" / f"stress-{kind}"
+    sanitize = "" if kind == "plain" else kind
+    for step in (
+        [cmake, "-S", str(ROOT), "-B", str(folder), f"-DPENSTOCK_SANITIZE={sanitize}", "-DCMAKE_BUILD_TYPE=Release"],
+        [cmake, "--build", str(folder)],
+    ):
+        done = subprocess.run(step, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(step)}\n{done.stdout}\n{done.stderr}"
+    return next(folder.rglob("ring_torture")).parent
+
+
+def run(program: Path, seconds: int) -> str:
+    command = [str(program), "--seconds", str(seconds), "--producers", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unexpected memory mapping" in done.stderr and (setarch := shutil.which("setarch")):
+        # An older thread sanitizer on a kernel that randomises addresses more widely than it knows.
+        done = subprocess.run([setarch, "-R", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout)
+    return done.stdout.splitlines()[-1]
+
+
+def counts(summary: str) -> dict[str, int]:
+    assert summary.startswith("ok: ")
+    words = summary[4:].replace(",", "").split()
+    return {name: int(n) for n, name in itertools.pairwise(words) if n.isdigit()}
+
+
+def test_processes_killed_at_every_step_lose_nothing() -> None:
+    summary = run(build("plain") / "ring_torture", 30)
+    seen = counts(summary)
+    for event in ("messages", "producers", "consumers", "graceful", "skips", "wraps", "redelivered", "held", "stopped"):
+        assert seen[event] > 0, f"the torture was too gentle: no {event} in {summary!r}"
+
+
+@pytest.mark.parametrize("kind", ["thread", "address"])
+def test_threads_under_a_sanitizer(kind: str) -> None:
+    run(build(kind) / "ring_stress", 10)
+
+
+def test_processes_under_the_address_sanitizer() -> None:
+    run(build("address") / "ring_torture", 5)
