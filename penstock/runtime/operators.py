@@ -486,7 +486,9 @@ class _Processing(Stage):
             user.key = key
             try:
                 result = process(user, key, record)
-                if result is not None:
+                if type(result) is list or type(result) is tuple:
+                    out += result
+                elif result is not None:
                     outputs = iter(result)
                     while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
                         out += more

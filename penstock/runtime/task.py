@@ -311,11 +311,12 @@ class SourceTask(Task):
             stage.errors.handle("(reading)", error)
             self.stopping = True  # the policy lets the job go on, without the rest of this reader's input
             return False
-        if not records:
+        self._due = 0.0
+        if len(records) < self._limit:
             wait = self.reader.ready_in()
             self._due = float("inf") if wait is None else self.clock() / 1e9 + wait
+        if not records:
             return False
-        self._due = 0.0
         self._stamp = self.reader.stamp_ns or self.clock()
         self._work_records = len(records)
         self._more = len(records) >= self._limit

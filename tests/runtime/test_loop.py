@@ -244,6 +244,7 @@ def test_sinks_are_flushed_while_other_tasks_of_the_worker_are_busy() -> None:
     loop, reports = loop_of(flow)
 
     def never_rests(reader: _ScriptedReader) -> list[Any]:
+        reader.wait = 0.0
         if reader.reads == 500:
             loop.cancel()
         return ["more"]

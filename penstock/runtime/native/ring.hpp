@@ -376,11 +376,6 @@ class Consumer {
     static constexpr uint64_t kQuickGap = 100'000;       // messages closer than this make looking worth while
     static constexpr uint64_t kLongestGap = 1'000'000;   // a night of silence must not blunt the average
     static constexpr uint64_t kLeastSpin = 20'000;
-    // In a flood a consumer at its producers' heels takes their cache lines away for a few messages at a time, which
-    // slows all down. So it lets a few microseconds' worth gather, once a call, and only then.
-    static constexpr int64_t kFloodGap = 500;
-    static constexpr size_t kFewInFlood = 64;
-    static constexpr int kLinger = 64;
 
     // Returns 0, or the identity of the living consumer that holds the place.
     os::Identity attach(Control &c, os::Identity self, uint32_t window, Wait wait) {
@@ -412,15 +407,10 @@ class Consumer {
     // Takes up to out.size() messages, in each producer's order. They stay where they are until released.
     size_t collect(std::span<Taken> out) {
         size_t n = stuck_.empty() ? 0 : collect_stuck(out, true);
-        bool lingered = false;
         while (n < out.size()) {
             Head &head = head_of(next_);
             const uint64_t word = head.word.load(std::memory_order_acquire);  // PAIR commit
-            if (seq_of(word) != next_) {
-                if (n == 0 || n >= kFewInFlood || gap_ >= kFloodGap || std::exchange(lingered, true)) break;
-                for (int i = 0; i < kLinger; ++i) os::pause();
-                continue;
-            }
+            if (seq_of(word) != next_) break;
             if (!stuck_.empty() && distance(stuck_.front().seq, next_) >= window_) break;
             const Status status = status_of(word);
             if (status == Status::isReady) {
@@ -657,6 +647,7 @@ class Consumer {
 
     void count_arrivals(size_t n) {
         control_->delivered.store(control_->delivered.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+        if (!wait_.adaptive) return;
         const uint64_t now = os::now_ns();
         const uint64_t gap = std::min((now - last_arrival_) / n, kLongestGap);
         gap_ += (int64_t(gap) - gap_) / 8;

@@ -1,0 +1,82 @@
+"""`python -m benchmarks [--quick] [NAMES...]`: run benchmarks, print their tables, keep JSON lines and plots."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from benchmarks.common import RESULTS, Bench, Case, about, print_cases, stop_ray
+
+# Name -> (module, what it measures). In the order in which they run.
+BENCHMARKS = {
+    "record_path": ("record_path", "ns a record in each step between two workers; the codec beside others"),
+    "ring_peers": ("ring_channels", "the ring beside sockets, ZeroMQ, iceoryx2: latency, messages a second"),
+    "ring_paper": ("ring_paper", "the ring experiments of the paper (T13): message size, rate, ring size"),
+    "wordcount_throughput": ("wordcount_throughput", "sentences a second, beside Bytewax, Ray actors, a plain loop"),
+    "wordcount_latency": ("wordcount_latency", "due time to sink at 20,000 and 1,000 sentences a second"),
+    "grep_throughput": ("grep_throughput", "lines a second through a regular expression, beside the same peers"),
+    "grep_latency": ("grep_latency", "due time to sink of the lines found, at 20,000 and 1,000 lines a second"),
+    "low_rate": ("low_rate", "one record a second through five stages on two workers"),
+    "idle": ("idle", "CPU that a job with nothing to do uses"),
+    "control": ("control", "start-up time; latency of job.status() under load"),
+    "job_end": ("job_end", "time from the end of a job to the end of its last process"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was chosen; the exit code: 1 when a benchmark failed (a goal that is missed is no failure)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Penstock beside its peers, all in one run. See benchmarks/README.md for what each one means.",
+        epilog="benchmarks: " + ", ".join(BENCHMARKS),
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run, or beginnings of names (all)")
+    parser.add_argument("--list", action="store_true", help="say what there is and end")
+    parser.add_argument("--quick", action="store_true", help="small inputs, one run: whether they work, not how fast")
+    parser.add_argument("--runs", type=int, metavar="N", help="rounds of each measurement; medians are shown (5)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where results go (benchmarks/results[/quick])")
+    options = parser.parse_args(arguments)
+    if options.list:
+        for name, (_, what) in BENCHMARKS.items():
+            print(f"{name:22} {what}")
+        return 0
+    for name in options.names:
+        if not any(known.startswith(name) for known in BENCHMARKS):
+            parser.error(f"no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
+    if options.runs is not None and options.runs < 1:
+        parser.error("--runs must be at least 1")
+    chosen = [
+        name for name in BENCHMARKS if not options.names or any(name.startswith(begin) for begin in options.names)
+    ]
+    runs = options.runs or (1 if options.quick else 5)
+    out = options.out or (RESULTS / "quick" if options.quick else RESULTS)
+    here = about()
+    cases: list[Case] = []
+    failed: list[str] = []
+    try:
+        for name in chosen:
+            started = time.monotonic()
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            bench = Bench(name, quick=options.quick, runs=runs, out=out, about=here)
+            try:
+                importlib.import_module(f"benchmarks.{BENCHMARKS[name][0]}").run(bench)
+            except Exception:
+                failed.append(name)
+                traceback.print_exc()
+            cases += bench.cases
+            print(f"{name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+    finally:
+        stop_ray()
+    print_cases(cases)
+    print(f"JSON lines and plots: {out}")
+    if failed:
+        print(f"FAILED: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
