@@ -48,14 +48,19 @@ def ring_sender(address: str) -> Callable[[bytes], object]:
     return lambda payload: write(1, payload)
 
 
-def ring_receiver(wait: Wait) -> Callable[[str], Iterator[bytes]]:
-    def receive(address: str) -> Iterator[bytes]:
-        drain = Ring.attach(address).consumer(wait, zero_copy_min=None).drain
+def ring_receiver(wait: Wait) -> Callable[[str], Iterator[bytes | memoryview]]:
+    def receive(address: str) -> Iterator[bytes | memoryview]:
+        drain = Ring.attach(address).consumer(wait).drain
 
-        def messages() -> Iterator[bytes]:
+        def messages() -> Iterator[bytes | memoryview]:
             while True:
                 for _, payload in drain(timeout=None):
-                    yield payload  # type: ignore[misc]
+                    if isinstance(payload, bytes):
+                        yield payload
+                    else:  # read in place, as iceoryx2's are
+                        with payload.view() as view:
+                            yield view
+                        payload.release()
 
         return messages()
 
@@ -70,8 +75,14 @@ def pipe_receiver(ends: Any) -> Iterator[bytes]:
     return iter(ends[0].recv_bytes, None)
 
 
-def socket_receiver(ends: Any) -> Iterator[bytes]:
-    return iter(lambda: ends[0].recv(1 << 20), None)
+def queue_sender(queue: Any) -> Callable[[bytes], object]:
+    return lambda payload: queue.put(bytes(payload))  # a copy: a thread of the queue pickles it later
+
+
+def socket_receiver(ends: Any) -> Iterator[memoryview]:
+    buffer = bytearray(1 << 20)
+    view = memoryview(buffer)
+    return iter(lambda: view[: ends[0].recv_into(buffer)], None)
 
 
 def socket_make(_: int) -> Any:
@@ -182,7 +193,7 @@ CHANNELS: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any], Callable[[
     "ring": (ring_make, ring_pass, ring_sender, ring_receiver(Wait.DEFAULT)),
     "ring sleep": (ring_make, ring_pass, ring_sender, ring_receiver(Wait.SLEEP)),
     "ring spin": (ring_make, ring_pass, ring_sender, ring_receiver(Wait.SPIN)),
-    "mp.Queue": (lambda _: CONTEXT.Queue(), same, lambda q: q.put, queue_receiver),
+    "mp.Queue": (lambda _: CONTEXT.Queue(), same, queue_sender, queue_receiver),
     "pipe": (lambda _: CONTEXT.Pipe(duplex=False), same, lambda ends: ends[1].send_bytes, pipe_receiver),
     "unix socket": (socket_make, same, lambda ends: ends[1].send, socket_receiver),
     "zeromq ipc": (zmq_make, same, zmq_sender, zmq_receiver),
@@ -202,14 +213,15 @@ def pin(core: int) -> None:
 def send_paced(channel: str, passed: Any, size: int, rate: int, count: int, ready: Any) -> None:
     pin(0)
     send = CHANNELS[channel][2](passed)
-    body = bytes(size - STAMP.size)
+    payload = bytearray(size)
     ready.wait()
     clock = time.perf_counter
     start = clock()
     for i in range(count):
         while clock() - start < i / rate:
             pass
-        send(STAMP.pack(clock()) + body)
+        STAMP.pack_into(payload, 0, clock())
+        send(payload)
     time.sleep(5 if channel == "zeromq ipc" else 0.5)  # its messages leave from a thread of this process
 
 

@@ -204,7 +204,7 @@ class Ring:
         return self._handle.producer()
 
     def consumer(
-        self, wait: Wait = Wait.DEFAULT, *, window: int | None = None, zero_copy_min: int | None = 16 * 1024
+        self, wait: Wait = Wait.DEFAULT, *, window: int | None = None, zero_copy_min: int | None = 8 * 1024
     ) -> Consumer:
         """The ring's one consumer; takes over from a dead one, and gets again what that had not released.
 
