@@ -295,20 +295,29 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0
         time.sleep(every_s)
 
 
+_started_ray = False
+
+
 def ray_cluster() -> None:
     """The one Ray of this invocation, started on first use; Penstock's jobs and the plain actors run in it."""
+    global _started_ray
+    import ray
+
     from penstock.actors import cluster
 
-    cluster.connect("local", cpus=16)
+    if not ray.is_initialized():
+        cluster.connect("local", cpus=16)
+        _started_ray = True
 
 
 def stop_ray() -> None:
-    """End it, when it was started."""
-    if "ray" in sys.modules:
+    """End it, when it was started here: a caller's own Ray stays."""
+    global _started_ray
+    if _started_ray:
         import ray
 
-        if ray.is_initialized():
-            ray.shutdown()
+        ray.shutdown()
+        _started_ray = False
 
 
 def run_job(flow: Any, *, timeout: float = 300.0, **options: Any) -> dict[str, Any]:
