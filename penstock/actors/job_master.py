@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors.control import ControlClients
+from penstock.actors.in_order import InOrder
 from penstock.actors.status import StatusBuilder
 from penstock.actors.worker import Outcome, Worker, WorkerOptions
 from penstock.placement.round_robin import round_robin
@@ -75,6 +76,7 @@ class JobMaster:
         self._infos: list[dict[str, Any]] = []
         self._control: ControlClients | None = None  # once the workers run
         self._cancelling = False
+        self._reports: InOrder[tuple[str, list[Any]]] = InOrder()  # used in the one thread of their group
         self._collected: dict[str, list[Any]] = {}
         self._console: deque[str] = deque(maxlen=_CONSOLE_LINES_MAX)
         self._console_total = 0
@@ -141,8 +143,12 @@ class JobMaster:
     # --- told by workers -----------------------------------------------------------------------------------
 
     @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
-    def report(self, channel: str, records: list[Any]) -> None:
-        """Take records of a Collect or Console sink; one call after the other, in the order of each sender."""
+    def report(self, worker: int, number: int, channel: str, records: list[Any]) -> None:
+        """Take a worker's report number `number` of a Collect or Console sink; calls may come in any order."""
+        for to, some in self._reports.take(worker, number, (channel, records)):
+            self._keep(to, some)
+
+    def _keep(self, channel: str, records: list[Any]) -> None:
         if channel == "console":
             with self._console_more:
                 self._console.extend(records)

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,7 @@ class Worker:
         assert self._transport is not None
         try:
             self._transport.connect({i: a for i, a in addresses.items() if i != self._index})
-            self._reporter = _Reporter(master)
+            self._reporter = _Reporter(master, self._index)
             wiring = build(
                 plan,
                 workers,
@@ -149,18 +150,20 @@ def _wake_on_time() -> None:
 
 
 class _Reporter:
-    """Carries sinks' records to the JobMaster, a bounded number of calls at a time."""
+    """Carries sinks' records to the JobMaster, numbered, a bounded number of calls at a time."""
 
-    def __init__(self, master: Any) -> None:
+    def __init__(self, master: Any, worker: int) -> None:
         self._master = master
-        self._pending: list[Any] = []
+        self._worker = worker
+        self._number = 0
+        self._pending: deque[Any] = deque()
 
     def report(self, channel: str, records: list[Any]) -> None:
-        self._pending.append(self._master.report.remote(channel, records[:]))
+        self._pending.append(self._master.report.remote(self._worker, self._number, channel, records[:]))
+        self._number += 1
         if len(self._pending) > _REPORTS_MAX:
-            done, self._pending = ray.wait(self._pending, num_returns=1)
-            ray.get(done)
+            ray.get(self._pending.popleft())  # the oldest: later ones wait for it at the other end
 
     def drain(self) -> None:
-        pending, self._pending = self._pending, []
-        ray.get(pending)
+        ray.get(list(self._pending))
+        self._pending.clear()
