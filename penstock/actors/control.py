@@ -77,6 +77,7 @@ class ControlClients:
                     except OSError:
                         self._drop(index)
             answers: list[Any] = [None] * len(self._connections)
+            failures: list[str] = []  # raised only when every answer is read: one left over would be the next call's
             while asked:
                 ready = wait(list(asked), timeout)
                 if not ready:
@@ -90,10 +91,13 @@ class ControlClients:
                         self._drop(index)
                         continue
                     if not ok:
-                        raise PenstockError(f"worker {index} could not answer {method!r}: {answer}")
-                    answers[index] = answer
+                        failures.append(f"worker {index} could not answer {method!r}: {answer}")
+                    else:
+                        answers[index] = answer
             for late in asked.values():
                 self._drop(late)
+            if failures:
+                raise PenstockError("; ".join(failures))
             return answers
 
     def close(self) -> None:

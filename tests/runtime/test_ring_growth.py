@@ -86,3 +86,12 @@ def test_no_room_for_a_larger_ring_keeps_the_old(
     assert "the ring stays at" in caplog.text
     for transport in transports:
         transport.close()
+
+
+def test_what_was_lost_in_the_old_ring_is_told_once() -> None:
+    (transport,) = connected(1)
+    transport._lost = ["a message"]
+    transport._switch(Ring.create(RING_BYTES))
+    assert transport.lost() == ["a message"]
+    assert transport.lost() == []
+    transport.close()

@@ -193,7 +193,7 @@ class ShmTransport(Transport):
 
     def _switch(self, ring: Ring) -> None:
         """Every peer's last message in the old ring has come: read the new one."""
-        self._lost += self.lost()
+        self._lost = self.lost()
         self._consumer.close()
         self._ring.close()
         self._ring, self._next = ring, None
