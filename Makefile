@@ -7,9 +7,10 @@ INSTALLED := $(shell find penstock/runtime/native -type f) $(shell find penstock
 	CMakeLists.txt pyproject.toml
 SEED ?= 1
 SECONDS ?= 600
+N ?=
 ARGS ?=
 
-.PHONY: help setup run test lint format bench bench-quick campaign-ring stubs lock clean
+.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill stubs lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +59,12 @@ campaign-ring: setup ## torment the ring for SECONDS, starting from SEED
 	$(BIN)/cmake -S . -B build/stress-plain -DCMAKE_BUILD_TYPE=Release -DPENSTOCK_SANITIZE= >/dev/null
 	$(BIN)/cmake --build build/stress-plain
 	build/stress-plain/penstock/runtime/native/stress/ring_torture --seconds $(SECONDS) --seed $(SEED) --producers 8
+
+campaign-sim: setup ## run N (10000) simulated clusters with faults, starting from SEED
+	$(BIN)/python -m tests.epochs.campaign --seeds $(or $(N),10000) --seed $(SEED) $(ARGS)
+
+campaign-kill: setup ## kill N (200) processes of real jobs at random instants, starting from SEED
+	$(BIN)/python -m tests.e2e.kill_campaign --kills $(or $(N),200) --seed $(SEED) $(ARGS)
 
 stubs: setup ## write the type stub of the native core anew
 	$(BIN)/python -m nanobind.stubgen -m penstock.runtime._native -p penstock/runtime/native/stub.pat \

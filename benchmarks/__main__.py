@@ -21,6 +21,8 @@ BENCHMARKS = {
     "grep_throughput": ("grep_throughput", "lines a second through a regular expression, beside the same peers"),
     "grep_latency": ("grep_latency", "due time to sink of the lines found, at 20,000 and 1,000 lines a second"),
     "low_rate": ("low_rate", "one record a second through five stages on two workers"),
+    "checkpoint_cost": ("checkpoint_cost", "the same jobs with and without epochs; bytes and time of an epoch"),
+    "recovery_time": ("recovery_time", "SIGKILL of one worker of four: until it runs, and at full rate again"),
     "idle": ("idle", "CPU that a job with nothing to do uses"),
     "control": ("control", "start-up time; latency of job.status() under load"),
     "job_end": ("job_end", "time from the end of a job to the end of its last process"),

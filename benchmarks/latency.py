@@ -81,7 +81,7 @@ def penstock(build: Callable[[ps.Flow, ps.Stream, int], ps.Stream], workers: int
         flow = ps.Flow(f"bench-latency-{next(_number)}", parallelism=1)
         stream = build(flow, flow.read(Paced(load.pacer())), keyed)
         stream.write(LatencySink(Latencies(str(load.out), load.updates)), parallelism=keyed)
-        run_job(flow, workers=workers)
+        run_job(flow, workers=workers, epoch_interval_s=None)  # as the peers, which save nothing
         return load.result("penstock")
 
     return run

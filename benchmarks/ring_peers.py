@@ -139,7 +139,7 @@ def iceoryx_open(name: str) -> tuple[Any, Any, Any]:
     return node, service, event
 
 
-def iceoryx_sender(passed: Any) -> Callable[[bytes], object]:
+def iceoryx_sender(passed: Any) -> Callable[[bytes | bytearray], object]:
     import ctypes
 
     import iceoryx2 as iox2
@@ -154,9 +154,10 @@ def iceoryx_sender(passed: Any) -> Callable[[bytes], object]:
     )
     notifier = event.notifier_builder().create()
 
-    def send(payload: bytes) -> None:
+    def send(payload: bytes | bytearray) -> None:
         sample = publisher.loan_slice_uninit(len(payload))
-        ctypes.memmove(sample.payload().as_ptr(), payload, len(payload))
+        source = payload if isinstance(payload, bytes) else (ctypes.c_char * len(payload)).from_buffer(payload)
+        ctypes.memmove(sample.payload().as_ptr(), source, len(payload))
         sample.assume_init().send()
         notifier.notify()
 
@@ -164,7 +165,7 @@ def iceoryx_sender(passed: Any) -> Callable[[bytes], object]:
     return send
 
 
-def iceoryx_receiver(passed: Any) -> Iterator[bytes]:
+def iceoryx_receiver(passed: Any) -> Iterator[memoryview]:
     import ctypes
 
     node, service, event = iceoryx_open(passed[0])
@@ -178,7 +179,7 @@ def iceoryx_receiver(passed: Any) -> Iterator[bytes]:
                 listener.blocking_wait()
                 continue
             payload = sample.payload()
-            yield ctypes.string_at(payload.as_ptr(), payload.len())
+            yield memoryview((ctypes.c_char * payload.len()).from_address(payload.as_ptr()))
             sample.delete()
 
     messages.keep = node  # type: ignore[attr-defined]

@@ -15,7 +15,10 @@ from penstock.runtime.errors import (
     NotEnoughResources,
     PenstockError,
     RecordError,
+    SnapshotDamaged,
     SourceError,
+    StoreError,
+    StoreUnreachable,
 )
 from penstock.runtime.flow import Flow, KeyedStream, Stream
 from penstock.runtime.process import Process, ProcessContext
@@ -41,9 +44,13 @@ __all__ = [
     "Process",
     "ProcessContext",
     "RecordError",
+    "SnapshotDamaged",
     "SourceError",
+    "StoreError",
+    "StoreUnreachable",
     "Stream",
     "attach",
+    "resume",
     "run",
     "sinks",
     "sources",
@@ -52,8 +59,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """`run`, `attach` and `Job` load Ray, which takes a second or more: only when they are used."""
-    if name in ("Job", "attach", "run"):
+    """`run`, `resume`, `attach` and `Job` load Ray, which takes a second or more: only when they are used."""
+    if name in ("Job", "attach", "resume", "run"):
         from penstock import actors
 
         return getattr(actors, name)

@@ -9,6 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Epochs of the tests' jobs, in this process and in others, are saved where the tests are, not at the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """A Ray cluster with 16 CPUs, joined by this process, as if somebody else had started it; its address."""

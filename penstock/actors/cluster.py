@@ -9,8 +9,10 @@ import threading
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from penstock.actors import reaper
+from penstock.actors.job_master import ENDED
 from penstock.runtime.errors import JobNotFound, NoCluster
 
 NAMESPACE = "penstock"
@@ -24,6 +26,7 @@ _NO_CLUSTER = (
 )
 
 _lock = threading.Lock()
+_look_again = threading.Event()  # never set
 _own = False  # the cluster that this process is connected to was started by it and ends with it
 
 
@@ -69,6 +72,20 @@ def connect(address: str | None, cpus: int = 1, *, lasting: bool = False) -> Non
         )
         _own = True
         reaper.start(reaper.descendants(os.getpid()))
+
+
+def is_ending(job: str) -> bool:
+    """Whether a job has ended and only its JobMaster is still there, for the last drivers that ask; waits a moment for
+    its name to come free."""
+    try:
+        master = find_master(job)
+        state = ray.get(master.status.options(max_task_retries=0).remote())["state"]
+    except (JobNotFound, RayActorError):
+        return True
+    over = state in ENDED
+    if over:
+        _look_again.wait(0.05)
+    return over
 
 
 def find_master(job: str) -> Any:

@@ -6,19 +6,21 @@ concurrency group of one thread. What must keep its order is therefore numbered 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+Sender = TypeVar("Sender", bound=Hashable)
 Item = TypeVar("Item")
 
 
-class InOrder(Generic[Item]):
+class InOrder(Generic[Sender, Item]):
     """Not for use by several threads at a time."""
 
     def __init__(self) -> None:
-        self._next: dict[int, int] = {}
-        self._early: dict[int, dict[int, Item]] = {}
+        self._next: dict[Sender, int] = {}
+        self._early: dict[Sender, dict[int, Item]] = {}
 
-    def take(self, sender: int, number: int, item: Item) -> list[Item]:
+    def take(self, sender: Sender, number: int, item: Item) -> list[Item]:
         """Take message `number` (0, 1, 2 ...) of a sender; the messages whose turn it is now."""
         early = self._early.setdefault(sender, {})
         early[number] = item

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -9,32 +10,34 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from penstock.actors.job_master import ENDED, JobEnd
 from penstock.actors.progress import Progress
-from penstock.runtime.errors import JobFailed, NotEnoughResources
+from penstock.runtime.errors import JobError, JobFailed, NotEnoughResources
 from penstock.runtime.sinks.base import Sink
 
 
 class Job:
     """A running (or ended) job. Made by `penstock.run` and `penstock.attach`; safe to use from several threads."""
 
-    def __init__(self, name: str, master: Any, sinks: list[Sink]) -> None:
+    def __init__(self, name: str, master: Any, sinks: dict[str, Sink]) -> None:
         self.name = name
         self._master = master
         self._outcome = master.outcome.remote()
         self._end: JobEnd | None = None
+        self._insisting: dict[str, Any] = {}  # calls that are pending until the end
         self._last_status: dict[str, Any] | None = None
         self._over = threading.Event()
         self._drained = threading.Event()  # nothing more is reported by the workers
         self._collected: dict[str, list[Any]] = {}  # by channel, once the job has ended
-        self._channels = [sink.channel for sink in sinks if sink.channel is not None]
-        for sink in sinks:
+        self._sinks = sinks
+        self._channels = [sink.channel for sink in sinks.values() if sink.channel is not None]
+        for sink in sinks.values():
             if sink.channel is not None:
                 sink.bind(self._fetcher(sink.channel))
         self._console: threading.Thread | None = None
-        if any(sink.prints for sink in sinks):
+        if any(sink.prints for sink in sinks.values()):
             self._console = threading.Thread(target=self._print_console, name="penstock-console", daemon=True)
             self._console.start()
         threading.Thread(target=self._finish, name="penstock-job", daemon=True).start()
@@ -44,7 +47,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """STARTING, RUNNING, STOPPING, FINISHED, CANCELLED or FAILED."""
+        """STARTING, RUNNING, RECOVERING, STOPPING, FINISHED, CANCELLED or FAILED."""
         return str(self.status()["state"])
 
     def status(self) -> dict[str, Any]:
@@ -96,11 +99,48 @@ class Job:
         tasks: list[dict[str, Any]] = self.status()["tasks"]
         return tasks
 
+    def savepoint(self, url: str | os.PathLike[str]) -> str:
+        """Save the state of all tasks in a directory, or at a URL, of its own, where it stays whatever becomes of the
+        job; `penstock.run(flow, savepoint=...)` starts a job from it. Waits until it is written; the job goes on."""
+        place = os.fspath(url)
+        if "://" not in place:
+            place = os.path.abspath(os.path.expanduser(place))  # the job's processes may be in another directory
+        self._ask("savepoint", place)
+        return place
+
+    def records(self, operator: str) -> list[Any]:
+        """What the Collect sink of this operator has brought so far, of a job that this program has run or resumed."""
+        channel = self._sinks[operator].channel if operator in self._sinks else None
+        if channel is None:
+            known = ", ".join(repr(name) for name, sink in self._sinks.items() if sink.channel is not None)
+            raise JobError(f"job {self.name!r} has no Collect sink {operator!r} here; it has: {known or 'none'}")
+        return self._fetcher(channel)()
+
+    def rescale(self, operator: str, parallelism: int) -> None:
+        """Give an operator, and those that run fused with it, another number of tasks. Waits until they run.
+
+        Tasks before it go on; it and those behind it go back to an epoch that completes just then, and do again what
+        they did since. As few keys as possible change their task.
+        """
+        self._ask("rescale", operator, parallelism)
+
+    def _ask(self, method: str, *arguments: Any) -> None:
+        if self._over.is_set():
+            raise JobError(f"job {self.name!r} has ended: {method} needs a running job")
+        try:
+            ray.get(getattr(self._master, method).options(max_task_retries=0).remote(*arguments))
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayActorError as error:
+            raise JobError(f"{method} was cut off by the death of the job's JobMaster; try again") from error
+
     def _tell(self, method: str) -> None:
         if self._over.is_set():
             return
         try:
             ray.get(getattr(self._master, method).remote())
+            if method not in self._insisting:
+                self._insisting[method] = self._master.insist.remote(method)
         except RayActorError:
             self._over.wait()
 
@@ -131,7 +171,7 @@ class Job:
             self._drained.set()
             if self._console is not None:
                 self._console.join()  # it asks the JobMaster too; and what it prints comes before wait() returns
-            self._master.release.remote()
+            self._master.release.options(max_task_retries=0).remote()
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             end = JobEnd("FAILED", f"its JobMaster died: {reason}")

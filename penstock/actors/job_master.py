@@ -1,30 +1,75 @@
-"""JobMaster: the one Ray actor a job that starts its Workers, watches them, and ends the job, however it ends.
+"""JobMaster: the one Ray actor a job that starts its Workers, watches them, hosts the coordinator of its epochs, and
+ends the job, however it ends.
 
-It owns the Workers: when it dies Ray ends them, and it ends itself soon after the job. A driver that is not detached
-owns it in turn. It never touches records, but for those on their way from Collect and Console sinks to the driver.
+One thread (`supervise`) takes events one after the other and does what the coordinator makes of them; whatever waits
+(for a worker's answer, a new process, the store) is done in other threads, which put events.
+
+It owns the Workers: when it dies Ray ends them; in a job with epochs Ray then starts it again, and it goes on from the
+last complete epoch with new ones. A driver that is not detached owns it in turn. It never touches records, but for
+those on their way from Collect and Console sinks to the driver.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import queue
+import signal
 import threading
 import time
 import traceback
+import warnings
 from collections import deque
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
-from ray.exceptions import ActorUnschedulableError
+from ray.exceptions import ActorUnschedulableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from penstock.actors.control import ControlClients
+from penstock.actors.collected import Collected
+from penstock.actors.control import ControlClients, Refused
 from penstock.actors.in_order import InOrder
+from penstock.actors.keeper import SAVEPOINT, Keeper
+from penstock.actors.links import Link, Round
 from penstock.actors.status import StatusBuilder
 from penstock.actors.worker import Outcome, Worker, WorkerOptions
 from penstock.placement.round_robin import round_robin
-from penstock.runtime.plan import Plan
+from penstock.runtime.blackbox import Suspects, Watcher
+from penstock.runtime.build import Reported
+from penstock.runtime.epochs.coordinator import (
+    Command,
+    Complete,
+    Coordinator,
+    Cut,
+    End,
+    EpochOptions,
+    Fail,
+    FallBack,
+    Join,
+    Make,
+    Save,
+    Start,
+    Trigger,
+)
+from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.participant import Acknowledged, Declined
+from penstock.runtime.epochs.restore import same_tasks
+from penstock.runtime.epochs.store import Store, may_pass
+from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
+from penstock.runtime.loop import LoopEnded
+from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
 
-State = Literal["STARTING", "RUNNING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]
+if TYPE_CHECKING:
+    from penstock.runtime.flow import Flow
+
+logger = logging.getLogger(__name__)
+
+State = Literal["STARTING", "RUNNING", "RECOVERING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]
 ENDED: tuple[State, ...] = ("FINISHED", "CANCELLED", "FAILED")
 
 # The Ray concurrency group, of one thread, in which reports are taken.
@@ -37,16 +82,26 @@ _CANCEL_S = 2.0
 # A worker's control thread waits for the interpreter while a user's function holds it; longer than this is a hang.
 _CONTROL_S = 5.0
 _CONSOLE_LINES_MAX = 10_000
+# Between two looks for a store that does not answer.
+_STORE_RETRY_S = 1.0
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What `run()` was told; plain data."""
+    """What `run()` was told; plain data. `store`: where epochs are saved; None: the job has none."""
 
     workers: int
     cpus_per_worker: float
     start_timeout_s: float
     worker: WorkerOptions
+    epochs: EpochOptions = field(default_factory=lambda: EpochOptions(interval_s=None))
+    store: Store | None = None
+    flow: Flow | None = None  # of a job with epochs: to plan it anew
+    attempts: int = 3  # how often a record may kill its worker
+    hang_timeout_s: float = 60.0  # after which a worker that says nothing is killed
+    resume: bool = False  # go on from the store's last complete epoch
+    savepoint: Store | None = None  # go on from this one's
+    program: bytes | None = None  # what `resume` starts the job with when nothing but the store is left
 
 
 @dataclass
@@ -71,21 +126,46 @@ class JobMaster:
         self._released = threading.Event()
         self._drivers = 0  # that wait for the outcome, or have it and still ask
         self._lock = threading.Lock()
-        self._workers: list[Any] = []
-        self._runs: dict[Any, int] = {}
-        self._infos: list[dict[str, Any]] = []
-        self._control: ControlClients | None = None  # once the workers run
+        self._stopping = False
         self._cancelling = False
-        self._reports: InOrder[tuple[str, list[Any]]] = InOrder()  # used in the one thread of their group
-        self._collected: dict[str, list[Any]] = {}
+        self._events: queue.SimpleQueue[Callable[[], list[Command]]] = queue.SimpleQueue()
+        self._placed = _place(plan, {}, options.workers)
+        self._coordinator: Coordinator  # once it is known what to go on from
+        # Workers by index; of the present process each, but for `incarnations`, which only grow.
+        self._actors: dict[int, Any] = {}
+        self._incarnations = dict.fromkeys(range(options.workers), 0)
+        self._infos: dict[int, dict[str, Any]] = {}
+        self._links: dict[int, Link] = {}
+        self._watchers: dict[int, Watcher] = {}
+        self._running: set[int] = set()  # whose run() is pending
+        self._suspects = Suspects(options.attempts)
+        self._control = ControlClients({})
+        self._pings = ControlClients({})
+        self._cut = Round(set())  # the answers to the last cut
+        self._ring_sizes: dict[int, int] = {}  # of rings that had grown, by worker
+        self._reports: InOrder[tuple[int, int], Any] = InOrder()  # used in the one thread of their group
+        self._collected = Collected(options.store is not None)
         self._console: deque[str] = deque(maxlen=_CONSOLE_LINES_MAX)
         self._console_total = 0
         self._console_more = threading.Condition()
         self._status = StatusBuilder(plan)
         self._status_lock = threading.Lock()
         self._last_status: dict[str, Any] | None = None
-        self._handle = ray.get_runtime_context().current_actor
-        threading.Thread(target=self._supervise, name="supervise", daemon=True).start()
+        self._keeper: Keeper | None = None
+        if options.store is not None:
+            self._keeper = Keeper(options.store, self._collected, self._store_says)
+        self._store_trouble: str | None = None
+        self._requests: deque[_Request] = deque()  # that wait for an epoch
+        self._rescaling: list[_Request] = []  # that wait for the job to run again
+        self._parallelism: dict[str, int] = {}  # what operators were rescaled to
+        self._completed_at: float | None = None
+        self._failures: list[JobEnd] = []  # what ends the job
+        context = ray.get_runtime_context()
+        self._handle = context.current_actor
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
+            self._born_again = bool(context.was_current_actor_reconstructed)
+        threading.Thread(target=self._supervise, name="penstock-supervise", daemon=True).start()
 
     # --- asked by drivers ----------------------------------------------------------------------------------
 
@@ -108,9 +188,8 @@ class JobMaster:
         with self._lock:
             if self._state in ENDED:
                 return
-            self._state = "STOPPING"
-        if self._control is not None:
-            self._control.call("stop", _CONTROL_S)
+            self._stopping = True
+        self._control.call("stop", _CONTROL_S)
 
     def cancel(self) -> None:
         """End the job at once."""
@@ -118,8 +197,13 @@ class JobMaster:
             if self._state in ENDED:
                 return
             self._cancelling = True
-        if self._control is not None:
-            self._control.call("cancel", _CONTROL_S)
+        self._events.put(list)
+        self._control.call("cancel", _CONTROL_S)
+
+    def insist(self, method: str) -> None:
+        """`stop` or `cancel`, in each life of this actor: Ray asks again for what has not returned when it dies."""
+        getattr(self, method)()
+        self._ended.wait()
 
     def release(self) -> None:
         """A driver that asked for the outcome has what it wants: with the last, there is no need to linger."""
@@ -130,12 +214,12 @@ class JobMaster:
 
     def collected(self, channel: str, start: int) -> list[Any]:
         """What a Collect sink has sent, from number `start` on."""
-        with self._lock:
-            return self._collected.get(channel, [])[start:]
+        return self._collected.get(channel, start)
 
     def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
         """(number of lines so far, the lines after the first `seen` that are still kept), waiting for the first."""
         with self._console_more:
+            seen = min(seen, self._console_total)  # an earlier life of this actor may have had more
             self._console_more.wait_for(lambda: self._console_total > seen or self._ended.is_set(), timeout)
             new = min(self._console_total - seen, len(self._console))
             return self._console_total, list(self._console)[len(self._console) - new :]
@@ -143,36 +227,68 @@ class JobMaster:
     # --- told by workers -----------------------------------------------------------------------------------
 
     @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
-    def report(self, worker: int, number: int, channel: str, records: list[Any]) -> None:
-        """Take a worker's report number `number` of a Collect or Console sink; calls may come in any order."""
-        for to, some in self._reports.take(worker, number, (channel, records)):
-            self._keep(to, some)
+    def report(self, worker: int, incarnation: int, number: int, item: Any) -> None:
+        """Take number `number` of what a worker's process says; calls may come in any order."""
+        for said in self._reports.take((worker, incarnation), number, item):
+            if isinstance(said, Reported):
+                self._keep(said)
+            else:
+                self._events.put(lambda said=said: self._acknowledged(worker, incarnation, said))  # type: ignore[misc]
 
-    def _keep(self, channel: str, records: list[Any]) -> None:
-        if channel == "console":
+    def _keep(self, reported: Reported) -> None:
+        if reported.channel == "console":
             with self._console_more:
-                self._console.extend(records)
-                self._console_total += len(records)
+                self._console.extend(reported.records)
+                self._console_total += len(reported.records)
                 self._console_more.notify_all()
             return
-        with self._lock:
-            self._collected.setdefault(channel, []).extend(records)
+        self._collected.take(reported)
+
+    def _acknowledged(self, worker: int, incarnation: int, said: Acknowledged | Declined) -> list[Command]:
+        if incarnation != self._incarnations[worker]:
+            return []
+        if isinstance(said, Declined):
+            return self._coordinator.declined(said.task, said.generation, said.epoch, said.reason)
+        return self._coordinator.acknowledged(
+            said.task,
+            said.generation,
+            said.epoch,
+            finished=said.finished,
+            whole=said.whole,
+            blob=said.blob,
+            quiet=said.quiet,
+        )
+
+    def _store_says(self, trouble: str | None) -> None:
+        self._store_trouble = trouble
 
     # --- the job's life ------------------------------------------------------------------------------------
 
     def _supervise(self) -> None:
         try:
-            end = self._start() or self._watch()
+            end = self._begin() or self._run()
+        except PenstockError as error:
+            end = JobEnd("FAILED", str(error))
         except Exception as error:
             end = JobEnd("FAILED", f"JobMaster failed: {error}\n{traceback.format_exc()}")
         if end.state == "FINISHED":
             self._last_status = self._build_status()
         self._end_workers()
+        for request in [*self._requests, *self._rescaling]:
+            request.end(JobError(f"job {self._plan.name!r} has ended"))
+        if self._keeper is not None:
+            self._keeper.close()
+        if self._options.store is not None and end.state in ("FINISHED", "CANCELLED"):
+            try:
+                self._options.store.destroy()
+            except StoreError as error:
+                logger.warning("the epochs of job %s stay in the store: %s", self._plan.name, error)
         with self._lock:
             self._state = end.state
             self._end = end
         self._last_status = {
             **(self._last_status or self._status.last()),
+            **self._epochs_status(),
             "state": end.state,
             "error": end.error,
         }
@@ -182,47 +298,514 @@ class JobMaster:
         self._released.wait(_LINGER_S)
         ray.kill(self._handle)
 
-    def _start(self) -> JobEnd | None:
-        """Start all workers and connect them; an end when that fails."""
+    def _begin(self) -> JobEnd | None:
+        """Find out what to go on from, and start all workers; an end when that fails."""
         options = self._options
-        here = ray.get_runtime_context().get_node_id()
-        actor = ray.remote(Worker).options(
-            num_cpus=options.cpus_per_worker,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+        found = self._found_at_last()
+        if found is None:
+            return JobEnd("CANCELLED")
+        manifest, origin, begun = found
+        if manifest is not None:
+            for operator, parallelism in json.loads(str(manifest.extra.get("parallelism", "{}"))).items():
+                self._parallelism[operator] = parallelism
+                self._plan = self._rescaled(self._plan, operator, parallelism)
+            self._placed = _place(self._plan, {}, options.workers)
+            self._status = self._status.of(self._plan)
+        changed = manifest is not None and (origin is not None or not same_tasks(self._plan, manifest.tasks))
+        self._coordinator = Coordinator(
+            self._plan, self._placed, options.workers, options.epochs, manifest, origin=origin, changed=changed
         )
-        self._workers = [actor.remote(index) for index in range(options.workers)]
-        prepared = [worker.prepare.remote(options.worker) for worker in self._workers]
-        _, late = ray.wait(prepared, num_returns=len(prepared), timeout=options.start_timeout_s)
+        self._coordinator.begun = max(self._coordinator.begun, begun)
+        if manifest is not None or self._born_again:
+            # Processes of the job's earlier life may still end: nothing that they say may be taken for the new ones'.
+            first = int(time.time() * 10) & 0x3FFF_FFFF
+            self._coordinator.generation = max(self._coordinator.generation, first)
+            self._incarnations = dict.fromkeys(self._incarnations, first)
+        starts = self._coordinator.start()
+        workers = [command.worker for command in starts if isinstance(command, Start)]
+        for worker in workers:
+            self._actors[worker] = self._new_actor(worker)
+        if manifest is not None and "ring_bytes" in manifest.extra:
+            self._ring_sizes = dict.fromkeys(workers, int(manifest.extra["ring_bytes"]))
+        prepared = {
+            self._actors[worker].prepare.remote(options.worker, self._ring_sizes.get(worker, 0)): worker
+            for worker in workers
+        }
+        _, late = ray.wait(list(prepared), num_returns=len(prepared), timeout=options.start_timeout_s)
         if late:
             return JobEnd("FAILED", self._missing(len(late)), kind="resources")
-        try:
-            self._infos = ray.get(prepared)
-        except ActorUnschedulableError:
-            return JobEnd("FAILED", self._missing(options.workers), kind="resources")
-        except Exception as error:
-            return JobEnd("FAILED", f"a worker could not start: {_cause(error)}")
-        addresses = {info["index"]: info["address"] for info in self._infos}
-        placed = round_robin(len(self._plan.tasks), options.workers)
-        self._status.place(placed, self._infos)
-        connected = [worker.connect.remote(self._plan, placed, addresses, self._handle) for worker in self._workers]
-        try:
-            failed = [outcome for outcome in ray.get(connected) if outcome.error is not None]
-        except Exception as error:
-            return JobEnd("FAILED", f"a worker died while the job started: {_cause(error)}")
-        if failed:
-            return JobEnd("FAILED", failed[0].error, failed[0].operator)
-        control = ControlClients([info["control"] for info in self._infos])
-        self._runs = {worker.run.remote(): index for index, worker in enumerate(self._workers)}
-        with self._lock:
-            self._control = control
-            if self._state == "STARTING":
-                self._state = "RUNNING"
-            self._status.running()
-            stopping = self._state == "STOPPING"
-            cancelling = self._cancelling
-        if cancelling or stopping:  # said before there was anybody to tell
-            control.call("cancel" if cancelling else "stop", _CONTROL_S)
+        infos: dict[int, dict[str, Any]] = {}
+        dead: dict[int, str] = {}
+        for reference, worker in prepared.items():
+            try:
+                infos[worker] = ray.get(reference)
+            except ActorUnschedulableError:
+                return JobEnd("FAILED", self._missing(options.workers), kind="resources")
+            except RayActorError as error:
+                dead[worker] = _cause(error)
+            except Exception as error:
+                return JobEnd("FAILED", f"a worker could not start: {_cause(error)}")
+        connected = {worker: self._connect(info) for worker, info in infos.items()}
+        for worker, reference in connected.items():
+            try:
+                outcome = ray.get(reference)
+            except RayActorError as error:
+                dead[worker] = _cause(error)
+            else:
+                if outcome.error is not None:
+                    return JobEnd("FAILED", outcome.error, outcome.operator)
+        for worker, info in infos.items():
+            if worker not in dead:
+                self._do(self._install(info))
+        for worker, reason in dead.items():
+            text = f"worker {worker} died while the job started: {reason}"
+            logger.warning("job %s: %s", self._plan.name, text)
+            self._events.put(partial(self._lost, worker, text))
+        if self._keeper is not None:
+            threading.Thread(target=self._ping, name="penstock-ping", daemon=True).start()
         return None
+
+    def _lost(self, worker: int, reason: str) -> list[Command]:
+        return self._coordinator.worker_lost(worker, time.monotonic(), reason)
+
+    def _found_at_last(self) -> tuple[Manifest | None, Store | None, int] | None:
+        """What `_found` finds; a job that has been running waits for a store that is gone for a while. None: it was
+        cancelled meanwhile."""
+        while not self._cancelling:
+            try:
+                return self._found()
+            except StoreError as error:
+                if not self._born_again or not may_pass(error):
+                    raise
+                logger.warning("job %s waits for its store: %s", self._plan.name, error)
+                self._ended.wait(_STORE_RETRY_S)
+        return None
+
+    def _found(self) -> tuple[Manifest | None, Store | None, int]:
+        """The epoch to go on from, the store that it is in if not the job's own, and the last number that is taken."""
+        options, keeper = self._options, self._keeper
+        if keeper is None:
+            return None, None, 0
+        store = keeper.store
+        manifest: Manifest | None = None
+        begun = 0
+        if options.resume or self._born_again:
+            found = store.latest()
+            if found is not None:
+                manifest, passed = found
+                for problem in passed:
+                    logger.warning("job %s passes over a damaged epoch: %s", self._plan.name, problem)
+                begun = max(store.epochs())  # of damaged ones too: a number is used once
+                store.forget_after(manifest.epoch)
+                keeper.go_on_from(manifest)
+                return manifest, None, begun
+        else:
+            store.destroy()  # what a job of this name left when it failed
+            store.check()
+        if options.program is not None:
+            keeper.program = store.put(f"snapshots/000000-program-{os.urandom(4).hex()}", [options.program])
+        if options.savepoint is not None:
+            found = options.savepoint.latest(options.savepoint.verify)
+            assert found is not None, "the driver has looked"
+            keeper.go_on_from(replace(found[0], program=keeper.program), options.savepoint)
+            return found[0], options.savepoint, found[0].epoch
+        return None, None, 0
+
+    def _new_actor(self, worker: int) -> Any:
+        here = ray.get_runtime_context().get_node_id()
+        return (
+            ray.remote(Worker)
+            .options(
+                num_cpus=self._options.cpus_per_worker,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+            )
+            .remote(worker)
+        )
+
+    def _connect(self, info: dict[str, Any]) -> Any:
+        worker = info["index"]
+        self._incarnations[worker] += 1
+        return self._actors[worker].connect.remote(
+            self._plan, self._placed, self._handle, self._incarnations[worker], self._options.store
+        )
+
+    def _install(self, info: dict[str, Any]) -> list[Command]:
+        """A worker's process is ready: let it run, and talk to it."""
+        worker = info["index"]
+        incarnation = self._incarnations[worker]
+        self._infos[worker] = info
+        self._status.place(self._placed, [self._infos[index] for index in sorted(self._infos)])
+        try:
+            self._links[worker] = Link(worker, incarnation, info["control"])
+            self._watchers[worker] = Watcher(info["blackbox"])
+            self._control.connect(worker, info["control"])
+        except (OSError, EOFError) as error:  # it has died since
+            return self._lost(worker, f"worker {worker} (process {info['pid']}) does not answer: {error}")
+        threading.Thread(target=self._connect_pings, args=(worker, info), daemon=True).start()
+        run = self._actors[worker].run.remote()
+        self._running.add(worker)
+        threading.Thread(target=self._watch, args=(worker, incarnation, run), daemon=True).start()
+        return self._coordinator.started(worker)
+
+    def _connect_pings(self, worker: int, info: dict[str, Any]) -> None:
+        """In a thread of its own, as it waits while another worker is given time to answer."""
+        with suppress(OSError, EOFError):
+            self._pings.connect(worker, info["control"])
+
+    def _watch(self, worker: int, incarnation: int, run: Any) -> None:
+        """Wait for a worker's end."""
+        try:
+            outcome: Outcome | None = ray.get(run)
+            reason = ""
+        except Exception as error:
+            outcome, reason = None, _cause(error)
+        self._events.put(lambda: self._gone(worker, incarnation, outcome, reason))
+
+    def _ping(self) -> None:
+        """Kill workers that hang: one whose process is stopped, or does not come out of native code, is as lost as a
+        dead one, but nobody says so."""
+        limit = self._options.hang_timeout_s
+        while not self._ended.wait(limit / 4):
+            _, silent = self._pings.ask("ping", limit)
+            for worker in silent:
+                pid = self._infos[worker]["pid"]
+                logger.warning("job %s: worker %d (process %d) hangs: killed", self._plan.name, worker, pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _gone(self, worker: int, incarnation: int, outcome: Outcome | None, reason: str) -> list[Command]:
+        """A worker's run has ended, or its process has died."""
+        if incarnation != self._incarnations[worker]:
+            return []
+        self._running.discard(worker)
+        if outcome is None:
+            if self._coordinator.state == "ENDED":
+                return []
+            text = f"worker {worker} (process {self._infos[worker]['pid']}) died: {reason}"
+            self._links[worker].close()
+            note = self._watchers[worker].read()
+            self._suspects.died(note)
+            if note is not None and note.task in self._plan.by_number:
+                text += f"; it was running {self._plan.task_name(self._plan.by_number[note.task])}"
+            logger.warning("job %s: %s", self._plan.name, text)
+            return self._lost(worker, text)
+        if outcome.error is not None:
+            self._failures.append(JobEnd("FAILED", outcome.error, outcome.operator))
+        return []
+
+    def _run(self) -> JobEnd:
+        """Take events until the job has ended."""
+        while True:
+            due = self._coordinator.due()
+            timeout = None if due is None else max(0.0, due - time.monotonic())
+            try:
+                event = self._events.get(timeout=timeout)
+            except queue.Empty:
+                self._do(self._coordinator.tick(time.monotonic()))
+            else:
+                self._do(event())
+            if self._requests:
+                self._do(self._serve())
+            if self._cancelling:
+                return JobEnd("CANCELLED")
+            if self._failures:
+                return self._first_cause()
+            if not self._running and self._coordinator.state in ("RUNNING", "ENDED"):
+                return JobEnd("FINISHED")
+
+    def _first_cause(self) -> JobEnd:
+        """A death is often seen by a neighbour first; what others say in the next moment may hold the cause."""
+        until = time.monotonic() + 0.1
+        while all(end.operator is None for end in self._failures) and self._running:
+            try:
+                self._events.get(timeout=max(0.0, until - time.monotonic()))()
+            except queue.Empty:
+                break
+        return next((end for end in self._failures if end.operator is not None), self._failures[0])
+
+    # --- the coordinator's commands --------------------------------------------------------------------------
+
+    def _do(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Start):
+                threading.Thread(target=self._restart, args=(command, self._cut), daemon=True).start()
+            elif isinstance(command, Cut):
+                self._cut_all(command)
+            elif isinstance(command, Make):
+                if command.after_s:
+                    self._make_later(command)
+                else:
+                    self._make_all(command)
+            elif isinstance(command, Save):
+                assert self._keeper is not None
+                self._keeper.do(partial(self._save, command.manifest))
+            elif isinstance(command, FallBack):
+                assert self._keeper is not None
+                self._keeper.do(partial(self._fall_back, command))
+            elif isinstance(command, Fail):
+                self._failures.append(JobEnd("FAILED", command.reason))
+            elif isinstance(command, Trigger):
+                self._send_all("trigger", command.epoch)
+            elif isinstance(command, Join):
+                self._join_all(command)
+            elif isinstance(command, Complete):
+                self._complete_all(command)
+            else:
+                assert isinstance(command, End)
+                self._send_all("end")
+
+    def _send_all(self, method: str, *arguments: Any) -> None:
+        for worker in self._running:
+            self._links[worker].send(method, lambda: arguments, refused=self._refused)
+
+    def _refused(self, error: Refused) -> None:
+        """A worker could not do what it was told; when its loop has ended, its outcome says why."""
+        cause = error.error
+        if isinstance(cause, LoopEnded):
+            return
+        operator = getattr(cause, "operator", None)
+        reason = str(error) if operator is None else str(cause)
+        self._events.put(lambda: self._fail(JobEnd("FAILED", reason, operator)))
+
+    def _fail(self, end: JobEnd) -> list[Command]:
+        self._failures.append(end)
+        return []
+
+    def _cut_all(self, command: Cut) -> None:
+        self._state = "RECOVERING"
+        lost = [worker for worker in range(self._options.workers) if worker not in self._running]
+        answers = self._cut = Round(self._running)
+        for worker in self._running:
+            link = self._links[worker]
+
+            def answered(
+                answer: dict[str, Any], worker: int = worker, info: dict[str, Any] = self._infos[worker]
+            ) -> None:
+                info["address"] = answer["address"]
+                for dead, size in answer["rings"].items():
+                    self._ring_sizes[dead] = max(size, self._ring_sizes.get(dead, 0))
+                answers.done(worker)
+
+            def gone(worker: int = worker) -> None:
+                answers.done(worker)
+
+            def refused(error: Refused, worker: int = worker) -> None:
+                answers.done(worker)
+                self._refused(error)
+
+            link.send("cut", lambda: (command, lost), answered, refused, gone)
+
+    def _restart(self, command: Start, cut: Round) -> None:
+        """Start a worker's process anew."""
+        worker = command.worker
+        self._ended.wait(command.after_s)  # the coordinator's back-off
+        cut.wait()
+        try:
+            actor = self._new_actor(worker)
+            prepared = actor.prepare.remote(self._options.worker, self._ring_sizes.get(worker, 0))
+            info = ray.get(prepared, timeout=self._options.start_timeout_s)
+            self._actors[worker] = actor
+            outcome = ray.get(self._connect(info))
+            if outcome.error is not None:
+                raise PenstockError(outcome.error)
+        except Exception as error:
+            reason = f"worker {worker} could not be started again: {_cause(error)}"
+            self._events.put(partial(self._lost, worker, reason))
+            return
+        self._events.put(lambda: self._install(info))
+
+    def _make_all(self, command: Make) -> None:
+        self._collected.back(command.tasks, command.generation)
+        answers = self._cut
+        addresses = {worker: info["address"] for worker, info in self._infos.items()}
+        for worker in sorted(self._running):
+
+            def arguments() -> tuple[Any, ...]:
+                answers.wait()
+                known = {other: self._infos[other]["address"] for other in addresses}
+                return command, known, self._suspects.careful, self._options.attempts
+
+            def answered(_: Any, worker: int = worker) -> None:
+                self._events.put(lambda: self._coordinator.made(worker, command.generation, time.monotonic()))
+
+            def refused(error: Refused, worker: int = worker) -> None:
+                if not isinstance(error.error, StoreError):
+                    self._refused(error)
+                    return
+                damaged = isinstance(error.error, SnapshotDamaged)
+                reason = str(error.error)
+                self._events.put(
+                    lambda: self._coordinator.not_made(worker, command.generation, reason, damaged, time.monotonic())
+                )
+
+            self._links[worker].send("make", arguments, answered, refused)
+
+    def _make_later(self, command: Make) -> None:
+        def due() -> list[Command]:
+            if command.generation == self._coordinator.generation:  # else another one has come in its place
+                self._make_all(command)
+            return []
+
+        later = threading.Timer(command.after_s, self._events.put, (due,))
+        later.daemon = True
+        later.start()
+
+    def _join_all(self, command: Join) -> None:
+        self._send_all("join", command)
+        if self._state == "STARTING":
+            self._status.running()
+        self._state = "RUNNING"
+        for request in self._rescaling:
+            request.end()
+        self._rescaling.clear()
+        if self._stopping:
+            self._send_all("stop")
+
+    def _complete_all(self, command: Complete) -> None:
+        self._collected.commit(command.epoch)
+        self._suspects.completed()
+        self._completed_at = time.monotonic()
+        for worker in self._running:
+
+            def answered(ring_bytes: int, worker: int = worker) -> None:
+                self._events.put(lambda: self._note_ring(worker, ring_bytes))
+                if command.final:
+                    self._events.put(lambda: self._coordinator.committed(worker, command.epoch))
+
+            self._links[worker].send("complete", lambda: (command,), answered, self._refused)
+
+    def _note_ring(self, worker: int, ring_bytes: int) -> list[Command]:
+        """Records that have once come may come again, also when nobody is left who knows how large they were."""
+        if self._keeper is not None and ring_bytes > self._ring_sizes.get(worker, 0):
+            self._ring_sizes[worker] = ring_bytes
+            self._keeper.extra["ring_bytes"] = max(self._ring_sizes.values())
+        return []
+
+    # --- the store -------------------------------------------------------------------------------------------
+
+    def _save(self, manifest: Manifest) -> None:
+        keeper = self._keeper
+        assert keeper is not None
+        epoch = manifest.epoch
+        try:
+            if not keeper.save(manifest):
+                return
+        except StoreError as error:
+            self._events.put(partial(self._fail, JobEnd("FAILED", str(error))))
+            return
+        self._events.put(lambda: self._coordinator.saved(epoch))
+        keeper.tidy(epoch, lambda *chain: self._events.put(lambda: self._replaced(*chain)))
+
+    def _replaced(self, task: int, old: list[Blob], new: Blob) -> list[Command]:
+        self._coordinator.replace_chain(task, old, new)
+        return []
+
+    def _fall_back(self, command: FallBack) -> None:
+        """The last complete epoch is damaged: find one that is not."""
+        assert self._keeper is not None
+        logger.warning("job %s goes back before epoch %d: %s", self._plan.name, command.epoch, command.reason)
+        try:
+            manifest = self._keeper.older()
+        except SnapshotDamaged as error:
+            self._events.put(partial(self._fail, JobEnd("FAILED", str(error))))
+            return
+        if manifest is None:
+            reason = f"{command.reason} There is no older epoch to go back to."
+            self._events.put(partial(self._fail, JobEnd("FAILED", reason)))
+        elif not self._ended.is_set():
+            self._events.put(lambda: self._coordinator.rewind(manifest, time.monotonic()))
+
+    # --- what drivers ask for that takes an epoch --------------------------------------------------------------
+
+    def savepoint(self, url: str) -> None:
+        """Save all state at a place of its own."""
+        self._need_epochs("a savepoint")
+        Store.open(url, SAVEPOINT).check()
+        request = _Request(lambda: self._copy(url, request))
+        self._events.put(lambda: self._ask(request))
+        request.wait(self._ended)
+
+    def _copy(self, url: str, request: _Request) -> list[Command]:
+        keeper = self._keeper
+        assert keeper is not None
+
+        def copy() -> None:
+            try:
+                keeper.savepoint(self._plan, url)
+            except Exception as error:
+                request.end(error)
+            else:
+                request.end()
+
+        keeper.do(copy)
+        return []
+
+    def rescale(self, operator: str, parallelism: int) -> None:
+        """Give an operator another number of tasks."""
+        self._need_epochs("rescale")
+        self._rescaled(self._plan, operator, parallelism)  # raises what is wrong with it
+        request = _Request(lambda: self._replan(operator, parallelism, request))
+        self._events.put(lambda: self._ask(request))
+        request.wait(self._ended)
+
+    def _rescaled(self, plan: Plan, operator: str, parallelism: int) -> Plan:
+        plan.chain_of(operator)
+        if parallelism > 1 and fused_by_key(plan, operator):
+            flow = self._options.flow
+            assert flow is not None
+            return replanned(flow.graph, plan, operator, parallelism, flow.chaining)
+        return rescaled(plan, operator, parallelism)
+
+    def _replan(self, operator: str, parallelism: int, request: _Request) -> list[Command]:
+        try:
+            plan = self._rescaled(self._plan, operator, parallelism)
+        except PenstockError as error:
+            request.end(error)
+            return []
+        placed = _place(plan, self._placed, self._options.workers)
+        commands = self._coordinator.replan(plan, placed)
+        if not commands:
+            request.again()
+            return []
+        assert self._keeper is not None
+        self._parallelism[operator] = parallelism
+        self._keeper.extra["parallelism"] = json.dumps(self._parallelism)
+        self._plan, self._placed = plan, placed
+        with self._status_lock:
+            self._status = self._status.of(plan)
+            self._status.place(placed, [self._infos[index] for index in sorted(self._infos)])
+        self._rescaling.append(request)
+        return commands
+
+    def _need_epochs(self, what: str) -> None:
+        if self._keeper is None:
+            raise JobError(
+                f"{what} needs epochs, and job {self._plan.name!r} runs without: give run(epoch_interval_s=...)"
+            )
+
+    def _ask(self, request: _Request) -> list[Command]:
+        self._requests.append(request)
+        return []
+
+    def _serve(self) -> list[Command]:
+        """Do what is asked for and waits for an epoch of its own."""
+        coordinator = self._coordinator
+        commands: list[Command] = []
+        for request in list(self._requests):
+            if coordinator.state != "RUNNING":
+                break
+            if request.epoch is None:
+                begun = coordinator.begin(time.monotonic())
+                request.epoch = coordinator.begun
+                commands += begun
+            elif coordinator.epoch >= request.epoch:
+                self._requests.remove(request)
+                commands += request.do()
+                if request.asked_again():
+                    self._requests.append(request)
+        return commands
+
+    # -----------------------------------------------------------------------------------------------------------
 
     def _missing(self, late: int, detail: str = "") -> str:
         have, free = ray.cluster_resources(), ray.available_resources()
@@ -234,58 +817,43 @@ class JobMaster:
             f"cpus_per_worker, or stop other jobs. {detail}"
         ).strip()
 
-    def _watch(self) -> JobEnd:
-        """Wait until all workers have finished, or one has failed or died."""
-        pending = list(self._runs)
-        while pending:
-            done, pending = ray.wait(pending, num_returns=1)
-            end = self._judge(done[0])
-            if end is not None and end.operator is None and pending:
-                # A death is often seen by a neighbour first; the others' outcomes may hold the cause.
-                end = self._first_cause(end, pending)
-            if end is not None:
-                return JobEnd("CANCELLED") if self._cancelling else end
-        return JobEnd("CANCELLED" if self._cancelling else "FINISHED")
-
-    def _judge(self, run: Any) -> JobEnd | None:
-        index = self._runs[run]
-        try:
-            outcome: Outcome = ray.get(run)
-        except Exception as error:
-            pid = self._infos[index]["pid"]
-            return JobEnd("FAILED", f"worker {index} (process {pid}) died: {_cause(error)}")
-        if outcome.error is not None:
-            return JobEnd("FAILED", outcome.error, outcome.operator)
-        return None
-
-    def _first_cause(self, end: JobEnd, pending: list[Any]) -> JobEnd:
-        done, _ = ray.wait(pending, num_returns=len(pending), timeout=0.1)
-        for run in done:
-            other = self._judge(run)
-            if other is not None and other.operator is not None:
-                return other
-        return end
-
     def _end_workers(self) -> None:
         """Cancel what still runs, give it a moment to close its files, then end every worker process."""
-        running = list(self._runs)
-        if self._control is not None:
-            self._control.call("cancel", _CONTROL_S)
-        if running:
-            ray.wait(running, num_returns=len(running), timeout=_CANCEL_S)
-        if self._control is not None:
-            self._control.close()
-        for worker in self._workers:
-            ray.kill(worker)
+        self._control.call("cancel", _CONTROL_S)
+        until = time.monotonic() + _CANCEL_S
+        while self._running and time.monotonic() < until:
+            try:
+                self._events.get(timeout=max(0.0, until - time.monotonic()))()
+            except queue.Empty:
+                break
+        self._control.close()
+        for link in self._links.values():
+            link.close()
+        for actor in self._actors.values():
+            ray.kill(actor)
 
     def _build_status(self) -> dict[str, Any]:
-        # A worker that died just now answers nothing: its run reference tells, and the status shows what it last said.
-        answers = self._control.call("status", _CONTROL_S) if self._control is not None else []
-        reports = [report for report in answers if report is not None]
+        # A worker that died just now answers nothing: the status shows what it last said.
+        reports = self._control.call("status", _CONTROL_S)
         with self._lock:
-            state = self._state
+            state = "STOPPING" if self._stopping and self._state == "RUNNING" else self._state
         with self._status_lock:
-            return self._status.build(state, reports, time.time())
+            status = self._status.build(state, reports, time.time())
+        return {**status, **self._epochs_status()}
+
+    def _epochs_status(self) -> dict[str, Any]:
+        if self._options.store is None or not hasattr(self, "_coordinator"):
+            return {}
+        coordinator = self._coordinator
+        epochs = {
+            "complete": coordinator.epoch,
+            "begun": coordinator.begun,
+            "age_s": None if self._completed_at is None else time.monotonic() - self._completed_at,
+            "restarts": coordinator.restarts,
+            "last_failure": self._store_trouble or coordinator.last_failure,
+            "store": self._options.store.place,
+        }
+        return {"epochs": epochs}
 
 
 def _cause(error: Exception) -> str:
@@ -293,3 +861,47 @@ def _cause(error: Exception) -> str:
     cause = getattr(error, "cause", None) or error
     text = str(cause).strip()
     return text.splitlines()[0] if text else type(cause).__name__
+
+
+class _Request:
+    """Something that a driver asks for and that is done when an epoch of its own is complete."""
+
+    def __init__(self, do: Callable[[], list[Command]]) -> None:
+        self.do = do
+        self.epoch: int | None = None  # to wait for; None: still to be begun
+        self._error: Exception | None = None
+        self._over = threading.Event()
+
+    def end(self, error: Exception | None = None) -> None:
+        """It is done, or cannot be."""
+        self._error = error
+        self._over.set()
+
+    def again(self) -> None:
+        """It could not be done now: wait for another epoch."""
+        self.epoch = None
+
+    def asked_again(self) -> bool:
+        """Whether `again` was called since the epoch was begun."""
+        return self.epoch is None
+
+    def wait(self, ended: threading.Event) -> None:
+        """Until it is done; raises why it could not be."""
+        while not self._over.wait(1.0):
+            if ended.is_set():
+                raise JobError("the job has ended")
+        if self._error is not None:
+            raise self._error
+
+
+def _place(plan: Plan, before: dict[int, int], workers: int) -> dict[int, int]:
+    """Tasks that are placed stay where they are; others go where there are the fewest."""
+    if not before:
+        numbers = [task.number for task in plan.tasks]
+        return dict(zip(numbers, round_robin(len(numbers), workers).values(), strict=True))
+    placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
+    for task in plan.tasks:
+        if task.number not in placed:
+            load = [sum(place == worker for place in placed.values()) for worker in range(workers)]
+            placed[task.number] = load.index(min(load))
+    return placed

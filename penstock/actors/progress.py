@@ -50,14 +50,17 @@ class Progress:
         if not self._terminal:
             print(line(status), file=sys.stderr, flush=True)
             return
-        from rich.console import Console
+        from rich.console import Console, Group
         from rich.live import Live
+        from rich.text import Text
 
         if self._live is None:
             # Lines that the program prints go above the table, but only where both go to the same terminal.
             self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=sys.stdout.isatty())
             self._live.start()
-        self._live.update(table(status), refresh=True)
+        said = trouble(status)
+        shown = Group(table(status), Text(said)) if said else table(status)
+        self._live.update(shown, refresh=True)
 
     def finish(self, status: dict[str, Any]) -> None:
         """Show the last status, if any was shown before."""
@@ -68,6 +71,7 @@ class Progress:
 def line(status: dict[str, Any]) -> str:
     """A status in one line."""
     latency = status.get("latency_ms") or {}
+    said = trouble(status)
     queued = sum(op["queued"] for op in status["operators"].values())
     return (
         f"{status['name']} {status['state'].lower()} {status.get('uptime_s', 0.0):.0f} s: "
@@ -75,7 +79,37 @@ def line(status: dict[str, Any]) -> str:
         f"written {status.get('records_written', 0):,}, queued {queued:,}, "
         f"latency p50 {_ms(latency.get('p50'))} p99 {_ms(latency.get('p99'))}"
         + (f", skipped {status['skipped']:,}" if status.get("skipped") else "")
+        + (f", {said}" if said else "")
     )
+
+
+def trouble(status: dict[str, Any]) -> str:
+    """What a job's epochs have had to bear, for live progress; empty when all went well."""
+    known = status.get("epochs") or {}
+    parts = []
+    if known.get("restarts"):
+        parts.append(f"restarted {times(known['restarts'])}")
+    if known.get("last_failure"):
+        parts.append(f"epochs: {known['last_failure']}")
+    return "; ".join(parts)
+
+
+def epochs(status: dict[str, Any]) -> str:
+    """What a status says of epochs, in one line; for jobs that have them."""
+    known = status["epochs"]
+    age = f", {known['age_s']:.1f} s ago" if known["age_s"] is not None else ""
+    parts = [
+        f"epoch {known['complete']} complete{age}" if known["complete"] else "no epoch complete yet",
+        f"restarted {times(known['restarts'])}" if known["restarts"] else "no restarts",
+        f"last failure: {known['last_failure'] or 'none'}",
+        f"in {known['store']}",
+    ]
+    return "; ".join(parts)
+
+
+def times(number: int) -> str:
+    """Once, twice, 3 times."""
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
 def table(status: dict[str, Any]) -> Any:

@@ -40,6 +40,12 @@ class StatusBuilder:
         self._history: dict[int, deque[dict[str, Any]]] = {}  # of each worker, oldest first: what rates are taken from
         self._last: dict[str, Any] | None = None
 
+    def of(self, plan: Plan) -> StatusBuilder:
+        """One for another plan of the same job."""
+        other = StatusBuilder(plan)
+        other._started, other._running = self._started, self._running
+        return other
+
     def place(self, placed: dict[int, int], workers: list[dict[str, Any]]) -> None:
         """Where tasks run."""
         self._placed = placed
@@ -129,7 +135,7 @@ class StatusBuilder:
         return 0.0 if before is None else float((task["busy_ns"] - before["busy_ns"]) / 1e9 / seconds)
 
     def _task(self, number: int, task: dict[str, Any] | None) -> dict[str, Any]:
-        entry = {"number": number, "name": self._plan.task_name(self._plan.tasks[number])}
+        entry = {"number": number, "name": self._plan.task_name(self._plan.by_number[number])}
         entry["worker"] = self._placed.get(number)
         if task is None:
             return entry

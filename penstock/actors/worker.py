@@ -1,9 +1,10 @@
 """Worker: one Ray actor process that runs its share of a job's tasks in one run loop.
 
-`prepare` makes the ring, `connect` attaches to the others', `run` is the run loop, in the actor's main thread, and
-stays pending for the life of the job (its failure tells the JobMaster that the process died); status, stop and cancel
-are answered beside it by a control thread (actors/control.py says why). Data never passes through Ray, but for what
-Collect and Console sinks send to the driver.
+`prepare` makes the ring, `connect` the run loop without tasks, `run` is the run loop, in the actor's main thread, and
+stays pending for the life of the job (its failure tells the JobMaster that the process died). Everything else is asked
+for beside it by control threads (actors/control.py says why): to make tasks, at the start and after failures, to begin
+and commit epochs; status, stop and cancel. Data never passes through Ray, but for what Collect and Console sinks send
+to the driver.
 """
 
 from __future__ import annotations
@@ -11,24 +12,35 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import queue
 import sys
+import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
 from penstock.actors.control import ControlServer
-from penstock.runtime.build import build
+from penstock.runtime.blackbox import BlackBox
+from penstock.runtime.build import Reported, Wiring
+from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make
+from penstock.runtime.epochs.participant import Participant
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import RecordError
 from penstock.runtime.loop import MessagesLost, RunLoop
 from penstock.runtime.plan import Plan
-from penstock.runtime.transport.shm import ShmTransport
+from penstock.runtime.rud import MEMORY_BYTES, Rud
+from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
 
 # How many reports may be under way to the JobMaster before a sink waits: bounds memory on both sides.
 _REPORTS_MAX = 8
+
+# Between two tries to write what must be written before the job can end.
+_RETRY_S = 1.0
 
 _PR_SET_TIMERSLACK = 29  # <linux/prctl.h>; the argument is in ns
 
@@ -39,6 +51,7 @@ class WorkerOptions:
 
     ring_bytes: int | None  # None: the default, and larger when records call for it
     window_bytes: int
+    cache_bytes: int = MEMORY_BYTES
 
 
 @dataclass(frozen=True)
@@ -58,14 +71,30 @@ class Worker:
         self._index = index
         self._loop: RunLoop | None = None
         self._transport: ShmTransport | None = None
+        self._participant: Participant | None = None
         self._cancelled = False
         self._stopped = False
+        self._made = False
 
-    def prepare(self, options: WorkerOptions) -> dict[str, Any]:
-        """Make the ring; where this worker is."""
+    def prepare(self, options: WorkerOptions, ring_at_least: int = 0) -> dict[str, Any]:
+        """Make the ring; where this worker is. `ring_at_least`: messages have been made for a ring of this size."""
         self._options = options
-        self._transport = ShmTransport(self._index, options.ring_bytes)
-        self._control = ControlServer({"status": self.status, "stop": self.stop, "cancel": self.cancel})
+        self._box = BlackBox()
+        self._transport = ShmTransport(self._index, options.ring_bytes, at_least=max(ring_at_least, RING_BYTES))
+        self._control = ControlServer(
+            {
+                "ping": lambda: None,
+                "status": self.status,
+                "stop": self.stop,
+                "cancel": self.cancel,
+                "cut": self.cut,
+                "make": self.make,
+                "join": self.join,
+                "trigger": self.trigger,
+                "complete": self.complete,
+                "end": self.end,
+            }
+        )
         context = ray.get_runtime_context()
         return {
             "index": self._index,
@@ -73,35 +102,39 @@ class Worker:
             "node_id": context.get_node_id(),
             "address": self._transport.address,
             "control": (self._control.address, self._control.key),
+            "blackbox": self._box.address,
         }
 
-    def connect(self, plan: Plan, workers: dict[int, int], addresses: dict[int, str], master: Any) -> Outcome:
-        """Attach to the other workers and make this worker's tasks."""
+    def connect(
+        self, plan: Plan, placed: dict[int, int], master: Any, incarnation: int, store: Store | None
+    ) -> Outcome:
+        """Make the run loop. `incarnation` tells this process from others of its index; without a `store` the job has
+        no epochs."""
         assert self._transport is not None
         try:
-            self._transport.connect({i: a for i, a in addresses.items() if i != self._index})
-            self._reporter = _Reporter(master, self._index)
-            wiring = build(
+            self._reporter = _Reporter(master, self._index, incarnation)
+            self._participant = Participant(store, plan.key_groups, self._reporter.send, _Later().do)
+            wiring = Wiring(
                 plan,
-                workers,
+                placed,
                 self._index,
                 self._transport,
                 clock=time.monotonic_ns,
                 report=self._reporter.report,
                 window=self._options.window_bytes,
+                rud=Rud(self._options.cache_bytes) if store is not None else None,
+                on_snapshot=self._participant.on_snapshot if store is not None else None,
             )
-            self._loop = RunLoop(wiring, self._transport, time.monotonic_ns)
+            self._loop = self._participant.loop = RunLoop(
+                wiring, self._transport, time.monotonic_ns, self._box if store is not None else None
+            )
         except Exception as error:
             return self._outcome(error)
         return Outcome(self._index)
 
     def run(self) -> Outcome:
-        """The run loop, until all tasks of this worker have finished or the job ends otherwise."""
+        """The run loop, until the job has ended or this worker has failed."""
         assert self._loop is not None
-        # What exists now lives as long as the job: without this each full collection walks all of it, which shows
-        # as pauses of tens of milliseconds in every record's latency.
-        gc.collect()
-        gc.freeze()
         _wake_on_time()
         # How long the control thread waits for the interpreter beside a busy loop, several times a call.
         sys.setswitchinterval(0.001)
@@ -115,6 +148,8 @@ class Worker:
         except Exception as error:
             return self._outcome(error)
         return Outcome(self._index)
+
+    # --- answered by control threads ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """Counters of this worker's tasks."""
@@ -134,6 +169,59 @@ class Worker:
         if self._loop is not None:
             self._loop.cancel()
 
+    def cut(self, command: Cut, lost: list[int]) -> dict[str, Any]:
+        """Take out tasks, and let go of workers that have died; how others reach this worker, and how large the rings
+        of the dead were."""
+        assert self._loop is not None
+        assert self._participant is not None
+        transport = self._transport
+        assert transport is not None
+        sizes = self._loop.call(lambda: transport.drop(lost)).result()
+        self._participant.cut(command).result()
+        return {"address": transport.address, "rings": sizes}
+
+    def make(
+        self, command: Make, addresses: dict[int, str], careful: dict[int, frozenset[tuple[int, int]]], attempts: int
+    ) -> None:
+        """Attach to the other workers, and make this worker's tasks, of which some must be careful."""
+        assert self._loop is not None
+        assert self._participant is not None
+        transport = self._transport
+        assert transport is not None
+        others = {worker: address for worker, address in addresses.items() if worker != self._index}
+        self._loop.call(lambda: transport.connect(others)).result()
+        self._participant.make(command).result()
+        if careful:
+            loop = self._loop
+            loop.call(lambda: loop.be_careful(careful, attempts)).result()
+        if not self._made:
+            self._made = True
+            self._loop.call(_keep_all).result()
+
+    def join(self, command: Join) -> None:
+        """Tasks are there again."""
+        assert self._participant is not None
+        self._participant.join(command).result()
+
+    def trigger(self, epoch: int) -> None:
+        """Begin an epoch's barrier."""
+        assert self._participant is not None
+        self._participant.trigger(epoch).result()
+
+    def complete(self, command: Complete) -> int:
+        """Commit an epoch; how large this worker's ring is now."""
+        assert self._participant is not None
+        assert self._transport is not None
+        self._participant.complete(command).result()
+        if command.final:
+            self._reporter.drain()
+        return self._transport.ring_bytes
+
+    def end(self) -> None:
+        """The job has ended well."""
+        assert self._participant is not None
+        self._participant.end().result()
+
     def _outcome(self, error: Exception) -> Outcome:
         if isinstance(error, RecordError):
             return Outcome(self._index, str(error), error.operator)
@@ -143,6 +231,13 @@ class Worker:
         return Outcome(self._index, f"worker {self._index} failed: {type(error).__name__}: {error}\n{text}")
 
 
+def _keep_all() -> None:
+    """What exists now lives as long as the job: without this each full collection walks all of it, which shows as
+    pauses of tens of milliseconds in every record's latency."""
+    gc.collect()
+    gc.freeze()
+
+
 def _wake_on_time() -> None:
     """Let this thread's timed waits end when they are due: by default the kernel adds up to 50 us, which shows in the
     latency of every paced record."""
@@ -150,20 +245,49 @@ def _wake_on_time() -> None:
 
 
 class _Reporter:
-    """Carries sinks' records to the JobMaster, numbered, a bounded number of calls at a time."""
+    """Carries what goes to the JobMaster, numbered: sinks' records, of which a bounded number of calls is under way,
+    and what epochs have to say."""
 
-    def __init__(self, master: Any, worker: int) -> None:
+    def __init__(self, master: Any, worker: int, incarnation: int) -> None:
         self._master = master
         self._worker = worker
+        self._incarnation = incarnation
         self._number = 0
+        self._lock = threading.Lock()
         self._pending: deque[Any] = deque()
 
-    def report(self, channel: str, records: list[Any]) -> None:
-        self._pending.append(self._master.report.remote(self._worker, self._number, channel, records[:]))
-        self._number += 1
+    def report(self, reported: Reported) -> None:
+        """Carry a sink's records."""
+        self._pending.append(self.send(replace(reported, records=reported.records[:])))
         if len(self._pending) > _REPORTS_MAX:
             ray.get(self._pending.popleft())  # the oldest: later ones wait for it at the other end
 
+    def send(self, item: Any) -> Any:
+        """Carry something, behind all before it; the call's reference."""
+        with self._lock:
+            number = self._number
+            self._number += 1
+            return self._master.report.remote(self._worker, self._incarnation, number, item)
+
     def drain(self) -> None:
+        """Wait until all records have been taken."""
         ray.get(list(self._pending))
         self._pending.clear()
+
+
+class _Later:
+    """A thread that does pieces of work one after the other, and one again that returns False."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._never = threading.Event()
+        threading.Thread(target=self._run, name="penstock-snapshots", daemon=True).start()
+
+    def do(self, work: Callable[[], bool]) -> None:
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            while not work():
+                self._never.wait(_RETRY_S)

@@ -10,25 +10,30 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
+import shlex
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.apps.app import App, Prepared, count
+from penstock.apps.app import App, Prepared, Status, count, seconds
 from penstock.apps.catalog import APPS
-from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.epochs.store import Store
+from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, PenstockError, StoreError
 
 if TYPE_CHECKING:
     from penstock.actors import Job
+    from penstock.runtime.epochs.manifest import Manifest
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 _WORKERS = 2  # the fewest with which records travel between processes
+_STATE = "penstock/ below XDG_STATE_HOME or ~/.local/state"
 _EPILOG = """\
 examples:
   penstock run wordcount                                 count a text's words, with live progress
@@ -38,7 +43,26 @@ examples:
   penstock run APP --help                                the options of an application
 
 While a job runs: Ctrl-C ends its sources and lets everything under way come through; a second Ctrl-C
-cancels it. From another terminal, on the same cluster: penstock status NAME, penstock stop NAME.
+cancels it. From another terminal, on the same cluster: penstock status NAME, penstock stop NAME,
+penstock savepoint NAME DIR, penstock rescale NAME OPERATOR N.
+
+A job goes on by itself when its processes die. One that has failed, or whose cluster or driver has gone,
+is started again from its last complete epoch by penstock resume NAME.
+"""
+
+_ABOUT_RESUME = """\
+Start a job again that has failed, or whose driver, cluster or machine has gone, from its last complete
+epoch. The flow, its options and its state are taken from the store of its epochs; nothing else is needed.
+Shows live progress and waits for the end, as run does. What a Collect sink has (the words that `run
+wordcount` prints when it is given no --output) is not printed.
+"""
+_ABOUT_SAVEPOINT = """\
+Save the state of a running job at a place of its own, where it stays whatever becomes of the job, and wait
+until it is written. The job goes on. To start from it: penstock run APP --savepoint URL.
+"""
+_ABOUT_RESCALE = """\
+Give an operator of a running job, and those that run fused with it, N tasks, and wait until they run. The
+operators and their tasks are what penstock status NAME shows.
 """
 
 
@@ -73,23 +97,82 @@ def _run(options: argparse.Namespace) -> int:
     _say(f"{app.name}: {prepared.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
     from penstock import actors
 
-    ring = {} if options.ring_bytes is None else {"ring_bytes": options.ring_bytes}
-    job = actors.run(prepared.flow, workers=options.workers, detached=options.detached, address=options.address, **ring)
+    if options.epoch_interval == 0 and options.checkpoints is not None:
+        raise FlowError("--checkpoints says where epochs are saved, and with --epoch-interval 0 there are none")
+    given = {"ring_bytes": options.ring_bytes, "max_restarts": options.max_restarts}
+    if options.epoch_interval is not None:
+        given["epoch_interval_s"] = options.epoch_interval or None
+    job = actors.run(
+        prepared.flow,
+        workers=options.workers,
+        detached=options.detached,
+        address=options.address,
+        checkpoints=options.checkpoints,
+        savepoint=options.savepoint,
+        **{name: value for name, value in given.items() if value is not None or name == "epoch_interval_s"},
+    )
+    return _until_the_end(job, options, prepared)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from penstock import actors
+
+    last = _last_epoch(options.name, options.checkpoints)
+    job = actors.resume(
+        options.name,
+        checkpoints=options.checkpoints,
+        workers=options.workers,
+        detached=options.detached,
+        address=options.address,
+    )
+    if last is not None:
+        _say(f"{job.name}: goes on from epoch {last.epoch}, of {_ago(time.time() - last.created)}")
+    return _until_the_end(job, options)
+
+
+def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | None = None) -> int:
+    """Wait for a job's end, unless it is detached, and say what came of it."""
     if options.detached:
         _say(f"job {job.name!r} runs on; next: penstock status {job.name}, penstock stop {job.name}")
         return OK
+    began = time.time()
     with _Interrupts(job) as interrupts:
-        status = job.wait(progress=options.progress)
-        seconds = status.get("running_s", 0.0)
-    if status["state"] != "CANCELLED":
-        for line in prepared.results(status, seconds):
+        try:
+            status = job.wait(progress=options.progress)
+        except (JobFailed, NotEnoughResources) as error:
+            code = _fail(error, FAILED, options)
+            _say_how_to_resume(job.name, options.checkpoints, began if prepared is not None else 0.0)
+            return code
+    ran = status.get("running_s", 0.0)
+    if prepared is not None and status["state"] != "CANCELLED":
+        for line in prepared.results(status, ran):
             print(line)
     sys.stdout.flush()
-    _say(_summary(status, seconds))
-    _say(_next_steps(prepared))
+    _say(_summary(status, ran, resumed=prepared is None))
+    if prepared is not None:
+        _say(_next_steps(prepared))
     if status["state"] == "CANCELLED":
         return INTERRUPTED if interrupts.count else FAILED
     return OK
+
+
+def _last_epoch(name: str, checkpoints: str | None) -> Manifest | None:
+    """The epoch that `resume` would go on from, if there is one and the store can be read."""
+    from penstock.actors.run import default_checkpoints
+
+    try:
+        found = Store.open(checkpoints or default_checkpoints(), name).latest()
+    except StoreError:
+        return None
+    return None if found is None or found[0].program is None else found[0]
+
+
+def _say_how_to_resume(name: str, checkpoints: str | None, since: float) -> None:
+    """Of a job that has failed: how to go on, when it has saved an epoch `since` (an older one is another job's)."""
+    last = _last_epoch(name, checkpoints)
+    if last is not None and last.created >= since:
+        where = "" if checkpoints is None else f" --checkpoints {shlex.quote(checkpoints)}"
+        _say(f"next: penstock resume {name}{where}   (from epoch {last.epoch}, when its cause is mended)")
 
 
 def _apps(options: argparse.Namespace) -> int:
@@ -121,9 +204,11 @@ def _status(options: argparse.Namespace) -> int:
         return OK
     from rich.console import Console
 
-    from penstock.actors.progress import line, table
+    from penstock.actors.progress import epochs, line, table
 
     print(line(status))
+    if status.get("epochs"):
+        print(epochs(status))
     Console().print(table(status))
     for worker in status.get("workers", ()):
         print(f"worker {worker['index']}: process {worker['pid']}, {len(worker['tasks'])} tasks")
@@ -140,6 +225,21 @@ def _cancel(options: argparse.Namespace) -> int:
     job = _attach(options)
     job.cancel()
     return _ended(job, options)
+
+
+def _savepoint(options: argparse.Namespace) -> int:
+    job = _attach(options)
+    job.savepoint(options.url)
+    _say(f"saved job {job.name!r} in {options.url}; next: penstock run APP --savepoint {shlex.quote(options.url)}")
+    return OK
+
+
+def _rescale(options: argparse.Namespace) -> int:
+    job = _attach(options)
+    job.rescale(options.operator, options.parallelism)
+    tasks = f"{options.parallelism} task{'s' * (options.parallelism != 1)}"
+    _say(f"job {job.name!r}: {options.operator} runs in {tasks}; next: penstock status {job.name}")
+    return OK
 
 
 def _ended(job: Job, options: argparse.Namespace) -> int:
@@ -193,17 +293,25 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
-def _summary(status: dict[str, Any], seconds: float) -> str:
+def _summary(status: Status, ran: float, *, resumed: bool) -> str:
+    """`resumed`: the counts may go back to before the time that the job ran, so there is no rate."""
     read = status.get("records_read", 0)
     latency = status.get("latency_all_ms") or {}
-    parts = [
-        f"{status['name']} {status['state'].lower()}: {read:,} records in {seconds:.1f} s",
-        f"{read / seconds if seconds else 0:,.0f} records/s",
-    ]
+    parts = [f"{status['name']} {status['state'].lower()}"]
+    if resumed:
+        parts[0] += f" {ran:.1f} s after it went on"
+    else:
+        parts[0] += f": {read:,} records in {ran:.1f} s"
+        parts.append(f"{read / ran if ran else 0:,.0f} records/s")
     if latency.get("p50") is not None:
         parts.append(f"latency p50 {latency['p50']:.2f} ms, p99 {latency['p99']:.2f} ms")
     if status.get("skipped"):
         parts.append(f"{status['skipped']:,} skipped")
+    restarts = (status.get("epochs") or {}).get("restarts", 0)
+    if restarts:
+        from penstock.actors.progress import times
+
+        parts.append(f"restarted {times(restarts)}")
     return "; ".join(parts)
 
 
@@ -252,12 +360,48 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[everywhere], help=about, description=about.capitalize() + ".")
         command.set_defaults(run=action)
         command.add_argument("name", metavar="NAME", help="the job's name: its flow's")
-        command.add_argument("--address", metavar="A", help="of the Ray cluster (the one on this machine)")
+        _add_cluster_option(command)
         if name == "status":
             command.add_argument("--json", action="store_true", help="everything there is, for programs")
         else:
             command.add_argument("--no-wait", dest="wait", action="store_false", help="return at once")
+
+    def add(name: str, action: Callable[[argparse.Namespace], int], brief: str, about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, parents=[everywhere], help=brief, description=about)
+        command.set_defaults(run=action)
+        command.add_argument("name", metavar="NAME", help="the job's name: its flow's")
+        return command
+
+    savepoint = add("savepoint", _savepoint, "save a running job's state at a place of its own", _ABOUT_SAVEPOINT)
+    savepoint.add_argument("url", metavar="URL", type=_place, help="a directory, or s3://bucket/prefix and the like")
+    _add_cluster_option(savepoint)
+
+    rescale = add("rescale", _rescale, "give an operator of a running job more or fewer tasks", _ABOUT_RESCALE)
+    rescale.add_argument("operator", metavar="OPERATOR", help="the operator's name")
+    rescale.add_argument("parallelism", metavar="N", type=count, help="how many tasks it is to have")
+    _add_cluster_option(rescale)
+
+    resume = add("resume", _resume, "start a failed or vanished job again from its last epoch", _ABOUT_RESUME)
+    resume.add_argument(
+        "--checkpoints", metavar="URL", type=_place, help=f"where the job saved its epochs ({_STATE}); as given to run"
+    )
+    resume.add_argument("--workers", metavar="W", type=count, help="worker processes (as many as before)")
+    _add_driver_options(resume)
     return parser
+
+
+def _add_cluster_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--address", metavar="A", help="of the Ray cluster (the one on this machine)")
+
+
+def _place(text: str) -> str:
+    """A directory or URL, the same for processes that run elsewhere."""
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def _restarts(text: str) -> int:
+    """A whole number, 0 or more."""
+    return 0 if text == "0" else count(text)
 
 
 def _app_parsers(
@@ -288,6 +432,28 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         help="size of each worker's inbox, a power of two (2 MiB)",
     )
     parser.add_argument(
+        "--epoch-interval",
+        metavar="S",
+        type=seconds,
+        help="seconds between epochs, to which the job goes back when a process dies; 0: none, and it fails then (1)",
+    )
+    parser.add_argument(
+        "--checkpoints", metavar="URL", type=_place, help=f"where epochs are saved: a directory or a URL ({_STATE})"
+    )
+    parser.add_argument(
+        "--max-restarts",
+        metavar="N",
+        type=_restarts,
+        help="deaths of workers within ten minutes that the job bears (10)",
+    )
+    parser.add_argument(
+        "--savepoint", metavar="URL", type=_place, help="start from what penstock savepoint has saved there"
+    )
+    _add_driver_options(parser)
+
+
+def _add_driver_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--address",
         metavar="A",
         help="of a Ray cluster, or 'local' for one of its own (the one on this machine, else one of its own)",
@@ -312,6 +478,13 @@ def _unknown_app(arguments: list[str]) -> str | None:
 def _brief(action: argparse.Action) -> str:
     flag = action.option_strings[-1]
     return flag if action.nargs == 0 else f"{flag} {action.metavar or action.dest.upper()}"
+
+
+def _ago(age_s: float) -> str:
+    for unit, size in (("days", 86_400.0), ("hours", 3600.0), ("min", 60.0)):
+        if age_s >= 2 * size:
+            return f"{age_s / size:.0f} {unit} ago"
+    return f"{max(0.0, age_s):.0f} s ago"
 
 
 def _say(text: str) -> None:

@@ -15,7 +15,8 @@ class Latest(Sink):
     """Keep the newest value of each key of (key, value) records; write them to another sink when the input ends.
 
     An aggregate that emits every update keeps its latency low and measurable, and yet what is left at the end is one
-    record a key. Memory is that of one value a key, as in the aggregate itself. Needs all records of a key in one
+    record a key. Memory is that of one value a key, as in the aggregate itself,
+    and all of it is saved with every epoch. Needs all records of a key in one
     task, as they come from a keyed operator of the same parallelism.
     """
 
@@ -23,6 +24,7 @@ class Latest(Sink):
         self.sink = sink
         self.channel = sink.channel
         self.prints = sink.prints
+        self.guarantee = sink.guarantee
 
     def bind(self, fetch: Callable[[], list[Any]]) -> None:
         self.sink.bind(fetch)
@@ -50,6 +52,17 @@ class _LatestWriter(SinkWriter):
         while piece := list(islice(items, _PIECE)):
             self._writer.write(piece)
         self._writer.finish()
+
+    def prepare(self, epoch: int) -> Any:
+        return self._writer.prepare(epoch), self._newest.copy()
+
+    def commit(self, epoch: int) -> None:
+        self._writer.commit(epoch)
+
+    def restore(self, epoch: int, prepared: list[Any]) -> None:
+        self._writer.restore(epoch, [inner for inner, _ in prepared if inner is not None])
+        for _, newest in prepared:
+            self._newest.update(newest)
 
     def close(self, failed: bool) -> None:
         self._writer.close(failed)

@@ -1,99 +1,326 @@
-"""From a plan to the tasks of one worker, connected to each other and to the transport."""
+"""From a plan to the tasks of one worker, connected to each other and to the transport; and again after a failure.
+
+`Wiring` is one worker's part of a job. `make` builds tasks, all at the start, and after a failure those that go back:
+these are built anew from what was saved, while the tasks before them stay as they are and only their channels are
+pointed at the new ones. It must never touch a task that is not asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import pairwise
+from time import time
 from typing import Any
 
+from penstock.runtime.batch import Batch
 from penstock.runtime.channel import (
+    END,
     WINDOW_BYTES,
+    InChannel,
     LocalChannel,
     LocalInChannel,
     OutChannel,
     RemoteChannel,
     RemoteInChannel,
 )
+from penstock.runtime.grouping import All
 from penstock.runtime.operators import Stage, StageContext
 from penstock.runtime.output import Output, make_output
-from penstock.runtime.partition import KeyGroups
 from penstock.runtime.plan import Chain, Exchange, Plan, TaskId, letters_of
+from penstock.runtime.rud import Rud
 from penstock.runtime.sinks.base import SinkContext
-from penstock.runtime.sources.base import SourceContext
-from penstock.runtime.task import SourceTask, Task
+from penstock.runtime.sources.base import SourceContext, Split
+from penstock.runtime.task import Snapshot, SourceTask, Task
 from penstock.runtime.transport.base import Transport
 from penstock.runtime.userfunc import DEAD_LETTERS, ErrorHandler
 
-Report = Callable[[str, list[Any]], None]
+
+@dataclass(frozen=True)
+class Reported:
+    """Records that a sink's task sends to the driver's side, and the epoch that they will be committed with."""
+
+    channel: str
+    records: list[Any]
+    task: int
+    generation: int
+    epoch: int
 
 
-@dataclass
+Report = Callable[[Reported], None]
+
+
 class Wiring:
-    """One worker's part of a job."""
+    """One worker's part of a job: the tasks that `workers` (task number -> worker) gives to `worker`.
 
-    tasks: dict[int, Task] = field(default_factory=dict)  # by task number, in the plan's order
-    remote_out: dict[int, RemoteChannel] = field(default_factory=dict)  # by channel number
-    grants_due: dict[int, RemoteInChannel] = field(default_factory=dict)
+    `rud` and `on_snapshot` are those of a job with epochs, None in others.
+    """
 
+    def __init__(
+        self,
+        plan: Plan,
+        workers: dict[int, int],
+        worker: int,
+        transport: Transport,
+        *,
+        clock: Callable[[], int],
+        report: Report,
+        window: int = WINDOW_BYTES,
+        rud: Rud | None = None,
+        on_snapshot: Callable[[Snapshot], None] | None = None,
+        wall: Callable[[], float] = time,
+    ) -> None:
+        self.plan = plan
+        self.workers = workers
+        self.worker = worker
+        self.tasks: dict[int, Task] = {}  # by task number, in the plan's order
+        self.out: dict[int, OutChannel] = {}  # by channel number
+        self.remote_out: dict[int, RemoteChannel] = {}
+        self.grants_due: dict[int, RemoteInChannel] = {}
+        self.behind: dict[int, OutChannel] = {}  # channels that are catching up, and block no task
+        self.rud = rud
+        self._transport = transport
+        self._clock = clock
+        self._report = report
+        self._window = window
+        self._on_snapshot = on_snapshot
+        self._wall = wall
+        self._targets: dict[int, int] = {}  # task number by channel number
+        self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and sender task
 
-def build(
-    plan: Plan,
-    workers: dict[int, int],
-    worker: int,
-    transport: Transport,
-    *,
-    clock: Callable[[], int],
-    report: Report,
-    window: int = WINDOW_BYTES,
-) -> Wiring:
-    """The tasks that `workers` (task number -> worker) gives to `worker`."""
-    wiring = Wiring()
-    mine = [task for task in plan.tasks if workers[task.number] == worker]
-    for task in mine:
-        wiring.tasks[task.number] = _make_task(plan, task, clock, report, transport)
-    for exchange in plan.exchanges:
-        for sender in (task for task in mine if task.chain == exchange.source):
-            _connect_sender(plan, exchange, sender, workers, worker, transport, wiring, window)
-        for receiver in (task for task in mine if task.chain == exchange.target):
-            for origin in exchange.origins(receiver.index):
-                sender = plan.task(exchange.source, origin)
-                if workers[sender.number] != worker:
-                    number = exchange.channel(origin, receiver.index)
-                    wiring.tasks[receiver.number].inputs[number] = RemoteInChannel(
-                        number, workers[sender.number], sender.number, transport, wiring.grants_due, window
-                    )
-    for built in wiring.tasks.values():
-        built.connect()
-    return wiring
+    @property
+    def epochs(self) -> bool:
+        """Whether the job has epochs."""
+        return self.rud is not None
 
+    def mine(self, numbers: Iterable[int]) -> list[TaskId]:
+        """Those of the tasks that this worker runs, in the plan's order."""
+        return [self.plan.by_number[n] for n in sorted(numbers) if self.workers.get(n) == self.worker]
 
-def _make_task(plan: Plan, task: TaskId, clock: Callable[[], int], report: Report, transport: Transport) -> Task:
-    chain = plan.chains[task.chain]
-    stages = [_make_stage(operator, chain, task, report) for operator in chain.operators]
-    _share_dead_letters(stages)
-    for exchange in plan.exchanges:
-        if exchange.source == chain.index and exchange.output is not None:
-            stage = next(stage for stage in stages if stage.context.operator.name == exchange.operator)
-            stage.context.side.setdefault(exchange.output, [])
-    name = plan.task_name(task)
-    if chain.source is None:
-        return Task(task, name, stages, clock)
+    def make(
+        self,
+        numbers: Iterable[int] | None = None,
+        *,
+        generation: int = 0,
+        epoch: int = 0,
+        splits: dict[int, list[Split]] | None = None,
+    ) -> list[Task]:
+        """Build the tasks (None: all) that this worker runs, and connect them. Tasks made for a `generation` above 0
+        send nothing before `join`. `splits` replaces those that sources have by the plan, by task number."""
+        numbers = {task.number for task in self.plan.tasks} if numbers is None else set(numbers)
+        made = self.mine(numbers)
+        for task in made:
+            given = (splits or {}).get(task.number)
+            self.tasks[task.number] = self._make_task(task, generation, epoch, given)
+        self.tasks = dict(sorted(self.tasks.items()))
+        for exchange in self.plan.exchanges:
+            for sender in (task for task in made if task.chain == exchange.source):
+                self._connect_sender(exchange, sender, generation, epoch)
+        for exchange in self.plan.exchanges:
+            for receiver in (task for task in made if task.chain == exchange.target):
+                self._connect_receiver(exchange, receiver, generation)
+        tasks = [self.tasks[task.number] for task in made]
+        for built in tasks:
+            built.connect()
+        return tasks
 
-    def wake() -> None:
-        source.wake()
-        transport.wake()
+    def cut(self, numbers: set[int]) -> list[Task]:
+        """These tasks go back: take out those that run here, and send the others nothing. Returns what was taken out,
+        for the caller to close."""
+        for channel, target in self._targets.items():
+            if target in numbers and channel in self.out:
+                self.out[channel].cut()
+        gone = [self.tasks.pop(task.number) for task in self.mine(numbers) if task.number in self.tasks]
+        for task in gone:
+            for out in task.channels:
+                out.cache.clear()
+                self.out.pop(out.number, None)
+                self.remote_out.pop(out.number, None)
+                self.behind.pop(out.number, None)
+            for number in task.inputs:
+                self.grants_due.pop(number, None)
+        return gone
 
-    context = SourceContext(chain.source.name, task.index, chain.parallelism, stages[0].errors, wake)
-    source = SourceTask(task, name, stages, clock)
-    source.reader = chain.source.source.reader(chain.splits[task.index], context)
-    return source
+    def join(self, numbers: set[int], generation: int) -> None:
+        """All of these tasks are there again: send them what they have missed."""
+        for channel, target in self._targets.items():
+            if target in numbers and channel in self.out:
+                self.out[channel].join(generation)
+                self.behind[channel] = self.out[channel]
 
+    def _make_task(self, task: TaskId, generation: int, epoch: int, splits: list[Split] | None) -> Task:
+        plan = self.plan
+        chain = plan.chains[task.chain]
+        built: Task | SourceTask
+        name = plan.task_name(task)
 
-def _make_stage(operator: Any, chain: Chain, task: TaskId, report: Report) -> Stage:
-    sink_context = SinkContext(operator.name, task.index, chain.parallelism, report)
-    stage: Stage = operator.stage(StageContext(operator, task.index, chain.parallelism, sink_context))
-    return stage
+        def report(channel: str, records: list[Any]) -> None:
+            self._report(Reported(channel, records, task.number, generation, built.epoch + 1))
+
+        stages = [self._make_stage(operator, chain, task, generation > 1, report) for operator in chain.operators]
+        _share_dead_letters(stages)
+        for exchange in plan.exchanges:
+            if exchange.source == chain.index and exchange.output is not None:
+                stage = next(stage for stage in stages if stage.context.operator.name == exchange.operator)
+                stage.context.side.setdefault(exchange.output, [])
+        if chain.source is None:
+            built = Task(task, name, stages, self._clock)
+        else:
+            built = source = SourceTask(task, name, stages, self._clock)
+            transport = self._transport
+
+            def wake() -> None:
+                source.wake()
+                transport.wake()
+
+            context = SourceContext(chain.source.name, task.index, chain.parallelism, stages[0].errors, wake)
+            if splits is None:
+                splits = chain.splits[task.index]
+            source.splits = {split.name: split for split in splits}
+            source.reader = chain.source.source.reader(splits, context)
+            source.rud = self.rud
+        built.on_snapshot = self._on_snapshot
+        built.wall = self._wall
+        built.generation = generation
+        built.epoch = epoch
+        return built
+
+    def _make_stage(
+        self,
+        operator: Any,
+        chain: Chain,
+        task: TaskId,
+        restoring: bool,
+        report: Callable[[str, list[Any]], None],
+    ) -> Stage:
+        sink_context = SinkContext(
+            operator.name, task.index, chain.parallelism, report, epochs=self.epochs, restoring=restoring
+        )
+        context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._wall)
+        stage: Stage = operator.stage(context)
+        return stage
+
+    def replan(self, plan: Plan, workers: dict[int, int]) -> None:
+        """Go on with another plan. Tasks that it does not have, or has otherwise, have been cut; those that stay, and
+        send to such, deal what they have kept to the new plan's tasks, which are still to be made and joined."""
+        before, self.plan, self.workers = self.plan, plan, workers
+        for old, new in zip(before.exchanges, plan.exchanges, strict=False):
+            if old.first_channel == new.first_channel and old.receivers == new.receivers:
+                continue
+            for sender in plan.tasks:
+                if sender.chain == new.source and sender.number in self.tasks:
+                    self._deal_again(old, new, sender)
+
+    def _deal_again(self, old: Exchange, new: Exchange, sender: TaskId) -> None:
+        task = self.tasks[sender.number]
+        output = self._outputs.pop((old.index, sender.number))
+        output.flush()  # what a step that was interrupted has combined
+        channels = output.channels
+        parts = [deque(channel.kept()) for channel in channels]
+        if isinstance(new.grouping, All):
+            del parts[1:]  # all have the same
+        completed = max(channel.cache.completed for channel in channels)
+        for channel in channels:
+            task.channels.remove(channel)
+            channel.cache.clear()
+            for where in (self.out, self.remote_out, self.behind, self._targets):
+                where.pop(channel.number, None)
+        fresh = self._connect_sender(new, sender, 1, completed, instead_of=output)
+        # All channels have the same barriers: what lies between two of them is dealt, then the barrier follows.
+        while any(parts):
+            mark: tuple[int, int, Batch | None] | None = None
+            for part in parts:
+                while part:
+                    kind, stamp, batch = part.popleft()
+                    if batch is None:
+                        mark = (kind, stamp, None)
+                        break
+                    fresh.deal_again(batch, stamp)
+            fresh.flush()
+            for channel in fresh.channels:
+                if mark is not None and mark[0] == END:
+                    channel.end()
+                elif mark is not None:
+                    channel.barrier(mark[1])
+                channel.flush()
+        task.channels_changed()
+
+    def _connect_sender(
+        self, exchange: Exchange, sender: TaskId, generation: int, epoch: int, instead_of: Output | None = None
+    ) -> Output:
+        plan, workers = self.plan, self.workers
+        task = self.tasks[sender.number]
+        target = plan.chains[exchange.target].operators[0]
+        # What fails on the way (key functions, choosers, codecs) fails by the policy of the operator it goes to.
+        step = f"{target.name}.key_by" if target.keyed else f"{exchange.operator} -> {target.name}"
+        letters = _side(task, exchange, letters_of(target.name))
+        errors = ErrorHandler(step, target.on_error, target.declared_at, letters)
+        task.edge_errors.append(errors)
+        channels: list[OutChannel] = []
+        for index in exchange.targets(sender.index):
+            receiver = plan.task(exchange.target, index)
+            number = exchange.channel(sender.index, index)
+            cache = self.rud.cache() if self.rud is not None else None
+            channel: OutChannel
+            if workers[receiver.number] == self.worker:
+                # While a plan changes the receiver is still to be made, and sets itself as the target then.
+                channel = LocalChannel(number, self.tasks.get(receiver.number), errors, self._window, cache)
+            else:
+                channel = self.remote_out[number] = RemoteChannel(
+                    number,
+                    workers[receiver.number],
+                    receiver.number,
+                    self._transport,
+                    errors,
+                    self._window,
+                    cache,
+                )
+            channel.cache.completed = epoch
+            if generation:
+                channel.cut()
+            self.out[number] = channel
+            self._targets[number] = receiver.number
+            channels.append(channel)
+        task.channels += channels
+        output: Output = make_output(
+            exchange.grouping,
+            channels,
+            sender=sender.index,
+            combiner=exchange.combiner,
+            errors=errors,
+            table=plan.chains[exchange.target].table,
+        )
+        outputs = task.outputs.setdefault((exchange.operator, exchange.output), [])
+        if instead_of is None:
+            outputs.append(output)
+        else:
+            outputs[outputs.index(instead_of)] = output
+        self._outputs[exchange.index, sender.number] = output
+        return output
+
+    def _connect_receiver(self, exchange: Exchange, receiver: TaskId, generation: int) -> None:
+        task = self.tasks[receiver.number]
+        for origin in exchange.origins(receiver.index):
+            sender = self.plan.task(exchange.source, origin)
+            number = exchange.channel(origin, receiver.index)
+            end: InChannel
+            if self.workers[sender.number] == self.worker:
+                channel = self.out[number]
+                assert isinstance(channel, LocalChannel)
+                channel.target = task
+                end = LocalInChannel(channel, generation)
+            else:
+                end = RemoteInChannel(
+                    number,
+                    self.workers[sender.number],
+                    sender.number,
+                    self._transport,
+                    self.grants_due,
+                    self._window,
+                    generation,
+                )
+            task.inputs[number] = end
 
 
 def _share_dead_letters(stages: list[Stage]) -> None:
@@ -111,41 +338,8 @@ def _side(task: Task, exchange: Exchange, tag: str) -> list[Any] | None:
     return None
 
 
-def _connect_sender(
-    plan: Plan,
-    exchange: Exchange,
-    sender: TaskId,
-    workers: dict[int, int],
-    worker: int,
-    transport: Transport,
-    wiring: Wiring,
-    window: int,
-) -> None:
-    task = wiring.tasks[sender.number]
-    target = plan.chains[exchange.target].operators[0]
-    # What fails on the way (key functions, choosers, codecs) fails by the policy of the operator it goes to.
-    step = f"{target.name}.key_by" if target.keyed else f"{exchange.operator} -> {target.name}"
-    errors = ErrorHandler(step, target.on_error, target.declared_at, _side(task, exchange, letters_of(target.name)))
-    task.edge_errors.append(errors)
-    channels: list[OutChannel] = []
-    for index in exchange.targets(sender.index):
-        receiver = plan.task(exchange.target, index)
-        number = exchange.channel(sender.index, index)
-        if workers[receiver.number] == worker:
-            local = LocalChannel(number, wiring.tasks[receiver.number], window)
-            wiring.tasks[receiver.number].inputs[number] = LocalInChannel(local)
-            channels.append(local)
-        else:
-            remote = RemoteChannel(number, workers[receiver.number], receiver.number, transport, errors, window)
-            wiring.remote_out[number] = remote
-            channels.append(remote)
-    task.channels += channels
-    output: Output = make_output(
-        exchange.grouping,
-        channels,
-        sender=sender.index,
-        groups=KeyGroups(plan.key_groups),
-        combiner=exchange.combiner,
-        errors=errors,
-    )
-    task.outputs.setdefault((exchange.operator, exchange.output), []).append(output)
+def build(plan: Plan, workers: dict[int, int], worker: int, transport: Transport, **options: Any) -> Wiring:
+    """A worker's wiring with all its tasks made; options as of Wiring."""
+    wiring = Wiring(plan, workers, worker, transport, **options)
+    wiring.make()
+    return wiring

@@ -7,14 +7,22 @@ up only those who send to it. The sender counts by what it sent, the receiver gr
 in lots of half a window.
 
 Why no deadlock: a sender is stopped only while at least a window is outstanding, of which the receiver, once it has
-taken up all of it, owes more than half a window and therefore grants. Grants never wait for credit. A task that may
-not send is not run, but its worker goes on.
+taken up all of it, owes more than half a window and therefore grants. Grants never wait for credit, nor do barriers
+and ends, but for the data before them. A task that may not send is not run, but its worker goes on.
+
+In a job with epochs a channel keeps what it has sent since the last complete epoch (runtime/rud.py). When its receiver
+is taken back, the channel is *cut*: what the sender makes goes into the cache only, and its task is not held up. When
+the receiver is there again the channel is *joined* to it under a new *generation* and sends all that the cache holds;
+until it has sent what was there when it was joined its task is still not held up. Messages of an older generation are
+dropped wherever they arrive.
 
 On the wire a message is a head, then the payload:
 
-    kind u8 | flags u8 | codec u16 | channel u32 | stamp i64 | count u32 | (keyed: key codec u16 | key bytes u32)
+    kind u8 | flags u8 | codec u16 | channel u32 | stamp i64 | count u32 | generation u32
+    (keyed: key codec u16 | key bytes u32)
 
-`stamp` is when the oldest record of the batch entered the job, time.monotonic_ns() of this machine.
+`stamp` is when the oldest record of the batch entered the job, time.monotonic_ns() of this machine; of a barrier its
+epoch; of a grant the bytes granted.
 """
 
 from __future__ import annotations
@@ -22,20 +30,25 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.runtime._native import classify
 from penstock.runtime.batch import Batch, KeyedBatch, approximate_bytes, concat, split
-from penstock.runtime.codec import decode, encode
+from penstock.runtime.codec import SCALARS, TEXT, decode, encode
+from penstock.runtime.rud import Entry, OutputCache
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.userfunc import DeadLetter, ErrorHandler
 
 if TYPE_CHECKING:
     from penstock.runtime.task import Task
 
-DATA, END, CREDIT = 1, 2, 3
+DATA, END, CREDIT, BARRIER = 1, 2, 3, 4
 _KEYED, _PARTIAL = 1, 2
-HEAD = struct.Struct("<BBHIqI")
+HEAD = struct.Struct("<BBHIqII")
 KEY_HEAD = struct.Struct("<HI")
+_GENERATION = struct.Struct("<I")
+_GENERATION_AT = HEAD.size - _GENERATION.size
 
 # Bytes that may be outstanding in one channel. Below some 64 KiB a fast sender waits for grants between messages; far
 # above, a slow receiver lets much pile up, which is latency. The credit of a channel inside a worker is the same.
@@ -43,57 +56,190 @@ WINDOW_BYTES = 256 * 1024
 
 
 class OutChannel(ABC):
-    """The sender's end. `push` queues, `flush` sends what credit and room allow."""
+    """The sender's end. `push`, `barrier` and `end` queue, `flush` sends what credit and room allow."""
 
-    def __init__(self, number: int, window: int = WINDOW_BYTES) -> None:
+    def __init__(self, number: int, errors: ErrorHandler, window: int, cache: OutputCache | None) -> None:
         self.number = number
         self.window = window
+        self.generation = 0
         self.outstanding = 0
-        self.queue: deque[tuple[Batch, int]] = deque()
+        self.queue: deque[tuple[Batch | None, int]] = deque()  # None: a barrier, with its epoch
+        self.cache = cache or OutputCache()
+        self.ended = False  # the end is in the cache
+        self.connected = True
+        self.catching_up = False  # what the cache holds is still to be sent: the task is not held up
+        self.stopped_by_room = False  # the last flush found no room in the transport: no message will tell its end
+        self._errors = errors
         self._ending = False
-        self.ended = False
+        self._until: Entry | None = None  # the last entry to be sent before the task is held up again
 
     def push(self, batch: Batch, stamp: int) -> None:
         """Queue a batch behind what is queued; the caller flushes, and runs no further while flush says False."""
         self.queue.append((batch, stamp))
 
+    def barrier(self, epoch: int) -> None:
+        """Queue a barrier."""
+        self.queue.append((None, epoch))
+
     def end(self) -> None:
         """Queue the end of the stream."""
         self._ending = True
 
-    @abstractmethod
     def flush(self) -> bool:
-        """Send what is queued; True when nothing is left, False when it must be called again."""
+        """Send what is queued; True when the task may go on, False when it must be called again before."""
+        self.stopped_by_room = False
+        if self.connected and self._send_all():
+            return True
+        if not self.catching_up:
+            return False
+        self._cache_all()
+        return True
 
-    @property
-    def stopped_by_room(self) -> bool:
-        """The last flush found no room in the transport, of which no message will tell the end."""
+    def _send_all(self) -> bool:
+        cache = self.cache
+        while True:
+            while cache.unsent:
+                entry = cache.entries[cache.next]
+                if entry.kind == DATA and self.outstanding >= self.window:
+                    return False
+                if not self._send(entry):
+                    self.stopped_by_room = True
+                    return False
+                if entry.kind == DATA:
+                    self.outstanding += entry.size
+                cache.sent()
+                if entry is self._until:
+                    self.catching_up = False
+            if self.queue and self.queue[0][0] is not None and self.outstanding >= self.window:
+                return False
+            if not self._cache_next():
+                return True
+
+    def _cache_all(self) -> None:
+        while self._cache_next():
+            pass
+
+    def _cache_next(self) -> bool:
+        """Move something from the queue into the cache; False when there is nothing."""
+        if self.queue:
+            batch, stamp = self.queue.popleft()
+            if batch is None:
+                self.cache.append(Entry(BARRIER, stamp, 0, 0, [self._signal(BARRIER, stamp)]))
+            else:
+                self._cache_batch(batch, stamp)
+            return True
+        if self._ending and not self.ended:
+            self.ended = True
+            self.cache.append(Entry(END, 0, 0, 0, [self._signal(END, 0)]))
+            return True
         return False
+
+    def _signal(self, kind: int, stamp: int) -> bytes:
+        return HEAD.pack(kind, 0, 0, self.number, stamp, 0, self.generation)
+
+    @abstractmethod
+    def _cache_batch(self, batch: Batch, stamp: int) -> None:
+        """Put a batch that was taken from the queue into the cache, in the form in which it is sent."""
+
+    @abstractmethod
+    def _send(self, entry: Entry) -> bool:
+        """Send an entry; False when there is no room."""
 
     def queued(self) -> int:
         """Records that wait for credit or room."""
-        return sum(len(batch) for batch, _ in list(self.queue))  # a copy: another thread may ask
+        waiting = sum(len(batch) for batch, _ in list(self.queue) if batch is not None)  # a copy: other threads may ask
+        return waiting + (self.cache.unsent_records() if self.cache.unsent else 0)
+
+    def kept(self) -> Iterator[tuple[int, int, Batch | None]]:
+        """All that has been made since the last complete epoch, in order, for a channel that is given up: (kind, stamp
+        or epoch, batch)."""
+        self._cache_all()
+        for entry in self.cache.entries:
+            if entry.kind != DATA:
+                yield entry.kind, entry.stamp, None
+            elif entry.parts is None and entry.place is None:
+                yield DATA, entry.stamp, entry.batch
+            else:
+                yield DATA, entry.stamp, decode_batch(b"".join(self.cache.parts(entry))).batch
+
+    # --- epochs --------------------------------------------------------------------------------------------------
+
+    def complete(self, epoch: int) -> None:
+        """No receiver goes back before this epoch any more."""
+        self.cache.complete(BARRIER, END, epoch)
+
+    def cut(self) -> None:
+        """The receiver is being taken back: send nothing."""
+        self.connected = False
+        self.catching_up = True
+
+    def join(self, generation: int) -> None:
+        """The receiver is back at the last complete epoch: send all since then."""
+        self._cache_all()
+        self.connected = True
+        self.generation = generation
+        self.outstanding = 0
+        self.cache.rewind()
+        # Not until everything is sent: a sender quicker than its receiver would never again be held up.
+        self._until = self.cache.entries[-1] if self.cache.entries else None
+        self.catching_up = self._until is not None
 
 
 class LocalChannel(OutChannel):
     """To a task of the same worker: a batch is handed over as it is."""
 
-    def __init__(self, number: int, target: Task, window: int = WINDOW_BYTES) -> None:
-        super().__init__(number, window)
-        self._target = target
+    def __init__(
+        self,
+        number: int,
+        target: Task | None,
+        errors: ErrorHandler,
+        window: int = WINDOW_BYTES,
+        cache: OutputCache | None = None,
+    ) -> None:
+        super().__init__(number, errors, window, cache)
+        self.target = target
+        self.cache.encode = self._encode
 
-    def flush(self) -> bool:
-        while self.queue:
-            if self.outstanding >= self.window:
-                return False
-            batch, stamp = self.queue.popleft()
-            cost = approximate_bytes(batch)
-            self.outstanding += cost
-            self._target.receive(self.number, batch, stamp, cost)
-        if self._ending and not self.ended:
-            self.ended = True
-            self._target.receive_end(self.number)
+    def _cache_batch(self, batch: Batch, stamp: int) -> None:
+        if not self.cache.keeps or _immutable(batch):
+            self.cache.append(Entry(DATA, stamp, len(batch), approximate_bytes(batch), batch=batch))
+            return
+        # The receiver gets the records themselves, and may change them: what is kept is a copy.
+        try:
+            parts = _encode(self.number, batch, stamp, self.generation)
+        except Exception:
+            batch = _encodable(batch, self._errors)  # what could not come again must not come at all
+            if not batch:
+                return
+            parts = _encode(self.number, batch, stamp, self.generation)
+        size = max(approximate_bytes(batch), sum(map(len, parts)))  # nested records are larger than they look
+        entry = Entry(DATA, stamp, len(batch), size, parts, batch)
+        self.cache.append(entry)
+        if not self.connected or self.catching_up:
+            entry.batch = None
+
+    def _send(self, entry: Entry) -> bool:
+        assert self.target is not None
+        if entry.kind == BARRIER:
+            self.target.receive_barrier(self.number, entry.stamp)
+        elif entry.kind == END:
+            self.target.receive_end(self.number)
+        else:
+            batch = entry.batch
+            if batch is None:
+                batch = decode_batch(b"".join(self.cache.parts(entry))).batch
+            elif entry.parts is not None:
+                entry.batch = None  # from here on it is the receiver's
+            self.target.receive(self.number, batch, entry.stamp, entry.size)
         return True
+
+    def _encode(self, entry: Entry) -> list[bytes]:
+        return _encode(self.number, entry.batch, entry.stamp, self.generation)
+
+
+def _immutable(batch: Batch) -> bool:
+    """Whether no receiver can change the records."""
+    return classify(batch if isinstance(batch, list) else batch.values) in (TEXT, SCALARS)
 
 
 class RemoteChannel(OutChannel):
@@ -107,65 +253,47 @@ class RemoteChannel(OutChannel):
         transport: Transport,
         errors: ErrorHandler,
         window: int = WINDOW_BYTES,
+        cache: OutputCache | None = None,
     ) -> None:
-        super().__init__(number, window)
+        super().__init__(number, errors, window, cache)
         self.worker = worker
         self.task = task
         self._transport = transport
-        self._errors = errors
-        self._unsent: list[bytes] | None = None
-        self._unsent_size = 0
-        self._unsent_records = 0
         self._record_bytes = 64.0  # smoothed; decides how many records go into a message
         self.bytes = 0
 
-    def flush(self) -> bool:
-        while True:
-            if self._unsent is not None:
-                if not self._transport.send(self.worker, self.task, self._unsent):
-                    return False
-                self.outstanding += self._unsent_size
-                self.bytes += self._unsent_size
-                self._unsent = None
-            if not self.queue:
-                break
-            if self.outstanding >= self.window:
-                return False
-            self._prepare()
-        if self._ending and not self.ended:
-            head = HEAD.pack(END, 0, 0, self.number, 0, 0)
-            if not self._transport.send(self.worker, self.task, (head,)):
-                return False
-            self.ended = True
-        return True
+    def _send(self, entry: Entry) -> bool:
+        parts = self.cache.parts(entry)
+        if self.generation and self.catching_up:
+            # It may have been made under an older generation.
+            head = parts[0]
+            stamped = bytes(head[:_GENERATION_AT]) + _GENERATION.pack(self.generation) + bytes(head[HEAD.size :])
+            parts = [stamped, *parts[1:]]
+        return self._transport.send(self.worker, self.task, parts)
 
-    @property
-    def stopped_by_room(self) -> bool:
-        return self._unsent is not None or (self._ending and not self.ended and not self.queue)
-
-    def _prepare(self) -> None:
-        """Encode the next message from the queue."""
+    def _cache_batch(self, batch: Batch, stamp: int) -> None:
+        """Encode the next message, of the batch and what is queued behind it as far as it fits."""
         limit = max(1, int(self._transport.target_message / self._record_bytes))
-        batch, stamp = self.queue.popleft()
-        if len(batch) < limit and self.queue:
+        queue = self.queue
+        if len(batch) < limit and queue and queue[0][0] is not None:
             batches, count = [batch], len(batch)
-            while self.queue and count + len(self.queue[0][0]) <= limit:
-                batch, later = self.queue.popleft()
-                batches.append(batch)
-                count += len(batch)
+            while queue and (following := queue[0][0]) is not None and count + len(following) <= limit:
+                later = queue.popleft()[1]
+                batches.append(following)
+                count += len(following)
                 stamp = min(stamp, later)
             batch = concat(batches)
         while True:
             if len(batch) > limit:
                 batch, rest = split(batch, limit)
-                self.queue.appendleft((rest, stamp))
+                queue.appendleft((rest, stamp))
             try:
-                message = _encode(self.number, batch, stamp)
+                message = _encode(self.number, batch, stamp, self.generation)
             except Exception:
                 batch = _encodable(batch, self._errors)
                 if not batch:
                     return
-                message = _encode(self.number, batch, stamp)
+                message = _encode(self.number, batch, stamp, self.generation)
             size = sum(map(len, message))
             if size <= self._transport.max_message:
                 break
@@ -174,9 +302,8 @@ class RemoteChannel(OutChannel):
                 return
             limit = max(1, len(batch) // 2)
         self._record_bytes += 0.25 * (size / max(1, len(batch)) - self._record_bytes)
-        self._unsent = message
-        self._unsent_size = size
-        self._unsent_records = len(batch)
+        self.bytes += size
+        self.cache.append(Entry(DATA, stamp, len(batch), size, message))
 
     def _too_large(self, batch: Batch, size: int, stamp: int) -> None:
         record = batch[0] if isinstance(batch, list) else batch.values[0]
@@ -191,9 +318,6 @@ class RemoteChannel(OutChannel):
             ),
         )
 
-    def queued(self) -> int:
-        return super().queued() + (self._unsent_records if self._unsent is not None else 0)
-
 
 def _ring_for(size: int) -> int:
     """A ring size, a power of two, in which a message of `size` bytes fits several times."""
@@ -203,8 +327,9 @@ def _ring_for(size: int) -> int:
 class InChannel:
     """The receiver's end: counts what its task takes up, and what of it is still to be granted back."""
 
-    def __init__(self, number: int, window: int = WINDOW_BYTES) -> None:
+    def __init__(self, number: int, window: int = WINDOW_BYTES, generation: int = 0) -> None:
         self.number = number
+        self.generation = generation
         self.ended = False
         self._window = window
         self._owed = 0
@@ -223,8 +348,8 @@ class InChannel:
 class LocalInChannel(InChannel):
     """From a task of the same worker."""
 
-    def __init__(self, sender: OutChannel) -> None:
-        super().__init__(sender.number, sender.window)
+    def __init__(self, sender: OutChannel, generation: int = 0) -> None:
+        super().__init__(sender.number, sender.window, generation)
         self._sender = sender
 
     def grant(self) -> None:
@@ -243,8 +368,9 @@ class RemoteInChannel(InChannel):
         transport: Transport,
         due: dict[int, RemoteInChannel],
         window: int = WINDOW_BYTES,
+        generation: int = 0,
     ) -> None:
-        super().__init__(number, window)
+        super().__init__(number, window, generation)
         self._worker = worker
         self._task = task
         self._transport = transport
@@ -254,7 +380,7 @@ class RemoteInChannel(InChannel):
         if self.ended:
             self._due.pop(self.number, None)
             return
-        head = HEAD.pack(CREDIT, 0, 0, self.number, self._owed, 0)
+        head = HEAD.pack(CREDIT, 0, 0, self.number, self._owed, 0, self.generation)
         if self._transport.send(self._worker, self._task, (head,)):
             self._owed = 0
             self._due.pop(self.number, None)
@@ -262,23 +388,23 @@ class RemoteInChannel(InChannel):
             self._due[self.number] = self
 
 
-def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler) -> list[bytes]:
+def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler, generation: int = 0) -> list[bytes]:
     """The parts of a data message; records that cannot be encoded go to `errors` and are left out."""
     try:
-        return _encode(channel, batch, stamp)
+        return _encode(channel, batch, stamp, generation)
     except Exception:
-        return _encode(channel, _encodable(batch, errors), stamp)
+        return _encode(channel, _encodable(batch, errors), stamp, generation)
 
 
-def _encode(channel: int, batch: Batch, stamp: int) -> list[bytes]:
+def _encode(channel: int, batch: Batch, stamp: int, generation: int) -> list[bytes]:
     if isinstance(batch, KeyedBatch):
         flags = _KEYED | (_PARTIAL if batch.partial else 0)
         key_codec, keys = encode(batch.keys)
         codec, values = encode(batch.values)
-        head = HEAD.pack(DATA, flags, codec, channel, stamp, len(batch)) + KEY_HEAD.pack(key_codec, len(keys))
-        return [head, keys, values]
+        head = HEAD.pack(DATA, flags, codec, channel, stamp, len(batch), generation)
+        return [head + KEY_HEAD.pack(key_codec, len(keys)), keys, values]
     codec, payload = encode(batch)
-    return [HEAD.pack(DATA, 0, codec, channel, stamp, len(batch)), payload]
+    return [HEAD.pack(DATA, 0, codec, channel, stamp, len(batch), generation), payload]
 
 
 def _encodable(batch: Batch, errors: ErrorHandler) -> Batch:
@@ -309,11 +435,21 @@ def _travelling(letter: DeadLetter) -> DeadLetter:
     return letter
 
 
-def decode_batch(message: Buffer) -> tuple[int, int, int, Batch | None]:
-    """(kind, channel, stamp or granted bytes, batch of a data message); nothing returned refers to the message."""
-    kind, flags, codec, channel, stamp, count = HEAD.unpack_from(message)
+class Decoded(NamedTuple):
+    """A message: `stamp` is its epoch or the granted bytes where it has no records, and so no batch."""
+
+    kind: int
+    channel: int
+    stamp: int
+    generation: int
+    batch: Batch | None
+
+
+def decode_batch(message: Buffer) -> Decoded:
+    """Nothing returned refers to the message."""
+    kind, flags, codec, channel, stamp, count, generation = HEAD.unpack_from(message)
     if kind != DATA:
-        return kind, channel, stamp, None
+        return Decoded(kind, channel, stamp, generation, None)
     view = memoryview(message)
     batch: Batch
     if flags & _KEYED:
@@ -325,4 +461,4 @@ def decode_batch(message: Buffer) -> tuple[int, int, int, Batch | None]:
         batch = decode(codec, view[HEAD.size :])
     if len(batch) != count:
         raise AssertionError(f"channel {channel}: a message of {count} records decoded to {len(batch)}")
-    return kind, channel, stamp, batch
+    return Decoded(kind, channel, stamp, generation, batch)

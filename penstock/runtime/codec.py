@@ -59,9 +59,21 @@ def encode(records: list[Any]) -> tuple[int, bytes]:
         except (ValueError, OverflowError):
             pass  # a single value of 4 GiB or more, which msgpack cannot hold
     try:
-        return PICKLE, pickle.dumps(records, 5)
+        return PICKLE, pickled(records)
+    except Exception as error:
+        raise _unsendable(records, error) from error
+
+
+def pickled(value: Any) -> bytes:
+    """A value as bytes, for pickle.loads: with the code of what the user's main script defines, where there is some.
+
+    Plain pickle cannot name such classes and functions; carrying their code costs many times as much, so classes of
+    records are better kept in a module.
+    """
+    try:
+        return pickle.dumps(value, 5)
     except Exception:
-        return PICKLE, _pickle_by_value(records)
+        return bytes(cloudpickle.dumps(value, protocol=5))
 
 
 def decode(code: int, payload: Buffer, *, trusted: bool = True) -> list[Any]:
@@ -99,16 +111,8 @@ def _find_decoder(code: int, trusted: bool) -> _Decode:
     return decoder
 
 
-def _pickle_by_value(records: list[Any]) -> bytes:
-    """Pickle records whose classes or functions were sent here by value (those of the user's main script).
-
-    Plain pickle cannot name them; this carries their code, at many times the cost, so such classes are better
-    kept in a module.
-    """
-    try:
-        return cloudpickle.dumps(records, protocol=5)  # type: ignore[no-any-return]
-    except Exception as error:
-        cause: Exception = error
+def _unsendable(records: list[Any], cause: Exception) -> CodecError:
+    """The error for a list that cannot be pickled: it names the first record that is to blame."""
     for index, record in enumerate(records):
         try:
             cloudpickle.dumps(record, protocol=5)

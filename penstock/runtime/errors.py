@@ -12,9 +12,13 @@
     │   │   └── NoCluster    no Ray cluster runs here that could hold it
     │   ├── JobExists        a job of that name runs already
     │   └── NotEnoughResources  Ray cannot place the workers asked for
+    ├── StoreError           the checkpoint store cannot be used as asked; trying again will not help
+    │   ├── StoreUnreachable it did not answer or has no room; a later try may work, and nothing is known to be lost
+    │   └── SnapshotDamaged  what was read is not what was written; no later try will mend it, an older epoch may do
     └── RingError            see runtime/ring.py: the shared-memory channel
 
-FlowError is the user's program, RecordError the user's data or function at run time, JobError the job's life.
+FlowError is the user's program, RecordError the user's data or function at run time, JobError the job's life,
+StoreError the place where the job's snapshots live.
 """
 
 from __future__ import annotations
@@ -90,6 +94,29 @@ class NoCluster(JobNotFound):
 
 class NotEnoughResources(JobError):
     """Ray could not place the workers in time; the message says what is missing."""
+
+
+class StoreError(PenstockError):
+    """The checkpoint store cannot be used as asked: a bad URL, a missing library, no permission.
+
+    Raised as itself it calls for somebody to change something; of its two kinds, the first may pass by waiting and the
+    second is dealt with by an older epoch.
+    """
+
+
+class StoreUnreachable(StoreError):
+    """The file system did not answer, or refused for now (full, over quota, throttled): a later try may work.
+
+    It says nothing about what is stored. What was being written may be there, or come to be there later: an epoch
+    number that was tried is used up. Never take this for a missing snapshot.
+    """
+
+
+class SnapshotDamaged(StoreError):
+    """The file system answered, and what it gave is not what was written: missing, cut short, bits changed.
+
+    The epoch that needs it cannot be used any more; others are not affected.
+    """
 
 
 def shorten(value: object, limit: int = 200) -> str:

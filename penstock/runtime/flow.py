@@ -114,8 +114,9 @@ class Flow:
 
         return explain(self, workers)
 
-    def plan(self, workers: int = 1) -> Plan:
-        """The physical plan for a number of workers; raises FlowError when the flow cannot run."""
+    def plan(self, workers: int = 1, *, list_splits: bool = True, check_sinks: bool = True) -> Plan:
+        """The physical plan for a number of workers; raises FlowError when the flow cannot run. A job that goes on from
+        what it has saved need not list its sources' splits, nor find its sinks' places empty."""
         from penstock.runtime.plan import make_plan
 
         return make_plan(
@@ -124,6 +125,8 @@ class Flow:
             key_groups=self.key_groups,
             workers=workers,
             chaining=self.chaining,
+            list_splits=list_splits,
+            check_sinks=check_sinks,
         )
 
     def _add(self, operator: Operator, inputs: Iterable[Stream]) -> Stream:
@@ -296,12 +299,14 @@ class KeyedStream:
         process: Process | Callable[..., Iterable[Any] | None],
         *,
         outputs: tuple[str, ...] = (),
+        on_timer: Callable[..., Iterable[Any] | None] | None = None,
         **options: Any,
     ) -> Stream:
-        """fn(ctx, key, record), or a Process, with state by key; `outputs` names its side outputs."""
+        """fn(ctx, key, record), or a Process, with state by key; `outputs` names its side outputs. `on_timer(ctx, key,
+        at)` is called for each timer that `ctx.set_timer(at)` set, when it is due."""
         if isinstance(process, Process):
             check_picklable(process, "process")
-        return self._stream._flow._add(Processing(process, outputs, **options), (self._stream,))
+        return self._stream._flow._add(Processing(process, outputs, on_timer, **options), (self._stream,))
 
     def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
         return None if value is None else _selector(value, method, self._fields)

@@ -5,16 +5,25 @@ credit, see runtime/channel.py, so this never has to stop), then gives each runn
 the plan, so that a lone record passes all stages of a worker in one pass; a task with nothing to do lets its sinks
 write what they hold. With nothing runnable the loop waits for a message, a wake-up or the next due source. It never
 waits for room: a task that cannot send is passed over (invariants 1, 2, 6).
+
+What the coordinator of a job's epochs wants of a worker (runtime/epochs/) is done here between two passes: begin a
+barrier, commit an epoch, take tasks back. Other threads ask for it with `call`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Container
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
 
+from penstock.runtime.blackbox import BlackBox, Care
 from penstock.runtime.build import Wiring
-from penstock.runtime.channel import CREDIT, DATA, decode_batch
+from penstock.runtime.channel import BARRIER, CREDIT, DATA, decode_batch
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.sources.base import Split
+from penstock.runtime.state import SavedState
 from penstock.runtime.task import SourceTask, Task
 from penstock.runtime.transport.base import Transport
 
@@ -24,22 +33,43 @@ _ROOM_WAIT_FIRST_S = 0.0001
 _ROOM_WAIT_MAX_S = 0.002
 
 
+class LoopEnded(PenstockError):
+    """What was asked of a run loop came after its end."""
+
+
 class MessagesLost(PenstockError):
     """A worker died while it wrote to this one: what it was sending is gone, and recovery must replay it."""
 
 
-class RunLoop:
-    """Runs the tasks of one worker; `run` returns when all have finished, `cancel` was called, or raises."""
+Result = TypeVar("Result")
 
-    def __init__(self, wiring: Wiring, transport: Transport, clock: Callable[[], int]) -> None:
+#: What a task goes on from: each operator's state, whether the task had ended, and whether its next snapshot must be
+#: whole; and the splits of a source.
+Saved = tuple[dict[str, SavedState], bool, bool, "list[Split] | None"]
+
+
+class RunLoop:
+    """Runs the tasks of one worker. `run` returns when `cancel` was called or all tasks have finished (in a job with
+    epochs: and the last one is committed), or raises."""
+
+    def __init__(
+        self, wiring: Wiring, transport: Transport, clock: Callable[[], int], box: BlackBox | None = None
+    ) -> None:
         self.wiring = wiring
+        self.box = box
         self.transport = transport
         self.clock = clock
         self.tasks: list[Task] = list(wiring.tasks.values())
         self.cancelled = False
         self.passes = 0
-        self._sources = [task for task in self.tasks if isinstance(task, SourceTask)]
+        self.lost: list[str] = []  # messages that were, with their senders; recovery sends them again
+        self._stopping = False
+        self._over = False
+        self._begun = bool(wiring.tasks)  # else the tasks are still to be made
+        self._ended = False
+        self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()
         self._room_wait = 0.0
+        self._renew_tasks()
 
     # --- called from other threads -----------------------------------------------------------------------------
 
@@ -50,10 +80,37 @@ class RunLoop:
 
     def stop(self) -> None:
         """End the sources; what they have read goes through all the way."""
+        self._stopping = True
         for source in self._sources:
             source.stop()
             source.wake()
         self.transport.wake()
+
+    def call(self, function: Callable[[], Result]) -> Future[Result]:
+        """Run a function between two passes; LoopEnded when the loop ends before."""
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._calls.append((run, future))
+        self.transport.wake()
+        if self._ended:
+            self._refuse_calls()
+        return future
+
+    def do_calls(self) -> None:
+        """Do what other threads have asked for; for the loop's thread."""
+        while self._calls:
+            self._calls.popleft()[0]()
+
+    def _refuse_calls(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._calls.popleft()[1].set_exception(LoopEnded("the run loop has ended"))
 
     def status(self) -> list[dict[str, Any]]:
         """One plain dict a task: counters since the start, queue lengths, latency in us (sparse histograms)."""
@@ -63,65 +120,154 @@ class RunLoop:
 
     def run(self) -> None:
         """See the class. Tasks are opened at the start and closed at the end, also after an error."""
-        opened: list[Task] = []
         failed = True
         try:
             for task in self.tasks:
-                opened.append(task)
-                task.open()
+                if not task.opened:
+                    task.open()
             self._loop()
             failed = self.cancelled
         finally:
-            _close(opened, failed)
+            self._ended = True
+            self._refuse_calls()
+            _close([task for task in self.wiring.tasks.values() if task.opened], failed)
 
     def _loop(self) -> None:
-        tasks = self.tasks
         receive, deliver = self.transport.receive, self._deliver
+        epochs = self.wiring.epochs
+        calls = self._calls
+        box = self.box
         while not self.cancelled:
             deliver(receive(0))
+            if calls:
+                self.do_calls()
             ran = False
-            for task in tasks:
+            for task in self.tasks:
                 if task.runnable():
+                    if box is not None:
+                        box.note(task.task.number)
                     task.step()
                     ran = True
                 else:
                     task.idle()
+            if box is not None:
+                box.rest()
+            if self.wiring.behind:
+                self._catch_up()
             self.passes += 1
             if ran:
                 self._room_wait = 0.0
                 continue
-            if all(task.finished for task in tasks):
+            if self._over if epochs else self._begun and all(task.finished for task in self.tasks):
                 # A worker with nothing left still takes in messages until the job ends: it has none to expect.
                 return
             deliver(receive(self._wait()))
 
     def _deliver(self, messages: Any) -> None:
-        tasks = self.wiring.tasks
+        wiring = self.wiring
+        tasks = wiring.tasks
         for number, message in messages:
-            kind, channel, stamp, batch = decode_batch(message)
+            kind, channel, stamp, generation, batch = decode_batch(message)
+            if kind == CREDIT:
+                out = wiring.remote_out.get(channel)
+                if out is not None and out.generation == generation:
+                    out.outstanding -= stamp
+                continue
+            task = tasks.get(number)
+            if task is None or task.inputs[channel].generation != generation:
+                continue  # of a task or a sender that was taken back since
             if kind == DATA:
                 assert batch is not None
-                tasks[number].receive(channel, batch, stamp, len(message))
-            elif kind == CREDIT:
-                self.wiring.remote_out[channel].outstanding -= stamp
+                task.receive(channel, batch, stamp, len(message))
+            elif kind == BARRIER:
+                task.receive_barrier(channel, stamp)
             else:
-                tasks[number].receive_end(channel)
-        if self.wiring.grants_due:
-            for due in list(self.wiring.grants_due.values()):
+                task.receive_end(channel)
+        if wiring.grants_due:
+            for due in list(wiring.grants_due.values()):
                 due.grant()
         lost = self.transport.lost()
         if lost:
-            raise MessagesLost("; ".join(lost))
+            if not wiring.epochs:
+                raise MessagesLost("; ".join(lost))
+            self.lost += lost
+
+    def _catch_up(self) -> None:
+        behind = self.wiring.behind
+        for number, channel in list(behind.items()):
+            if channel.flush() and not channel.catching_up:
+                del behind[number]
+
+    # --- epochs; called in the loop's thread, between two passes -----------------------------------------------
+
+    def trigger(self, epoch: int, tasks: Container[int] | None = None) -> None:
+        """Let the sources (None: all) begin an epoch's barrier."""
+        for source in self._sources:
+            if tasks is None or source.task.number in tasks:
+                source.trigger(epoch)
+
+    def complete(self, epoch: int) -> None:
+        """An epoch is complete."""
+        for task in self.tasks:
+            task.complete(epoch)
+
+    def end(self) -> None:
+        """The job has ended: `run` returns."""
+        self._over = True
+
+    def cut(self, numbers: set[int], epoch: int) -> None:
+        """These tasks of the job go back to a complete epoch, the others stay."""
+        gone = self.wiring.cut(numbers)
+        self._renew_tasks()
+        for task in gone:
+            with suppress(Exception):  # what it did is undone anyway
+                task.close(True)
+        for task in self.tasks:
+            task.complete(epoch)
+
+    def make(self, numbers: set[int], generation: int, epoch: int, saved: dict[int, Saved]) -> None:
+        """Make those of the tasks that run here, from what was saved; they run when they are joined."""
+        splits = {number: given for number, (_, _, _, given) in saved.items() if given is not None}
+        made = self.wiring.make(numbers, generation=generation, epoch=epoch, splits=splits)
+        for task in made:
+            task.open()
+            if generation > 1:  # not the first time that the job's tasks are made
+                states, finished, whole_next, _ = saved[task.task.number]
+                task.restore(epoch, states, finished=finished, whole_next=whole_next)
+            if self._stopping and isinstance(task, SourceTask):
+                task.stop()
+
+    def be_careful(self, careful: dict[int, frozenset[tuple[int, int]]], attempts: int) -> None:
+        """These tasks, by number, take records one by one; with the records that are poison to them."""
+        for number, poison in careful.items():
+            task = self.wiring.tasks.get(number)
+            if task is not None and self.box is not None:
+                task.care = Care(self.box, number, poison, attempts)
+
+    def join(self, numbers: set[int], generation: int) -> None:
+        """All of these tasks are there again: from now on they run."""
+        self.wiring.join(numbers, generation)
+        self._renew_tasks()
+        self._begun = True
+
+    def _renew_tasks(self) -> None:
+        self.tasks = list(self.wiring.tasks.values())
+        self._sources = [task for task in self.tasks if isinstance(task, SourceTask)]
+        self._due = [task for task in self.tasks if task.timed or isinstance(task, SourceTask)]  # run without a message
+
+    # -----------------------------------------------------------------------------------------------------------
 
     def _wait(self) -> float | None:
         """Seconds to wait for a message; None: until one comes."""
         wait: float | None = None
-        for source in self._sources:
-            ready = source.ready_in()
+        for task in self._due:
+            ready = task.ready_in()
             if ready is not None and (wait is None or ready < wait):
                 wait = ready
-        if self.wiring.grants_due or any(
-            channel.stopped_by_room for task in self.tasks if task.blocked for channel in task.channels
+        if (
+            self.wiring.grants_due
+            or any(channel.stopped_by_room for task in self.tasks if task.blocked for channel in task.channels)
+            or any(channel.stopped_by_room for channel in self.wiring.behind.values())
         ):
             self._room_wait = min(_ROOM_WAIT_MAX_S, 2 * self._room_wait or _ROOM_WAIT_FIRST_S)
             wait = self._room_wait if wait is None else min(wait, self._room_wait)

@@ -8,6 +8,7 @@ channels, Ray or time.
 
 from __future__ import annotations
 
+import math
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from operator import length_hint
+from time import time
 from typing import Any, Literal, get_args
 
 import cloudpickle
@@ -25,6 +27,8 @@ from penstock.runtime.errors import FlowError, RecordError
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Source
+from penstock.runtime.state import KeyedMap, SavedState, StageState
+from penstock.runtime.timers import Timers
 from penstock.runtime.userfunc import (
     DEAD_LETTERS,
     POLICIES,
@@ -53,8 +57,12 @@ class StageContext:
         index: int = 0,
         parallelism: int = 1,
         sink_context: SinkContext | None = None,
+        epochs: bool = False,
+        wall: Callable[[], float] = time,
     ) -> None:
         self.operator = operator
+        self.wall = wall  # the time for timers
+        self.epochs = epochs  # the job saves state
         self.index = index
         self.parallelism = parallelism
         self.sink_context = sink_context
@@ -66,6 +74,7 @@ class Stage:
     """The running form of one operator in one task."""
 
     expands = False
+    timed = False  # it may have timers
 
     def __init__(self, context: StageContext) -> None:
         self.context = context
@@ -84,6 +93,14 @@ class Stage:
         """The outputs for a batch in pieces of at most EXPAND_RECORDS_MAX; only for stages that expand."""
         raise NotImplementedError
 
+    def next_timer(self) -> float | None:
+        """When the first timer is due, in time.time(); None: there is none. Only for stages that are timed."""
+        return None
+
+    def fire(self, now: float) -> Iterator[Batch]:
+        """The outputs of all timers that are due; only for stages that are timed."""
+        return iter(())
+
     def finish(self) -> Iterator[Batch]:
         """The last outputs, after the last batch of every input."""
         return iter(())
@@ -93,6 +110,19 @@ class Stage:
 
     def close(self, failed: bool) -> None:
         """Called once at the end, also after an error; must not raise for what open() never made."""
+
+    # --- epochs, in jobs that have them ----------------------------------------------------------------------
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState | None:
+        """The state at the barrier of `epoch`: what has changed since the last snapshot, or everything. None: the
+        stage has no state. The caller encodes it before the stage runs again."""
+        return None
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        """Called behind open(): go on from what was saved at a complete epoch."""
+
+    def commit(self, epoch: int) -> None:
+        """Epochs up to this one are complete."""
 
 
 class Operator(ABC):
@@ -340,11 +370,13 @@ class _Aggregating(Stage):
         self._aggregate = aggregate
         self._emit = emit
         self.state = aggregate.new_state()
+        self._map = KeyedMap(self.state, context.epochs)
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, KeyedBatch)
         keys, values = batch.keys, batch.values
         aggregate, state = self._aggregate, self.state
+        self._map.touch(keys)
         if batch.partial:
             add_all(aggregate.merge, state, keys, values, self.errors)
         else:
@@ -396,6 +428,12 @@ class _Aggregating(Stage):
             if piece := self._results(part):
                 yield piece
 
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        return StageState({"state": self._map.delta(whole)})
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        self._map.restore(saved.maps.get("state", {}))
+
 
 def select_values(
     selector: Callable[[Any], Any], keys: list[Any], records: list[Any], errors: ErrorHandler
@@ -444,34 +482,57 @@ class _Reducer(Aggregate):
 
 
 class Processing(Operator):
-    """process(fn): the user's function with keyed state and side outputs."""
+    """process(fn): the user's function with keyed state, timers and side outputs."""
 
     kind = "process"
     keyed = True
 
-    def __init__(self, process: Process | Callable[..., Any], outputs: tuple[str, ...] = (), **common: Any) -> None:
+    def __init__(
+        self,
+        process: Process | Callable[..., Any],
+        outputs: tuple[str, ...] = (),
+        on_timer: Callable[..., Any] | None = None,
+        **common: Any,
+    ) -> None:
         super().__init__(**common)
         if not isinstance(process, Process):
             check_function(process, f"process {self.name!r}")
+        if on_timer is not None:
+            if isinstance(process, Process):
+                raise FlowError(f"process {self.name!r}: a Process has its own on_timer method; do not give another")
+            check_function(on_timer, f"process {self.name!r}: on_timer")
         if DEAD_LETTERS in outputs or len(set(outputs)) != len(outputs):
             raise FlowError(f"process {self.name!r}: outputs={outputs}: names must be unique, not {DEAD_LETTERS!r}")
         self.process = process
+        self.on_timer = on_timer
         self.outputs = (*outputs, *self.outputs)
 
     def stage(self, context: StageContext) -> Stage:
-        return _Processing(context, self.process)
+        return _Processing(context, self.process, self.on_timer)
 
 
 class _Processing(Stage):
     """Calls the user's process for one record after the other; outputs leave in bounded pieces."""
 
     expands = True
+    timed = True
 
-    def __init__(self, context: StageContext, process: Process | Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        context: StageContext,
+        process: Process | Callable[..., Any],
+        on_timer: Callable[..., Any] | None,
+    ) -> None:
         super().__init__(context)
         # A copy: tasks of one worker must not share what the user keeps in it, nor change the flow's own.
         self._process = pickle.loads(cloudpickle.dumps(process)) if isinstance(process, Process) else process
+        self._on_timer = self._process.on_timer if isinstance(self._process, Process) else on_timer
+        self._timers = Timers(context.epochs)
         self.user = ProcessContext(context.operator.name, context.index, context.parallelism, context.side)
+        self.user.now = context.wall
+        if self._on_timer is not None:
+            self.user.timers = self._timers
+        self._map = KeyedMap(self.user.state, context.epochs)
 
     def open(self) -> None:
         if isinstance(self._process, Process):
@@ -482,6 +543,7 @@ class _Processing(Stage):
         process = self._process.process if isinstance(self._process, Process) else self._process
         user = self.user
         out = user.emitted
+        self._map.touch(batch.keys)
         for key, record in zip(batch.keys, batch.values, strict=True):
             user.key = key
             try:
@@ -489,39 +551,73 @@ class _Processing(Stage):
                 if type(result) is list or type(result) is tuple:
                     out += result
                 elif result is not None:
-                    outputs = iter(result)
-                    while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
-                        out += more
-                        yield from _full_pieces(out)
+                    yield from _taken(result, out)
             except Exception as error:
                 self.errors.handle(record, error)
             if len(out) >= EXPAND_RECORDS_MAX:
                 yield from _full_pieces(out)
-        if out:
-            yield out[:]
-            out.clear()
+        yield from _rest(out)
+
+    def next_timer(self) -> float | None:
+        return self._timers.next()
+
+    def fire(self, now: float) -> Iterator[Batch]:
+        user = self.user
+        out = user.emitted
+        for at, key in self._timers.due(now):
+            if not self._timers.take(key, at):
+                continue
+            user.key = key
+            self._map.touch((key,))
+            assert self._on_timer is not None
+            try:
+                result = self._on_timer(user, key, at)
+                if result is not None:
+                    yield from _taken(result, out)
+            except Exception as error:
+                self.errors.handle(("timer", key, at), error)
+            yield from _full_pieces(out)
+        yield from _rest(out)
 
     def finish(self) -> Iterator[Batch]:
+        yield from self.fire(math.inf)
         if not isinstance(self._process, Process):
             return
         out = self.user.emitted
         try:
             result = self._process.finish(self.user)
             if result is not None:
-                outputs = iter(result)
-                while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
-                    out += more
-                    yield from _full_pieces(out)
+                yield from _taken(result, out)
         except Exception as error:
             raise self.errors.failure("(finishing)", error, user_line(error)) from error
         yield from _full_pieces(out)
-        if out:
-            yield out[:]
-            out.clear()
+        yield from _rest(out)
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        return StageState({"state": self._map.delta(whole), "timers": self._timers.saved.delta(whole)})
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        self._map.restore(saved.maps.get("state", {}))
+        self._timers.restore(saved.maps.get("timers", {}))
 
     def close(self, failed: bool) -> None:
         if isinstance(self._process, Process):
             self._process.close()
+
+
+def _taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
+    """Add what a user's function returned to `out`, and take full pieces off meanwhile."""
+    outputs = iter(result)
+    while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
+        out += more
+        yield from _full_pieces(out)
+
+
+def _rest(out: list[Any]) -> Iterator[list[Any]]:
+    """Take all off a list that is no full piece."""
+    if out:
+        yield out[:]
+        out.clear()
 
 
 def _full_pieces(out: list[Any]) -> Iterator[list[Any]]:
@@ -607,6 +703,21 @@ class _Writing(Stage):
             raise
         except Exception as error:
             raise self.errors.failure(what, error, user_line(error)) from error
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        assert self._writer is not None
+        with self._blamed(f"(preparing epoch {epoch})"):
+            return StageState(own=self._writer.prepare(epoch))
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        assert self._writer is not None
+        with self._blamed(f"(going back to epoch {epoch})"):
+            self._writer.restore(epoch, saved.own)
+
+    def commit(self, epoch: int) -> None:
+        if self._writer is not None:
+            with self._blamed(f"(committing epoch {epoch})"):
+                self._writer.commit(epoch)
 
     def close(self, failed: bool) -> None:
         if self._writer is not None:

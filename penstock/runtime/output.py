@@ -15,7 +15,7 @@ from penstock.runtime.channel import OutChannel
 from penstock.runtime.errors import KeyTypeError
 from penstock.runtime.grouping import All, Custom, Global, Grouping, Key, Rebalance, Shuffle
 from penstock.runtime.operators import add_all, select_values
-from penstock.runtime.partition import KeyGroups, partition
+from penstock.runtime.partition import partition
 from penstock.runtime.userfunc import ErrorHandler, select
 
 # A combiner's keys leave at the latest when there are this many: bounds the memory of a step over many keys.
@@ -34,6 +34,10 @@ class Output:
 
     def flush(self) -> None:
         """Nothing is held back any longer."""
+
+    def deal_again(self, batch: Batch, stamp: int) -> None:
+        """Deal a batch that was dealt before, by an output of the same exchange when it had other channels."""
+        self.emit(batch, stamp)
 
 
 class _Broadcast(Output):
@@ -93,14 +97,14 @@ class _Keyed(Output):
         channels: list[OutChannel],
         grouping: Key,
         combiner: Aggregate | None,
-        groups: KeyGroups,
+        table: bytes,
         errors: ErrorHandler,
     ) -> None:
         super().__init__(channels)
         self._selector = grouping.selector
         self._combiner = combiner
         self._errors = errors
-        self._table = groups.table(len(channels))
+        self._table = table
         self._partials: dict[Any, Any] = {} if combiner is None else combiner.new_state()
         self._stamp = 0
 
@@ -125,6 +129,10 @@ class _Keyed(Output):
             assert self._combiner is not None
             partials, self._partials = self._partials, self._combiner.new_state()
             self._deal(KeyedBatch(list(partials), list(partials.values()), True), self._stamp)
+
+    def deal_again(self, batch: Batch, stamp: int) -> None:
+        assert isinstance(batch, KeyedBatch)
+        self._deal(batch, stamp)
 
     def _deal(self, batch: KeyedBatch, stamp: int) -> None:
         n = len(self.channels)
@@ -152,13 +160,15 @@ def make_output(
     channels: list[OutChannel],
     *,
     sender: int,
-    groups: KeyGroups,
     combiner: Aggregate | None,
     errors: ErrorHandler,
+    table: bytes | None,
 ) -> Output:
-    """The output of one sender task over its channels of an exchange; `sender` staggers the tasks' round-robins."""
+    """The output of one sender task over its channels of an exchange; `sender` staggers the tasks' round-robins.
+    `table` says which receiver owns each key group; only a key grouping needs one."""
     if isinstance(grouping, Key):
-        return _Keyed(channels, grouping, combiner, groups, errors)
+        assert table is not None
+        return _Keyed(channels, grouping, combiner, table, errors)
     if isinstance(grouping, Custom):
         return _Chosen(channels, grouping, errors)
     if len(channels) == 1 or isinstance(grouping, Global):

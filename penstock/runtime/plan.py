@@ -8,14 +8,18 @@ each receiver task that it can reach (PAPERS rows A2, W1). Which worker runs a t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from penstock.runtime.aggregate import Aggregate
 from penstock.runtime.errors import FlowError
 from penstock.runtime.graph import Edge, Graph
 from penstock.runtime.grouping import Forward, Grouping, Key, Rebalance
 from penstock.runtime.operators import Aggregated, KeyBy, Operator, Read, Write
+from penstock.runtime.partition import KeyGroups
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.userfunc import DEAD_LETTERS
 
@@ -28,6 +32,7 @@ class Chain:
     operators: list[Operator]
     parallelism: int
     splits: list[list[Split]] = field(default_factory=list)  # of a source: each task's splits
+    table: bytes | None = None  # of keyed operators: which task owns each key group (runtime/partition.py)
 
     @property
     def name(self) -> str:
@@ -54,6 +59,7 @@ class Exchange:
     first_channel: int
     senders: int
     receivers: int
+    implied: bool = False  # the user said nothing of the grouping: forward where parallelism is equal, else rebalance
 
     def channel(self, sender: int, receiver: int) -> int:
         """The id of the channel from a sender's task index to a receiver's."""
@@ -87,18 +93,51 @@ class Plan:
     exchanges: list[Exchange]
     tasks: list[TaskId]
 
+    @cached_property
+    def by_number(self) -> dict[int, TaskId]:
+        """The tasks by their numbers, which have gaps after a rescale."""
+        return {task.number: task for task in self.tasks}
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[int, int], TaskId]:
+        return {(task.chain, task.index): task for task in self.tasks}
+
     def task(self, chain: int, index: int) -> TaskId:
         """A task by its chain and index."""
-        first = sum(c.parallelism for c in self.chains[:chain])
-        return self.tasks[first + index]
+        return self._by_place[chain, index]
+
+    def groups(self, task: TaskId) -> list[int] | None:
+        """The key groups that a task owns; None where records have no keys."""
+        table = self.chains[task.chain].table
+        return (
+            None if table is None else [group for group, owner in enumerate(array("H", table)) if owner == task.index]
+        )
+
+    def chain_of(self, operator: str) -> Chain:
+        """The chain that an operator is in; FlowError when there is none."""
+        for chain in self.chains:
+            if any(operator == known.name for known in chain.operators):
+                return chain
+        names = ", ".join(repr(known.name) for chain in self.chains for known in chain.operators)
+        raise FlowError(f"job {self.name!r} has no operator {operator!r}; it has: {names}")
 
     def task_name(self, task: TaskId) -> str:
         """What people read: operators and index, counted from 0."""
         return f"{self.chains[task.chain].name}[{task.index}]"
 
 
-def make_plan(graph: Graph, *, parallelism: int | None, key_groups: int, workers: int, chaining: bool = True) -> Plan:
-    """The plan of a graph; raises FlowError when it cannot run. Lists the sources' splits, so it touches inputs."""
+def make_plan(
+    graph: Graph,
+    *,
+    parallelism: int | None,
+    key_groups: int,
+    workers: int,
+    chaining: bool = True,
+    list_splits: bool = True,
+    check_sinks: bool = True,
+) -> Plan:
+    """The plan of a graph; raises FlowError when it cannot run. Lists the sources' splits and looks where sinks write,
+    unless told not to: a job that goes on from what it has saved has both."""
     graph.validate()
     if workers < 1:
         raise FlowError(f"workers={workers}; it must be 1 or more")
@@ -109,7 +148,7 @@ def make_plan(graph: Graph, *, parallelism: int | None, key_groups: int, workers
                 f"operator {name!r}: parallelism {tasks_of[name]} is above the flow's key_groups={key_groups}; "
                 "give Flow(key_groups=...) at least the parallelism"
             )
-        if isinstance(operator, Write):
+        if isinstance(operator, Write) and check_sinks:
             operator.sink.check()
     for edge in graph.edges:
         if isinstance(edge.grouping, Forward) and tasks_of[edge.source] != tasks_of[edge.target]:
@@ -132,6 +171,8 @@ def make_plan(graph: Graph, *, parallelism: int | None, key_groups: int, workers
         else:
             chain = Chain(len(chains), [operator], tasks_of[name])
             chains.append(chain)
+        if operator.keyed:
+            chain.table = KeyGroups(key_groups).table(chain.parallelism)
         chain_of[name] = chain.index
 
     exchanges: list[Exchange] = []
@@ -151,16 +192,87 @@ def make_plan(graph: Graph, *, parallelism: int | None, key_groups: int, workers
             first_channel=channels,
             senders=source.parallelism,
             receivers=target.parallelism,
+            implied=edge.grouping is None,
         )
         channels += source.parallelism * target.parallelism
         exchanges.append(exchange)
 
     tasks: list[TaskId] = []
     for chain in chains:
-        if chain.source is not None:
+        if chain.source is not None and not list_splits:
+            chain.splits = [[] for _ in range(chain.parallelism)]
+        elif chain.source is not None:
             chain.splits = share(chain.source.source.splits(chain.parallelism), chain.parallelism)
         tasks += [TaskId(len(tasks) + i, chain.index, i) for i in range(chain.parallelism)]
     return Plan(graph.name, key_groups, chains, exchanges, tasks)
+
+
+def fused_by_key(plan: Plan, operator: str) -> bool:
+    """Whether the operator runs in one task with another for which its records have keys: more tasks take another
+    plan."""
+    return any(fused.kind == "key_by" for fused in plan.chain_of(operator).operators)
+
+
+def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chaining: bool) -> Plan:
+    """A plan of the graph as if anew, with as many tasks of each operator as in `plan`, but for one. It lists no
+    splits: sources go on with those that were saved."""
+    graph = copy(graph)
+    graph.operators = {name: copy(known) for name, known in graph.operators.items()}
+    for name, known in graph.operators.items():
+        known.parallelism = parallelism if name == operator else plan.chain_of(name).parallelism
+    return make_plan(
+        graph,
+        parallelism=None,
+        key_groups=plan.key_groups,
+        workers=1,
+        chaining=chaining,
+        list_splits=False,
+        check_sinks=False,
+    )
+
+
+def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
+    """The plan with another number of tasks for an operator, and for those that are fused with it.
+
+    Tasks and channels that stay keep their numbers, new ones get numbers that no task or channel has had; as many key
+    groups as possible stay with the task that owns them. Raises FlowError when it cannot be.
+    """
+    chain = plan.chain_of(operator)
+    if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
+        raise FlowError(f"rescale({operator!r}, {parallelism!r}): the parallelism must be 1 or more")
+    assert parallelism == 1 or not fused_by_key(plan, operator)
+    if chain.table is not None and parallelism > plan.key_groups:
+        raise FlowError(
+            f"rescale({operator!r}, {parallelism}): the flow has key_groups={plan.key_groups}, which is the most"
+        )
+    table = chain.table and KeyGroups(plan.key_groups).rescaled(chain.table, parallelism)
+    chains = list(plan.chains)
+    chains[chain.index] = replace(chain, parallelism=parallelism, table=table, splits=[[] for _ in range(parallelism)])
+    next_channel = max((e.first_channel + e.senders * e.receivers for e in plan.exchanges), default=0)
+    exchanges = []
+    for exchange in plan.exchanges:
+        if chain.index not in (exchange.source, exchange.target):
+            exchanges.append(exchange)
+            continue
+        senders, receivers = chains[exchange.source].parallelism, chains[exchange.target].parallelism
+        grouping = exchange.grouping
+        if exchange.implied:
+            grouping = Forward() if senders == receivers else Rebalance()
+        elif isinstance(grouping, Forward) and senders != receivers:
+            ends = f"{exchange.operator!r} to {chains[exchange.target].operators[0].name!r}"
+            raise FlowError(
+                f"rescale({operator!r}, {parallelism}): forward from {ends} needs equal parallelism; use rebalance()"
+            )
+        exchanges.append(
+            replace(exchange, grouping=grouping, senders=senders, receivers=receivers, first_channel=next_channel)
+        )
+        next_channel += senders * receivers
+    tasks = [task for task in plan.tasks if task.chain != chain.index or task.index < parallelism]
+    next_task = max(task.number for task in plan.tasks) + 1
+    for i in range(chain.parallelism, parallelism):
+        tasks.append(TaskId(next_task, chain.index, i))
+        next_task += 1
+    return Plan(plan.name, plan.key_groups, chains, exchanges, tasks)
 
 
 def letters_of(operator: str) -> str:

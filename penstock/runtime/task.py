@@ -4,23 +4,32 @@ A task never waits and never runs for long: `step` takes up a bounded part of wh
 list, lets the outputs leave, and returns. While a channel cannot take what the task has made the task is not run
 (back-pressure); its worker goes on with others. The size of a step adapts so that it takes a few milliseconds at most,
 whatever a record costs, so that tasks of a worker stall each other no longer than that (invariant 2).
+
+In a job with epochs a task saves its state when its inbox is aligned on a barrier, and once more when it ends, between
+two steps: a snapshot is never taken of a step that is half done. It tells `on_snapshot`, which must encode the states
+before it returns.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import perf_counter_ns
+from dataclasses import dataclass
+from time import perf_counter_ns, time
 from typing import Any
 
 from penstock.runtime.batch import Batch, concat, split
+from penstock.runtime.blackbox import Care, Poison
 from penstock.runtime.channel import InChannel, OutChannel
-from penstock.runtime.errors import SourceError
+from penstock.runtime.errors import RecordError, SourceError
+from penstock.runtime.inbox import Inbox
 from penstock.runtime.metrics import RecentHistogram
 from penstock.runtime.operators import Stage
 from penstock.runtime.output import Output
 from penstock.runtime.plan import TaskId
-from penstock.runtime.sources.base import Reader
+from penstock.runtime.rud import Rud
+from penstock.runtime.sources.base import Reader, Split
+from penstock.runtime.state import SavedState, StageState
 from penstock.runtime.userfunc import ErrorHandler
 
 # A step aims at this long: long enough to share the fixed cost of a step (some 10 us) among many records, short
@@ -28,6 +37,20 @@ from penstock.runtime.userfunc import ErrorHandler
 STEP_NS = 4_000_000
 _LIMIT_FIRST = 64
 _LIMIT_MAX = 8192
+
+
+@dataclass
+class Snapshot:
+    """What a task saves at a barrier or, `finished`, at its end: each operator's state (None: it has none) and
+    counters. `whole`: the states do not build on those saved before. `quiet`: no record has moved since then."""
+
+    task: TaskId
+    generation: int
+    epoch: int
+    finished: bool
+    whole: bool
+    quiet: bool
+    states: dict[str, tuple[StageState | None, tuple[int, int, int]]]
 
 
 class Task:
@@ -42,19 +65,30 @@ class Task:
         self.outputs: dict[tuple[str, str | None], list[Output]] = {}
         self.channels: list[OutChannel] = []
         self.stopwatch: Callable[[], int] = perf_counter_ns  # what a step takes, in ns; decides how large steps are
+        self.opened = False
         self.finished = False
         self.queued = 0  # records in the inbox
         self.busy_ns = 0
         self.latency = RecentHistogram()
         self.edge_errors: list[ErrorHandler] = []  # of what fails between this task and the next
-        self._inbox: deque[tuple[int, Batch, int, int]] = deque()
-        self._open_inputs = 0
+        self.inbox = Inbox()
+        self.on_snapshot: Callable[[Snapshot], None] | None = None  # None: a job without epochs
+        self.generation = 0  # of the recovery that made this task
+        self.epoch = 0  # of the last barrier that it passed on
+        self.whole_next = True  # the next snapshot must hold everything
+        self.wall: Callable[[], float] = time  # for timers
+        self.timed: list[Stage] = [stage for stage in stages if stage.timed]
+        self.care: Care | None = None  # set in a task that has died in a step before
+        self._has_fired = False  # timers, and has taken up nothing since
+        self._ended_before = False  # made again after its end: it has only that to say again
         self._stamp = 0
         self._work: Iterator[Batch] | None = None
         self._work_records = 0
         self._work_ns = 0  # spent in earlier steps on the same work
         self._more = False  # the step's limit, not the input, bounded the work
         self._ending = False
+        self._ends = True  # the end is still to be said
+        self._moved = -1  # records at the last snapshot
         self._waiting: list[OutChannel] = []
         self._limit = _LIMIT_FIRST
         self._unflushed = False
@@ -63,14 +97,19 @@ class Task:
 
     def connect(self) -> None:
         """To be called when inputs and outputs are complete."""
-        self._open_inputs = len(self.inputs)
+        self.inbox.open = {number for number, channel in self.inputs.items() if not channel.ended}
         self._main = self.outputs.get((self.stages[-1].context.operator.name, None), [])
         for stage in self.stages:
             for tag, records in stage.context.side.items():
                 self._sides.append((records, self.outputs.get((stage.context.operator.name, tag), [])))
 
+    def channels_changed(self) -> None:
+        """To be called when channels were replaced."""
+        self._waiting = [channel for channel in self.channels if not channel.flush()]
+
     def open(self) -> None:
         """Open the stages; errors are the operator's own."""
+        self.opened = True
         for stage in self.stages:
             try:
                 stage.open()
@@ -93,14 +132,16 @@ class Task:
     def receive(self, channel: int, batch: Batch, stamp: int, cost: int) -> None:
         """Take a batch into the inbox; `cost` bytes of the channel's window are used until it is taken up."""
         self.queued += len(batch)
-        self._inbox.append((channel, batch, stamp, cost))
+        self.inbox.put(channel, batch, stamp, cost)
+
+    def receive_barrier(self, channel: int, epoch: int) -> None:
+        """What comes after this by the channel belongs to the next epoch."""
+        self.inbox.put_barrier(channel, epoch)
 
     def receive_end(self, channel: int) -> None:
         """Nothing more comes by this channel."""
-        entry = self.inputs[channel]
-        assert not entry.ended, f"channel {channel} ended twice"
-        entry.ended = True
-        self._open_inputs -= 1
+        self.inputs[channel].ended = True
+        self.inbox.put_end(channel)
 
     # --- running -----------------------------------------------------------------------------------------------
 
@@ -117,7 +158,13 @@ class Task:
             self._waiting = [channel for channel in self._waiting if not channel.flush()]
             if self._waiting:
                 return False
-        return self._work is not None or self._has_input() or self._at_end()
+        return (
+            self._work is not None
+            or self._has_input()
+            or self._has_barrier()
+            or self._at_end()
+            or (bool(self.timed) and self._timer_due())
+        )
 
     def step(self) -> None:
         """Do a bounded part of what is ready; to be called only when runnable."""
@@ -125,6 +172,10 @@ class Task:
         if self._work is None:
             if self._ending:
                 self._end()
+                return
+            if self._has_barrier():
+                self._pass_barrier()
+                self.busy_ns += self.stopwatch() - started
                 return
             if not self._begin():
                 return
@@ -156,17 +207,39 @@ class Task:
 
     def ready_in(self) -> float | None:
         """Seconds until there may be work without a message or a wake-up; None: never."""
-        return None
+        if not self.timed or self.finished or self.blocked:
+            return None
+        first = min((at for stage in self.timed if (at := stage.next_timer()) is not None), default=None)
+        return None if first is None else max(0.0, first - self.wall())
+
+    def _timer_due(self) -> bool:
+        now = self.wall()
+        return any((at := stage.next_timer()) is not None and at <= now for stage in self.timed)
+
+    def _timers_turn(self) -> bool:
+        # In turn with the input: one that is set for now whenever it fires must not stop the job. At the end all fire.
+        if not self.timed or self._at_end() or (self._has_fired and self._has_input()):
+            return False
+        return self._timer_due()
 
     def _has_input(self) -> bool:
-        return bool(self._inbox)
+        return bool(self.inbox.ready)
+
+    def _has_barrier(self) -> bool:
+        return self.inbox.aligned
 
     def _at_end(self) -> bool:
-        return self._open_inputs == 0
+        return self.inbox.at_end or self._ended_before
 
     def _begin(self) -> bool:
         """Start on the next part of the input, or on the end; False when there is nothing."""
-        if self._inbox:
+        if self._timers_turn():
+            self._has_fired = True
+            self._work_records = 0
+            self._work = self._fire()
+            return True
+        self._has_fired = False
+        if self.inbox.ready:
             batch = self._take()
             self._work_records = len(batch)
             self._work = self._run(batch, 0)
@@ -180,7 +253,7 @@ class Task:
 
     def _take(self) -> Batch:
         """Up to a step's worth of records from the inbox."""
-        inbox = self._inbox
+        inbox = self.inbox.ready
         limit = self._limit
         channel, batch, self._stamp, cost = inbox.popleft()
         count = len(batch)
@@ -204,6 +277,9 @@ class Task:
 
     def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
         """The outputs of the stages from `first` on, in bounded pieces, none empty."""
+        if self.care is not None:
+            yield from self._run_carefully(batch, first)
+            return
         stages = self.stages
         for i in range(first, len(stages)):
             stage = stages[i]
@@ -219,9 +295,42 @@ class Task:
             stage.records_out += len(batch)
         yield batch
 
+    def _run_carefully(self, batch: Batch, position: int) -> Iterator[Batch]:
+        """As `_run`, but record by record, each noted before an operator gets it (runtime/blackbox.py)."""
+        if position == len(self.stages):
+            yield batch
+            return
+        assert self.care is not None
+        stage = self.stages[position]
+        while batch:
+            one, batch = split(batch, 1)
+            record = one[0] if isinstance(one, list) else one.values[0]
+            try:
+                self.care.check(position, record)
+            except Poison as poison:
+                stage.errors.handle(record, poison)
+                continue
+            stage.records_in += 1
+            for piece in stage.expand(one) if stage.expands else (stage.run(one),):
+                if piece:
+                    stage.records_out += len(piece)
+                    yield from self._run_carefully(piece, position + 1)
+
+    def _fire(self) -> Iterator[Batch]:
+        """The outputs of timers that are due, through the stages behind."""
+        self._stamp = self.clock()
+        now = self.wall()
+        for stage in self.timed:
+            position = self.stages.index(stage)
+            for piece in stage.fire(now):
+                stage.records_out += len(piece)
+                yield from self._run(piece, position + 1)
+
     def _finish(self) -> Iterator[Batch]:
         """The last outputs of every stage, through the stages behind it."""
         self._stamp = self.clock()
+        if self._ended_before:
+            return
         for i, stage in enumerate(self.stages):
             for piece in stage.finish():
                 stage.records_out += len(piece)
@@ -229,10 +338,68 @@ class Task:
 
     def _end(self) -> None:
         """All outputs are made: tell the receivers, and be finished when that is on its way."""
-        for channel in self.channels:
-            channel.end()
+        if self._ends:
+            self._ends = False
+            for channel in self.channels:
+                channel.end()
+            if self.on_snapshot is not None:
+                self._save(self.epoch + 1, finished=True)
         if not self._flush_channels():
             self.finished = True
+
+    # --- epochs ------------------------------------------------------------------------------------------------
+
+    def restore(self, epoch: int, saved: dict[str, SavedState], *, finished: bool, whole_next: bool) -> None:
+        """Go on from what was saved at a complete epoch; to be called once, behind open(). `finished`: the task had
+        ended then."""
+        self.epoch = epoch
+        self._ended_before = finished
+        self.whole_next = whole_next
+        for stage in self.stages:
+            state = saved.get(stage.context.operator.name, SavedState())
+            stage.records_in, stage.records_out, stage.errors.skipped = state.counters
+            try:
+                stage.restore(epoch, state)
+            except RecordError:
+                raise
+            except Exception as error:
+                raise stage.errors.failure(f"(going back to epoch {epoch})", error) from error
+
+    def complete(self, epoch: int) -> None:
+        """An epoch is complete: commit it, and keep nothing for going back before it."""
+        for channel in self.channels:
+            channel.complete(epoch)
+        for stage in self.stages:
+            stage.commit(epoch)
+        if self.care is not None and not self.care.poison:
+            self.care.epochs_left -= 1
+            if not self.care.epochs_left:
+                self.care = None
+
+    def _pass_barrier(self) -> None:
+        epoch = self.inbox.epoch
+        self._save(epoch, finished=False)
+        self.inbox.go_on()
+
+    def _save(self, epoch: int, finished: bool) -> None:
+        """Save the state as of now, and pass the barrier on."""
+        assert self.on_snapshot is not None
+        self.epoch = epoch
+        whole, self.whole_next = self.whole_next, False
+        states = {}
+        for stage in self.stages:
+            counters = (stage.records_in, stage.records_out, stage.errors.skipped)
+            states[stage.context.operator.name] = (self._state_of(stage, epoch, whole), counters)
+        moved = sum(stage.records_in + stage.records_out for stage in self.stages)
+        quiet, self._moved = moved == self._moved, moved
+        self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, states))
+        if not finished:
+            for channel in self.channels:
+                channel.barrier(epoch)
+            self._flush_channels()
+
+    def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
+        return stage.snapshot(epoch, whole)
 
     def _flush_outputs(self) -> None:
         for outputs in self.outputs.values():
@@ -268,6 +435,10 @@ class SourceTask(Task):
     def __init__(self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int]) -> None:
         super().__init__(task, name, stages, clock)
         self.stopping = False
+        self.splits: dict[str, Split] = {}  # by name; where reading starts in each
+        self.rud: Rud | None = None
+        self._triggers: deque[int] = deque()
+        self._has_passed = False  # a barrier, and has not read since
         self._due: float = 0.0  # clock seconds; when the reader asked to be read again
         self._woken = True
 
@@ -275,14 +446,21 @@ class SourceTask(Task):
         """End the stream at the next step; what was read goes through."""
         self.stopping = True
 
+    def trigger(self, epoch: int) -> None:
+        """Begin an epoch's barrier at the next step. A source that has ended has said so already."""
+        if not self._ending and not self._ended_before:
+            self._triggers.append(epoch)
+
     def wake(self) -> None:
         """The reader may have records now."""
         self._woken = True
 
     def ready_in(self) -> float | None:
+        timer = super().ready_in()
         if self.finished or self.blocked or self._due == float("inf"):
-            return None
-        return max(0.0, self._due - self.clock() / 1e9)
+            return timer
+        due = max(0.0, self._due - self.clock() / 1e9)
+        return due if timer is None else min(due, timer)
 
     def close(self, failed: bool) -> None:
         try:
@@ -290,17 +468,34 @@ class SourceTask(Task):
         finally:
             super().close(failed)
 
+    def _has_barrier(self) -> bool:
+        # Between two barriers it reads, or ends: else epochs that are quicker than its worker would stop the job.
+        return bool(self._triggers) and not (self._has_passed and (self._at_end() or self._has_input()))
+
+    def _pass_barrier(self) -> None:
+        self._has_passed = True
+        self._save(self._triggers.popleft(), finished=False)
+
     def _has_input(self) -> bool:
-        if self._at_end():
+        if self._at_end() or (self.rud is not None and self.rud.full):
             return False
         return self._woken or self.clock() / 1e9 >= self._due
 
     def _at_end(self) -> bool:
-        return self.stopping or self.reader.finished
+        return self.stopping or self._ended_before or self.reader.finished
+
+    def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
+        if stage is not self.stages[0]:
+            return super()._state_of(stage, epoch, whole)
+        # The splits themselves, each behind the last record that was read: a later run may list others.
+        offsets = self.reader.offsets()
+        return StageState(own=[split.at(offsets.get(name, split.offset)) for name, split in self.splits.items()])
 
     def _begin(self) -> bool:
-        if self._at_end():
+        self._has_passed = False
+        if self._at_end() or self._timers_turn():
             return super()._begin()
+        self._has_fired = False
         self._woken = False
         stage = self.stages[0]
         try:

@@ -65,7 +65,7 @@ def run(
         0,
         transport,
         clock=clock,
-        report=lambda name, records: outputs[name].extend(records),
+        report=lambda reported: outputs[reported.channel].extend(reported.records),
     )
     for task in wiring.tasks.values():
         task.stopwatch = lambda: 0  # the size of steps, and so what is seen together, must not follow the real time

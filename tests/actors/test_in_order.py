@@ -14,7 +14,7 @@ MESSAGES = [(sender, number) for sender in range(3) for number in range(5)]
 
 @given(st.permutations(MESSAGES))
 def test_any_order_of_arrival_gives_each_sender_s_order(arrivals: list[tuple[int, int]]) -> None:
-    order: InOrder[Any] = InOrder()
+    order: InOrder[int, Any] = InOrder()
     out = [item for sender, number in arrivals for item in order.take(sender, number, (sender, number))]
     for sender in range(3):
         assert [number for who, number in out if who == sender] == list(range(5))

@@ -10,13 +10,18 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
+from penstock.actors import progress
+from penstock.actors.reaper import descendants
 from penstock.apps import cli, text
 from penstock.apps.catalog import APPS
+from tests.e2e.processes import command, kill, wait_gone, wait_until
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +38,14 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert "wordcount" in out
 
 
+@pytest.mark.parametrize("name", ["savepoint", "rescale", "resume"])
+def test_help_of_what_epochs_are_good_for(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"usage: penstock {name}" in out
+    assert "NAME" in out
+
+
 @pytest.mark.parametrize("name", APPS)
 @pytest.mark.parametrize("command", ["run", "explain"])
 def test_help_of_every_application(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +53,23 @@ def test_help_of_every_application(command: str, name: str, capsys: pytest.Captu
     assert "--workers" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["run"], ["status"], ["walk"], ["run", "sol", "--workers", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["run"],
+        ["status"],
+        ["walk"],
+        ["run", "sol", "--workers", "0"],
+        ["run", "sol", "--max-restarts=-1"],
+        ["run", "sol", "--epoch-interval=-1"],
+        ["savepoint", "sol"],
+        ["rescale", "sol", "hop"],
+        ["rescale", "sol", "hop", "0"],
+        ["resume"],
+        ["resume", "sol", "--workers", "0"],
+    ],
+)
 def test_what_cannot_be_parsed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     assert "usage:" in capsys.readouterr().err
@@ -115,6 +144,54 @@ def test_explaining_does_not_load_ray() -> None:
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
 
 
+def test_a_place_for_epochs_that_are_not_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "sol", "--epoch-interval", "0", "--checkpoints", str(tmp_path)]) == 2
+    assert "--epoch-interval 0" in capsys.readouterr().err
+    assert cli.main(["run", "sol", "--epoch-interval", "0", "--savepoint", str(tmp_path)]) == 2
+    assert "needs epochs" in capsys.readouterr().err
+
+
+def test_nothing_to_resume_or_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["resume", "nobody", "--checkpoints", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("penstock: there is no epoch of a job 'nobody' in ")
+    assert str(tmp_path) in err
+    assert "Traceback" not in err
+    assert cli.main(["run", "sol", "--savepoint", str(tmp_path / "none")]) == 1
+    assert "there is no savepoint" in capsys.readouterr().err
+
+
+def test_places_are_the_same_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = cli._parser().parse_args(["savepoint", "job", "here/it/is"])
+    assert options.url == str(tmp_path / "here" / "it" / "is")
+    options = cli._parser().parse_args(["run", "sol", "--checkpoints", "~/epochs", "--savepoint", "s3://bucket/x"])
+    assert options.checkpoints == os.path.expanduser("~/epochs")
+    assert options.savepoint == "s3://bucket/x"
+
+
+def status_of(**epochs: Any) -> dict[str, Any]:
+    known = {"complete": 12, "begun": 13, "age_s": 0.42, "restarts": 0, "last_failure": None, "store": "/state/job"}
+    return {"name": "job", "state": "RUNNING", "operators": {}, "epochs": {**known, **epochs}}
+
+
+def test_progress_tells_of_trouble_and_of_nothing_else() -> None:
+    calm = status_of()
+    assert progress.trouble(calm) == ""
+    assert progress.trouble({"name": "job", "state": "RUNNING", "operators": {}}) == ""
+    assert progress.line(calm).endswith("p99 -")
+    troubled = {**status_of(restarts=2, last_failure="epoch 13: no space"), "state": "RECOVERING"}
+    assert progress.line(troubled).startswith("job recovering ")
+    assert progress.line(troubled).endswith(", restarted twice; epochs: epoch 13: no space")
+
+
+def test_the_line_about_epochs() -> None:
+    line = progress.epochs(status_of())
+    assert line == "epoch 12 complete, 0.4 s ago; no restarts; last failure: none; in /state/job"
+    line = progress.epochs(status_of(complete=0, age_s=None, restarts=3, last_failure="no space"))
+    assert line == "no epoch complete yet; restarted 3 times; last failure: no space; in /state/job"
+
+
 class FakeJob:
     """Notes what it is told."""
 
@@ -165,9 +242,9 @@ def test_looking_after_a_running_job(command: str, end: str, capsys: pytest.Capt
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("command", ["status", "stop", "cancel"])
-def test_a_job_that_does_not_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([command, "nobody"]) == 1
+@pytest.mark.parametrize("arguments", [["status"], ["stop"], ["cancel"], ["savepoint", "/x"], ["rescale", "hop", "2"]])
+def test_a_job_that_does_not_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([arguments[0], "nobody", *arguments[1:]]) == 1
     err = capsys.readouterr().err
     assert err.startswith("penstock: no job 'nobody'")
     assert "Traceback" not in err
@@ -193,6 +270,63 @@ def test_a_job_that_fails_is_one_message(tmp_path: Path, capsys: pytest.CaptureF
     err = capsys.readouterr().err
     assert "penstock: job 'cli-fails' failed" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_job_without_epochs_has_no_savepoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "sol", "--name", "cli-bare", "--workers", "1", "--duration", "0", "--detached"]
+    assert cli.main([*arguments, "--epoch-interval", "0"]) == 0
+    assert cli.main(["status", "cli-bare"]) == 0
+    assert "epoch" not in capsys.readouterr().out
+    assert cli.main(["savepoint", "cli-bare", str(tmp_path)]) == 1
+    assert "needs epochs" in capsys.readouterr().err
+    assert cli.main(["cancel", "cli-bare"]) == 0
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_savepoint_rescale_and_recovery_of_a_detached_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, saved = "cli-epochs", str(tmp_path / "saved")
+    run = ["run", "wordcount", "--name", name, "--rate", "1000", "--checkpoints", str(tmp_path / "epochs")]
+    assert cli.main([*run, "--epoch-interval", "0.2", "--detached"]) == 0
+    job = penstock.attach(name)
+    wait_until(lambda: job.status().get("epochs", {}).get("complete"), "an epoch is complete")
+
+    assert cli.main(["resume", name, "--checkpoints", str(tmp_path / "epochs")]) == 1
+    assert "is running" in capsys.readouterr().err
+    assert cli.main(["savepoint", name, saved]) == 0
+    assert f"next: penstock run APP --savepoint {saved}" in capsys.readouterr().err
+    assert cli.main(["savepoint", name, saved]) == 1
+    assert "holds a savepoint already" in capsys.readouterr().err
+
+    assert cli.main(["rescale", name, "count", "3"]) == 0
+    assert "count runs in 3 tasks" in capsys.readouterr().err
+    assert job.status()["operators"]["count"]["parallelism"] == 3
+    assert cli.main(["rescale", name, "counting", "3"]) == 2
+    assert "has no operator 'counting'; it has: 'lines'" in capsys.readouterr().err
+
+    kill(job.status()["workers"][1]["pid"])
+    wait_until(lambda: job.status()["epochs"]["restarts"] == 1, "the death was noticed")
+    wait_until(lambda: job.state == "RUNNING", "the job runs again")
+    assert cli.main(["status", name]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^epoch \d+ complete.*; restarted once; last failure: .*; in .*epochs/cli-epochs$", out, re.M), (
+        out
+    )
+    assert cli.main(["stop", name]) == 0
+    assert job.wait(progress=False)["state"] == "FINISHED"
+
+    capsys.readouterr()
+    again = ["run", "wordcount", "--name", f"{name}-2", "--rate", "1000", "--savepoint", saved, "--workers", "1"]
+    assert cli.main([*again, "--detached"]) == 0
+    went_on = penstock.attach(f"{name}-2")
+    wait_until(lambda: went_on.status().get("epochs", {}).get("complete"), "it goes on")
+    assert cli.main(["stop", f"{name}-2"]) == 0
+    assert went_on.wait(progress=False)["state"] == "FINISHED"
+    other = ["run", "sol", "--name", f"{name}-3", "--savepoint", saved]
+    assert cli.main(other) == 2
+    assert "of which there is saved state" in capsys.readouterr().err
 
 
 def penstock_command(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
@@ -258,6 +392,65 @@ def test_ctrl_c_drains_an_endless_job() -> None:
     assert total is not None, out
     # Two tasks make every second line each, so at the end one may be a few lines ahead of the other.
     assert int(total[1].replace(",", "")) == pytest.approx(_words(seen).total(), rel=0.05)
+
+
+@pytest.fixture
+def commands() -> Iterator[list[subprocess.Popen[str]]]:
+    """Commands that a test has started: those that still run at its end are killed."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for running in started:
+        if running.poll() is None:
+            running.kill()
+        running.communicate()
+
+
+@pytest.mark.ray
+def test_resume_after_failing_and_after_the_cluster_s_death(
+    tmp_path: Path, commands: list[subprocess.Popen[str]]
+) -> None:
+    """A worker dies, which the job must not bear; resumed, its driver dies with the cluster; resumed, it comes to the
+    counts of every word."""
+    name, seconds, rate = "cli-resumed", 8, 1000
+    epochs = tmp_path / "epochs" / name / "manifests"
+
+    def last_epoch() -> int:
+        found = [int(path.stem) for path in epochs.glob("[0-9]*.json")] if epochs.is_dir() else []
+        return max(found, default=0)
+
+    options = ["--name", name, "--input", str(text.packaged_path()), "--rate", str(rate), "--duration", str(seconds)]
+    options += ["--output", "counts", "--checkpoints", "epochs", "--epoch-interval", "0.2", "--max-restarts", "0"]
+    failing = penstock_command("run", "wordcount", *options, cwd=tmp_path)
+    commands.append(failing)
+    wait_until(lambda: last_epoch() >= 2, "two epochs are complete")
+    (worker, *_) = [pid for pid in descendants(failing.pid) if "ray::Worker" in command(pid)]
+    kill(worker)
+    _, err = failing.communicate(timeout=60)
+    assert failing.returncode == 1, err
+    assert f"job '{name}' failed: worker " in err
+    where = str(tmp_path / "epochs")
+    assert f"next: penstock resume {name} --checkpoints {where}" in err
+
+    before = last_epoch()
+    killed = penstock_command("resume", name, "--checkpoints", where, "--no-progress", cwd=tmp_path)
+    commands.append(killed)
+    wait_until(lambda: last_epoch() >= before + 2, "it goes on, with new epochs")
+    family = descendants(killed.pid)
+    kill(killed.pid)
+    wait_gone(family, 30.0)
+
+    resumed = penstock_command("resume", name, "--checkpoints", where, "--workers", "1", cwd=tmp_path)
+    commands.append(resumed)
+    _, err = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, err
+    assert re.search(rf"{name}: goes on from epoch \d+, of \d+ s ago", err), err
+    assert re.search(rf"{name} finished [\d.]+ s after it went on", err), err
+    assert not (tmp_path / "epochs" / name).exists()
+    lines = text.read_lines([str(text.packaged_path())])
+    expected = _words([lines[i % len(lines)] for i in range(seconds * rate)])
+    written = [line.split("\t") for part in (tmp_path / "counts").iterdir() for line in part.read_text().splitlines()]
+    assert {word: int(n) for word, n in written} == expected
+    assert len(written) == len(expected)
 
 
 def _words(lines: list[str]) -> Counter[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,3 +137,30 @@ def test_full_shared_memory(tmp_path: Path) -> None:
     run = subprocess.run([*enter, command], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "JobFailed: job 'full' failed: a worker could not start:" in run.stdout, run.stdout + run.stderr
     assert "/dev/shm" in run.stdout
+
+
+@pytest.mark.parametrize("policy", ["dead_letter", "fail"])
+def test_a_record_that_kills_its_worker(cluster: str, fresh_name: Callable[[], str], policy: Any) -> None:
+    """It is found out by the worker's deaths, and then fails by the operator's policy."""
+
+    def crash(word: str) -> str:
+        if word == "w77":
+            os._exit(1)
+        return word
+
+    flow = ps.Flow(fresh_name(), parallelism=2)
+    out, letters = ps.sinks.Collect(), ps.sinks.Collect()
+    words = flow.read(ps.sources.Memory([f"w{i}" for i in range(300)])).rebalance()
+    words = words.map(crash, name="crash", on_error=policy)
+    words.write(out)
+    if policy == "dead_letter":
+        words.dead_letters().write(letters)
+    job = ps.run(flow, workers=2, max_attempts=2)
+    if policy == "fail":
+        with pytest.raises(ps.JobFailed, match=r"'crash' failed: Poison: .* killed the worker's process 2 times"):
+            job.wait(LIMIT_S, progress=False)
+        return
+    job.wait(LIMIT_S, progress=False)
+    assert sorted(out.records()) == sorted(f"w{i}" for i in range(300) if i != 77)
+    (letter,) = letters.records()
+    assert (letter.operator, letter.record) == ("crash", "w77")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -37,11 +38,11 @@ def busy_flow(name: str) -> ps.Flow:
     return flow
 
 
-def started(flow: ps.Flow, workers: int = 3) -> tuple[ps.Job, list[int]]:
+def started(flow: ps.Flow, workers: int = 3, **options: Any) -> tuple[ps.Job, list[int]]:
     """The job, running, and the processes of its workers and its JobMaster."""
     import ray
 
-    job = ps.run(flow, workers=workers)
+    job = ps.run(flow, workers=workers, **options)
     wait_until(lambda: job.status().get("records_written", 0) > 0, "records flow")
     master = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()))
     pids = [worker["pid"] for worker in job.status()["workers"]]
@@ -99,9 +100,9 @@ def test_cancel_while_a_function_hangs(cluster: str, fresh_name: Callable[[], st
     assert_gone(flow.name, pids)
 
 
-def test_worker_killed(cluster: str, fresh_name: Callable[[], str]) -> None:
+def test_worker_killed_in_a_job_without_epochs(cluster: str, fresh_name: Callable[[], str]) -> None:
     flow = busy_flow(fresh_name())
-    job, pids = started(flow)
+    job, pids = started(flow, epoch_interval_s=None)
     kill(pids[1])
     with pytest.raises(
         ps.JobFailed, match=rf"worker 1 \(process {pids[1]}\) died|process {pids[1]} died while it wrote"
@@ -110,9 +111,20 @@ def test_worker_killed(cluster: str, fresh_name: Callable[[], str]) -> None:
     assert_gone(flow.name, pids)
 
 
-def test_master_killed(cluster: str, fresh_name: Callable[[], str]) -> None:
+def test_a_worker_that_hangs_is_replaced(cluster: str, fresh_name: Callable[[], str]) -> None:
+    job, pids = started(busy_flow(fresh_name()), hang_timeout_s=2.0)
+    os.kill(pids[1], signal.SIGSTOP)
+    wait_gone([pids[1]], LIMIT_S)
+    before = job.status()["records_read"]
+    wait_until(lambda: job.status()["epochs"]["restarts"] == 1, "it is replaced")
+    wait_until(lambda: job.state == "RUNNING" and job.status()["records_read"] > before, "records flow again")
+    job.cancel()
+    job.wait(progress=False)
+
+
+def test_master_killed_in_a_job_without_epochs(cluster: str, fresh_name: Callable[[], str]) -> None:
     flow = busy_flow(fresh_name())
-    job, pids = started(flow)
+    job, pids = started(flow, epoch_interval_s=None)
     kill(pids[-1])
     with pytest.raises(ps.JobFailed, match="JobMaster died"):
         job.wait(LIMIT_S, progress=False)

@@ -73,25 +73,35 @@ class Trickle(Source):
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
         return _TrickleReader(
-            [record for split in splits for record in self.parts[split.payload]],
+            {split.name: (self.parts[split.payload], split.offset or 0) for split in splits},
             random.Random(f"{self.seed}/{context.operator}/{context.index}"),
         )
 
 
 class _TrickleReader(Reader):
-    def __init__(self, records: list[Any], rng: random.Random) -> None:
-        self._records = records
+    def __init__(self, splits: dict[str, tuple[list[Any], int]], rng: random.Random) -> None:
+        self._parts = {name: part for name, (part, _) in splits.items()}
+        self._offsets = {name: offset for name, (_, offset) in splits.items()}
         self._rng = rng
-        self.finished = not records
+        self._look()
+
+    def _look(self) -> None:
+        self._left = [name for name, part in self._parts.items() if self._offsets[name] < len(part)]
+        self.finished = not self._left
 
     def read(self, limit: int) -> list[Any]:
+        if self.finished:
+            return []
         n = min(limit, self._rng.choice((0, 1, 3, limit)))
-        records, self._records = self._records[:n], self._records[n:]
-        self.finished = not self._records
+        name = self._left[0]
+        start = self._offsets[name]
+        records = self._parts[name][start : start + n]
+        self._offsets[name] = start + len(records)
+        self._look()
         return records
 
     def offsets(self) -> dict[str, Any]:
-        return {}
+        return dict(self._offsets)
 
 
 class Cluster:
@@ -115,7 +125,7 @@ class Cluster:
                 worker,
                 transport,
                 clock=self.clock,
-                report=lambda channel, records: self.outputs[channel].extend(records),
+                report=lambda reported: self.outputs[reported.channel].extend(reported.records),
                 window=window,
             )
             self.loops.append(RunLoop(wiring, transport, self.clock))
@@ -192,7 +202,7 @@ class Cluster:
             for task in loop.tasks:
                 lines.append(
                     f"  {task.name}: finished {task.finished}, blocked {task.blocked}, queued {task.queued}, "
-                    f"open inputs {task._open_inputs}, ending {task._ending}"
+                    f"open inputs {task.inbox.open}, ending {task._ending}"
                 )
                 lines += [
                     f"    -> {type(channel).__name__} {channel.number}: outstanding {channel.outstanding}, "
@@ -253,7 +263,7 @@ class Ledger:
         for task in tasks:
             held: dict[int, int] = defaultdict(int)
             rests = 0
-            for channel, _, _, cost in task._inbox:
+            for channel, _, _, cost in task.inbox.ready:
                 held[channel] += cost
                 rests += cost == 0
             for channel, cost in held.items():
@@ -274,7 +284,7 @@ class Ledger:
             assert self.received[number] == self.pushed[number], f"channel {number} changed its records or their order"
         for task in self._cluster.tasks:
             assert task.queued == 0, f"{task.name}: {task.queued} records counted in an empty inbox"
-            assert not task._inbox
+            assert not task.inbox.ready
 
 
 def _records(batch: Batch) -> list[Any]:

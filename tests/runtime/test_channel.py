@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.channel import (
+    BARRIER,
     CREDIT,
     DATA,
     END,
@@ -83,7 +84,7 @@ def sent_records(wire: Wire) -> list[Any]:
     """The records of all data messages so far, keyed ones as pairs."""
     records: list[Any] = []
     for message in wire.sent:
-        kind, _, _, batch = decode_batch(message)
+        kind, _, _, _, batch = decode_batch(message)
         if kind == DATA:
             assert batch is not None
             records += batch if isinstance(batch, list) else zip(batch.keys, batch.values, strict=True)
@@ -95,29 +96,35 @@ def sent_records(wire: Wire) -> list[Any]:
 values = st.lists(st.none() | st.integers() | st.text() | st.tuples(st.integers(), st.binary()), max_size=10)
 
 
-@given(values, st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63 - 1))
-def test_plain_batches_come_back(records: list[Any], channel: int, stamp: int) -> None:
-    message = b"".join(encode_batch(channel, records, stamp, errors_of("fail")))
-    assert decode_batch(memoryview(message)) == (DATA, channel, stamp, records)
+generations = st.integers(0, 2**32 - 1)
 
 
-@given(values, st.booleans(), st.data())
-def test_keyed_batches_come_back(records: list[Any], partial: bool, data: st.DataObject) -> None:
+@given(values, st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63 - 1), generations)
+def test_plain_batches_come_back(records: list[Any], channel: int, stamp: int, generation: int) -> None:
+    message = b"".join(encode_batch(channel, records, stamp, errors_of("fail"), generation))
+    assert decode_batch(memoryview(message)) == (DATA, channel, stamp, generation, records)
+
+
+@given(values, st.booleans(), generations, st.data())
+def test_keyed_batches_come_back(records: list[Any], partial: bool, generation: int, data: st.DataObject) -> None:
     keys = data.draw(st.lists(st.integers() | st.text(), min_size=len(records), max_size=len(records)))
-    message = b"".join(encode_batch(1, KeyedBatch(keys, records, partial), 5, errors_of("fail")))
-    kind, channel, stamp, batch = decode_batch(message)
-    assert (kind, channel, stamp) == (DATA, 1, 5)
+    message = b"".join(encode_batch(1, KeyedBatch(keys, records, partial), 5, errors_of("fail"), generation))
+    kind, channel, stamp, came, batch = decode_batch(message)
+    assert (kind, channel, stamp, came) == (DATA, 1, 5, generation)
     assert content(batch) == (keys, records, partial)
 
 
-def test_end_and_credit_have_no_batch() -> None:
-    assert decode_batch(HEAD.pack(END, 0, 0, 7, 0, 0)) == (END, 7, 0, None)
-    assert decode_batch(HEAD.pack(CREDIT, 0, 0, 7, 1 << 40, 0)) == (CREDIT, 7, 1 << 40, None)
+def test_end_credit_and_barrier_have_no_batch() -> None:
+    assert decode_batch(HEAD.pack(END, 0, 0, 7, 0, 0, 9)) == (END, 7, 0, 9, None)
+    assert decode_batch(HEAD.pack(CREDIT, 0, 0, 7, 1 << 40, 0, 9)) == (CREDIT, 7, 1 << 40, 9, None)
+    assert decode_batch(HEAD.pack(BARRIER, 0, 0, 7, 12, 0, 9)) == (BARRIER, 7, 12, 9, None)
 
 
 def test_a_count_that_does_not_match_is_noticed() -> None:
     head, payload = encode_batch(1, ["a", "b"], 0, errors_of("fail"))
-    forged = head[: HEAD.size - 4] + (3).to_bytes(4, "little") + payload
+    fields = HEAD.unpack(head)
+    assert fields[5] == 2
+    forged = HEAD.pack(*fields[:5], 3, fields[6]) + payload
     with pytest.raises(AssertionError, match="a message of 3 records decoded to 2"):
         decode_batch(forged)
 
@@ -181,7 +188,7 @@ def test_a_record_that_fails_is_let_go_once_however_its_batch_is_cut(kinds: list
 
 def test_a_too_large_record_tells_the_remedy() -> None:
     channel = RemoteChannel(1, 0, 0, Wire(max_message=300), errors_of("fail"))
-    channel.push(["x" * 1000], 0)
+    channel.push(["x" * 990], 0)
     with pytest.raises(RecordError, match=r"at most 300; run with a larger ring.*ring_bytes=4,?096"):
         channel.flush()
 
@@ -247,7 +254,15 @@ _ACTS = ("flush", "deliver", "take", "credit")
 
 
 def _state(out: OutChannel, task: Receiver) -> tuple[int, ...]:
-    return len(out.queue), out.ended, len(task.got), out.outstanding, task.ended, len(task.inbox)
+    return (
+        len(out.queue),
+        len(out.cache.entries),
+        out.ended,
+        len(task.got),
+        out.outstanding,
+        task.ended,
+        len(task.inbox),
+    )
 
 
 @given(sizes, windows, st.randoms(use_true_random=False), st.integers(1, 4))
@@ -272,7 +287,7 @@ def test_credit_over_a_wire_never_blocks_for_good(lengths: list[int], window: in
                 out.flush()
             elif act == "deliver":
                 for _, message in to_receiver.receive(0):
-                    kind, _, stamp, batch = decode_batch(message)
+                    kind, _, stamp, _, batch = decode_batch(message)
                     if kind == END:
                         into.ended = True
                         task.receive_end(3)
@@ -286,7 +301,9 @@ def test_credit_over_a_wire_never_blocks_for_good(lengths: list[int], window: in
                 task.take(into)
             elif act == "credit":
                 for _, message in to_sender.receive(0):
-                    out.outstanding -= decode_batch(message)[2]
+                    credit = decode_batch(message)
+                    assert credit.kind == CREDIT
+                    out.outstanding -= credit.stamp
         assert out.outstanding >= 0
         assert sum(cost for _, cost in task.inbox) <= window + largest
         idle = 0 if before != _state(out, task) else idle + 1
@@ -302,7 +319,7 @@ def test_credit_over_a_wire_never_blocks_for_good(lengths: list[int], window: in
 @given(sizes, windows, st.randoms(use_true_random=False))
 def test_credit_inside_a_worker_never_blocks_for_good(lengths: list[int], window: int, rng: Any) -> None:
     task = Receiver()
-    out = LocalChannel(3, task, window)  # type: ignore[arg-type]
+    out = LocalChannel(3, task, errors_of("fail"), window)  # type: ignore[arg-type]
     into = LocalInChannel(out)
     records = ["x" * length for length in lengths]
     for record in records:
@@ -331,6 +348,21 @@ def test_credit_counts_what_was_sent_and_taken() -> None:
     assert out.queued() == 0
 
 
+@pytest.mark.parametrize("room", [1, 10**9])
+def test_what_waits_for_credit_travels_together(room: int) -> None:
+    """Under load messages grow: what cannot be sent yet is not encoded piece by piece."""
+    wire = Wire(room=room)
+    out = RemoteChannel(3, 1, 0, wire, errors_of("fail"), window=1)
+    for i in range(20):
+        out.push([i], i)
+        assert out.flush() == (i == 0)
+    assert len(wire.sent) == 1
+    wire.room += 1
+    out.outstanding = 0
+    assert out.flush()
+    assert [decode_batch(message).batch for message in wire.sent] == [[0], list(range(1, 20))]
+
+
 def test_no_room_is_told_apart_from_no_credit() -> None:
     wire = Wire(room=0)
     out = RemoteChannel(3, 1, 0, wire, errors_of("fail"))
@@ -343,9 +375,11 @@ def test_no_room_is_told_apart_from_no_credit() -> None:
     out.end()
     assert not out.flush()
     assert out.stopped_by_room
-    assert not out.ended
+    assert [decode_batch(message)[0] for message in wire.sent] == [DATA], "the end is not sent"
+    assert out.cache.unsent
     wire.room = 2
     assert out.flush()
+    assert not out.cache.entries, "without epochs nothing is kept"
     assert [decode_batch(message)[0] for message in wire.sent] == [DATA, END]
     assert out.flush()
     assert len(wire.sent) == 2, "the end is sent once"
@@ -371,7 +405,7 @@ def test_a_grant_that_waits_for_room_is_sent_whole() -> None:
     wire.room = 1
     due[3].grant()
     assert not due
-    assert decode_batch(wire.sent[0]) == (CREDIT, 3, 17, None)
+    assert decode_batch(wire.sent[0]) == (CREDIT, 3, 17, 0, None)
 
 
 def test_the_queue_length_can_be_asked_while_the_loop_changes_the_queue() -> None:
@@ -396,4 +430,4 @@ def test_neighbouring_batches_travel_together_with_the_oldest_stamp() -> None:
     for stamp in (9, 4, 7):
         out.push([stamp], stamp)
     assert out.flush()
-    assert [decode_batch(message)[1:] for message in wire.sent] == [(3, 4, [9, 4, 7])]
+    assert [decode_batch(message)[1:] for message in wire.sent] == [(3, 4, 0, [9, 4, 7])]

@@ -111,7 +111,7 @@ def loop_of(
         worker,
         transport,
         clock=time.monotonic_ns,
-        report=lambda channel, records: reports.setdefault(channel, []).extend(records),
+        report=lambda reported: reports.setdefault(reported.channel, []).extend(reported.records),
         **options,
     )
     return RunLoop(wiring, transport, time.monotonic_ns), reports

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from penstock.runtime.aggregate import Aggregate, Count, Mean, Sum
 from penstock.runtime.batch import Batch, KeyedBatch
-from penstock.runtime.channel import OutChannel
+from penstock.runtime.channel import WINDOW_BYTES, OutChannel
 from penstock.runtime.errors import RecordError
 from penstock.runtime.grouping import All, Custom, Forward, Global, Grouping, Key, Rebalance, Shuffle
 from penstock.runtime.output import COMBINED_KEYS_MAX, Output, make_output
 from penstock.runtime.partition import KeyGroups, key_groups
+from penstock.runtime.rud import Entry
 from penstock.runtime.userfunc import ErrorHandler, OnError
 
 GROUPS = KeyGroups(32)
@@ -29,9 +30,16 @@ class Kept(OutChannel):
     def flush(self) -> bool:
         return False
 
+    def _cache_batch(self, batch: Batch, stamp: int) -> None:
+        raise AssertionError("never flushed")
+
+    def _send(self, entry: Entry) -> bool:
+        raise AssertionError("never flushed")
+
     def records(self) -> list[Any]:
         out: list[Any] = []
         for batch, _ in self.queue:
+            assert batch is not None
             assert len(batch)
             out += batch if isinstance(batch, list) else zip(batch.keys, batch.values, strict=True)
         return out
@@ -40,9 +48,10 @@ class Kept(OutChannel):
 def output(
     grouping: Grouping, n: int, *, combiner: Aggregate | None = None, policy: OnError = "fail", sender: int = 0
 ) -> tuple[Output, list[Kept], ErrorHandler]:
-    channels = [Kept(i) for i in range(n)]
     errors = ErrorHandler("step", policy, None, [] if policy == "dead_letter" else None)
-    made = make_output(grouping, list(channels), sender=sender, groups=GROUPS, combiner=combiner, errors=errors)
+    channels = [Kept(i, errors, WINDOW_BYTES, None) for i in range(n)]
+    table = GROUPS.table(len(channels))
+    made = make_output(grouping, list(channels), sender=sender, combiner=combiner, errors=errors, table=table)
     return made, channels, errors
 
 

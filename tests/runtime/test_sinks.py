@@ -131,8 +131,8 @@ def test_a_full_disk_is_said_clearly(tmp_path: Path) -> None:
         def close(self) -> None:
             pass
 
-    writer._file.close()  # type: ignore[attr-defined]
-    writer._file = Full()  # type: ignore[attr-defined]
+    writer._file._file.close()  # type: ignore[attr-defined]
+    writer._file._file = Full()  # type: ignore[attr-defined]
     writer.write(["a"])
     with pytest.raises(PenstockError, match=r"cannot write .*part-00000.*No space left.*Free some space"):
         writer.flush()
@@ -225,6 +225,12 @@ def test_a_record_that_cannot_be_written(tmp_path: Path, format: Any, bad: Any, 
         ({"format": "csv"}, "format must be"),
         ({"compression": "zip"}, "compression must be"),
         ({"suffix": "csv"}, "suffix must start"),
+        ({"part_bytes": 0}, "part_bytes must be a number of bytes above 0, .* got 0"),
+        ({"part_bytes": 1.5}, "part_bytes must be"),
+        ({"part_bytes": True}, "part_bytes must be"),
+        ({"part_seconds": -1}, "part_seconds must be a number of seconds, 0 or more, got -1"),
+        ({"part_seconds": float("nan")}, "part_seconds must be"),
+        ({"part_seconds": "60"}, "part_seconds must be"),
     ],
 )
 def test_files_refuses_what_makes_no_sense(change: dict[str, Any], message: str) -> None:
@@ -337,9 +343,21 @@ def test_every_sink_travels_and_describes_itself() -> None:
         sinks.Collect(limit=5),
         sinks.Call(print),
         sinks.Call(print, batches=True),
+        sinks.Call(print, batches=True, idempotent=True),
         sinks.Null(),
     ):
         copy = cloudpickle.loads(cloudpickle.dumps(sink))
         assert copy.describe() == sink.describe() == repr(sink)
         assert sink.describe().startswith(type(sink).__name__)
         sink.check()
+
+
+def test_every_sink_says_what_a_failure_can_do_to_its_records() -> None:
+    assert sinks.Files("out").guarantee == "exactly once"
+    assert sinks.Collect().guarantee == "exactly once"
+    assert sinks.Console().guarantee == "at least once"
+    assert sinks.Null().guarantee == "idempotent"
+    assert sinks.Call(print).guarantee == "at least once"
+    told = sinks.Call(len, idempotent=True)  # not print: Ray puts one of its own in its place
+    assert told.describe() == "Call(len, idempotent=True)"
+    assert cloudpickle.loads(cloudpickle.dumps(told)).guarantee == "idempotent"

@@ -31,7 +31,7 @@ def loop_of(flow: Flow, window: int = 1 << 18) -> RunLoop:
         0,
         transport,
         clock=lambda: 0,
-        report=lambda channel, records: None,
+        report=lambda reported: None,
         window=window,
     )
     return RunLoop(wiring, transport, lambda: 0)

@@ -3,6 +3,18 @@
 `write` gets whole batches; `flush` is called when nothing more is ready, so a writer may hold records back for larger
 writes but not for longer; `finish` after the last record; `close` always, with `failed` telling whether the job ended
 by an error, so that a half-written output is not taken for a whole one.
+
+In a job with epochs a writer takes part in a two-phase commit, which is what makes its records appear exactly once
+(the same calls serve a transaction of Kafka, or rows beside an
+epoch table in PostgreSQL):
+
+    write* -> prepare(5) -> write* -> commit(5) -> prepare(6) -> ...        the job runs
+    a new writer: restore(5, [what prepare(5) returned]) -> write* -> ...   after a failure, back at epoch 5
+
+`prepare(n)` makes everything written so far ready to be committed and returns what another process would need to commit
+it: that is saved with the epoch. `commit(n)` follows when the epoch is complete, that is when every task of the job has
+saved its part; only then may the records be seen as final. An epoch may be passed over (its saving failed): then
+commit(n + 1) is for both. After the last record the order is finish, prepare, commit, close.
 """
 
 from __future__ import annotations
@@ -10,9 +22,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from penstock.runtime.userfunc import ErrorHandler
+
+Guarantee = Literal["exactly once", "idempotent", "at least once"]
 
 
 def _no_report(channel: str, records: list[Any]) -> None:
@@ -28,6 +42,8 @@ class SinkContext:
     index: int
     parallelism: int
     report: Callable[[str, list[Any]], None] = _no_report
+    epochs: bool = False  # the job has epochs: records are final when `commit` says so, not when `finish` does
+    restoring: bool = False  # `restore` follows: this is not the first writer of the job
     errors: ErrorHandler = field(default_factory=lambda: ErrorHandler("sink"))
 
 
@@ -36,13 +52,31 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, records: list[Any]) -> None:
-        """Take a batch; must not keep the list."""
+        """Take a batch; must neither keep the list nor change it."""
 
     def flush(self) -> None:
         """Let what was held back leave."""
 
     def finish(self) -> None:
-        """All input has ended: make the output whole and visible."""
+        """All input has ended: make the output whole, and visible unless the context says that the job has epochs."""
+
+    def prepare(self, epoch: int) -> Any:
+        """Make all that was written so far ready for `commit(epoch)`, so that it survives this process.
+
+        Returns plain picklable data from which `restore` in another process can commit it; None: nothing to commit.
+        It describes everything that is not known to be committed, also of earlier epochs.
+        """
+        self.flush()
+        return None
+
+    def commit(self, epoch: int) -> None:
+        """Epochs up to this one are complete: make what was prepared for them final. Called at least once, maybe
+        more often."""
+
+    def restore(self, epoch: int, prepared: list[Any]) -> None:
+        """Called on a new writer before anything else when the job goes back to a complete epoch: commit what
+        `prepared` (returned by this task's earlier writer, or by several where the number of tasks has changed)
+        holds and is not committed yet, and remove what was written after it and never committed."""
 
     def close(self, failed: bool) -> None:
         """Release what is held."""
@@ -57,6 +91,11 @@ class Sink(ABC):
 
     channel: str | None = None
     prints = False
+
+    #: What a failure can do to the records of this sink in a job with epochs. "exactly once": nothing is lost or
+    #: doubled; "idempotent": records may be written again, to the same effect; "at least once": records of the last
+    #: seconds may be written twice.
+    guarantee: Guarantee = "at least once"
 
     def bind(self, fetch: Callable[[], list[Any]]) -> None:
         """On the driver, when the job has started: `fetch()` gives all records reported so far."""

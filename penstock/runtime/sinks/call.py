@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
 from penstock.runtime.userfunc import ErrorHandler, check_function, consume
 
 
@@ -18,17 +18,24 @@ class Call(Sink):
 
         stream.write(ps.sinks.Call(send_alert))
         stream.write(ps.sinks.Call(insert_rows, batches=True))
+        stream.write(ps.sinks.Call(upsert, idempotent=True))
 
     `fn`: takes a record, or with `batches=True` a list of those that are ready, at least one, which it may keep.
+    `idempotent`: you say that calling fn again with the same record does no harm, as when it sets a key's value.
+
+    Guarantee in a job with epochs: at least once. After a failure fn is called again for the records since the last
+    complete epoch, also for those that it has had (with `batches=True` in lists that may be divided otherwise). With
+    `idempotent=True`: idempotent, as good as exactly once if fn is what you say; nobody checks that.
 
     Errors: FlowError when fn cannot travel to a worker. A record for which fn raises is a failed record; with
     `batches=True` the whole list is one failed record, since nobody knows how far fn came.
     """
 
-    def __init__(self, fn: Callable[[Any], Any], *, batches: bool = False) -> None:
+    def __init__(self, fn: Callable[[Any], Any], *, batches: bool = False, idempotent: bool = False) -> None:
         check_function(fn, "Call")
         self.fn = fn
         self.batches = batches
+        self.guarantee: Guarantee = "idempotent" if idempotent else "at least once"
 
     def writer(self, context: SinkContext) -> SinkWriter:
         kind = _BatchWriter if self.batches else _RecordWriter
@@ -36,7 +43,9 @@ class Call(Sink):
 
     def describe(self) -> str:
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
-        return f"Call({name}, batches=True)" if self.batches else f"Call({name})"
+        batches = ", batches=True" if self.batches else ""
+        idempotent = ", idempotent=True" if self.guarantee == "idempotent" else ""
+        return f"Call({name}{batches}{idempotent})"
 
     def __repr__(self) -> str:
         return self.describe()
@@ -68,8 +77,12 @@ class _BatchWriter(SinkWriter):
 class Null(Sink):
     """Take records and drop them: to measure what comes before.
 
-    stream.write(ps.sinks.Null())
+        stream.write(ps.sinks.Null())
+
+    Guarantee in a job with epochs: idempotent. After a failure records are dropped again, to the same effect.
     """
+
+    guarantee: Guarantee = "idempotent"
 
     def writer(self, context: SinkContext) -> SinkWriter:
         return _NullWriter()

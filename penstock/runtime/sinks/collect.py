@@ -21,12 +21,16 @@ class Collect(Sink):
         ps.run(flow).wait()
         print(result.records())
 
+    In a job with epochs records show when their epoch is complete, and each shows once.
+
     `limit`: fail the job when there are more records than this (None: hold all that come).
 
     The records of each task of the sink are in its order; those of several tasks are mixed.
 
     Errors: FlowError for a negative limit and from records() before a run; PenstockError beyond the limit.
     """
+
+    guarantee = "exactly once"
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 0:

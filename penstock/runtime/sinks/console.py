@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
 from penstock.runtime.userfunc import apply
 
 CHANNEL = "console"
@@ -22,10 +22,14 @@ class Console(Sink):
 
     `limit`: how many records to print from each task of the sink (None: all); the others are taken and not printed.
 
+    Guarantee in a job with epochs: at least once. After a failure the lines since the last complete epoch may be
+    printed again, and `limit` counts anew.
+
     Errors: FlowError for a negative limit; a record whose repr() raises is a failed record.
     """
 
     prints = True
+    guarantee: Guarantee = "at least once"
 
     def __init__(self, limit: int | None = None) -> None:
         if limit is not None and limit < 0:

@@ -1,35 +1,33 @@
-"""Files as a sink: one part file a task.
+"""Files as a sink: part files, of which each appears under its name when it is whole.
 
-A part file appears under its name only when its task has written all of it. A writer must never leave a half-written
-file under a part file's name, nor touch a file that it has not made unless the user said so.
+A writer must never leave a half-written file under a part file's name, nor touch a file that it has not made unless
+the user said so. Without epochs a task writes one part, which it names at its end; how a job with epochs
+writes parts that are final epoch by epoch is in `parts.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from penstock.runtime.errors import FlowError, PenstockError
-from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.errors import FlowError
+from penstock.runtime.sinks.append import AppendFile, failed_write
+from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
+from penstock.runtime.sinks.parts import PartNames, PartsWriter
 from penstock.runtime.sinks.text import Formatter, formatted, json_lines, text_lines
 from penstock.runtime.userfunc import check_function
 
-_BUFFER = 256 << 10  # bytes held back for one write
-_GZIP = 31  # zlib's window bits for the gzip format
-_GZIP_LEVEL = 6
-_PART = re.compile(r"part-(\d{5,})\..*")
+_PART = re.compile(r"part-(\d{5,})(?:-\d{10,})?\..*")
 
 Format = Literal["text", "jsonl"] | Callable[[Any], "str | bytes"]
 
 
 class Files(Sink):
-    """One file a task in a directory: part-00000.txt, part-00001.txt, ...
+    """Files in a directory, one or more a task: part-00000.txt, part-00001.txt, ...
 
         stream.write(ps.sinks.Files("counts/"))
         stream.write(ps.sinks.Files("events/", format="jsonl", compression="gzip"))
@@ -40,15 +38,27 @@ class Files(Sink):
     exactly as they are. Text is UTF-8, lines end with "\\n".
     `compression`: "gzip" or None. `suffix`: of the file names (None: .txt or .jsonl, and .gz).
     `overwrite`: delete the part files that are in the directory when the job starts.
+    `part_bytes`, `part_seconds`: in a job with epochs a part is closed at the end of the epoch in which it has become
+    this large (on the disk) or this old; 0 seconds makes a part an epoch. Without epochs a task writes one part.
 
     A task writes to a hidden file (".part-00000.txt.inprogress") and gives it its name when it has written all, so
     readers see whole parts only. The parts of a failed job are deleted.
 
+    In a job with epochs records reach a part exactly once, whatever fails: parts appear while the job runs, each when
+    the epoch is complete in which it was closed. A task that makes only one part has "part-00000.txt"; else their names
+    are "part-00000-0000000001.txt", "part-00000-0000000061.txt" and so on, by the epoch in which they were begun, in
+    the order in which they were written. A failure ends the part that was being written early. When the
+    job fails for good its parts stay, and hidden files with what it has saved since; they are deleted when another job
+    starts to write there. Do not change or delete parts in a running job's directory before the next one has appeared,
+    or a recovery may miss them.
+
     Errors: FlowError before the start when the directory holds part files, cannot be made or cannot be written to. A
     record that cannot be written is a failed record: in text one with a line end in it, which would become two lines
     (write such records as "jsonl"), in JSON lines one of a type that JSON has no form for. PenstockError when the disk
-    is full or fails.
+    is full or fails, or when files that a job goes on from are gone.
     """
+
+    guarantee: Guarantee = "exactly once"
 
     def __init__(
         self,
@@ -58,6 +68,8 @@ class Files(Sink):
         compression: Literal["gzip"] | None = None,
         overwrite: bool = False,
         suffix: str | None = None,
+        part_bytes: int = 128 << 20,
+        part_seconds: float = 60.0,
     ) -> None:
         if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
             raise FlowError(f"Files needs a directory, got {directory!r}")
@@ -71,11 +83,22 @@ class Files(Sink):
             suffix = (".jsonl" if format == "jsonl" else ".txt") + (".gz" if compression else "")
         if not suffix.startswith(".") or "/" in suffix:
             raise FlowError(f"Files: suffix must start with a dot, such as '.csv', got {suffix!r}")
+        if not isinstance(part_bytes, int) or isinstance(part_bytes, bool) or part_bytes < 1:
+            raise FlowError(
+                f"Files: part_bytes must be a number of bytes above 0, such as 64 << 20, got {part_bytes!r}"
+            )
+        if not isinstance(part_seconds, (int, float)) or isinstance(part_seconds, bool) or not part_seconds >= 0:
+            raise FlowError(
+                f"Files: part_seconds must be a number of seconds, 0 or more, got {part_seconds!r}; "
+                "float('inf') closes parts by their size only"
+            )
         self.directory = os.path.abspath(os.path.expanduser(os.fspath(directory)))
         self.format = format
         self.compression = compression
         self.overwrite = overwrite
         self.suffix = suffix
+        self.part_bytes = part_bytes
+        self.part_seconds = part_seconds
 
     def check(self) -> None:
         place = self.directory
@@ -106,12 +129,26 @@ class Files(Sink):
             formatter = partial(formatted, self.format)
         try:
             os.makedirs(self.directory, exist_ok=True)
-            if self.overwrite:
+            if not context.restoring:  # else there are parts of the same job
                 self._delete_old(context)
-            path = os.path.join(self.directory, f"part-{context.index:05d}{self.suffix}")
-            return _FileWriter(path, formatter, self.compression is not None, context)
+            if context.epochs:
+                return PartsWriter(
+                    self._names(),
+                    formatter,
+                    self.compression is not None,
+                    context,
+                    part_bytes=self.part_bytes,
+                    part_seconds=self.part_seconds,
+                    delete_old=partial(self._delete_old, context),
+                )
+            return _WholeWriter(
+                self._names().path(self._names().plain(context.index)),
+                formatter,
+                self.compression is not None,
+                context,
+            )
         except OSError as error:
-            raise failed_write(self.directory, error) from error
+            raise failed_write(self.directory, error, context.epochs) from error
 
     def describe(self) -> str:
         name = self.format if isinstance(self.format, str) else getattr(self.format, "__name__", "function")
@@ -124,84 +161,62 @@ class Files(Sink):
     def _parts(self) -> list[str]:
         return sorted(name for name in os.listdir(self.directory) if _PART.fullmatch(name))
 
+    def _names(self) -> PartNames:
+        return PartNames(self.directory, self.suffix)
+
     def _delete_old(self, context: SinkContext) -> None:
-        """Each task deletes its own part of an earlier run, task 0 also those that no task has now."""
-        for name in self._parts():
-            match = _PART.fullmatch(name)
-            number = int(match.group(1)) if match else -1
-            if number == context.index or (context.index == 0 and number >= context.parallelism):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.directory, name))
+        """Each task deletes what there is of its own index from an earlier job, task 0 also what is of no task now:
+        parts when told to, hidden files as they would be in the way."""
+        names = self._names()
+        old: list[tuple[str, int]] = []
+        if self.overwrite:
+            old += [(name, int(match.group(1))) for name in self._parts() if (match := _PART.fullmatch(name))]
+        if self.overwrite or context.epochs:
+            old += [(name, index) for name, index, _ in names.hidden_ones()]
+        if context.epochs:
+            old.append((_hidden(names.plain(context.index)), context.index))
+        for name, index in old:
+            if index == context.index or (context.index == 0 and index >= context.parallelism):
+                names.remove(name)
 
 
-class _FileWriter(SinkWriter):
+def _hidden(name: str) -> str:
+    return f".{name}.inprogress"
+
+
+class _WholeWriter(SinkWriter):
+    """One part, for jobs without epochs."""
+
     def __init__(self, path: str, formatter: Formatter, compress: bool, context: SinkContext) -> None:
         self._path = path
         head, tail = os.path.split(path)
-        self._hidden = os.path.join(head, f".{tail}.inprogress")
         self._format = formatter
         self._errors = context.errors
-        self._deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP) if compress else None
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._leftover: str | None = self._hidden  # to be deleted unless the job goes well
+        self._file = AppendFile(os.path.join(head, _hidden(tail)), compress=compress)
+        self._leftover: str | None = self._file.path  # to be deleted unless the job goes well
         self._finished = False
-        self._file = open(self._hidden, "wb", buffering=0)  # noqa: SIM115  closed by close()
 
     def write(self, records: list[Any]) -> None:
-        if not records:
-            return
-        data = self._format(records, self._errors)
-        if self._deflate is not None:
-            data = self._deflate.compress(data)
-        self._held.append(data)
-        self._held_bytes += len(data)
-        if self._held_bytes >= _BUFFER:
-            self.flush()
+        if records:
+            self._file.append(self._format(records, self._errors))
 
     def flush(self) -> None:
-        if not self._held:
-            return
-        data = memoryview(b"".join(self._held))
-        self._held.clear()
-        self._held_bytes = 0
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            raise failed_write(self._hidden, error) from error
+        self._file.flush()
 
     def finish(self) -> None:
-        if self._deflate is not None:
-            self._held.append(self._deflate.flush())
-        self.flush()
+        self._file.end_member(last=True)
+        self._file.sync()
         try:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._hidden, self._path)
-            self._leftover = self._path
-            self._finished = True
+            os.replace(self._file.path, self._path)
         except OSError as error:
             raise failed_write(self._path, error) from error
+        self._leftover = self._path
+        self._finished = True
 
     def close(self, failed: bool) -> None:
-        self._held.clear()
-        with contextlib.suppress(OSError):
-            self._file.close()
+        self._file.close()
         # A writer that did not finish has only part of its output, whatever the job's end.
         if self._leftover is not None and (failed or not self._finished):
             with contextlib.suppress(OSError):
                 os.unlink(self._leftover)
         self._leftover = None
-
-
-def failed_write(path: str, error: OSError) -> PenstockError:
-    """The error for an OSError on writing `path`."""
-    reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = "Free some space, or write to another disk; what the job wrote so far is removed."
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        remedy = "Give the user that runs the job's workers the right to write there."
-    else:
-        remedy = "Check the disk or the mount on the node that runs the task."
-    return PenstockError(f"Files: cannot write {path!r}: {reason}. {remedy}")

@@ -201,7 +201,7 @@ class _Track:
                 numbers = np.arange(self.made, self.made + _AHEAD, dtype=np.float64)
                 counts = self.first + numbers * self.stride
             else:
-                gaps = self._gaps + self._random.standard_exponential(_AHEAD).cumsum()
+                gaps = self._gaps + np.cumsum(self._random.standard_exponential(_AHEAD))
                 self._gaps = float(gaps[-1])
                 counts = gaps * self.stride
             assert self._schedule is not None

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from penstock.runtime.ring import Message, Producer, Ring, RingClosed, RingNoSpace, Wait, recommended_capacity
+from penstock.runtime.ring import Message, Producer, Ring, RingClosed, RingGone, RingNoSpace, Wait, recommended_capacity
 from penstock.runtime.transport.base import Buffer, Transport
 
 logger = logging.getLogger(__name__)
@@ -37,14 +37,16 @@ _LOOK_EVERY = 512  # receives that brought something, between two looks at the m
 class ShmTransport(Transport):
     """One worker's end: its own ring, and a producer on the ring of each peer.
 
-    `ring_bytes` None: the paper's size, and larger when the messages that come call for it.
+    `ring_bytes` None: the paper's size (or `at_least`), and larger when the messages that come call for it.
     """
 
-    def __init__(self, worker: int, ring_bytes: int | None = None, wait: Wait = Wait.DEFAULT) -> None:
+    def __init__(
+        self, worker: int, ring_bytes: int | None = None, wait: Wait = Wait.DEFAULT, *, at_least: int = RING_BYTES
+    ) -> None:
         self._worker = worker
         self._wait = wait
         self._grows = ring_bytes is None
-        self._ring = Ring.create(ring_bytes or RING_BYTES)
+        self._ring = Ring.create(ring_bytes or at_least)
         self._consumer = self._ring.consumer(wait=wait)
         self._peers: dict[int, tuple[Ring, Producer]] = {}
         self.max_message = self._ring.max_message
@@ -55,13 +57,14 @@ class ShmTransport(Transport):
         self._seen = (0, 0)  # messages and bytes of the ring at the last look
         self._next: Ring | None = None  # where this inbox is moving to
         self._to_tell: set[int] = set()  # peers that have not been told of it
-        self._last_due = 0  # peers whose last message in the old ring is still to come
+        self._last_due: set[int] = set()  # peers whose last message in the old ring is still to come
+        self._absent: set[int] = set()  # peers that have died and are being replaced
         self._following: dict[int, tuple[Ring, Producer]] = {}  # peers' new rings, until the old one has our last
 
     @property
     def address(self) -> str:
         """Where others attach, while this process lives."""
-        return self._ring.address
+        return (self._next or self._ring).address
 
     @property
     def ring_bytes(self) -> int:
@@ -69,21 +72,40 @@ class ShmTransport(Transport):
         return self._ring.capacity
 
     def connect(self, addresses: Mapping[int, str]) -> None:
-        """Attach to the rings of other workers, by worker index."""
+        """Attach to the rings of other workers, by worker index; a worker that is connected stays so."""
         for worker, address in addresses.items():
-            ring = Ring.attach(address)
-            self._peers[worker] = (ring, ring.producer())
+            if worker not in self._peers:
+                ring = Ring.attach(address)
+                self._peers[worker] = (ring, ring.producer())
+                self._absent.discard(worker)
         self._limit()
+
+    def drop(self, workers: Iterable[int]) -> dict[int, int]:
+        """These workers have died: let go of their rings, and stay in this one until they are replaced. How large
+        their rings were, by worker index: messages may have been made for that."""
+        sizes: dict[int, int] = {}
+        for worker in workers:
+            self._absent.add(worker)
+            self._to_tell.discard(worker)
+            self._last_due.discard(worker)
+            for where in (self._peers, self._following):
+                peer = where.pop(worker, None)
+                if peer is not None:
+                    sizes[worker] = max(peer[0].capacity, sizes.get(worker, 0))
+                    peer[1].close()
+                    peer[0].close()
+        return sizes
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         if self._following and worker in self._following and not self._follow(worker):
             return False
-        return self._peers[worker][1].try_write_parts(task, parts)
+        peer = self._peers.get(worker)
+        return peer is not None and peer[1].try_write_parts(task, parts)
 
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
         if self._lent:
             self._give_back()
-        if self._next is not None and self._last_due == 0:
+        if self._next is not None and not self._last_due:
             self._switch(self._next)
         if self._to_tell or self._following:
             self._move_on()
@@ -149,7 +171,7 @@ class ShmTransport(Transport):
         stats = self._ring.stats()
         messages, size = stats.written - self._seen[0], stats.bytes - self._seen[1]
         self._seen = (stats.written, stats.bytes)
-        if self._next is not None or not messages or not self._peers:
+        if self._next is not None or not messages or not self._peers or self._absent:
             return
         wanted = recommended_capacity(size / messages)
         if wanted <= self._ring.capacity:
@@ -161,7 +183,7 @@ class ShmTransport(Transport):
             logger.warning("the ring stays at %d bytes although messages call for more: %s", self.ring_bytes, error)
             return
         self._to_tell = set(self._peers)
-        self._last_due = len(self._peers)
+        self._last_due = set(self._peers)
 
     def _move_on(self) -> None:
         """Tell peers of the new ring, and follow theirs, as far as there is room."""
@@ -175,7 +197,7 @@ class ShmTransport(Transport):
     def _follow(self, worker: int) -> bool:
         """Write the last message into a peer's old ring and change to its new one; False when there is no room."""
         ring, producer = self._peers[worker]
-        if not producer.try_write_parts(_LAST, (b"\0",)):
+        if not producer.try_write_parts(_LAST, (self._worker.to_bytes(4, "little"),)):
             return False
         producer.close()
         ring.close()
@@ -184,12 +206,16 @@ class ShmTransport(Transport):
         return True
 
     def _take_own(self, task: int, payload: bytes | Message) -> None:
-        if task == _MOVED:
-            assert isinstance(payload, bytes)
-            ring = Ring.attach(payload[4:].decode())
-            self._following[int.from_bytes(payload[:4], "little")] = (ring, ring.producer())
-            return
-        self._last_due -= 1
+        assert isinstance(payload, bytes)
+        worker = int.from_bytes(payload[:4], "little")
+        if task == _LAST:
+            self._last_due.discard(worker)
+        elif worker not in self._absent:
+            try:
+                ring = Ring.attach(payload[4:].decode())
+            except RingGone:
+                return  # it died since; whoever watches it will say so
+            self._following[worker] = (ring, ring.producer())
 
     def _switch(self, ring: Ring) -> None:
         """Every peer's last message in the old ring has come: read the new one."""

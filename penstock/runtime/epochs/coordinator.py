@@ -1,0 +1,608 @@
+"""The coordinator of a job's epochs: decides when barriers begin, when an epoch is complete, and who goes back.
+
+It is a pure state machine: events are methods, what they return is a list of commands for whoever hosts it (the
+JobMaster, or a test's simulated cluster), which reports back by events. It knows no clock, no Ray, no file system.
+
+    run     trigger ---> every source task sends barrier n; each task saves its part and acknowledges
+            all acknowledged ---> save the manifest ---> the epoch is complete: sinks commit, caches are dropped
+    recover a worker is lost ---> cut: the tasks of that worker and all tasks behind them are taken out everywhere,
+            the tasks before them go on; start a new process; make: the tasks are made again from the last complete
+            epoch; when all are there, join: those before them send again what they have kept
+
+Invariants:
+
+- An epoch is complete only when its manifest is written, and a manifest is written only when every task has
+  acknowledged the epoch under its present generation, or has ended before it.
+- Nobody is told to commit before that; nobody goes back before the last complete epoch (but by `FallBack`, when it
+  turns out to be damaged: then all tasks go back together).
+- A task's message of an older generation is never acted upon.
+- Pending epochs outlive a failure: the acknowledgements of the tasks that go back are dropped, and their sources are
+  told to begin these epochs again, as barriers of them are under way in the other tasks' channels.
+- Starting is recovering all tasks to epoch 0; so there is one way in which tasks come to be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
+from penstock.runtime.epochs.restore import same_tasks
+from penstock.runtime.epochs.store import Store
+from penstock.runtime.plan import Plan
+
+# A job in which nothing moves begins its epochs so many times more rarely: an idle job should cost next to nothing, and
+# all that it costs is that the first records after a pause are committed that much later.
+QUIET_INTERVALS = 5
+
+# How often the last manifest is tried to be written, an epoch interval apart, before the job fails.
+FINAL_TRIES = 30
+
+
+@dataclass(frozen=True)
+class EpochOptions:
+    """How often epochs are, and how much a job bears. Times in seconds."""
+
+    interval_s: float | None = 1.0  # None: no epochs; whatever kills a worker ends the job
+    timeout_s: float = 60.0  # after which the next epoch is begun beside one that does not complete
+    max_restarts: int = 10  # within `restart_window_s`
+    restart_window_s: float = 600.0
+    backoff_first_s: float = 0.05  # before the second restart without an epoch between; doubles
+    backoff_max_s: float = 10.0
+
+
+# --- commands ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """Make a process for this worker after a delay; then `started`, or `worker_lost`."""
+
+    worker: int
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Tell all live workers: these tasks go back to this epoch."""
+
+    tasks: frozenset[int]
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """Another plan, and where its tasks run."""
+
+    plan: Plan
+    placed: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Make:
+    """Tell all workers: make these tasks again, from what `entries` saved (none: from the start); each answers `made`.
+
+    `change`: they are tasks of this plan from now on. `changed`: the entries, by number, are all those of another plan;
+    else they are those of the tasks themselves. `origin`: the store that the entries are in, if not the job's own.
+    """
+
+    tasks: frozenset[int]
+    generation: int
+    epoch: int
+    entries: dict[int, TaskEntry]
+    after_s: float = 0.0
+    change: Change | None = None
+    changed: bool = False
+    origin: Store | None = None
+
+
+@dataclass(frozen=True)
+class Join:
+    """Tell all workers: these tasks are there again; their sources begin the barriers of `triggers`."""
+
+    tasks: frozenset[int]
+    generation: int
+    triggers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Tell all workers: sources begin this epoch's barrier."""
+
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write the manifest; then `saved` or `not_saved`."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Complete:
+    """Tell all workers: this epoch is complete. `final`: it is the last, each answers `committed`."""
+
+    epoch: int
+    final: bool
+
+
+@dataclass(frozen=True)
+class End:
+    """Tell all workers: the job has ended well."""
+
+
+@dataclass(frozen=True)
+class FallBack:
+    """The last complete epoch cannot be read: find an older one; then `rewind`, or fail the job."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The job cannot go on."""
+
+    reason: str
+
+
+Command = Start | Cut | Make | Join | Trigger | Save | Complete | End | FallBack | Fail
+
+State = Literal["STARTING", "MAKING", "RUNNING", "FALLING_BACK", "FINISHING", "ENDED", "FAILED"]
+"""STARTING: processes are awaited. MAKING: tasks are being made. RUNNING: epochs follow each other. FALLING_BACK: an
+older epoch is being looked for. FINISHING: the last epoch is complete, its commits are awaited. ENDED, FAILED: no more
+commands come."""
+
+
+@dataclass
+class _Pending:
+    """An epoch that is under way."""
+
+    begun: float
+    entries: dict[int, TaskEntry] = field(default_factory=dict)
+    declined: str | None = None
+    quiet: bool = True  # no record has moved since the epoch before
+
+
+class Coordinator:
+    """See the module's docstring. `placed`: task number -> worker. `manifest`: the epoch to go on from, which
+    is in another store (`origin`), or of another plan (`changed`)."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        placed: dict[int, int],
+        workers: int,
+        options: EpochOptions,
+        manifest: Manifest | None = None,
+        *,
+        origin: Store | None = None,
+        changed: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.placed = placed
+        self.options = options
+        self.state: State = "STARTING"
+        self.epoch = 0  # the last complete one
+        self.begun = 0  # the last one that was begun
+        self.generation = 0
+        self.restarts = 0
+        self.last_failure: str | None = None  # why an epoch did not complete, until one does
+        self._tasks = frozenset(task.number for task in plan.tasks)
+        self._workers = frozenset(range(workers))
+        self._entries: dict[int, TaskEntry] = {}  # of the last complete epoch
+        self._chains: dict[int, list[Blob] | None] = {}  # each task's snapshots so far; None: one was lost
+        self._generations = dict.fromkeys(self._tasks, 0)
+        self._finished: dict[int, TaskEntry] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._last_trigger: float | None = None
+        self._saving: Manifest | None = None
+        self._lost_meanwhile: list[tuple[int, float, str]] = []  # workers lost while a manifest was being written
+        self._going_back: frozenset[int] = frozenset()
+        self._missing: set[int] = set()  # workers that are being started
+        self._making: set[int] = set()  # workers that are making tasks
+        self._committing: set[int] = set()
+        self._restart_times: deque[float] = deque()
+        self._final_failures = 0
+        self._quiet = False  # nothing had moved in the last complete epoch
+        self._deaths = 0  # since an epoch completed: a job that gets on need not wait before it is restarted
+        self._unread = 0  # how often in a row the store did not give what is saved
+        self._behind = _tasks_behind(plan)
+        # Until an epoch is complete that is all the job's own:
+        self._change: Change | None = None
+        self._changed = changed
+        self._origin = origin
+        if manifest is not None:
+            self._take(manifest)
+
+    # --- events --------------------------------------------------------------------------------------------------
+
+    def start(self) -> list[Command]:
+        """Begin the job."""
+        self._missing = set(self._workers)
+        self._going_back = self._tasks
+        return [Start(worker) for worker in sorted(self._workers)]
+
+    def started(self, worker: int) -> list[Command]:
+        """A worker's process is ready to make tasks."""
+        self._missing.discard(worker)
+        if self.state != "STARTING" or self._missing:
+            return []
+        return self._make()
+
+    def made(self, worker: int, generation: int, now: float) -> list[Command]:
+        """A worker has made its tasks."""
+        if self.state != "MAKING" or generation != self.generation:
+            return []
+        self._making.discard(worker)
+        if self._making:
+            return []
+        self.state = "RUNNING"
+        self._unread = 0
+        self._last_trigger = now
+        back, self._going_back = self._going_back, frozenset()
+        # Tasks that had ended have said so again by now: nothing else may be missing.
+        return [Join(back, self.generation, tuple(sorted(self._pending))), *self._try_to_save()]
+
+    def not_made(self, worker: int, generation: int, reason: str, damaged: bool, now: float) -> list[Command]:
+        """A worker could not read what its tasks saved: it is damaged, or the store does not answer."""
+        if self.state != "MAKING" or generation != self.generation:
+            return []
+        if damaged:
+            self.state = "FALLING_BACK"
+            return [FallBack(self.epoch, reason)]
+        # No death: it costs no restart, however long the store is away.
+        self._unread += 1
+        self.last_failure = f"what tasks had saved could not be read: {reason}"
+        wait = min(self.options.backoff_max_s, self.options.backoff_first_s * 2 ** min(self._unread, 60))
+        return self._go_back(frozenset(), [], now, wait)
+
+    def rewind(self, manifest: Manifest | None, now: float) -> list[Command]:
+        """Go back to an older epoch than the last complete one (None: to the start), all tasks together."""
+        if self.state != "FALLING_BACK":
+            return []
+        begun = self.begun
+        self._entries, self._chains, self.epoch = {}, {}, 0
+        self._finished, self._pending = {}, {}
+        if manifest is not None:
+            self._changed = not same_tasks(self.plan, manifest.tasks)
+            self._take(manifest)
+        self.begun = max(begun, self.begun)  # a number is used once: sinks know epochs by it
+        return self._again(self._tasks, [], now, "going back to an older epoch")
+
+    def worker_lost(self, worker: int, now: float, reason: str = "") -> list[Command]:
+        """A worker's process has died."""
+        if self.state in ("ENDED", "FAILED"):
+            return []
+        if self._saving is not None:
+            self._lost_meanwhile.append((worker, now, reason))
+            return []
+        self._missing.add(worker)
+        if self.state == "FALLING_BACK":  # all tasks go back, as soon as it is known where to
+            return [Start(worker)]
+        return self._again(tasks_on(self.placed, (worker,)), [worker], now, reason or f"worker {worker} died")
+
+    def tick(self, now: float) -> list[Command]:
+        """Time goes on: begin an epoch when one is due."""
+        due = self.due()
+        if due is None or now < due:
+            return []
+        for epoch, pending in self._pending.items():
+            if pending.declined is None and now - pending.begun >= self.options.timeout_s:
+                waited = f"{self.options.timeout_s:g} s"
+                self.last_failure = f"epoch {epoch} did not complete within {waited}: it {self.late(epoch)}"
+        return self.begin(now)
+
+    def begin(self, now: float) -> list[Command]:
+        """Begin an epoch now, if that can be; `begun` is then its number."""
+        if self.state != "RUNNING":
+            return []
+        self._last_trigger = now
+        if self._all_finished:
+            return self._try_to_save()
+        self.begun += 1
+        self._pending[self.begun] = _Pending(now)
+        return [Trigger(self.begun)]
+
+    def due(self) -> float | None:
+        """When the next epoch is to begin, in the time of `tick`; None: not now known."""
+        interval = self.options.interval_s
+        if interval is None or self.state != "RUNNING" or self._last_trigger is None:
+            return None
+        if self._quiet:
+            interval *= QUIET_INTERVALS
+        if self._all_finished and self._saving is not None:
+            return None
+        open_since = [pending.begun for pending in self._pending.values() if pending.declined is None]
+        if open_since and not self._all_finished:
+            # Each makes the others slower: without bound they would pile up when one takes longer than the time-out.
+            patience = self.options.timeout_s * 2.0 ** min(len(open_since) - 1, 30)
+            return max(self._last_trigger + interval, max(open_since) + patience)
+        return self._last_trigger + interval
+
+    def acknowledged(
+        self, task: int, generation: int, epoch: int, *, finished: bool, whole: bool, blob: Blob, quiet: bool = False
+    ) -> list[Command]:
+        """A task has saved its part of an epoch; `finished`: and ended, so this is its part of all later ones."""
+        if task not in self._tasks or generation != self._generations[task]:
+            return []
+        chain = self._chains.get(task, [])
+        if whole or finished:  # an ended task goes on from nothing but its end
+            chain = [blob]
+        elif chain is None:
+            return self.declined(task, generation, epoch, "it builds on a snapshot that could not be written")
+        else:
+            chain = [*chain, blob]
+        self._chains[task] = chain
+        entry = self._entry(task, chain, finished)
+        if finished:
+            self._finished[task] = entry
+        elif epoch in self._pending:
+            self._pending[epoch].entries[task] = entry
+            self._pending[epoch].quiet &= quiet
+        return self._try_to_save()
+
+    def declined(self, task: int, generation: int, epoch: int, reason: str) -> list[Command]:
+        """A task could not save its part; its next snapshot will be whole. An end that could not be saved is said
+        again by the task."""
+        if task not in self._tasks or generation != self._generations[task]:
+            return []
+        self._chains[task] = None
+        self.last_failure = f"epoch {epoch}: {self.plan.task_name(self.plan.by_number[task])}: {reason}"
+        if epoch in self._pending:
+            self._pending[epoch].declined = reason
+        return []
+
+    def saved(self, epoch: int) -> list[Command]:
+        """The manifest is written: the epoch is complete."""
+        manifest = self._saving
+        assert manifest is not None
+        assert manifest.epoch == epoch
+        self._saving = None
+        self.epoch = epoch
+        self._quiet = epoch in self._pending and self._pending[epoch].quiet
+        self._entries = {entry.number: entry for entry in manifest.tasks}
+        self._pending = {n: pending for n, pending in self._pending.items() if n > epoch}
+        self._change, self._changed, self._origin = None, False, None
+        self._deaths = 0
+        self.last_failure = None
+        commands: list[Command] = [Complete(epoch, manifest.final)]
+        if manifest.final:
+            self.state = "FINISHING"
+            self._committing = set(self._workers)
+        return [*commands, *self._after_save()]
+
+    def not_saved(self, epoch: int, reason: str) -> list[Command]:
+        """The manifest could not be written, and it is sure that it is not there."""
+        assert self._saving is not None
+        assert self._saving.epoch == epoch
+        final, self._saving = self._saving.final, None
+        self.last_failure = f"epoch {epoch}: its manifest could not be written: {reason}"
+        if epoch in self._pending:
+            self._pending[epoch].declined = reason
+        if final:
+            self._final_failures += 1
+            if self._final_failures >= FINAL_TRIES:
+                self.state = "FAILED"
+                return [Fail(f"the last {self.last_failure}")]
+        return self._after_save(try_to_save=not final)  # the last one is tried again when it is due
+
+    def committed(self, worker: int, epoch: int) -> list[Command]:
+        """A worker has committed the last epoch."""
+        if self.state != "FINISHING" or epoch != self.epoch:
+            return []
+        self._committing.discard(worker)
+        if self._committing:
+            return []
+        self.state = "ENDED"
+        return [End()]
+
+    def replan(self, plan: Plan, placed: dict[int, int]) -> list[Command]:
+        """Go on with another plan from the last complete epoch: tasks of chains that have changed, and all behind
+        them, go back to it; the others send again what they have kept. To be asked for when an epoch has just
+        completed, as what was done since is done again; nothing happens unless the job is running."""
+        if self.state != "RUNNING" or self._saving is not None or self.epoch == 0:
+            return []
+        kept = _same_chains(self.plan, plan)
+        before = {task.number for task in self.plan.tasks if task.chain not in kept}
+        before.update(*(self._behind[task] for task in before))
+        self.plan, self.placed = plan, placed
+        self._behind = _tasks_behind(plan)
+        after = {task.number for task in plan.tasks if task.chain not in kept}
+        after.update(*(self._behind[task] for task in after))
+        self._tasks = frozenset(task.number for task in plan.tasks)
+        self._change, self._changed = Change(plan, placed), True
+        for task in before | after:
+            self._finished.pop(task, None)
+            self._chains.pop(task, None)
+            for pending in self._pending.values():
+                pending.entries.pop(task, None)
+        self._going_back = frozenset(after)
+        return [Cut(frozenset(before), self.epoch), *self._make()]
+
+    # --- what others may look at -----------------------------------------------------------------------------------
+
+    def entries(self) -> dict[int, TaskEntry]:
+        """What each task saved with the last complete epoch."""
+        return self._entries
+
+    def late(self, epoch: int) -> str:
+        """Which tasks have not acknowledged an epoch."""
+        acknowledged = self._pending[epoch].entries if epoch in self._pending else {}
+        missing = sorted(self._tasks - acknowledged.keys() - self._finished.keys())
+        shown = ", ".join(self.plan.task_name(self.plan.by_number[task]) for task in missing[:5])
+        return f"waits for {shown}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+
+    def replace_chain(self, task: int, old: list[Blob], new: Blob) -> None:
+        """Consecutive snapshots `old` of a task have been put together into one."""
+        for chain in (self._chains.get(task), self._entries[task].blobs if task in self._entries else None):
+            if chain is not None and old[0] in chain:
+                first = chain.index(old[0])
+                if chain[first : first + len(old)] == old:
+                    chain[first : first + len(old)] = [new]
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _all_finished(self) -> bool:
+        return len(self._finished) == len(self._tasks)
+
+    def _take(self, manifest: Manifest) -> None:
+        """Go on from an epoch."""
+        self.epoch = self.begun = manifest.epoch
+        self.generation = max(self.generation, int(manifest.extra.get("generation", 0)))
+        self._entries = {entry.number: entry for entry in manifest.tasks}
+        if not self._changed:
+            self._chains = {number: list(entry.blobs) for number, entry in self._entries.items()}
+
+    def _again(self, lost: frozenset[int], dead: list[int], now: float, reason: str) -> list[Command]:
+        """Recover from a death, if that may be."""
+        times = self._restart_times
+        while times and times[0] <= now - self.options.restart_window_s:
+            times.popleft()
+        if self.options.interval_s is None or len(times) >= self.options.max_restarts:
+            self.state = "FAILED"
+            if self.options.interval_s is None or not self.options.max_restarts:
+                return [Fail(reason)]
+            return [
+                Fail(
+                    f"{reason}. The job has been restarted {len(times)} times in the last "
+                    f"{self.options.restart_window_s:g} s, which is all that max_restarts={self.options.max_restarts} "
+                    "allows"
+                )
+            ]
+        wait = 0.0
+        if self._deaths:
+            wait = min(self.options.backoff_max_s, self.options.backoff_first_s * 2 ** min(self._deaths - 1, 60))
+        self._deaths += 1
+        times.append(now)
+        self.restarts += 1
+        return self._go_back(lost, dead, now, wait)
+
+    def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float) -> list[Command]:
+        """The lost tasks and all behind them go back to the last complete epoch."""
+        back = self._going_back | lost
+        back = back.union(*(self._behind[task] for task in back))
+        self.state = "STARTING"
+        self.generation += 1
+        self._going_back = back
+        self._making.clear()
+        for task in back:
+            self._generations[task] = self.generation
+            self._finished.pop(task, None)
+            entry = None if self._changed else self._entries.get(task)
+            self._chains[task] = list(entry.blobs) if entry is not None else []
+            for pending in self._pending.values():
+                pending.entries.pop(task, None)
+        for pending in self._pending.values():
+            pending.begun = now
+        commands: list[Command] = [Cut(back, self.epoch), *(Start(worker, wait) for worker in dead)]
+        if not self._missing:
+            commands += self._make(wait)
+        return commands
+
+    def _make(self, after_s: float = 0.0) -> list[Command]:
+        self.state = "MAKING"
+        self.generation += 1
+        self._making = set(self._workers)
+        for task in self._going_back:
+            self._generations[task] = self.generation
+        entries = self._entries
+        if not self._changed:
+            entries = {task: entries[task] for task in self._going_back if task in entries}
+        return [
+            Make(
+                self._going_back,
+                self.generation,
+                self.epoch,
+                entries,
+                after_s,
+                self._change,
+                self._changed,
+                self._origin,
+            )
+        ]
+
+    def _entry(self, number: int, chain: list[Blob], finished: bool) -> TaskEntry:
+        task = self.plan.by_number[number]
+        chain_of = self.plan.chains[task.chain]
+        return TaskEntry(
+            number=number,
+            name=self.plan.task_name(task),
+            index=task.index,
+            parallelism=chain_of.parallelism,
+            operators=[operator.name for operator in chain_of.operators],
+            finished=finished,
+            groups=self.plan.groups(task),
+            blobs=list(chain),
+        )
+
+    def _try_to_save(self) -> list[Command]:
+        """Write the manifest of the newest epoch that every task has acknowledged."""
+        if self.state != "RUNNING" or self._saving is not None:
+            return []
+        if self._all_finished:
+            self.begun += 1
+            return self._save(self.begun, {}, final=True)
+        for epoch in sorted(self._pending, reverse=True):
+            pending = self._pending[epoch]
+            if pending.declined is None and self._tasks <= pending.entries.keys() | self._finished.keys():
+                return self._save(epoch, pending.entries, final=False)
+        return []
+
+    def _save(self, epoch: int, acknowledged: dict[int, TaskEntry], final: bool) -> list[Command]:
+        tasks = [acknowledged.get(task) or self._finished[task] for task in sorted(self._tasks)]
+        self._saving = Manifest(
+            job=self.plan.name,
+            epoch=epoch,
+            created=0.0,  # for who writes it to fill in
+            final=final,
+            key_groups=self.plan.key_groups,
+            tasks=tasks,
+            extra={"generation": self.generation},
+        )
+        return [Save(self._saving)]
+
+    def _after_save(self, try_to_save: bool = True) -> list[Command]:
+        commands: list[Command] = []
+        lost, self._lost_meanwhile = self._lost_meanwhile, []
+        for worker, now, reason in lost:
+            commands += self.worker_lost(worker, now, reason)
+        return commands or (self._try_to_save() if try_to_save else [])
+
+
+def _tasks_behind(plan: Plan) -> dict[int, frozenset[int]]:
+    """Of each task all tasks that its records can reach."""
+    direct: dict[int, set[int]] = {task.number: set() for task in plan.tasks}
+    for exchange in plan.exchanges:
+        for sender in range(exchange.senders):
+            targets = (plan.task(exchange.target, index).number for index in exchange.targets(sender))
+            direct[plan.task(exchange.source, sender).number].update(targets)
+    behind: dict[int, frozenset[int]] = {}
+
+    def reach(task: int) -> frozenset[int]:
+        if task not in behind:
+            behind[task] = frozenset(direct[task]).union(*(reach(target) for target in direct[task]))
+        return behind[task]
+
+    for task in direct:
+        reach(task)
+    return behind
+
+
+def _same_chains(before: Plan, after: Plan) -> set[int]:
+    """The chains that are the same in both plans, with the same tasks; none when chains are fused otherwise."""
+    names = [[operator.name for operator in chain.operators] for chain in before.chains]
+    if names != [[operator.name for operator in chain.operators] for chain in after.chains]:
+        return set()
+    pairs = zip(before.chains, after.chains, strict=True)
+    return {one.index for one, other in pairs if one.parallelism == other.parallelism and one.table == other.table}
+
+
+def tasks_on(placed: dict[int, int], workers: Iterable[int]) -> frozenset[int]:
+    """The tasks that these workers run."""
+    chosen = set(workers)
+    return frozenset(task for task, worker in placed.items() if worker in chosen)

@@ -1,0 +1,157 @@
+"""A worker's side of the epochs: does what the coordinator commands, and tells it what came of it.
+
+It stands between a run loop, the store and whoever carries messages to the coordinator. Snapshots are encoded in the
+loop's thread, so that they are of one moment, and written in another, in order, so that the loop goes on meanwhile.
+Reading them back is done by the caller of `make`, in any other thread; only the making itself is a call into the loop.
+
+It must never acknowledge what is not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make
+from penstock.runtime.epochs.manifest import Blob
+from penstock.runtime.epochs.restore import read_changed, read_same
+from penstock.runtime.epochs.snapshot import encode_snapshot
+from penstock.runtime.epochs.store import Store
+from penstock.runtime.errors import StoreError
+from penstock.runtime.loop import RunLoop, Saved
+from penstock.runtime.task import Snapshot
+from penstock.runtime.transport.base import Buffer
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A task has saved its part of an epoch."""
+
+    task: int
+    generation: int
+    epoch: int
+    finished: bool
+    whole: bool
+    blob: Blob
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A task could not save its part of an epoch."""
+
+    task: int
+    generation: int
+    epoch: int
+    reason: str
+
+
+class Participant:
+    """See the module's docstring. `send` carries an event to the coordinator, in order; `later(work)` runs pieces of
+    work one after the other in a thread of their own, and one again that returns False. Without a store the job has
+    no epochs: tasks are made, once."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        key_groups: int,
+        send: Callable[[Acknowledged | Declined], None],
+        later: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        self._store = store
+        self._key_groups = key_groups
+        self._send = send
+        self._later = later
+        self.loop: RunLoop  # to be set before the first command
+
+    # --- commands, from the coordinator ------------------------------------------------------------------------
+
+    def trigger(self, epoch: int) -> Future[None]:
+        """Begin an epoch's barrier."""
+        return self.loop.call(lambda: self.loop.trigger(epoch))
+
+    def complete(self, command: Complete) -> Future[None]:
+        """Commit an epoch."""
+        return self.loop.call(lambda: self.loop.complete(command.epoch))
+
+    def cut(self, command: Cut) -> Future[None]:
+        """Take tasks out."""
+        return self.loop.call(lambda: self.loop.cut(set(command.tasks), command.epoch))
+
+    def make(self, command: Make) -> Future[None]:
+        """Make tasks again; raises StoreError when what they saved cannot be read."""
+        saved = self.read(command)
+
+        def make() -> None:
+            if command.change is not None:
+                self.loop.wiring.replan(command.change.plan, command.change.placed)
+            self.loop.make(set(command.tasks), command.generation, command.epoch, saved)
+
+        return self.loop.call(make)
+
+    def join(self, command: Join) -> Future[None]:
+        """Send tasks what they have missed."""
+
+        def join() -> None:
+            self.loop.join(set(command.tasks), command.generation)
+            for epoch in command.triggers:
+                self.loop.trigger(epoch, command.tasks)
+
+        return self.loop.call(join)
+
+    def end(self) -> Future[None]:
+        """The job has ended well."""
+        return self.loop.call(self.loop.end)
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def read(self, command: Make) -> dict[int, Saved]:
+        """What the tasks of this worker saved."""
+        wiring = self.loop.wiring
+        plan = wiring.plan if command.change is None else command.change.plan
+        placed = wiring.workers if command.change is None else command.change.placed
+        store = command.origin or self._store
+        saved: dict[int, Saved] = {}
+        for task in plan.tasks:
+            if task.number not in command.tasks or placed[task.number] != wiring.worker:
+                continue
+            if not command.entries:
+                saved[task.number] = ({}, False, True, None)
+                continue
+            assert store is not None
+            if command.changed:
+                saved[task.number] = read_changed(plan, task, list(command.entries.values()), store.get)
+            else:
+                saved[task.number] = read_same(plan, task, command.entries[task.number], store.get)
+        return saved
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """A task saves its part of an epoch; called in the loop's thread."""
+        parts = encode_snapshot(snapshot.states, self._key_groups)
+        self._later(lambda: self._write(snapshot, parts))
+
+    def _write(self, snapshot: Snapshot, parts: Sequence[Buffer]) -> bool:
+        number = snapshot.task.number
+        name = f"snapshots/{snapshot.epoch:08d}-{number}-{snapshot.generation}"
+        assert self._store is not None
+        try:
+            blob = self._store.put(name, parts)
+        except StoreError as error:
+            self._send(Declined(number, snapshot.generation, snapshot.epoch, str(error)))
+            if snapshot.finished:
+                return False  # nothing will come after it: it is tried again
+
+            def again() -> None:
+                task = self.loop.wiring.tasks.get(number)
+                if task is not None and task.generation == snapshot.generation:
+                    task.whole_next = True
+
+            self.loop.call(again)
+            return True
+        self._send(
+            Acknowledged(
+                number, snapshot.generation, snapshot.epoch, snapshot.finished, snapshot.whole, blob, snapshot.quiet
+            )
+        )
+        return True

@@ -1,0 +1,125 @@
+"""From what tasks saved to what tasks go on from, also where the plan has changed in between.
+
+State belongs to operators, by name, and within them to key groups; splits belong to sources; what sinks have prepared
+belongs to sinks. So a job can go on with other parallelism, with other operators fused, or with a changed flow, as long
+as the operators that have state are still there under their names. It must never hand a key's state to two tasks, nor
+leave one out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from penstock.runtime.epochs.manifest import Blob, TaskEntry
+from penstock.runtime.epochs.snapshot import Merged, names
+from penstock.runtime.errors import FlowError
+from penstock.runtime.loop import Saved
+from penstock.runtime.operators import Operator, Read
+from penstock.runtime.plan import Plan, TaskId
+from penstock.runtime.sources.base import Split, share
+from penstock.runtime.state import SavedState
+
+Get = Callable[[Blob], bytes]
+
+
+def read_same(plan: Plan, task: TaskId, entry: TaskEntry, get: Get) -> Saved:
+    """What a task goes on from that is as it was."""
+    merged = Merged(plan.key_groups)
+    merged.add_task([get(blob) for blob in entry.blobs], None)
+    source = plan.chains[task.chain].source
+    splits = None if source is None else [split for own in merged.operators[source.name].own for split in own]
+    return merged.operators, entry.finished, False, splits
+
+
+def read_changed(plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get) -> Saved:
+    """What a task goes on from, of what the tasks of another plan saved."""
+    chain = plan.chains[task.chain]
+    groups = plan.groups(task)
+    states: dict[str, SavedState] = {}
+    splits: list[Split] | None = None
+    known = [entry for operator in chain.operators for entry in entries if operator.name in entry.operators]
+    finished = bool(known) and all(entry.finished for entry in known)
+    for operator in chain.operators:
+        savers = [entry for entry in entries if operator.name in entry.operators]
+        if isinstance(operator, Read):
+            if savers:
+                splits = _splits(operator, savers, get, chain.parallelism)[task.index]
+        elif operator.keyed:
+            assert groups is not None
+            states[operator.name] = _keyed(operator, savers, get, set(groups), plan.key_groups)
+        elif operator.is_sink:
+            mine = [entry for entry in savers if entry.index % chain.parallelism == task.index]
+            states[operator.name] = SavedState(own=_own(operator, mine, get, plan.key_groups))
+    return states, finished, True, splits
+
+
+def same_tasks(plan: Plan, entries: Iterable[TaskEntry]) -> bool:
+    """Whether the entries are those of the plan's own tasks."""
+    saved = {entry.number: entry for entry in entries}
+    if saved.keys() != plan.by_number.keys():
+        return False
+    for task in plan.tasks:
+        chain, entry = plan.chains[task.chain], saved[task.number]
+        layout = ([operator.name for operator in chain.operators], task.index, chain.parallelism, plan.groups(task))
+        if layout != (entry.operators, entry.index, entry.parallelism, entry.groups):
+            return False
+    return True
+
+
+def kinds_with_state(plan: Plan) -> dict[str, str]:
+    """The operators that have something to go on with, and their kinds."""
+    operators = [operator for chain in plan.chains for operator in chain.operators]
+    return {operator.name: operator.kind for operator in operators if operator.keyed or isinstance(operator, Read)}
+
+
+def check(plan: Plan, saved: Mapping[str, str], key_groups: int) -> None:
+    """FlowError when a flow cannot go on with what operators of these names and kinds have saved."""
+    now = {operator.name: operator.kind for chain in plan.chains for operator in chain.operators}
+    lost = sorted(saved.keys() - now.keys())
+    if lost:
+        new = sorted(now.keys() - saved.keys())
+        raise FlowError(
+            f"flow {plan.name!r} has no operators {names(lost)}, of which there is saved state. Operators are matched "
+            "by name: give the operator that goes on with the state that name (name=...). Operators of the flow "
+            f"without saved state: {names(new)}"
+        )
+    for name, kind in saved.items():
+        if now[name] != kind:
+            raise FlowError(
+                f"operator {name!r} of flow {plan.name!r} is a {now[name]}; what was saved under that name is the "
+                f"state of a {kind}. Give the new operator another name"
+            )
+    if saved and key_groups != plan.key_groups:
+        raise FlowError(
+            f"flow {plan.name!r} has key_groups={plan.key_groups}, and its state was saved with "
+            f"key_groups={key_groups}, which cannot change: give Flow(key_groups={key_groups})"
+        )
+
+
+def _keyed(operator: Operator, savers: list[TaskEntry], get: Get, groups: set[int], key_groups: int) -> SavedState:
+    merged = Merged(key_groups)
+    for entry in savers:
+        # What has ended has said its last results: nobody shall say them again.
+        if not entry.finished and (entry.groups is None or not groups.isdisjoint(entry.groups)):
+            merged.add_task([get(blob) for blob in entry.blobs], groups, operators={operator.name})
+    return merged.operators.get(operator.name, SavedState())
+
+
+def _own(operator: Operator, savers: list[TaskEntry], get: Get, key_groups: int) -> list[object]:
+    own: list[object] = []
+    for entry in savers:
+        merged = Merged(key_groups)
+        merged.add_task([get(blob) for blob in entry.blobs], (), operators={operator.name})
+        if operator.name in merged.operators:
+            own += merged.operators[operator.name].own
+    return own
+
+
+def _splits(operator: Read, savers: list[TaskEntry], get: Get, parallelism: int) -> list[list[Split]]:
+    """The saved splits, dealt to the tasks anew. They are what the job reads, whatever the source would list today."""
+    saved: list[Split] = []
+    for entry in savers:
+        merged = Merged(0)
+        merged.add_task([get(blob) for blob in entry.blobs[-1:]], (), operators={operator.name})
+        saved += [split for own in merged.operators[operator.name].own for split in own]
+    return share(saved, parallelism)

@@ -1,0 +1,252 @@
+"""A task's snapshot as bytes, by key group, and back: from any number of tasks' snapshots to any number of tasks.
+
+    header bytes u32 | header (msgpack) | segments
+
+The header names each operator of the task with its counters, where its own state stands, and for each keyed map where
+the keys and values of each key group stand; so who wants some groups decodes only those. A map's entry says whether it
+is whole or builds on the snapshots before it.
+
+State of a job with another parallelism, or of a changed flow, is matched by the names of operators and of their maps;
+it must never depend on task numbers or on which operators shared a task.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from array import array
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from penstock.runtime.codec import decode, encode, pickled
+from penstock.runtime.errors import KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
+from penstock.runtime.partition import partition
+from penstock.runtime.state import KeyedDelta, SavedState, StageState
+from penstock.runtime.transport.base import Buffer
+from penstock.runtime.userfunc import describe
+
+_LENGTH = struct.Struct("<I")
+
+#: What a task saves: operator -> (state or None, counters).
+States = dict[str, "tuple[StageState | None, tuple[int, int, int]]"]
+
+
+class _Group(msgspec.Struct, array_like=True):
+    """The entries of one key group: codec and bytes of keys, of values, and of keys that are gone."""
+
+    group: int
+    keys: tuple[int, int]
+    values: tuple[int, int]
+    gone: tuple[int, int]
+
+
+class _Map(msgspec.Struct, array_like=True):
+    name: str
+    whole: bool
+    groups: list[_Group]
+
+
+class _Operator(msgspec.Struct, array_like=True):
+    name: str
+    counters: tuple[int, int, int]
+    own: int  # bytes; 0: none
+    maps: list[_Map]
+
+
+class _Header(msgspec.Struct, array_like=True):
+    key_groups: int
+    operators: list[_Operator]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Header)
+
+
+def encode_snapshot(states: States, key_groups: int) -> list[Buffer]:
+    """The parts of a snapshot's bytes; raises RecordError for state that cannot be saved."""
+    segments: list[Buffer] = []
+    operators = []
+    for name, (state, counters) in states.items():
+        own = b""
+        maps = []
+        if state is not None:
+            if state.own is not None:
+                own = _pickled(state.own, name)
+                segments.append(own)
+            maps = [_encode_map(name, title, delta, key_groups, segments) for title, delta in state.maps.items()]
+        operators.append(_Operator(name, counters, len(own), maps))
+    header = _encoder.encode(_Header(key_groups, operators))
+    return [_LENGTH.pack(len(header)) + header, *segments]
+
+
+def _encode_map(operator: str, title: str, delta: KeyedDelta, key_groups: int, segments: list[Buffer]) -> _Map:
+    table = array("H", range(key_groups)).tobytes()
+    try:
+        shares = partition(delta.keys, (delta.values,), table, key_groups) if delta.keys else []
+        gone = partition(delta.gone, (), table, key_groups) if delta.gone else []
+    except KeyTypeError as error:
+        raise _unsaved(operator, "a key of its state", error) from error
+    groups = []
+    for group in range(key_groups):
+        keys, values = shares[group] if shares else ((), ())
+        lost = gone[group][0] if gone else ()
+        if not keys and not lost:
+            continue
+        sizes = []
+        for records in (keys, values, lost):
+            try:
+                codec, data = encode(list(records)) if records else (0, b"")
+            except Exception as error:
+                raise _unsaved_entry(operator, keys, values, error) from error
+            if data:
+                segments.append(data)
+            sizes.append((codec, len(data)))
+        groups.append(_Group(group, *sizes))
+    return _Map(title, delta.whole, groups)
+
+
+def _pickled(own: Any, operator: str) -> bytes:
+    try:
+        return pickled(own)
+    except Exception as error:
+        raise _unsaved(operator, "its state", error, shorten(own)) from error
+
+
+def _unsaved(operator: str, what: str, error: Exception, record: str = "") -> RecordError:
+    return RecordError(
+        f"operator {operator!r}: {what} cannot be saved with an epoch: {describe(error)}. Keep plain data in state "
+        "(numbers, text, tuples, dicts, dataclasses), and what cannot travel in a Process, from its open() on; or run "
+        "the job without epochs: run(flow, epoch_interval_s=None)",
+        operator=operator,
+        record=record,
+        location=None,
+    )
+
+
+def _unsaved_entry(operator: str, keys: Sequence[Any], values: Sequence[Any], error: Exception) -> RecordError:
+    """Of a list that cannot be encoded, the first entry that is to blame."""
+    for key, value in zip(keys, values, strict=True):
+        try:
+            cloudpickle.dumps((key, value), protocol=5)
+        except Exception as cause:
+            return _unsaved(operator, f"the state of key {shorten(key)}, {shorten(value)},", cause, shorten(value))
+    return _unsaved(operator, "its state", error)
+
+
+class Merged:
+    """The states of some tasks put together: operator -> map -> entries, for some key groups."""
+
+    def __init__(self, key_groups: int) -> None:
+        self.key_groups = key_groups
+        self.operators: dict[str, SavedState] = {}
+
+    def add_task(
+        self, snapshots: Sequence[Buffer], groups: Container[int] | None, operators: Container[str] | None = None
+    ) -> None:
+        """Add the state of one task: its snapshots, oldest first, the oldest whole; of these key groups and operators
+        (None: all)."""
+        whole: dict[str, SavedState] = {}
+        for snapshot in snapshots:
+            _apply(snapshot, groups, whole, self.key_groups, operators)
+        for name, state in whole.items():
+            merged = self.operators.setdefault(name, SavedState())
+            for title, entries in state.maps.items():
+                merged.maps.setdefault(title, {}).update(entries)
+            merged.own += state.own
+            merged.counters = tuple(a + b for a, b in zip(merged.counters, state.counters, strict=True))  # type: ignore[assignment]
+
+
+#: The value of a key that is gone, while snapshots are put together.
+_GONE = object()
+
+
+def _apply(
+    snapshot: Buffer,
+    groups: Container[int] | None,
+    operators: dict[str, SavedState],
+    key_groups: int,
+    wanted_operators: Container[str] | None = None,
+    *,
+    keep_gone: set[tuple[str, str]] | None = None,
+) -> None:
+    """Bring a task's state up to its next snapshot. `keep_gone`: note keys that are gone as such, in the maps that are
+    not in this set; a map comes into it when it is whole."""
+    view = memoryview(snapshot)
+    try:
+        (size,) = _LENGTH.unpack_from(view)
+        header = _decoder.decode(view[_LENGTH.size : _LENGTH.size + size])
+    except Exception as error:
+        raise SnapshotDamaged(f"a snapshot of {len(view):,} bytes has no readable header: {error}") from error
+    at = _LENGTH.size + size
+    for operator in header.operators:
+        chosen = wanted_operators is None or operator.name in wanted_operators
+        state = operators.setdefault(operator.name, SavedState()) if chosen else SavedState()
+        state.counters = operator.counters
+        state.own = []
+        if operator.own:
+            if chosen:
+                state.own.append(pickle.loads(view[at : at + operator.own]))
+            at += operator.own
+        for kept in operator.maps:
+            if chosen and header.key_groups != key_groups:
+                raise StoreError(
+                    f"the state was saved with key_groups={header.key_groups}, and the flow has "
+                    f"key_groups={key_groups}: give Flow(key_groups={header.key_groups})"
+                )
+            entries = state.maps.setdefault(kept.name, {})
+            if kept.whole:
+                entries.clear()
+                if keep_gone is not None:
+                    keep_gone.add((operator.name, kept.name))
+            for group in kept.groups:
+                wanted = chosen and (groups is None or group.group in groups)
+                parts: list[list[Any]] = []
+                for codec, length in (group.keys, group.values, group.gone):
+                    parts.append(decode(codec, view[at : at + length]) if wanted and length else [])
+                    at += length
+                keys, values, gone = parts
+                entries.update(zip(keys, values, strict=True))
+                if keep_gone is not None and (operator.name, kept.name) not in keep_gone:
+                    entries.update(dict.fromkeys(gone, _GONE))
+                else:
+                    for key in gone:
+                        entries.pop(key, None)
+    if at != len(view):
+        raise SnapshotDamaged(f"a snapshot has {len(view):,} bytes where its header speaks of {at:,}")
+
+
+def compact(snapshots: Sequence[Buffer], key_groups: int) -> list[Buffer]:
+    """One snapshot that says what consecutive snapshots of a task, oldest first, say together; whole as the first."""
+    merged: dict[str, SavedState] = {}
+    whole: set[tuple[str, str]] = set()
+    for snapshot in snapshots:
+        _apply(snapshot, None, merged, key_groups, keep_gone=whole)
+    states: States = {}
+    for name, state in merged.items():
+        maps = {}
+        for title, entries in state.maps.items():
+            keys = [key for key, value in entries.items() if value is not _GONE]
+            gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
+            maps[title] = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone, (name, title) in whole)
+        states[name] = (StageState(maps, state.own[0] if state.own else None), state.counters)
+    return encode_snapshot(states, key_groups)
+
+
+def worth_compacting(sizes: Sequence[int], run: int = 8) -> int | None:
+    """From which of a task's snapshots on, of these sizes, to put all into one: the earliest behind which there are
+    `run` and none is larger than the others together. So whatever is written again becomes part of something at least
+    twice its size, which can happen only a few times however long the job runs. None: not now."""
+    total = sum(sizes)
+    for first in range(len(sizes) - run + 1):
+        if 2 * max(sizes[first:]) <= total:
+            return first
+        total -= sizes[first]
+    return None
+
+
+def names(operators: Iterable[str]) -> str:
+    """Names in a message."""
+    return ", ".join(map(repr, operators)) or "none"

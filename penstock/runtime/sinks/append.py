@@ -1,0 +1,125 @@
+"""A file that only grows, of lines or of gzip members, and the errors of writing it.
+
+What was handed over and not written must never be taken for written: `length` counts the bytes that the system has
+taken, and after an error the file takes nothing more, as nobody knows what became of the bytes on their way (after a
+failed fsync the next one succeeds, though the data is gone).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import zlib
+
+from penstock.runtime.errors import PenstockError
+
+_BUFFER = 256 << 10  # bytes held back for one write
+_GZIP = 31  # zlib's window bits for the gzip format
+_GZIP_LEVEL = 6
+
+
+class AppendFile:
+    """`exclusive`: the file must be new. `epochs`: what a failure leaves, for the error messages."""
+
+    def __init__(self, path: str, *, compress: bool, exclusive: bool = False, epochs: bool = False) -> None:
+        self.path = path
+        self.length = 0
+        self._compress = compress
+        self._epochs = epochs
+        self._deflate: zlib._Compress | None = None  # of the gzip member that was begun
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._broken: OSError | None = None
+        try:
+            self._file = open(path, "xb" if exclusive else "wb", buffering=0)  # noqa: SIM115  closed by close()
+        except OSError as error:
+            raise failed_write(path, error, epochs) from error
+
+    def append(self, data: bytes) -> None:
+        """Take bytes; they may be held back until `flush`, or for gzip until `end_member` and `flush`."""
+        if self._compress:
+            if self._deflate is None:
+                self._deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP)
+            data = self._deflate.compress(data)
+        self._hold(data)
+        if self._held_bytes >= _BUFFER:
+            self.flush()
+
+    def end_member(self, last: bool = False) -> None:
+        """End the gzip member that was begun, if any: behind it the file may be cut, and be whole. `last`: nothing
+        more comes; a file of no members would be no gzip file, so that gets an empty one."""
+        if self._compress and self._deflate is None and last and not self.length and not self._held:
+            self._deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP)
+        if self._deflate is not None:
+            self._hold(self._deflate.flush())
+            self._deflate = None
+
+    def flush(self) -> None:
+        """Write what is held back."""
+        if not self._held and self._broken is None:
+            return
+        data = memoryview(b"".join(self._held))
+        self._held.clear()
+        self._held_bytes = 0
+        try:
+            if self._broken is not None:
+                raise self._broken
+            while data:
+                written = self._file.write(data)
+                self.length += written
+                data = data[written:]
+        except OSError as error:
+            self._broken = error
+            raise failed_write(self.path, error, self._epochs) from error
+
+    def sync(self) -> None:
+        """Have all that was written on the disk, and close the file."""
+        self.flush()
+        try:
+            if self._broken is not None:
+                raise self._broken
+            os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            self._broken = error
+            raise failed_write(self.path, error, self._epochs) from error
+
+    def close(self) -> None:
+        """Let go of the file, and forget what was not written."""
+        self._held.clear()
+        self._held_bytes = 0
+        self._deflate = None
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _hold(self, data: bytes) -> None:
+        if data:
+            self._held.append(data)
+            self._held_bytes += len(data)
+
+
+def sync_directory(path: str) -> None:
+    """Have the names in a directory on the disk, where the file system knows such a thing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise failed_write(path, error, True) from error
+
+
+def failed_write(path: str, error: OSError, epochs: bool = False) -> PenstockError:
+    """The error for an OSError on writing `path`."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        left = "committed stays" if epochs else "wrote so far is removed"
+        remedy = f"Free some space, or write to another disk; what the job {left}."
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = "Give the user that runs the job's workers the right to write there."
+    else:
+        remedy = "Check the disk or the mount on the node that runs the task."
+    return PenstockError(f"Files: cannot write {path!r}: {reason}. {remedy}")

@@ -1,0 +1,367 @@
+"""Part files in a job with epochs: a task's records as a row of files, each record in one of them and in it once.
+
+A task writes to one hidden file. At `prepare` all of it is written out and its length noted; when it is old or large
+enough, or the input has ended, it is also closed, and `commit` of that epoch gives it its name. So an unbounded job
+shows results while it runs, and a short epoch makes no more files than a long one.
+
+    .part-00002-0000000061.9f3c07d1.txt.inprogress   written by task 2 since epoch 61 began, by one writer (9f3c07d1)
+    part-00002-0000000061.txt                        the same, committed
+    part-00002.txt                                   all of a task whose records made only one part
+
+What must never happen: that a record is in no part or in two when an epoch is complete and committed, or that a name is
+used for two contents. Why it does not:
+
+- A part is numbered by the epoch that its first record belongs to. Numbers of a task only grow, no two tasks share a
+  name, whatever the parallelism was before, and what came after epoch 60 is told by its number: `restore(60)` deletes
+  higher numbers, of parts that were committed, too (an older epoch than the last may have to do when a snapshot is
+  damaged). Nobody needs to know how far a writer got that is gone.
+- A writer never goes on in a file of another: the other process may be slow rather than dead, and append to it for a
+  while. `restore` copies the file up to the noted length, which such a *stale* writer has behind it, and makes the copy
+  a part of its own at once: its records are of complete epochs. That is one part more for each failure; in return a
+  file has one writer, and restoring twice, or again when it was cut short, comes to the same. A stale writer is never
+  told to commit, so it names nothing; what it may have made late is cleared away when the job has ended well.
+- The plain name is given only by a job's first writers, to a task's first part: a second part would sort before it
+  ("-" comes before ".").
+- A state is handed to one task, which finishes what it describes. What is not described is deleted by the task of its
+  index, and by task 0 where there is none now; hidden files up to the restored epoch by who has the state of their
+  index. So two tasks that restore at the same time never touch the same file.
+
+Epochs survive the end of a process. What is noted but not closed may be lost when a machine loses power: `restore` then
+says so. To wait for the disk in each epoch would stop the worker's other tasks, too. Closed parts are on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.sinks.append import AppendFile, failed_write, sync_directory
+from penstock.runtime.sinks.base import SinkContext, SinkWriter
+from penstock.runtime.sinks.text import Formatter
+
+_COPY = 1 << 20  # bytes read at a time
+
+
+class Begun(TypedDict):
+    """A file that is being written, and how much of it counts."""
+
+    hidden: str
+    number: int
+    length: int
+
+
+class PartsState(TypedDict):
+    """What `prepare` returns."""
+
+    epoch: int
+    index: int
+    suffix: str
+    pending: dict[str, str]  # hidden name -> final name, of closed files that are not known to be committed
+    begun: Begun | None
+    first: bool  # of the job's first writer of this index: it may use the plain name
+    plain: bool  # and has done so
+    parts: bool  # the index has parts, or will have when `pending` is committed
+    finished: bool
+
+
+@dataclass(frozen=True)
+class PartNames:
+    """The names of a sink's files."""
+
+    directory: str
+    suffix: str
+
+    def plain(self, index: int) -> str:
+        """Of a task's only part."""
+        return f"part-{index:05d}{self.suffix}"
+
+    def numbered(self, index: int, number: int) -> str:
+        """Of a part among others; in the order of their numbers, for as long as a job is likely to run."""
+        return f"part-{index:05d}-{number:010d}{self.suffix}"
+
+    def hidden(self, index: int, number: int, writer: str) -> str:
+        """Of a part while it is written."""
+        return f".part-{index:05d}-{number:010d}.{writer}{self.suffix}.inprogress"
+
+    def path(self, name: str) -> str:
+        """Of a file."""
+        return os.path.join(self.directory, name)
+
+    def parts(self) -> Iterator[tuple[str, int, int | None]]:
+        """Name, index and number (None: a plain name) of the parts."""
+        matches = re.compile(rf"part-(\d{{5,}})(?:-(\d{{10,}}))?{re.escape(self.suffix)}").fullmatch
+        for name in os.listdir(self.directory):
+            if match := matches(name):
+                yield name, int(match.group(1)), None if match.group(2) is None else int(match.group(2))
+
+    def hidden_ones(self) -> Iterator[tuple[str, int, int]]:
+        """Name, index and number of the hidden files."""
+        matches = re.compile(rf"\.part-(\d{{5,}})-(\d{{10,}})\.[0-9a-f]+{re.escape(self.suffix)}\.inprogress").fullmatch
+        for name in os.listdir(self.directory):
+            if match := matches(name):
+                yield name, int(match.group(1)), int(match.group(2))
+
+    def remove(self, name: str) -> None:
+        """Delete a file, which may be gone."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(name))
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file."""
+        return os.path.exists(self.path(name))
+
+
+class PartsWriter(SinkWriter):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        names: PartNames,
+        formatter: Formatter,
+        compress: bool,
+        context: SinkContext,
+        *,
+        part_bytes: int,
+        part_seconds: float,
+        delete_old: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._names = names
+        self._format = formatter
+        self._compress = compress
+        self._errors = context.errors
+        self._index = context.index
+        self._parallelism = context.parallelism
+        self._part_bytes = part_bytes
+        self._part_seconds = part_seconds
+        self._delete_old = delete_old  # of an earlier job
+        self._clock = clock
+        self._writer = secrets.token_hex(4)  # in the names of its hidden files, which so are no other writer's
+        self._awaits_restore = context.restoring
+        self._number = 1  # the epoch that is being written
+        self._file: AppendFile | None = None
+        self._file_name = ""
+        self._file_number = 0
+        self._file_since = 0.0
+        self._promised = False  # the file is in a state that `prepare` has returned
+        self._pending: list[tuple[int, str, str]] = []  # epoch, hidden name, final name
+        self._first = not context.restoring
+        self._plain = False
+        self._parts = False
+        self._finished = False
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    def write(self, records: list[Any]) -> None:
+        self._check_restored()
+        if not records:
+            return
+        data = self._format(records, self._errors)
+        if data:
+            self._begin().append(data)
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def finish(self) -> None:
+        self._check_restored()
+        self._finished = True
+        if not self._parts:  # a task without records has a part, too
+            self._begin()
+        self.flush()
+
+    def close(self, failed: bool) -> None:
+        # Whatever became of the job, what `prepare` promised may be needed: by a later writer when this one's failed,
+        # and when this one is closed between the last prepare and its commit. It is no part yet, so it is not renamed
+        # either. What was written since is needed by nobody.
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            if not self._promised:
+                with contextlib.suppress(OSError):
+                    self._names.remove(self._file_name)
+        elif self._finished and not self._pending and not failed:
+            # All that counts has its name: what there is are files of stale writers.
+            with contextlib.suppress(OSError):
+                for name, index, _ in self._names.hidden_ones():
+                    if self._mine(index):
+                        self._names.remove(name)
+
+    def _begin(self) -> AppendFile:
+        """The file that is written to."""
+        if self._file is None:
+            self._file_number = self._number
+            self._file_name = self._names.hidden(self._index, self._number, self._writer)
+            self._file_since = self._clock()
+            self._promised = False
+            path = self._names.path(self._file_name)
+            self._file = AppendFile(path, compress=self._compress, exclusive=True, epochs=True)
+        return self._file
+
+    # --- the two phases ------------------------------------------------------------------------------------------
+
+    def prepare(self, epoch: int) -> PartsState:
+        self._check_restored()
+        begun: Begun | None = None
+        file = self._file
+        if file is not None:
+            file.end_member(last=self._finished)
+            file.flush()
+            old = self._clock() - self._file_since >= self._part_seconds
+            if self._finished or old or file.length >= self._part_bytes:
+                sync_directory(self._names.directory)
+                file.sync()
+                self._pending.append((epoch, self._file_name, self._final_name()))
+                self._parts = True
+                self._file = None
+            else:
+                begun = Begun(hidden=self._file_name, number=self._file_number, length=file.length)
+                self._promised = True
+        self._number = epoch + 1
+        return PartsState(
+            epoch=epoch,
+            index=self._index,
+            suffix=self._names.suffix,
+            pending={hidden: final for _, hidden, final in self._pending},
+            begun=begun,
+            first=self._first,
+            plain=self._plain,
+            parts=self._parts,
+            finished=self._finished,
+        )
+
+    def _final_name(self) -> str:
+        if self._first and self._finished and not self._parts:
+            self._plain = True
+            return self._names.plain(self._index)
+        return self._names.numbered(self._index, self._file_number)
+
+    def commit(self, epoch: int) -> None:
+        if any(prepared <= epoch for prepared, _, _ in self._pending):
+            for prepared, hidden, final in self._pending:
+                if prepared <= epoch:
+                    _publish(self._names, hidden, final, prepared)
+            # The next state does not mention them, so that they have their names must outlast the machine.
+            sync_directory(self._names.directory)
+            self._pending = [entry for entry in self._pending if entry[0] > epoch]
+
+    # --- going back ----------------------------------------------------------------------------------------------
+
+    def restore(self, epoch: int, prepared: list[Any]) -> None:
+        states: list[PartsState] = [state for state in prepared if state is not None]
+        late = max((state["epoch"] for state in states), default=epoch)
+        if late > epoch:
+            raise RuntimeError(f"restore({epoch}) was given what was prepared for epoch {late}")
+        self._awaits_restore = False
+        self._number = epoch + 1
+        self._first = epoch == 0  # nothing is left of earlier writers then
+        try:
+            for state in states:
+                self._finish_what(state, epoch)
+            self._delete_later_than(epoch)
+            if epoch == 0:  # the first writer may have died before it did so
+                self._delete_old()
+        except OSError as error:
+            raise failed_write(error.filename or self._names.directory, error, True) from error
+        sync_directory(self._names.directory)
+        for state in states:
+            if state["index"] == self._index:
+                self._parts = state["parts"] or state["begun"] is not None
+                self._finished = state["finished"] and len(states) == 1
+
+    def _finish_what(self, state: PartsState, epoch: int) -> None:
+        """Commit what a state describes, and delete what else its writer, and stale ones, had begun until then."""
+        names = PartNames(self._names.directory, state["suffix"])
+        for hidden, final in state["pending"].items():
+            _publish(names, hidden, final, state["epoch"])
+        plain = names.plain(state["index"])
+        may_be_plain = state["first"] and not state["plain"]  # it got the plain name after this epoch, if at all
+        begun = state["begun"]
+        if begun is not None:
+            sources = [begun["hidden"], names.numbered(state["index"], begun["number"])]
+            self._cut(names, state["index"], begun, [*sources, plain] if may_be_plain else sources, epoch)
+        if may_be_plain:
+            names.remove(plain)
+        for name, index, number in list(names.hidden_ones()):
+            if index == state["index"] and number <= epoch:
+                names.remove(name)
+
+    def _cut(self, names: PartNames, index: int, begun: Begun, sources: list[str], epoch: int) -> None:
+        """Make a part of the first `length` bytes of a file that was being written at the epoch.
+
+        The file may have become a part since: when this very restore was made before, and then it has this length, or
+        when the job had come further than to the epoch to which it goes back now.
+        """
+        length = begun["length"]
+        final = names.numbered(index, begun["number"])
+        sizes = {name: os.path.getsize(names.path(name)) for name in sources if names.exists(name)}
+        if sizes.get(final) == length:
+            return
+        source = max(sizes, key=lambda name: sizes[name], default=None)  # up to that length they are the same
+        if source is None or sizes[source] < length:
+            found = f"has only {sizes[source]:,} bytes" if source is not None else "is not there"
+            raise PenstockError(
+                f"Files: {names.path(begun['hidden'])!r} {found}, and epoch {epoch} counts on {length:,} bytes of it. "
+                "Records are lost to the job: somebody deleted or changed the file, or the machine stopped before they "
+                "were on its disk. Put the file back, or run the job anew with overwrite=True."
+            )
+        copy = names.hidden(index, begun["number"], self._writer)
+        _copy(names.path(source), names.path(copy), length)
+        os.replace(names.path(copy), names.path(final))
+        sync_directory(names.directory)  # before the source is deleted
+
+    def _delete_later_than(self, epoch: int) -> None:
+        for name, index, number in [*self._names.parts(), *self._names.hidden_ones()]:
+            later = epoch == 0 if number is None else number > epoch  # of other plain names states know
+            if later and self._mine(index):
+                self._names.remove(name)
+
+    def _mine(self, index: int) -> bool:
+        """Whether this task looks after the files of an index: its own; task 0 those that are of no task now."""
+        return index == self._index or (self._index == 0 and index >= self._parallelism)
+
+    def _check_restored(self) -> None:
+        if self._awaits_restore:
+            raise RuntimeError("the writer of a job that goes on was used before restore()")
+
+
+def _publish(names: PartNames, hidden: str, final: str, epoch: int) -> None:
+    """Give a closed file its name, unless it has it."""
+    try:
+        os.replace(names.path(hidden), names.path(final))
+    except FileNotFoundError as error:
+        if not names.exists(final):
+            raise PenstockError(
+                f"Files: the part {names.path(final)!r} of epoch {epoch} is lost: neither it nor the hidden file "
+                f"{hidden!r}, which was to become it, is in the directory. If it was moved away on purpose, put an "
+                "empty file of its name there; else put it back, or run the job anew with overwrite=True."
+            ) from error
+    except OSError as error:
+        raise failed_write(names.path(final), error, True) from error
+
+
+def _copy(source: str, target: str, length: int) -> None:
+    """The first `length` bytes, on the disk."""
+    with open(source, "rb", buffering=0) as reading:
+        copy = AppendFile(target, compress=False, epochs=True)
+        try:
+            while copy.length < length:
+                data = reading.read(min(_COPY, length - copy.length))
+                if not data:
+                    raise PenstockError(f"Files: {source!r} became shorter than {length:,} bytes while it was copied")
+                copy.append(data)
+                copy.flush()
+            copy.sync()
+        except BaseException:
+            copy.close()
+            with contextlib.suppress(OSError):
+                os.unlink(target)
+            raise

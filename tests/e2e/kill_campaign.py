@@ -1,0 +1,610 @@
+"""The kill campaign: jobs whose processes are killed at random instants must come to exact results.
+
+    python -m tests.e2e.kill_campaign --kills 200 --seed 1
+    python -m tests.e2e.kill_campaign --kills 30 --seed 7 --flow timers --workers 2 --kinds worker,again
+
+A campaign is a row of jobs ("runs"), each with a seed of its own, from which flow, victims and instants follow. Each
+reads 20,000 records a second and is killed several times: a worker, the JobMaster, two of its processes in the same
+moment, or a second one while the job recovers from the first ("again"). Only processes of this very job are killed, by
+their ids, by SIGKILL. After it the job must have FINISHED, its output must be that of a plain loop over the same
+records (tests/e2e/recovery_flows.py), and nothing may be left over: hidden files, processes, segments, epochs.
+
+Measured of each kill, from a status every 50 ms: how long until the job is RUNNING with new processes, how long until
+its sources read at full rate again and what waits in front of tasks is gone; and the longest time without progress in
+source tasks that stand before the failure, which are not to notice it, beside that of tasks behind it.
+
+When something is wrong the command that replays the run is printed, and the exit code is 1. The instants come again
+only as far as the machine's load does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from penstock.runtime.epochs.coordinator import _tasks_behind, tasks_on
+from tests.e2e.processes import penstock_segments, wait_gone
+from tests.e2e.recovery_flows import FLOWS, RecoveryFlow, hidden_files
+
+RATE = 20_000.0
+SECONDS = 12.0  # of records in a run
+KILLS_A_RUN = 8
+KINDS = ("worker", "master", "two", "again")
+SAMPLE_S = 0.05
+WINDOW_S = 0.5  # over which a rate is taken
+FULL = 0.95  # of the rate that is due
+BACKLOG_S = 0.1  # records that wait are gone when they are those of so much time
+RUN_LIMIT_S = 300.0
+KILL_LIMIT_S = 90.0
+GONE_S = 15.0
+
+
+@dataclass
+class Kill:
+    """One kill and what followed. Times in seconds from the kill; None: could not be seen."""
+
+    kind: str
+    victims: list[str]
+    at_s: float  # since the job's start
+    read: int = 0  # records until then
+    running_s: float | None = None
+    full_s: float | None = None
+    gap_before_s: float | None = None  # the longest time without progress, of tasks before the failure
+    gap_behind_s: float | None = None
+    rate_before: float | None = None  # of the sources before the failure while it was dealt with; 1: as always
+    gap_status_s: float = 0.0  # between two samples: what can be seen
+
+
+@dataclass
+class Sample:
+    """A status, and when it came."""
+
+    at: float
+    asked: float
+    status: dict[str, Any]
+
+    @property
+    def pids(self) -> set[int]:
+        return {worker["pid"] for worker in self.status.get("workers", ())}
+
+    @property
+    def progress(self) -> dict[int, int]:
+        return {task["number"]: task["records_out"] for task in self.status["tasks"] if "records_out" in task}
+
+
+@dataclass
+class Run:
+    """A run and its kills."""
+
+    flow: str
+    seed: int
+    kills: list[Kill] = field(default_factory=list)
+    seconds: float = 0.0
+    restarts: int = 0
+    error: str | None = None
+
+
+class Watch:
+    """Looks at a job's status all the time, in a thread of its own."""
+
+    def __init__(self, job: ps.Job) -> None:
+        self._job = job
+        self.samples: list[Sample] = []
+        self._changed = threading.Condition()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            asked = time.monotonic()
+            try:
+                status = self._job.status()
+            except Exception as error:
+                status = {"state": f"no status: {error!r}", "tasks": []}
+            with self._changed:
+                self.samples.append(Sample(time.monotonic(), asked, status))
+                self._changed.notify_all()
+
+    def wait(self, condition: Callable[[Sample], bool], since: float, limit_s: float) -> Sample:
+        """The first sample that was asked for after `since` of which the condition holds, or that shows the job's end.
+        TimeoutError."""
+        deadline = time.monotonic() + limit_s
+        number = 0
+        with self._changed:
+            while True:
+                while number < len(self.samples):
+                    sample = self.samples[number]
+                    number += 1
+                    if sample.asked >= since and (condition(sample) or ended(sample)):
+                        return sample
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    last = self.samples[-1].status if self.samples else {}
+                    raise TimeoutError(
+                        f"not within {limit_s:g} s; the last status: {json.dumps(last, default=str)[:3000]}"
+                    )
+                self._changed.wait(left)
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(10.0)
+
+
+def ended(sample: Sample) -> bool:
+    return sample.status["state"] in ("FINISHED", "CANCELLED", "FAILED")
+
+
+def master_pid(job: Any) -> int:
+    """The process of a job's JobMaster."""
+    import ray
+
+    pid: int = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    return pid
+
+
+def kill_now(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Tormentor:
+    """Runs one flow as a job and kills its processes."""
+
+    def __init__(
+        self,
+        made: RecoveryFlow,
+        workers: int,
+        kinds: Iterator[str],
+        rng: random.Random,
+        rate: float,
+        checkpoints: Path,
+        told: Callable[[Kill], None] = lambda kill: None,
+        **options: Any,
+    ) -> None:
+        self.made = made
+        self.workers = workers
+        self.kinds = kinds
+        self.rng = rng
+        self.rate = rate
+        self.checkpoints = checkpoints
+        self.told = told
+        self.options = options
+        self.kills: list[Kill] = []
+        self.seen: set[int] = set()  # pids
+        self.restarts = 0
+
+    def run(self, kills: int, pause_s: float = 2.0) -> None:
+        """Run the job, with up to so many kills, each after a random pause; then look at everything."""
+        plan = self.made.flow.plan(self.workers)
+        self._behind = _tasks_behind(plan)
+        self._sources = {task.number for task in plan.tasks if plan.chains[task.chain].source is not None}
+        self._placed = {task.number: task.number % self.workers for task in plan.tasks}
+        self.started = time.monotonic()
+        job = ps.run(
+            self.made.flow,
+            workers=self.workers,
+            max_restarts=1000,
+            checkpoints=self.checkpoints,
+            **self.options,
+        )
+        watch = Watch(job)
+        try:
+            watch.wait(lambda s: s.status.get("records_written", 0) > 0, self.started, KILL_LIMIT_S)
+            self._note(watch, job)
+            for _ in range(kills):
+                if not self._pause(watch, self.rng.uniform(0, pause_s)):
+                    break
+                self._kill(job, watch)
+            status = job.wait(RUN_LIMIT_S, progress=False)
+            assert status["state"] == "FINISHED", f"the job ended {status['state']}: {status['error']}"
+        except BaseException:
+            watch.close()
+            with suppress(Exception):
+                job.cancel()
+                job.wait(30, progress=False)
+            raise
+        watch.close()
+        for sample in watch.samples:
+            self.seen |= sample.pids
+        self.made.check()
+        left = hidden_files(self.made.directory)
+        assert not left, f"hidden files are left: {left}"
+        stored = [str(path) for path in self.checkpoints.rglob("*")]
+        assert not stored, f"epochs are left: {stored[:10]}"
+        assert penstock_segments() == []
+        wait_gone(sorted(self.seen), GONE_S)
+
+    def _note(self, watch: Watch, job: Any) -> None:
+        last = watch.samples[-1]
+        placed = {task["number"]: task["worker"] for task in last.status["tasks"]}
+        assert placed == self._placed, f"tasks are placed otherwise: {placed}"
+        self.seen |= last.pids | {master_pid(job)}
+
+    def _pause(self, watch: Watch, seconds: float) -> bool:
+        """Wait; False when the job has ended meanwhile."""
+        since = time.monotonic()
+        return not ended(watch.wait(lambda s: s.at - since >= seconds, since, KILL_LIMIT_S))
+
+    def _choose(self, job: Any, watch: Watch, kind: str) -> tuple[list[str], list[int], set[int]]:
+        """Names and ids of the victims, and the ids of processes that end with them."""
+        pids = {worker["index"]: worker["pid"] for worker in watch.samples[-1].status["workers"]}
+        pick = self.rng.sample(sorted(pids), min(2, len(pids)))
+        with_master = kind == "master" or (kind == "two" and (len(pids) < 2 or self.rng.random() < 0.5))
+        chosen = [] if kind == "master" else pick[:1] if with_master or kind != "two" else pick
+        names = [f"worker {worker}" for worker in chosen]
+        victims = [pids[worker] for worker in chosen]
+        going = set(victims)
+        if with_master:
+            try:
+                victims.append(master_pid(job))
+            except Exception:
+                if job.status()["state"] != "FINISHED":
+                    raise
+                return names, victims, going  # it has ended in this moment
+            names.append("JobMaster")
+            going = {*pids.values(), *victims}
+        self.seen |= going
+        self.rng.shuffle(victims)
+        return names, victims, going
+
+    def _kill(self, job: Any, watch: Watch) -> None:
+        kind = next(self.kinds)
+        names, victims, going = self._choose(job, watch, "worker" if kind == "again" else kind)
+        before = watch.samples[-1]
+        if ended(before) or not victims:
+            return
+        at = time.monotonic()
+        kill_now(victims)
+        kill = Kill(kind, names, at - self.started, before.status.get("records_read", 0))
+        first = at
+        if kind == "again":
+            delay = self.rng.uniform(0, 1.5)
+            then = self.rng.choice(("worker", "master", "worker"))
+            if not ended(watch.wait(lambda s: s.at - at >= delay, at, KILL_LIMIT_S)):
+                more, victims, also = self._choose(job, watch, then)
+                at = time.monotonic()
+                kill_now(victims)
+                going |= also
+                kill.victims = [*names, f"{at - first:.2f} s later {', '.join(more)}"]
+        self.kills.append(kill)
+
+        def running(sample: Sample) -> bool:
+            return (
+                sample.status["state"] == "RUNNING"
+                and not sample.pids & going
+                and len(sample.pids) == self.workers
+                and not self._sources - sample.progress.keys()
+            )
+
+        back = watch.wait(running, at, KILL_LIMIT_S)
+        if running(back):
+            kill.running_s = back.at - at
+            full = watch.wait(lambda s: running(s) and self._full(watch, s, back.at), at, KILL_LIMIT_S)
+            if running(full) and self._full(watch, full, back.at) and not self._ending(full):
+                kill.full_s = full.at - at
+            if kind in ("worker", "two") and "JobMaster" not in names:
+                self._gaps(watch, kill, at, back, [int(name.split()[1]) for name in names])
+        self.told(kill)
+
+    def _unfinished(self, sample: Sample) -> set[int]:
+        return {t["number"] for t in sample.status["tasks"] if t["number"] in self._sources and not t.get("finished")}
+
+    def _ending(self, sample: Sample) -> bool:
+        return not self._unfinished(sample)
+
+    def _full(self, watch: Watch, sample: Sample, since: float) -> bool:
+        """Whether sources read at the rate that is due, and nothing much waits; or the sources have ended."""
+        if self._ending(sample):
+            return True
+        number = watch.samples.index(sample)
+        earlier = next(s for s in reversed(watch.samples[:number]) if sample.at - s.at >= WINDOW_S)
+        left = self._unfinished(sample)
+        if earlier.asked < since or self._unfinished(earlier) != left:
+            return False
+        due = self.rate * len(left) / len(self._sources)
+        rate = (sample.status["records_read"] - earlier.status["records_read"]) / (sample.at - earlier.at)
+        waiting = sum(task.get("queued", 0) + task.get("unsent", 0) for task in sample.status["tasks"])
+        return rate >= FULL * due and waiting <= BACKLOG_S * self.rate
+
+    def _gaps(self, watch: Watch, kill: Kill, at: float, back: Sample, victims: list[int]) -> None:
+        """How long tasks made no progress, until half a second after the job ran again."""
+        lost = tasks_on(self._placed, victims)
+        going_back = lost.union(*(self._behind[task] for task in lost))
+        until = back.at + 0.5
+        watch.wait(lambda s: s.at >= until, at, KILL_LIMIT_S)
+        samples = [s for s in watch.samples if at - 2 * SAMPLE_S <= s.at <= until]
+        active = self._unfinished(samples[-1])
+        if not active or len(samples) < 3:
+            return
+        kill.gap_status_s = max(b.at - a.at for a, b in pairwise(samples))
+        staying = active - going_back
+        if staying:
+            kill.gap_before_s = max(_longest_gap(samples, task) for task in staying)
+            spent = samples[-1].at - samples[0].at
+            made, usual = 0, 0.0
+            for task in staying:
+                made += samples[-1].progress[task] - samples[0].progress[task]
+                usual += self._usual(watch, task, at) * spent
+            kill.rate_before = made / usual if usual else None
+        behind = going_back - self._sources
+        if behind and not self._ending(samples[-1]):
+            kill.gap_behind_s = max(_longest_gap(samples, task) for task in behind)
+
+    def _usual(self, watch: Watch, task: int, at: float) -> float:
+        """The records a second that a task makes of the records due to it."""
+        last = [s for s in watch.samples if s.at <= at and task in s.progress][-1]
+        read = last.status["operators"][self.made.sources[0]]["records_out"]
+        made = sum(last.progress[source] for source in self._sources if source in last.progress)
+        return self.rate / len(self._sources) * made / read if read else 0.0
+
+
+def _longest_gap(samples: list[Sample], task: int) -> float:
+    last: int | None = None
+    since = samples[0].at
+    longest = 0.0
+    for sample in samples:
+        count = sample.progress.get(task)
+        if count is not None and count != last:
+            longest = max(longest, sample.at - since)
+            last, since = count, sample.at
+    return max(longest, samples[-1].at - since)
+
+
+# --- the campaign --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Figures:
+    """What comes of a campaign."""
+
+    runs: list[Run] = field(default_factory=list)
+
+    def kills(self) -> list[Kill]:
+        return [kill for run in self.runs for kill in run.kills]
+
+    def summary(self) -> dict[str, Any]:
+        kills = self.kills()
+        groups = {"all": kills}
+        for kind in KINDS:
+            groups[kind] = [kill for kill in kills if kill.kind == kind]
+        return {
+            "runs": len(self.runs),
+            "failed": sum(run.error is not None for run in self.runs),
+            "kills": len(kills),
+            **{
+                name: {
+                    "kills": len(group),
+                    "running_s": quantiles(kill.running_s for kill in group),
+                    "full_s": quantiles(kill.full_s for kill in group),
+                }
+                for name, group in groups.items()
+                if group
+            },
+            "gap_before_s": quantiles(kill.gap_before_s for kill in kills),
+            "gap_behind_s": quantiles(kill.gap_behind_s for kill in kills),
+            "gap_status_s": quantiles(kill.gap_status_s or None for kill in kills),
+            "rate_before": quantiles(kill.rate_before for kill in kills),
+        }
+
+
+def quantiles(values: Any) -> dict[str, float | int] | None:
+    """Median, 99th percentile and extremes of the numbers among them."""
+    numbers = sorted(value for value in values if value is not None)
+    if not numbers:
+        return None
+    return {
+        "n": len(numbers),
+        "min": round(numbers[0], 3),
+        "p50": round(statistics.median(numbers), 3),
+        "p99": round(numbers[min(len(numbers) - 1, int(0.99 * len(numbers)))], 3),
+        "max": round(numbers[-1], 3),
+    }
+
+
+def machine() -> dict[str, Any]:
+    import ray
+
+    with open("/proc/cpuinfo") as cpus:
+        model = next((line.split(":", 1)[1].strip() for line in cpus if line.startswith("model name")), "unknown")
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "ray": ray.__version__,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+@contextmanager
+def own_cluster(workers: int) -> Iterator[None]:
+    """A Ray cluster of this process."""
+    import ray
+
+    from penstock.actors.cluster import NAMESPACE
+
+    ray.init(
+        address="local",
+        num_cpus=2 * workers + 4,
+        namespace=NAMESPACE,
+        include_dashboard=False,
+        object_store_memory=128 * 1024 * 1024,
+        logging_level="error",
+        log_to_driver=False,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def rotate(kinds: list[str], rng: random.Random) -> Iterator[str]:
+    """The kinds again and again, in an order that is not always the same."""
+    while True:
+        yield from rng.sample(kinds, len(kinds))
+
+
+def seconds(value: float | None) -> str:
+    return "     -" if value is None else f"{value:6.2f}"
+
+
+def campaign(options: argparse.Namespace, place: Path) -> Figures:
+    figures = Figures()
+    kinds = options.kinds.split(",")
+    flows = [options.flow] if options.flow else list(FLOWS)
+    begun = time.monotonic()
+    number = 0
+    while len(figures.kills()) < options.kills and not (options.runs and number >= options.runs):
+        seed = options.seed + number
+        name = flows[number % len(flows)]
+        number += 1
+        done = len(figures.kills())
+        run = Run(name, seed)
+        figures.runs.append(run)
+        rng = random.Random(f"{name} {seed}")
+        directory = place / f"run-{number}"
+        made = FLOWS[name](
+            f"campaign-{os.getpid()}-{number}",
+            directory / "out",
+            int(options.rate * options.seconds),
+            options.rate,
+            seed,
+        )
+
+        def told(kill: Kill, run: Run = run, done: int = done) -> None:
+            run.kills.append(kill)
+            print(
+                f"[{done + len(run.kills):4}/{options.kills}] {time.monotonic() - begun:6.0f} s  {run.flow} seed "
+                f"{run.seed} at {kill.at_s:5.1f} s: {kill.kind:6} {' + '.join(kill.victims):34} running "
+                f"{seconds(kill.running_s)} s  full rate {seconds(kill.full_s)} s  sources elsewhere stood "
+                f"{seconds(kill.gap_before_s)} s, tasks behind {seconds(kill.gap_behind_s)} s",
+                flush=True,
+            )
+
+        limit = min(options.per_run, options.kills - done)
+        tormentor = Tormentor(
+            made,
+            options.workers,
+            rotate(kinds, rng),
+            rng,
+            options.rate,
+            directory / "epochs",
+            told,
+            epoch_interval_s=options.interval,
+        )
+        since = time.monotonic()
+        try:
+            tormentor.run(limit)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            run.error = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+            print(
+                f"FAILED: {name} seed {seed}; files in {directory}. To replay:\n    python -m tests.e2e.kill_campaign "
+                f"--seed {seed} --runs 1 --kills {limit} --flow {name} --workers {options.workers} "
+                f"--kinds {options.kinds} --rate {options.rate:g} --seconds {options.seconds:g} "
+                f"--interval {options.interval:g} --per-run {options.per_run}",
+                flush=True,
+            )
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+            print(
+                f"            {name} seed {seed}: exact after {len(run.kills)} kills, {made.records:,} records, "
+                f"{time.monotonic() - since:.0f} s",
+                flush=True,
+            )
+        run.seconds = time.monotonic() - since
+        if run.error is not None and not options.go_on:
+            break
+        if not run.kills and run.error is None:
+            print("no kill fell into this run; give more --seconds", flush=True)
+            break
+    return figures
+
+
+def show(figures: Figures) -> None:
+    summary = figures.summary()
+    print(f"\n{summary['runs']} runs, {summary['kills']} kills, {summary['failed']} runs failed\n")
+    print(f"{'s from the kill':34} {'n':>5} {'min':>8} {'median':>8} {'p99':>8} {'max':>8}")
+
+    def line(title: str, found: dict[str, float] | None) -> None:
+        if found is not None:
+            numbers = " ".join(f"{found[what]:8.2f}" for what in ("min", "p50", "p99", "max"))
+            print(f"{title:34} {found['n']:5} {numbers}")
+
+    for kind in ("all", *KINDS):
+        if kind in summary:
+            line(f"RUNNING again: {kind}", summary[kind]["running_s"])
+            line(f"full rate again: {kind}", summary[kind]["full_s"])
+    print("\nlongest time without progress, s")
+    line("sources before the failure", summary["gap_before_s"])
+    line("tasks behind it", summary["gap_behind_s"])
+    line("(between two looks)", summary["gap_status_s"])
+    line("rate of those sources, 1 = as due", summary["rate_before"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.e2e.kill_campaign", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; the next one's is one more")
+    parser.add_argument("--flow", choices=list(FLOWS), help="default: all in turn")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {','.join(KINDS)}")
+    parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of records in a run")
+    parser.add_argument("--interval", type=float, default=1.0, help="between epochs, s")
+    parser.add_argument("--per-run", type=int, default=KILLS_A_RUN, help="kills in a run, at most")
+    parser.add_argument("--runs", type=int, default=0, help="at most; 0: as many as the kills take")
+    parser.add_argument("--go-on", action="store_true", help="after a run that failed, too")
+    parser.add_argument("--json", type=Path, help="append the figures to this file, as one line")
+    options = parser.parse_args()
+    wrong = set(options.kinds.split(",")) - set(KINDS)
+    if wrong:
+        parser.error(f"--kinds: {', '.join(sorted(wrong))}; there are {', '.join(KINDS)}")
+    place = Path(tempfile.mkdtemp(prefix="penstock-kills-"))
+    before = machine()
+    print(f"{before['cpu']}, {before['cores']} cores, load {before['load'][0]:.1f}; files in {place}", flush=True)
+    with own_cluster(options.workers):
+        figures = campaign(options, place)
+    show(figures)
+    failed = any(run.error is not None for run in figures.runs)
+    if options.json:
+        settings = {name: value for name, value in vars(options).items() if name != "json"}
+        line = {
+            "campaign": "kill",
+            "machine": before,
+            "options": settings,
+            "summary": figures.summary(),
+            "runs": [asdict(run) for run in figures.runs],
+        }
+        with options.json.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+    if not failed:
+        shutil.rmtree(place, ignore_errors=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,546 @@
+"""Jobs whose processes are killed go on from their last epoch, and come to exact results."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.actors.control import ControlClients
+from penstock.actors.links import Link
+from penstock.actors.reaper import descendants
+from penstock.runtime.blackbox import CALM_EPOCHS, BlackBox, Care, Note, Suspects, Watcher
+from tests.e2e.jobs import run
+from tests.e2e.kill_campaign import Tormentor, master_pid
+from tests.e2e.processes import LIMIT_S, alive, command, kill, penstock_segments, wait_gone, wait_until
+from tests.e2e.recovery_flows import FLOWS, parts
+
+pytestmark = pytest.mark.ray
+
+RATE = 20_000.0
+
+
+def seed() -> int:
+    """A seed for random instants, which is printed."""
+    chosen = random.randrange(2**32)
+    print(f"seed {chosen}")
+    return chosen
+
+
+def worker_pids(job: Any) -> dict[int, int]:
+    return {worker["index"]: worker["pid"] for worker in job.status()["workers"]}
+
+
+def restarts(job: Any) -> int:
+    found: int = job.status()["epochs"]["restarts"]
+    return found
+
+
+def complete(job: Any) -> int:
+    """The last complete epoch."""
+    found: int = job.status().get("epochs", {"complete": 0})["complete"]
+    return found
+
+
+def flowing(job: Any) -> None:
+    wait_until(lambda: job.status().get("records_written", 0) > 0, "records flow")
+
+
+def running_again(job: Any, gone: set[int]) -> None:
+    """Wait until the job runs without these processes."""
+
+    def runs() -> bool:
+        status = job.status()
+        if status["state"] == "FINISHED":  # on a slow machine: before anybody looked
+            return True
+        return status["state"] in ("RUNNING", "STOPPING") and not gone & {w["pid"] for w in status["workers"]}
+
+    wait_until(runs, "the job runs again")
+
+
+def kill_worker(job: Any, worker: int) -> int:
+    """Kill a worker's process; its id."""
+    pid = worker_pids(job)[worker]
+    kill(pid)
+    return pid
+
+
+def new_workers(before: set[int]) -> int:
+    """A process that is started for a worker, and was not there before."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        for pid in descendants(os.getpid()):
+            if pid not in before and "ray::Worker" in command(pid):
+                return pid
+        time.sleep(0.002)
+    raise AssertionError("no process was started")
+
+
+def placed(job: Any, operator: str) -> list[int]:
+    """The workers that run the tasks of an operator."""
+    return [task["worker"] for task in job.status()["tasks"] if operator in task["name"]]
+
+
+# --- the three flows, under fire -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("wordcount", ("worker", "master", "again")),
+        ("grep", ("two", "worker", "master")),
+        ("timers", ("master", "worker", "two", "again")),
+    ],
+)
+def test_killed_at_random(
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, name: str, kinds: tuple[str, ...]
+) -> None:
+    chosen = seed()
+    made = FLOWS[name](fresh_name(), tmp_path / "out", int(6 * RATE), RATE, chosen)
+    tormentor = Tormentor(made, 2, iter(kinds), random.Random(chosen), RATE, tmp_path / "epochs")
+    tormentor.run(len(kinds), pause_s=1.0)
+    assert tormentor.kills
+    assert all(recovered.gap_before_s is None or recovered.gap_before_s < 5.0 for recovered in tormentor.kills)
+
+
+# --- at awkward moments --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", ["worker", "master"])
+def test_before_the_first_epoch(cluster: str, fresh_name: Callable[[], str], tmp_path: Path, victim: str) -> None:
+    made = FLOWS["wordcount"](fresh_name(), tmp_path / "out", int(3 * RATE), RATE, 1)
+    job = run(made.flow, workers=2, epoch_interval_s=600.0)
+    flowing(job)
+    if victim == "worker":
+        gone = {kill_worker(job, 1)}
+    else:
+        gone = set(worker_pids(job).values())
+        kill(master_pid(job))
+    running_again(job, gone)
+    status = job.status()
+    assert status["epochs"]["complete"] == 0 or status["state"] == "FINISHED"
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    made.check()
+
+
+def test_a_worker_while_another_recovers(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    """The second dies while the first is being started, and then a process that is just being started."""
+    made = FLOWS["timers"](fresh_name(), tmp_path / "out", int(4 * RATE), RATE, 1)
+    job = run(made.flow, workers=2)
+    wait_until(lambda: complete(job) >= 1, "an epoch is complete")
+    gone = set(worker_pids(job).values())
+    kill_worker(job, 0)
+    wait_until(lambda: job.status()["state"] == "RECOVERING", "the job recovers")
+    before = set(descendants(os.getpid()))
+    kill_worker(job, 1)
+    new = new_workers(before)
+    kill(new)
+    running_again(job, {*gone, new})
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    made.check()
+
+
+@pytest.mark.parametrize("born", ["first", "again"])
+def test_a_worker_while_the_job_starts(cluster: str, fresh_name: Callable[[], str], tmp_path: Path, born: str) -> None:
+    """A process that is just being started for the job, or for the job whose JobMaster was killed."""
+    made = FLOWS["grep"](fresh_name(), tmp_path / "out", int(2 * RATE), RATE, 1)
+    before = set(descendants(os.getpid()))
+    job = run(made.flow, workers=2)
+    master = -1
+    if born == "again":
+        flowing(job)
+        master = master_pid(job)
+        before = set(descendants(os.getpid()))
+        kill(master)
+    new = new_workers(before)
+    kill(new)
+    running_again(job, {new, master})
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    made.check()
+
+
+def numbers_flow(name: str, directory: Path) -> tuple[ps.Flow, Callable[[], None]]:
+    """A flow that reads until it is stopped, and what checks its output: each of the two tasks of the source has then
+    written its numbers without a gap, each once."""
+    flow = ps.Flow(name, parallelism=2)
+    taken = ps.sinks.Collect()
+    numbers = flow.read(ps.sources.Generator(lambda i: i, rate=RATE))
+    numbers.rebalance().map(lambda i: i).write(ps.sinks.Files(directory))
+    numbers.rebalance().filter(lambda i: i % 10 == 0).write(taken)
+
+    def check() -> None:
+        written = sorted(int(text) for lines in parts(directory).values() for text in lines)
+        assert written
+        for split in (0, 1):
+            mine = [i for i in written if i % 2 == split]
+            assert mine == list(range(split, split + 2 * len(mine), 2))
+        assert sorted(taken.records()) == [i for i in written if i % 10 == 0]
+
+    return flow, check
+
+
+@pytest.mark.parametrize("victim", ["worker", "master"])
+def test_right_after_stop(cluster: str, fresh_name: Callable[[], str], tmp_path: Path, victim: str) -> None:
+    flow, check = numbers_flow(fresh_name(), tmp_path / "out")
+    job = run(flow, workers=2)
+    wait_until(lambda: complete(job) >= 1, "an epoch is complete")
+    pids = {*worker_pids(job).values()}
+    master = master_pid(job)
+    job.stop()
+    kill(master if victim == "master" else max(pids))
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    check()
+    wait_gone([*pids, master], 10.0)
+
+
+def test_after_a_source_has_ended(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    """One of two sources is long at its end: it says so again to those that come back, or comes back and says so."""
+    flow = ps.Flow(fresh_name())
+    short = flow.read(ps.sources.Memory([f"short {i}" for i in range(1000)]), name="short")
+    long = flow.read(ps.sources.Generator(lambda i: f"long {i}", rate=5000), name="long")
+    counts = ps.sinks.Collect()
+    both = short.rebalance().map(str.upper, name="upper")
+    (both.union(long).rebalance().map(str.lower).key_by(lambda text: text.split()[0]).count(emit="final").write(counts))
+    both.write(ps.sinks.Files(tmp_path / "out"))
+    job = run(flow, workers=2, parallelism=2)
+
+    def ended() -> bool:
+        tasks = [task for task in job.status()["tasks"] if "short" in task["name"] or "upper" in task["name"]]
+        return bool(tasks) and all(task.get("finished") for task in tasks) and complete(job) >= 1
+
+    for worker in (0, 1):
+        wait_until(ended, "the short source has ended, and what is behind it alone")
+        running_again(job, {kill_worker(job, worker)})
+    job.stop()
+    status = job.wait(LIMIT_S, progress=False)
+    assert status["epochs"]["restarts"] == 2
+    assert dict(counts.records()) == {"short": 1000, "long": status["operators"]["long"]["records_out"]}
+    written = Counter(text for lines in parts(tmp_path / "out").values() for text in lines)
+    assert written == Counter(f"SHORT {i}" for i in range(1000))
+
+
+def test_timers_that_are_set_at_the_end(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """Timers are state: those that are far off survive a death, and fire once at the end."""
+
+    def work(ctx: ps.ProcessContext, key: int, record: int) -> None:
+        count = ctx.get(0) + 1
+        ctx.set(count)
+        if count == 1:
+            ctx.set_timer(4_000_000_000.0 + key)
+            ctx.set_timer(5_000_000_000.0)
+        if count == 20:
+            ctx.cancel_timer(5_000_000_000.0)
+
+    flow = ps.Flow(fresh_name())
+    fired = ps.sinks.Collect()
+    (
+        flow.read(ps.sources.Generator(lambda i: i, rate=5000, limit=30_000))
+        .key_by(lambda i: i % 1000)
+        .process(work, on_timer=lambda ctx, key, at: [(key, at, ctx.get())])
+        .write(fired)
+    )
+    job = run(flow, workers=2, epoch_interval_s=0.5)
+    wait_until(lambda: complete(job) >= 2, "two epochs are complete")
+    kill_worker(job, 1)
+    job.wait(LIMIT_S, progress=False)
+    assert Counter(fired.records()) == Counter((key, 4_000_000_000.0 + key, 30) for key in range(1000))
+
+
+@pytest.mark.parametrize("victims", ["workers", "master"])
+def test_rings_that_had_grown(cluster: str, fresh_name: Callable[[], str], victims: str) -> None:
+    """Records that fitted the rings of the dead fit those of the processes that come after them."""
+    records = 6000
+
+    def record(i: int) -> tuple[int, bytes]:
+        return i, bytes(150_000 if i < 2000 else 1_500_000 if i % 101 == 0 else 1000)
+
+    flow = ps.Flow(fresh_name())
+    sizes = ps.sinks.Collect()
+    (
+        flow.read(ps.sources.Generator(record, rate=1000, limit=records))
+        .rebalance()
+        .map(lambda pair: (pair[0], len(pair[1])))
+        .write(sizes)
+    )
+    job = run(flow, workers=2, epoch_interval_s=0.5)
+    wait_until(lambda: job.status()["records_read"] >= 3000, "large records flow")
+    assert all(worker["ring_bytes"] >= 4 << 20 for worker in job.status()["workers"]), "the rings have grown"
+    epoch = complete(job)
+    wait_until(lambda: complete(job) >= epoch + 2, "an epoch is complete since")
+    if victims == "master":
+        kill(master_pid(job))
+    else:
+        for pid in worker_pids(job).values():
+            kill(pid)
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    assert Counter(sizes.records()) == Counter((i, len(record(i)[1])) for i in range(records))
+
+
+# --- when the job cannot go on -------------------------------------------------------------------------------------
+
+
+def endless(name: str) -> ps.Flow:
+    flow = ps.Flow(name)
+    flow.read(ps.sources.Generator(lambda i: i, rate=2000)).rebalance().map(str).write(ps.sinks.Null())
+    return flow
+
+
+def test_too_many_deaths(cluster: str, fresh_name: Callable[[], str]) -> None:
+    job = run(endless(fresh_name()), workers=2, max_restarts=2)
+    flowing(job)
+    seen = set(worker_pids(job).values())
+    for _ in range(2):
+        running_again(job, {kill_worker(job, 0)})
+        seen |= set(worker_pids(job).values())
+    last = kill_worker(job, 1)
+    with pytest.raises(ps.JobFailed) as failed:
+        job.wait(LIMIT_S, progress=False)
+    message = str(failed.value)
+    assert f"worker 1 (process {last}) died" in message
+    assert "restarted 2 times in the last 600 s, which is all that max_restarts=2 allows" in message
+    assert "Traceback" not in message
+    wait_gone(sorted(seen), 10.0)
+
+
+@pytest.mark.parametrize("victim", ["worker", "master"])
+def test_no_restarts_wanted(cluster: str, fresh_name: Callable[[], str], victim: str) -> None:
+    job = run(endless(fresh_name()), workers=2, max_restarts=0)
+    flowing(job)
+    pids = worker_pids(job)
+    master = master_pid(job)
+    kill(pids[1] if victim == "worker" else master)
+    expected = rf"worker 1 \(process {pids[1]}\) died" if victim == "worker" else "JobMaster died"
+    with pytest.raises(ps.JobFailed, match=expected):
+        job.wait(LIMIT_S, progress=False)
+    wait_gone([*pids.values(), master], 10.0)
+    assert penstock_segments() == []
+
+
+def poisoned(name: str, at: int) -> ps.Flow:
+    def parse(i: int) -> int:
+        if i == at:
+            raise ValueError(f"no {i} today")
+        return i
+
+    flow = ps.Flow(name)
+    (
+        flow.read(ps.sources.Generator(lambda i: i, rate=2000))
+        .rebalance()
+        .map(parse, name="parse")
+        .write(ps.sinks.Null())
+    )
+    return flow
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "recovered"])
+def test_a_function_that_raises(cluster: str, fresh_name: Callable[[], str], killed: bool) -> None:
+    """It would raise again: going back would not help."""
+    at = 6000 if killed else 500
+    job = run(poisoned(fresh_name(), at), workers=2)
+    pids = {}
+    if killed:
+        flowing(job)
+        pids = worker_pids(job)
+        running_again(job, {kill_worker(job, 1)})
+    with pytest.raises(ps.JobFailed) as failed:
+        job.wait(LIMIT_S, progress=False)
+    assert failed.value.operator == "parse"
+    message = str(failed.value)
+    assert f"ValueError: no {at} today" in message
+    assert f"record: {at}" in message
+    assert f"{Path(__file__).name}" in message
+    assert 'raise ValueError(f"no {i} today")' in message
+    assert job.status()["state"] == "FAILED"
+    assert job.status()["epochs"]["restarts"] == int(killed)
+    wait_gone(list(pids.values()), 10.0)
+
+
+@pytest.mark.parametrize("what", ["state", "sink"])
+def test_state_that_cannot_be_saved(cluster: str, fresh_name: Callable[[], str], what: str) -> None:
+    def work(ctx: ps.ProcessContext, key: int, record: int) -> None:
+        ctx.set(threading.Lock() if what == "state" else record)
+
+    class Stubborn(ps.sinks.Null):
+        def writer(self, context: Any) -> Any:
+            writer = super().writer(context)
+            writer.prepare = lambda epoch: threading.Lock()  # type: ignore[method-assign]
+            return writer
+
+    flow = ps.Flow(fresh_name())
+    (
+        flow.read(ps.sources.Generator(lambda i: i, rate=100))
+        .key_by(lambda i: i % 10)
+        .process(work, name="keeper")
+        .write(ps.sinks.Null() if what == "state" else Stubborn(), name="out")
+    )
+    job = run(flow, workers=2)
+    with pytest.raises(ps.JobFailed) as failed:
+        job.wait(LIMIT_S, progress=False)
+    message = str(failed.value)
+    print(message)
+    assert failed.value.operator == ("keeper" if what == "state" else "out")
+    assert "cannot be saved" in message
+    assert "lock" in message
+    assert "Traceback" not in message
+
+
+# --- what is told of the dead --------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_before_it_is_connected_to() -> None:
+    """The JobMaster hears of its death; until then it is one that does not answer."""
+    gone = ("\0penstock-nobody-" + os.urandom(8).hex(), b"key")
+    link = Link(0, 1, gone)
+    told: list[str] = []
+    over = threading.Event()
+    link.send("cut", lambda: (), lambda _: told.append("answered"), lambda _: told.append("refused"), over.set)
+    assert over.wait(LIMIT_S)
+    link.close()
+    assert told == []
+    clients = ControlClients({})
+    clients.connect(0, gone)
+    assert clients.call("status", 1.0) == []
+    assert Watcher(f"/proc/{2**22 + 1}/fd/3").read() is None
+
+
+def test_deaths_by_other_causes_do_not_add_up_to_poison() -> None:
+    suspects = Suspects(attempts=3)
+    for _ in range(10):
+        suspects.died(Note(1, 0, 0))
+        suspects.died(Note(1, 0, 0))
+        assert suspects.careful == {1: frozenset()}
+        suspects.died(Note(1, 0, 99))  # a common record
+        for _ in range(CALM_EPOCHS):
+            suspects.completed()
+        assert suspects.careful == {}
+
+
+def test_a_careful_task_takes_records_that_cannot_be_encoded() -> None:
+    box = BlackBox()
+    Care(box, 3, frozenset({(0, 7)}), 3).check(0, threading.Lock())
+    assert Watcher(box.address).read() == Note(3, 0, 0)
+
+
+# --- what can be seen ----------------------------------------------------------------------------------------------
+
+
+def test_what_status_says_of_epochs(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    name = fresh_name()
+    job = run(endless(name), workers=2, checkpoints=tmp_path, epoch_interval_s=0.3)
+    flowing(job)
+    wait_until(lambda: complete(job) >= 3, "epochs follow each other")
+    epochs = job.status()["epochs"]
+    assert set(epochs) == {"complete", "begun", "age_s", "restarts", "last_failure", "store"}
+    assert epochs["complete"] <= epochs["begun"] <= epochs["complete"] + 2
+    assert 0 <= epochs["age_s"] < LIMIT_S
+    assert epochs["restarts"] == 0
+    assert epochs["last_failure"] is None
+    assert epochs["store"] == str(tmp_path / name)
+    assert len(list((tmp_path / name / "manifests").iterdir())) >= 1
+    running_again(job, {kill_worker(job, 0)})
+    wait_until(lambda: complete(job) > epochs["begun"], "epochs go on, with new numbers")
+    assert restarts(job) == 1
+    master = master_pid(job)
+    gone = set(worker_pids(job).values())
+    before = complete(job)
+    kill(master)
+    running_again(job, gone)
+    wait_until(lambda: complete(job) > before, "epochs go on, with new numbers")
+    job.cancel()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_without_epochs_there_is_nothing_to_say(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    job = run(endless(fresh_name()), epoch_interval_s=None, checkpoints=tmp_path / "none")
+    flowing(job)
+    assert "epochs" not in job.status()
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)
+    assert not (tmp_path / "none").exists()
+
+
+ATTACHED = """
+import json, sys
+import penstock as ps
+job = ps.attach(sys.argv[1], address=sys.argv[2])
+print("attached", flush=True)
+status = job.wait(60, progress=False)
+print(json.dumps([status["state"], status["records_written"]]), flush=True)
+"""
+
+
+def test_a_detached_job_s_master_is_killed(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    """Its name stays, and other drivers can wait for it: one that had attached before, and one that comes after."""
+    name = fresh_name()
+    flow, check = numbers_flow(name, tmp_path / "out")
+    job = run(flow, workers=2, detached=True)
+    wait_until(lambda: complete(job) >= 1, "an epoch is complete")
+    gone = set(worker_pids(job).values())
+    master = master_pid(job)
+    start = [sys.executable, "-c", ATTACHED, name, cluster]
+    drivers = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True, cwd=os.getcwd())]
+    try:
+        assert drivers[0].stdout is not None
+        assert any(line == "attached\n" for line in drivers[0].stdout)
+        kill(master)
+        late = ps.attach(name)
+        running_again(job, gone)
+        assert not alive(master)
+        drivers.append(subprocess.Popen(start, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()))
+        assert drivers[1].stdout is not None
+        assert any(line == "attached\n" for line in drivers[1].stdout)
+        late.stop()
+        for driver in drivers:
+            out, _ = driver.communicate(timeout=LIMIT_S)
+            state, written = json.loads(out.splitlines()[-1])
+            assert state == "FINISHED"
+            assert written > 0
+        assert late.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+        assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    finally:
+        for driver in drivers:
+            driver.kill()
+            driver.wait()
+            if driver.stdout is not None:
+                driver.stdout.close()
+    check()
+    wait_gone([*gone, master], 10.0)
+
+
+def test_no_pause_before_the_failure(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """Of a flow in two halves, one on each worker, the half without the failure notices nothing."""
+    flow = ps.Flow(fresh_name())
+    for half in (0, 1):  # dealt to the workers in turn
+        source = ps.sources.Generator(lambda i: i, rate=2000)
+        flow.read(source, name=f"read{half}", parallelism=1).map(str).write(ps.sinks.Null(), name=f"write{half}")
+    job = run(flow, workers=2, parallelism=1)
+    wait_until(lambda: complete(job) >= 1, "an epoch is complete")
+    assert placed(job, "read0") == [0]
+    assert placed(job, "read1") == [1]
+
+    def written(half: int) -> int:
+        count: int = job.status()["operators"][f"write{half}"]["records_in"]
+        return count
+
+    pid = kill_worker(job, 1)
+    since = time.monotonic()
+    before = written(0)
+    running_again(job, {pid})
+    took = time.monotonic() - since
+    after = written(0)
+    wait_until(lambda: written(1) > 0, "the other half comes again")
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)
+    assert after - before >= 0.5 * took * 2000, f"{after - before} records in {took:.1f} s"

@@ -1,0 +1,348 @@
+"""What must hold all the time in a simulated job with epochs (tests/epochs/sim.py), and what at its end.
+
+- Who goes back is exactly who was lost and all behind them, worked out here anew; nobody else is touched, and nobody
+  who sends to them is held up.
+- Epochs complete in order, each from snapshots of all tasks; what a task's snapshots say together is what the task had
+  in memory, and a task that is made again has that in memory.
+- The caches' memory is bounded and rightly counted; an inbox holds a window and a message of each channel.
+- At the end nothing is left anywhere, and outputs and keyed state are those of a run without faults.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from penstock.runtime.build import build
+from penstock.runtime.channel import END
+from penstock.runtime.epochs import coordinator as protocol
+from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.participant import Acknowledged
+from penstock.runtime.epochs.snapshot import _apply
+from penstock.runtime.loop import RunLoop
+from penstock.runtime.plan import Plan
+from penstock.runtime.state import SavedState
+from penstock.runtime.task import Snapshot, Task
+from penstock.runtime.transport.memory import MemoryNetwork
+from tests.epochs.flows import EpochFlow, Tallies, added
+
+if TYPE_CHECKING:
+    from tests.epochs.sim import EpochCluster, Process
+
+#: Keyed state: operator -> map -> key -> value.
+States = dict[str, dict[str, dict[Any, Any]]]
+
+
+class Checks:
+    """The account of one simulated job; the cluster calls it wherever something happens."""
+
+    def __init__(self, cluster: EpochCluster) -> None:
+        self._cluster = cluster
+        self.completed: list[int] = []  # epochs whose manifest was written
+        self._behind = behind(cluster.plan)
+        self._everybody = frozenset(task.number for task in cluster.plan.tasks)
+        self._all_back = True
+        self._damaged = 0  # no epoch up to this one counts, but the one that the job went back to
+        self._lost: list[int] = []  # workers, since tasks were last joined
+        self._triggered = 0
+        self._memory: dict[str, bytes] = {}  # keyed state in memory when a snapshot of this name was taken
+        self._at_end: dict[int, bytes] = {}  # and at the task's end
+        self._decoded: dict[int, tuple[list[str], dict[str, SavedState]]] = {}
+        self._passes = 0
+
+    # --- what the coordinator says -------------------------------------------------------------------------------
+
+    def new_master(self) -> None:
+        self._all_back = True
+        self._lost = []
+        self._triggered = self._cluster.coordinator.begun
+
+    def passed_over(self) -> None:
+        """The last epoch is damaged: all go back."""
+        self._all_back = True
+        self._damaged = max(self._cluster.store.manifests)
+
+    def lost(self, worker: int) -> None:
+        self._lost.append(worker)
+
+    def _back(self, workers: list[int]) -> frozenset[int]:
+        placed = self._cluster.placed
+        tasks = {task for task, worker in placed.items() if worker in workers}
+        return frozenset(tasks.union(*(self._behind[task] for task in tasks)))
+
+    def command(self, command: protocol.Command) -> None:
+        """The coordinator has given a command."""
+        if isinstance(command, protocol.Cut):
+            lost = self._lost
+            possible = [self._back(lost[:n]) for n in range(1, len(lost) + 1)]
+            if self._all_back:
+                possible = [self._everybody]
+            assert command.tasks in possible, f"{sorted(command.tasks)} go back when workers {lost} are lost"
+            newest = max(self._cluster.store.manifests, default=0)
+            assert command.epoch == newest or newest <= self._damaged, f"{newest} is complete, and {command}"
+        elif isinstance(command, protocol.Make | protocol.Join):
+            expected = self._everybody if self._all_back else self._back(self._lost)
+            assert command.tasks == expected, f"{sorted(command.tasks)} are made when workers {self._lost} are lost"
+            if isinstance(command, protocol.Join):
+                self._all_back, self._lost = False, []
+        elif isinstance(command, protocol.Trigger):
+            assert command.epoch > self._triggered
+            self._triggered = command.epoch
+        elif isinstance(command, protocol.Complete):
+            assert command.epoch in self._cluster.store.manifests, f"epoch {command.epoch} has no manifest"
+
+    def written(self, manifest: Manifest) -> None:
+        """A manifest is written."""
+        epoch = manifest.epoch
+        if self.completed:
+            assert epoch > self.completed[-1], f"epoch {epoch} is complete after {self.completed[-1]}"
+        self.completed.append(epoch)
+        assert {entry.number for entry in manifest.tasks} == self._everybody
+        for entry in manifest.tasks:
+            last = entry.blobs[-1].name
+            assert last in self._memory, f"task {entry.number} never made {last}"
+            generation = self._cluster.coordinator._generations[entry.number]
+            assert entry.finished or last == _name(epoch, entry.number, generation), f"epoch {epoch} has {last}"
+        if manifest.final:
+            assert all(entry.finished for entry in manifest.tasks)
+
+    # --- what workers do -----------------------------------------------------------------------------------------
+
+    def snapshot(self, process: Process, snapshot: Snapshot) -> None:
+        """A task saves its part of an epoch."""
+        task = process.loop.wiring.tasks[snapshot.task.number]
+        assert not task._work, "a snapshot of a step that is half done"
+        memory = pickle.dumps(in_memory(task))
+        self._memory[_name(snapshot.epoch, task.task.number, snapshot.generation)] = memory
+        if snapshot.finished and not task._ended_before:
+            self._at_end[task.task.number] = memory
+
+    def acknowledged(self, event: Acknowledged) -> None:
+        """A snapshot has come to the coordinator, which has yet to look at it."""
+        master = self._cluster.coordinator
+        if event.generation != master._generations[event.task]:
+            return
+        expected = self._memory.get(event.blob.name)
+        assert expected is not None, f"{event.blob.name} was never made"
+        chain = [] if event.whole else master._chains.get(event.task, [])
+        if chain is not None:
+            found = decoded(self._decode(event.task, [*chain, event.blob]))
+            assert found == pickle.loads(expected), f"{event.blob.name} says {found}, not {pickle.loads(expected)}"
+
+    def _decode(self, task: int, chain: list[Blob]) -> dict[str, SavedState]:
+        names = [blob.name for blob in chain]
+        done, states = self._decoded.get(task, ([], {}))
+        if names[: len(done)] != done or not done:
+            done, states = [], {}
+        files = self._cluster.store.files
+        for blob in chain[len(done) :]:
+            data = blob.data if blob.data is not None else files[blob.name]
+            _apply(data, None, states, self._cluster.plan.key_groups)
+        self._decoded[task] = (names, states)
+        return states
+
+    def made(self, process: Process, command: protocol.Make) -> None:
+        """A process has made its tasks again."""
+        for task in process.loop.wiring.mine(command.tasks):
+            entry = command.entries.get(task.number)
+            if entry is not None and entry.finished:
+                continue  # it goes on from nothing but its end
+            found = in_memory(process.loop.wiring.tasks[task.number])
+            expected = {} if entry is None else pickle.loads(self._memory[entry.blobs[-1].name])
+            assert _filled(found) == _filled(expected), f"task {task.number} goes on from {found}, not {expected}"
+            for stage in process.loop.wiring.tasks[task.number].timed:
+                times = [at for kept in stage._timers.saved.values.values() for at in kept]
+                assert stage.next_timer() == min(times, default=None), f"task {task.number} forgets its timers"
+
+    def others_stay(self, process: Process, command: protocol.Command, before: dict[int, Task]) -> None:
+        """A command has been carried out."""
+        tasks = process.loop.wiring.tasks
+        numbers: frozenset[int] = frozenset()
+        if isinstance(command, protocol.Cut | protocol.Make):
+            numbers = command.tasks
+        for number, task in before.items():
+            if number not in numbers:
+                assert tasks.get(number) is task, f"{command} touches task {number}"
+        mine = {task.number for task in process.loop.wiring.mine(numbers)}
+        if isinstance(command, protocol.Cut):
+            assert not mine & tasks.keys()
+        elif isinstance(command, protocol.Make):
+            assert mine <= tasks.keys()
+            assert all(tasks[number] is not before.get(number) for number in mine)
+
+    def not_held_up(self, task: Task) -> None:
+        """A task that has just tried to send is blocked."""
+        for channel in task._waiting:
+            assert channel.connected, f"{task.name} is held up by one that is taken back"
+            assert not channel.catching_up, f"{task.name} is held up by one that has been taken back"
+
+    def delivered(self, process: Process) -> None:
+        """A process has taken in messages."""
+        for channel in process.loop.wiring.remote_out.values():
+            assert channel.outstanding >= 0, f"channel {channel.number} was granted more than it has sent"
+
+    def after(self, process: Process) -> None:
+        """A process has done something."""
+        rud = process.rud
+        assert rud.used <= rud.memory_bytes, f"caches hold {rud.used} bytes, more than {rud.memory_bytes}"
+        self._passes += 1
+        if self._passes % 16:
+            return
+        caches = [channel.cache for task in process.loop.tasks for channel in task.channels]
+        assert rud.used == sum(cache.in_memory for cache in caches)
+        assert rud.spilled == sum(e.size for cache in caches for e in cache.entries if e.place is not None)
+        window = self._cluster.faults.window
+        for task in process.loop.tasks:
+            costs: dict[int, list[int]] = {}
+            for number, _, _, cost in task.inbox.ready:
+                costs.setdefault(number, []).append(cost)
+            for number, entries in task.inbox._held.items():
+                costs.setdefault(number, []).extend(cost for batch, _, cost in entries if batch is not None)
+            for number, sizes in costs.items():
+                held = sum(sizes[:-1])
+                assert held < window, f"{task.name}: {held} bytes wait by channel {number} before its last message"
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The coordinator says that the job has ended."""
+        for process in self._cluster.live:
+            for task in process.loop.tasks:
+                assert task.finished, f"{task.name} has not finished"
+                inbox = task.inbox
+                assert not inbox.ready, f"{task.name} has taken something in behind its end"
+                assert not inbox._held, f"{task.name} has taken something in behind its end"
+                assert not task.queued, f"{task.name}: {task.queued} records counted in an empty inbox"
+                for channel in task.channels:
+                    kinds = [entry.kind for entry in channel.cache.entries]
+                    assert kinds == [END], f"channel {channel.number} still keeps {kinds}"
+                    assert not channel.queue, f"channel {channel.number} has something left to send"
+            assert process.rud.used == process.rud.spilled == 0
+        left = self._cluster.outside.open
+        assert not left, f"never committed: {left}"
+
+    def stopped(self, outputs: dict[str, list[Any]]) -> None:
+        """The job was stopped: read what its sources have read as all that there is."""
+        plan, store = self._cluster.plan, self._cluster.store
+        for entry in store.manifests[max(store.manifests)].tasks:
+            source = plan.chains[plan.tasks[entry.number].chain].source
+            if source is not None:
+                states: dict[str, SavedState] = {}
+                blob = entry.blobs[-1]
+                data = blob.data if blob.data is not None else store.files[blob.name]
+                _apply(data, None, states, plan.key_groups)
+                for own in states[source.name].own:
+                    for split in own:
+                        parts: list[list[Any]] = source.source.parts  # type: ignore[attr-defined]
+                        parts[split.payload] = parts[split.payload][: split.offset or 0]
+
+    def compare(self, other: tuple[dict[str, list[Any]], States], outputs: dict[str, list[Any]]) -> None:
+        """Outputs and final states are those of a run without faults."""
+        theirs, their_states = other
+        made = self._cluster.made
+        for channel, (name, _) in made.expected.items():
+            got, expected = Counter(outputs.get(channel, ())), Counter(theirs.get(channel, ()))
+            assert got == expected, f"{name}: lost {expected - got}, too much {got - expected}"
+        for channel, (name, _) in made.last.items():
+            assert _greatest(outputs.get(channel, [])) == _greatest(theirs.get(channel, [])), name
+        if isinstance(made, EpochFlow):
+            for channel, (name, _) in made.sums.items():
+                assert added(outputs.get(channel, [])) == added(theirs.get(channel, [])), name
+        states: States = {}
+        for memory in self._at_end.values():
+            merge(states, pickle.loads(memory))
+        for operator, maps in their_states.items():
+            assert states.get(operator) == maps, f"{operator}: {states.get(operator)}, not {maps}"
+
+
+def _name(epoch: int, task: int, generation: int) -> str:
+    return f"snapshots/{epoch:08d}-{task}-{generation}"
+
+
+def _greatest(records: list[Any]) -> dict[Any, int]:
+    greatest: dict[Any, int] = {}
+    for key, count in records:
+        greatest[key] = max(count, greatest.get(key, 0))
+    return greatest
+
+
+def behind(plan: Plan) -> dict[int, frozenset[int]]:
+    """Of each task all that its records can reach: by walking along the channels."""
+    first = list(itertools.accumulate((chain.parallelism for chain in plan.chains), initial=0))
+    ahead: dict[int, list[int]] = {task.number: [] for task in plan.tasks}
+    for exchange in plan.exchanges:
+        for sender in range(exchange.senders):
+            for receiver in exchange.targets(sender):
+                ahead[first[exchange.source] + sender].append(first[exchange.target] + receiver)
+    found = {}
+    for task in ahead:
+        seen: set[int] = set()
+        look = [task]
+        while look:
+            for target in ahead[look.pop()]:
+                if target not in seen:
+                    seen.add(target)
+                    look.append(target)
+        found[task] = frozenset(seen)
+    return found
+
+
+def in_memory(task: Task) -> States:
+    """The keyed state of a task's stages."""
+    states: States = {}
+    for stage in task.stages:
+        if hasattr(stage, "_map"):
+            maps = states[stage.context.operator.name] = {"state": stage._map.values}
+            if hasattr(stage, "_timers"):
+                maps["timers"] = stage._timers.saved.values
+    return states
+
+
+def decoded(states: dict[str, SavedState]) -> States:
+    """The keyed state of what was saved."""
+    return {name: state.maps for name, state in states.items() if state.maps}
+
+
+def _filled(states: States) -> States:
+    """Without maps that hold nothing: a task that never saved may have them or not."""
+    filled = {name: {title: kept for title, kept in maps.items() if kept} for name, maps in states.items()}
+    return {name: maps for name, maps in filled.items() if maps}
+
+
+def merge(states: States, more: States) -> None:
+    """Add the state of another task."""
+    for operator, maps in more.items():
+        for title, entries in maps.items():
+            states.setdefault(operator, {}).setdefault(title, {}).update(entries)
+
+
+def reference(cluster: EpochCluster) -> tuple[dict[str, list[Any]], States]:
+    """What the cluster's flow does in one process without faults and epochs: outputs by sink, and the final state of
+    the operators for which the time does not matter."""
+    outside = type(cluster.outside)()
+    for sink in cluster.sinks:
+        sink.outside = outside
+    plan = cluster.plan
+    ticks = itertools.count(1)
+    transport = MemoryNetwork(1).transport(0)
+    clock = lambda: next(ticks) * 1000
+    wiring = build(
+        plan,
+        {task.number: 0 for task in plan.tasks},
+        0,
+        transport,
+        clock=clock,
+        report=lambda reported: None,
+        wall=lambda: next(ticks) * 1e-6,
+    )
+    RunLoop(wiring, transport, clock).run()
+    states: States = {}
+    for task in wiring.tasks.values():
+        own = in_memory(task)
+        for stage in task.stages:
+            if isinstance(getattr(stage, "_process", None), Tallies):
+                own.pop(stage.context.operator.name)
+        merge(states, own)
+    return outside.uncommitted(), states

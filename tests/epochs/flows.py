@@ -1,0 +1,156 @@
+"""Flows for the simulated cluster with epochs: those of tests/runtime/random_flows.py and more state.
+
+What is more: state that goes, records that their receivers change, and timers. When a timer fires depends on the time,
+but what its calls add up to does not, so that too is known without running.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.runtime.process import Process, ProcessContext
+from penstock.runtime.sinks.collect import Collect
+from tests.runtime.random_flows import Place, RandomFlow, mix, random_flow
+
+
+@dataclass
+class EpochFlow(RandomFlow):
+    """`sums`: sinks whose (key, number) records must add up to these numbers, by key."""
+
+    sums: dict[str, tuple[str, dict[Any, int]]] = field(default_factory=dict)
+
+    def check(self, outputs: dict[str, list[Any]]) -> None:
+        super().check(outputs)
+        for channel, (name, totals) in self.sums.items():
+            assert added(outputs.get(channel, [])) == totals, name
+
+
+def added(records: list[Any]) -> dict[Any, int]:
+    """The sums of (key, number) records."""
+    totals: dict[Any, int] = defaultdict(int)
+    for key, number in records:
+        totals[key] += number
+    return dict(totals)
+
+
+class Tallies(Process):
+    """Counts the records of each key, and says what has come since it last did so whenever one of the key's timers
+    fires. It keeps account of the timers that must fire, and takes a wrong one for an error."""
+
+    def __init__(self, salt: int) -> None:
+        self.salt = salt
+
+    def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
+        state = ctx.get()
+        if state is None:
+            state = {"since": 0, "armed": []}
+            ctx.set(state)
+        state["since"] += 1
+        armed = state["armed"]
+        n = mix(record, self.salt)
+        if n % 11 == 0:
+            ctx.cancel_timer()
+            armed.clear()
+        elif n % 7 == 0 and armed:
+            ctx.cancel_timer(armed.pop(n % len(armed)))
+        if not armed or n % 5 == 0:
+            self._arm(ctx, armed, n)
+
+    def on_timer(self, ctx: ProcessContext, key: Any, at: float) -> list[Any]:
+        state = ctx.get()
+        assert state is not None, f"key {key}: a timer fired for a key without state"
+        assert at in state["armed"], f"key {key}: a timer fired at {at}; set are {state['armed']}"
+        state["armed"].remove(at)
+        since, state["since"] = state["since"], 0
+        n = mix((key, since), self.salt)
+        if not state["armed"] and n % 3:
+            ctx.clear()
+        elif since and n % 4 == 0:
+            self._arm(ctx, state["armed"], n)
+        return [(key, since)] if since else []
+
+    def finish(self, ctx: ProcessContext) -> None:
+        for key, state in ctx.state.items():
+            assert not state["since"], f"key {key}: a timer that was set has not fired at the end"
+
+    def _arm(self, ctx: ProcessContext, armed: list[float], n: int) -> None:
+        at = ctx.now() + (n // 100 % 40) ** 2 * 0.0001
+        ctx.set_timer(at)
+        if at not in armed:
+            armed.append(at)
+
+
+def epoch_flow(seed: int) -> EpochFlow:
+    """A flow of the seed's choosing."""
+    plain = random_flow(seed)
+    made = EpochFlow(plain.flow, plain.places, plain.expected, plain.last)
+    rng = random.Random(f"epochs {seed}")
+    if rng.random() < 0.4:
+        _tallies(made, rng.choice(made.places), rng)
+    if rng.random() < 0.4:
+        _rounds(made, rng.choice(made.places), rng)
+    if rng.random() < 0.5:
+        _changed(made, max(made.places, key=lambda place: min(len(place.records), 100)), rng)
+    return made
+
+
+def _key(rng: random.Random) -> Any:
+    keys, salt = rng.choice((1, 3, 50)), rng.randrange(100)
+    return lambda record: mix(record, salt) % keys
+
+
+def _tallies(made: EpochFlow, place: Place, rng: random.Random) -> None:
+    key = _key(rng)
+    stream = place.stream.key_by(key).process(Tallies(rng.randrange(100)), parallelism=rng.randrange(1, 4))
+    totals = dict(Counter(map(key, place.records)))
+    if rng.random() < 0.5:
+        name = f"tallies of {len(totals)} keys"
+        sink = Collect()
+        stream.write(sink, parallelism=rng.randrange(1, 3))
+        made.sums[sink.channel] = (name, totals)
+    else:
+        total = stream.key_by(lambda pair: pair[0]).sum(
+            lambda pair: pair[1], emit="final", parallelism=rng.randrange(1, 3)
+        )
+        _write(made, f"sums of tallies of {len(totals)} keys", total, list(totals.items()), rng)
+
+
+def _rounds(made: EpochFlow, place: Place, rng: random.Random) -> None:
+    """State that is forgotten every few records of a key."""
+    key, size = _key(rng), rng.choice((2, 3, 7))
+
+    def work(ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
+        n = ctx.get(0) + 1
+        if n == size:
+            ctx.clear()
+            return [("round", key)]
+        ctx.set(n)
+        return []
+
+    rounds = Counter(map(key, place.records))
+    expected = [("round", k) for k, n in rounds.items() for _ in range(n // size)]
+    stream = place.stream.key_by(key).process(work, parallelism=rng.randrange(1, 4))
+    _write(made, f"rounds of {size}", stream, expected, rng)
+
+
+def _changed(made: EpochFlow, place: Place, rng: random.Random) -> None:
+    """Records that whoever gets them changes."""
+
+    def change(record: list[Any]) -> list[Any]:
+        record[0] += 1
+        return record
+
+    stream = place.stream.map(lambda record: [0, record], parallelism=2)
+    for _ in range(3):
+        stream = stream.rebalance().map(change, parallelism=rng.randrange(1, 4))
+    expected = [(3, record) for record in place.records]
+    _write(made, "changed", stream.map(tuple, parallelism=1), expected, rng)
+
+
+def _write(made: EpochFlow, name: str, stream: Any, records: list[Any], rng: random.Random) -> None:
+    sink = Collect()
+    stream.write(sink, parallelism=rng.randrange(1, 3))
+    made.expected[sink.channel] = (name, Counter(records))

@@ -1,0 +1,369 @@
+"""Bugs to plant into the runtime, each of which the simulation must find: what cannot be found is not tested.
+
+Each is what somebody might write, or leave out, in good faith. `planted(name)` plants one while a block runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from penstock.runtime import channel as channels
+from penstock.runtime.build import Wiring
+from penstock.runtime.channel import BARRIER, CREDIT, DATA, OutChannel, decode_batch
+from penstock.runtime.epochs.coordinator import Complete, Coordinator, Join, tasks_on
+from penstock.runtime.epochs.manifest import Blob
+from penstock.runtime.epochs.participant import Acknowledged, Participant
+from penstock.runtime.epochs.snapshot import encode_snapshot
+from penstock.runtime.errors import StoreUnreachable
+from penstock.runtime.inbox import Inbox
+from penstock.runtime.loop import RunLoop
+from penstock.runtime.rud import OutputCache
+from penstock.runtime.state import KeyedDelta, KeyedMap
+from penstock.runtime.timers import Timers
+from tests.epochs.sim import Faults, MemoryStore
+
+Bug = Callable[[], contextlib.AbstractContextManager[Any]]
+
+#: By name: what plants the bug, and which seeds may find it (others need not be run).
+PLANTED: dict[str, tuple[Bug, Callable[[Faults], bool]]] = {}
+
+
+def _plant(may_find: Callable[[Faults], bool] = lambda faults: True) -> Callable[[Bug], Bug]:
+    def plant(bug: Bug) -> Bug:
+        PLANTED[bug.__name__.strip("_").replace("_", "-")] = (bug, may_find)
+        return bug
+
+    return plant
+
+
+@contextlib.contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """Plant a bug (None: none)."""
+    with PLANTED[name][0]() if name else contextlib.nullcontext():
+        yield
+
+
+def _somebody_dies(faults: Faults) -> bool:
+    return faults.kills + faults.master_kills > 0
+
+
+def _several_epochs(faults: Faults) -> bool:
+    return _somebody_dies(faults) and faults.interval_s < 0.1
+
+
+def _patch(owner: Any, name: str, new: Any) -> Any:
+    return mock.patch.object(owner, name, new)
+
+
+# --- tasks and channels ----------------------------------------------------------------------------------------------
+
+
+@_plant(_several_epochs)
+def _skip_alignment() -> Any:
+    """A task takes up records that are behind a barrier before the other channels have brought it."""
+
+    def put(self: Inbox, channel: int, batch: Any, stamp: int, cost: int) -> None:
+        self.ready.append((channel, batch, stamp, cost))
+
+    return _patch(Inbox, "put", put)
+
+
+@_plant(_several_epochs)
+def _drop_at_barrier() -> Any:
+    """A channel drops what is before a barrier when it has sent the barrier, not when the epoch is complete."""
+    sent = OutputCache.sent
+
+    def early(self: OutputCache) -> None:
+        entry = self.entries[self.next]
+        sent(self)
+        if entry.kind == BARRIER and self.keeps:
+            self._drop(self.next)
+
+    return _patch(OutputCache, "sent", early)
+
+
+@_plant(_several_epochs)
+def _drop_at_acknowledgement() -> Any:
+    """A task's channels drop what is before a barrier when its own snapshot is written."""
+    write = Participant._write
+
+    def early(self: Participant, snapshot: Any, parts: Any) -> bool:
+        done = write(self, snapshot, parts)
+        task = self.loop.wiring.tasks.get(snapshot.task.number)
+        if done and task is not None and task.generation == snapshot.generation:
+            for channel in task.channels:
+                channel.complete(snapshot.epoch)
+        return done
+
+    return _patch(Participant, "_write", early)
+
+
+@_plant(_somebody_dies)
+def _no_second_end() -> Any:
+    """What a channel sends again leaves out its end, which its receiver had before."""
+
+    def rewind(self: OutputCache) -> None:
+        self.next = 0
+        if self.entries and self.entries[-1].kind == channels.END:
+            self.entries.pop()
+
+    return _patch(OutputCache, "rewind", rewind)
+
+
+@_plant(lambda faults: faults.kills >= 3 and faults.workers > 1)
+def _old_generations() -> Any:
+    """Messages are taken from whoever sent them, also from a task that was taken back."""
+
+    def deliver(self: RunLoop, messages: Any) -> None:
+        for number, message in messages:
+            kind, channel, stamp, _, batch = decode_batch(message)
+            task = self.wiring.tasks.get(number)
+            if kind == CREDIT:
+                if (out := self.wiring.remote_out.get(channel)) is not None:
+                    out.outstanding -= stamp
+            elif task is None:
+                continue
+            elif kind == DATA:
+                task.receive(channel, batch, stamp, len(message))
+            elif kind == BARRIER:
+                task.receive_barrier(channel, stamp)
+            else:
+                task.receive_end(channel)
+        for due in list(self.wiring.grants_due.values()):
+            due.grant()
+
+    return _patch(RunLoop, "_deliver", deliver)
+
+
+@_plant(lambda faults: faults.kills >= 5 and faults.window < 1000 and faults.workers > 2 and faults.mixed)
+def _old_credit() -> Any:
+    """A grant is taken from a receiver that was taken back."""
+    deliver = RunLoop._deliver
+
+    def careless(self: RunLoop, messages: Any) -> None:
+        others = []
+        for number, message in messages:
+            kind, channel, stamp, _, _ = decode_batch(message)
+            out = self.wiring.remote_out.get(channel)
+            if kind != CREDIT:
+                others.append((number, message))
+            elif out is not None:
+                out.outstanding -= stamp
+        deliver(self, others)
+
+    return _patch(RunLoop, "_deliver", careless)
+
+
+@_plant(_somebody_dies)
+def _held_up() -> Any:
+    """A task whose receiver is being taken back waits for it."""
+
+    def cut(self: OutChannel) -> None:
+        self.connected = False
+
+    return _patch(OutChannel, "cut", cut)
+
+
+@_plant(
+    lambda faults: faults.kills > 0 and faults.workers > 1 and faults.memory_bytes >= 2000 and faults.interval_s >= 0.1
+)
+def _kept_records_shared() -> Any:
+    """What a channel inside a worker keeps is what its receiver got, and may change."""
+    return _patch(channels, "_immutable", lambda batch: True)
+
+
+@_plant()
+def _no_limit_on_memory() -> Any:
+    """Caches do not go to disk."""
+
+    def append(self: OutputCache, entry: Any) -> None:
+        self.entries.append(entry)
+        if self._rud is not None:
+            self.in_memory += entry.size
+            self._rud.used += entry.size
+
+    return _patch(OutputCache, "append", append)
+
+
+@_plant(lambda faults: faults.kills > 0)
+def _too_much_goes_back() -> Any:
+    """A worker takes out all of its tasks."""
+    cut = Wiring.cut
+    return _patch(Wiring, "cut", lambda self, numbers: cut(self, numbers | self.tasks.keys()))
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+@_plant()
+def _no_gone_keys() -> Any:
+    """A delta does not tell of keys that are gone."""
+    delta = KeyedMap.delta
+
+    def without(self: KeyedMap, whole: bool) -> KeyedDelta:
+        return replace(delta(self, whole), gone=[])
+
+    return _patch(KeyedMap, "delta", without)
+
+
+@_plant(_several_epochs)
+def _no_timers_back() -> Any:
+    """Timers come back into the map of what is saved, but will not fire."""
+    return _patch(Timers, "restore", lambda self, saved: self.saved.restore(saved))
+
+
+@_plant()
+def _timer_not_touched() -> Any:
+    """A timer that has fired is not noted as a change."""
+
+    def take(self: Timers, key: Any, at: float) -> bool:
+        times = self._times.get(key, ())
+        if at not in times:
+            return False
+        self._times[key] = tuple(time for time in times if time != at)
+        if not self._times[key]:
+            del self._times[key]
+        return True
+
+    return _patch(Timers, "take", take)
+
+
+@_plant(lambda faults: faults.put > 0 and faults.interval_s < 0.1)
+def _builds_on_what_was_lost() -> Any:
+    """The snapshot behind one that could not be written holds changes only."""
+    write = Participant._write
+
+    def careless(self: Participant, snapshot: Any, parts: Any) -> bool:
+        with mock.patch.object(self.loop, "call"):
+            return write(self, snapshot, parts)
+
+    return _patch(Participant, "_write", careless)
+
+
+# --- coordinator and participants ------------------------------------------------------------------------------------
+
+
+@_plant()
+def _early_commit() -> Any:
+    """Commits are told when all have acknowledged, before the manifest is written."""
+    save, saved = Coordinator._save, Coordinator.saved
+
+    def early(self: Coordinator, epoch: int, acknowledged: Any, final: bool) -> Any:
+        return [Complete(epoch, False), *save(self, epoch, acknowledged, final)]
+
+    def late(self: Coordinator, epoch: int) -> Any:
+        return [command for command in saved(self, epoch) if not isinstance(command, Complete) or command.final]
+
+    return _both(_patch(Coordinator, "_save", early), _patch(Coordinator, "saved", late))
+
+
+@contextlib.contextmanager
+def _both(one: Any, other: Any) -> Iterator[None]:
+    with one, other:
+        yield
+
+
+@_plant()
+def _acknowledge_before_written() -> Any:
+    """A snapshot is acknowledged when it is made; it is written later."""
+
+    def on_snapshot(self: Participant, snapshot: Any) -> None:
+        parts = encode_snapshot(snapshot.states, self._key_groups)
+        number = snapshot.task.number
+        name = f"snapshots/{snapshot.epoch:08d}-{number}-{snapshot.generation}"
+        blob = Blob(name, sum(map(len, parts)), 0)
+        self._send(Acknowledged(number, snapshot.generation, snapshot.epoch, snapshot.finished, snapshot.whole, blob))
+
+        def write() -> bool:
+            with contextlib.suppress(Exception):
+                self._store.put(name, parts)
+            return True
+
+        self._later(write)
+
+    return _patch(Participant, "on_snapshot", on_snapshot)
+
+
+@_plant(_several_epochs)
+def _no_triggers_again() -> Any:
+    """Sources that went back are not told to begin the epochs that are under way again."""
+    made = Coordinator.made
+
+    def forgetful(self: Coordinator, worker: int, generation: int, now: float) -> Any:
+        commands = made(self, worker, generation, now)
+        return [replace(command, triggers=()) if isinstance(command, Join) else command for command in commands]
+
+    return _patch(Coordinator, "made", forgetful)
+
+
+@_plant(lambda faults: faults.kills > 0)
+def _only_the_lost_go_back() -> Any:
+    """Tasks behind those that were lost go on as they are."""
+    again = Coordinator._again
+
+    def careless(self: Coordinator, lost: Any, *rest: Any) -> Any:
+        with mock.patch.object(self, "_behind", dict.fromkeys(self._behind, frozenset())):
+            return again(self, lost, *rest)
+
+    return _patch(Coordinator, "_again", careless)
+
+
+@_plant(lambda faults: faults.kills > 0 and faults.timeout_s < 0.5 and faults.interval_s < 0.01)
+def _old_acknowledgements() -> Any:
+    """What a task acknowledged counts although it has gone back since."""
+    again = Coordinator._again
+
+    def forgetful(self: Coordinator, *arguments: Any) -> Any:
+        entries = {epoch: dict(pending.entries) for epoch, pending in self._pending.items()}
+        commands = again(self, *arguments)
+        for epoch, kept in entries.items():
+            self._pending[epoch].entries = kept
+        return commands
+
+    return _patch(Coordinator, "_again", forgetful)
+
+
+@_plant(lambda faults: faults.unknown > 0.2 and faults.kills > 2 and faults.interval_s < 0.1)
+def _unknown_is_no() -> Any:
+    """A manifest that may have been written is taken for one that was not."""
+    write = MemoryStore.write_manifest
+
+    def sure(self: MemoryStore, manifest: Any) -> bool:
+        try:
+            return write(self, manifest)
+        except StoreUnreachable:
+            return False
+
+    return _patch(MemoryStore, "write_manifest", sure)
+
+
+@_plant(lambda faults: faults.kills > 2 and "save" in faults.moments)
+def _lost_while_saving() -> Any:
+    """A worker that dies while a manifest is being written is dealt with at once."""
+    lost = Coordinator.worker_lost
+
+    def at_once(self: Coordinator, worker: int, now: float, reason: str = "") -> Any:
+        if self._saving is None:
+            return lost(self, worker, now, reason)
+        self._missing.add(worker)
+        return self._again(tasks_on(self.placed, (worker,)), [worker], now, reason)
+
+    return _patch(Coordinator, "worker_lost", at_once)
+
+
+@_plant()
+def _ends_before_commits() -> Any:
+    """The job ends when the last manifest is written; the last commits are left to luck."""
+    saved = Coordinator.saved
+
+    def at_once(self: Coordinator, epoch: int) -> Any:
+        commands = saved(self, epoch)
+        if self.state == "FINISHING":
+            return [*commands, *[c for worker in list(self._committing) for c in self.committed(worker, epoch)]]
+        return commands
+
+    return _patch(Coordinator, "saved", at_once)

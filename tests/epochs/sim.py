@@ -1,0 +1,955 @@
+"""A job's workers, its coordinator and its store in one thread, with faults that a seed decides.
+
+Tasks, channels, run loops, the participants and the coordinator are the real ones. Simulated are the network between
+workers (inboxes of limited room; what one process sends to another keeps its order, but anything may pass what others
+send), the messages between coordinator and workers, the time, the store, the sinks' database, processes and their
+deaths. A worker dies between any two steps, and with it its inbox, what it had still to write, and the last of what it
+had sent; what it had told the coordinator may arrive after its death. When the coordinator dies all workers die.
+
+    cluster = EpochCluster(epoch_flow(7), 7, faults_of(7))
+    cluster.run()          # raises what a check found (tests/epochs/checks.py), or Stuck
+
+What hosts a coordinator must do beyond obeying it (pass over events of dead processes, not send a Make that is out of
+date, go on with numbers that no earlier life has used) is done here as the JobMaster must do it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock.runtime.build import Wiring
+from penstock.runtime.epochs import coordinator as protocol
+from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
+from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.participant import Acknowledged, Declined, Participant
+from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
+from penstock.runtime.loop import RunLoop
+from penstock.runtime.operators import Write
+from penstock.runtime.plan import Plan
+from penstock.runtime.rud import Rud
+from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.task import SourceTask
+from penstock.runtime.transport.base import Buffer, Transport
+from tests.epochs.checks import Checks, reference
+from tests.runtime.random_flows import RandomFlow
+
+STEPS_MAX = 100_000  # of a run; few need a tenth of it
+IDLE_MAX = 12_000  # in which no record is taken up, nobody dies or is made again
+
+
+class Stuck(AssertionError):
+    """Nobody can go on, or nothing comes of it, but the job has not ended."""
+
+
+# --- what stays ----------------------------------------------------------------------------------------------------
+
+Key = tuple[str, int, int]  # of a transaction: sink, task, number
+
+
+class Outside:
+    """What stays when processes die: a database with transactions, where the sinks write."""
+
+    def __init__(self) -> None:
+        self.open: dict[Key, list[Any]] = {}
+        self.done: dict[Key, tuple[int, list[Any]]] = {}  # the epoch that it was prepared for, and its records
+        self.numbers = 0
+        self.complete: Callable[[int], bool] = lambda epoch: False  # whether the epoch's manifest is written
+        self.may_retract = False  # an epoch was damaged
+
+    def begin(self, sink: str, task: int) -> Key:
+        self.numbers += 1
+        key = (sink, task, self.numbers)
+        self.open[key] = []
+        return key
+
+    def commit(self, key: Key, prepared: int, epoch: int) -> None:
+        assert self.complete(epoch), f"a commit of epoch {epoch}, which has no manifest"
+        if key not in self.done:
+            assert key in self.open, f"a transaction that was prepared for epoch {prepared} is gone: {key}"
+            self.done[key] = (prepared, self.open.pop(key))
+
+    def go_back(self, sink: str, task: int, epoch: int) -> None:
+        """Forget what the task has written since an epoch."""
+        for key in [key for key in self.open if key[:2] == (sink, task)]:
+            del self.open[key]
+        for key in [key for key, (at, _) in self.done.items() if key[:2] == (sink, task) and at > epoch]:
+            assert self.may_retract, f"{key} was committed with epoch {self.done[key][0]}, and goes back to {epoch}"
+            del self.done[key]
+
+    def records(self) -> dict[str, list[Any]]:
+        """What was committed, by sink."""
+        records: dict[str, list[Any]] = {}
+        for (sink, _, _), (_, more) in self.done.items():
+            records.setdefault(sink, []).extend(more)
+        return records
+
+    def uncommitted(self) -> dict[str, list[Any]]:
+        """What was written and not committed, by sink: all, in a job without epochs."""
+        records: dict[str, list[Any]] = {}
+        for (sink, _, _), more in self.open.items():
+            records.setdefault(sink, []).extend(more)
+        return records
+
+
+class Transactions(Sink):
+    """A sink with a transaction an epoch in an Outside."""
+
+    guarantee = "exactly once"
+
+    def __init__(self, name: str, outside: Outside) -> None:
+        self.name = name
+        self.outside = outside
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        return _Transaction(self, context.index)
+
+
+class _Transaction(SinkWriter):
+    def __init__(self, sink: Transactions, index: int) -> None:
+        self._outside = sink.outside
+        self._name = sink.name
+        self._index = index
+        self._prepared: list[tuple[int, Key]] = []
+        self._key: Key | None = None
+
+    def write(self, records: list[Any]) -> None:
+        if self._key is None:
+            self._key = self._outside.begin(self._name, self._index)
+        self._outside.open[self._key].extend(records)
+
+    def prepare(self, epoch: int) -> Any:
+        if self._key is not None:
+            self._prepared.append((epoch, self._key))
+            self._key = None
+        return list(self._prepared)
+
+    def commit(self, epoch: int) -> None:
+        for prepared, key in self._prepared:
+            if prepared <= epoch:
+                self._outside.commit(key, prepared, epoch)
+        self._prepared = [(prepared, key) for prepared, key in self._prepared if prepared > epoch]
+
+    def restore(self, epoch: int, prepared: list[Any]) -> None:
+        for some in prepared:
+            for number, key in some:
+                assert number <= epoch, f"epoch {epoch} holds what was prepared for {number}"
+                self._outside.commit(key, number, epoch)
+        self._outside.go_back(self._name, self._index, epoch)
+
+
+class MemoryStore:
+    """The store's interface over a dict, which fails and forgets as the faults say."""
+
+    def __init__(self, faults: Faults, rng: random.Random, tasks: int) -> None:
+        self.files: dict[str, bytes] = {}
+        self.damaged: set[str] = set()
+        self.manifests: dict[int, Manifest] = {}
+        self._faults = faults
+        self._put = faults.put / tasks
+        self._get = faults.get / tasks
+        self._rng = rng
+
+    def put(self, name: str, parts: Sequence[Buffer]) -> Blob:
+        data = b"".join(parts)
+        if self._put and (drawn := self._rng.random()) < self._put:
+            if drawn < self._put / 3:  # it has arrived, and the answer is lost
+                self._keep(name, data)
+            raise StoreUnreachable("the store takes nothing")
+        if len(data) <= self._faults.inline_bytes:
+            return Blob(name, len(data), 0, data)
+        self._keep(name, data)
+        return Blob(name, len(data), 0)
+
+    def _keep(self, name: str, data: bytes) -> None:
+        assert self.files.get(name, data) == data, f"{name} is written twice, with different bytes"
+        self.files[name] = data
+
+    def get(self, blob: Blob) -> bytes:
+        if self._get and self._rng.random() < self._get / (1 + len(self.manifests)):  # chains grow
+            raise StoreUnreachable("the store gives nothing")
+        return self.read(blob)
+
+    def read(self, blob: Blob) -> bytes:
+        """As `get`, on a good day."""
+        if blob.data is not None:
+            return blob.data
+        if blob.name in self.damaged or blob.name not in self.files:
+            raise SnapshotDamaged(f"{blob.name} is damaged")
+        return self.files[blob.name]
+
+    def whole(self, manifest: Manifest) -> bool:
+        """Whether all that a manifest refers to can be read."""
+        return not any(blob.data is None and blob.name in self.damaged for blob in manifest.blobs())
+
+    def write_manifest(self, manifest: Manifest) -> bool:
+        """False: it is not there, and never will be; StoreUnreachable: nobody knows."""
+        copied = replace(manifest, tasks=[replace(entry, blobs=list(entry.blobs)) for entry in manifest.tasks])
+        there = self.manifests.get(manifest.epoch)
+        assert there is None or there == copied, f"epoch {manifest.epoch} is complete already, with other contents"
+        drawn = self._rng.random()
+        if drawn < self._faults.manifest:
+            if there is not None:
+                raise StoreUnreachable("the store takes nothing")
+            return False
+        if drawn < self._faults.manifest + self._faults.unknown:
+            if self._rng.random() < 0.5:
+                self.manifests[manifest.epoch] = copied
+            raise StoreUnreachable("the store does not answer")
+        self.manifests[manifest.epoch] = copied
+        return True
+
+    def damage(self) -> str | None:
+        """Damage a blob; its name."""
+        names = sorted(self.files.keys() - self.damaged)
+        if not names:
+            return None
+        # Most blobs are of no use any more; the newest are.
+        name = names[max(self._rng.randrange(len(names)) for _ in range(3))]
+        self.damaged.add(name)
+        return name
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What a seed does to a job. Rates are chances a turn (or a call, for the store); times are virtual seconds."""
+
+    # The cluster, and how it runs.
+    workers: int = 3
+    spread: bool = True  # else some workers may have no tasks
+    capacity: int = 4096
+    window: int = 300
+    memory_bytes: int = 2000
+    disk_bytes: int = 1 << 40
+    interval_s: float = 0.01
+    timeout_s: float = 0.5
+    slow: tuple[float, ...] = (0.0, 0.0, 0.0)  # the chance that a worker, when it is its turn, does nothing
+    hurry: float = 0.15  # how soon what coordinator and workers tell each other is taken up
+    writing: float = 0.15  # how soon snapshots are written
+    lazy_sources: float = 0.0  # the chance that a source, when it is its turn, does nothing
+    mixed: bool = True  # what different workers send passes each other
+    stop_at: float | None = None  # when the job is told to stop
+
+    # Deaths.
+    kills: int = 3
+    kill_rate: float = 0.003
+    pairs: float = 0.0  # the chance that another worker dies at once
+    moments: frozenset[str] = frozenset()  # when workers are likely to die
+    stillborn: float = 0.0  # the chance that a process dies before it has started
+    master_kills: int = 0
+    master_rate: float = 0.0005
+
+    # The store.
+    put: float = 0.0  # in an epoch of all tasks
+    get: float = 0.0  # when all tasks go back
+    manifest: float = 0.0  # it is not written, for sure
+    unknown: float = 0.0  # it may be written
+    damages: int = 0
+    damage_rate: float = 0.002
+    inline_bytes: int = 0  # blobs of this size are in the manifest
+
+
+#: When a worker is likely to die where `Faults.moments` says so: a manifest is being written, an epoch is committed,
+#: the last epoch is written or committed, tasks are taken out, made, or joined.
+MOMENTS = ("save", "commit", "final", "cut", "make", "join")
+
+NONE = Faults(kills=0)
+
+
+def faults_of(seed: int) -> Faults:
+    """A mix of the seed's choosing: every kind is absent from many."""
+    rng = random.Random(f"faults {seed}")
+    choice, chance = rng.choice, lambda p: rng.random() < p
+    workers = choice((1, 2, 3, 3, 3, 4, 5))
+    kills = choice((0, 1, 2, 3, 3, 5, 8))
+    store = chance(0.4)
+    interval = choice((0.0005, 0.002, 0.002, 0.01, 0.01, 0.1, 1e6))
+    memory = choice((0, 500, 2000, 1 << 20))
+    tiny_disk = chance(0.1) and interval < 1  # what waits on it can go only when an epoch is complete
+    return Faults(
+        workers=workers,
+        spread=chance(0.8),
+        capacity=choice((2048, 4096, 4096, 20_000, 1 << 20)),
+        window=choice((1, 100, 300, 1000, 100_000)),
+        memory_bytes=memory,
+        disk_bytes=3000 if tiny_disk else 1 << 40,
+        interval_s=interval,
+        timeout_s=choice((0.5,) if tiny_disk else (0.003, 0.02, 0.5)),
+        slow=tuple(choice((0.5, 0.8)) if chance(0.15) else 0.0 for _ in range(workers)),
+        hurry=choice((0.05, 0.15, 0.15, 0.5)),
+        writing=choice((0.03, 0.15, 0.15, 0.5)),
+        lazy_sources=choice((0.0, 0.0, 0.4, 0.7)),
+        mixed=chance(0.8),
+        stop_at=rng.random() ** 2 * 0.3 if chance(0.15) else None,
+        kills=kills,
+        kill_rate=choice((0.001, 0.003, 0.01)),
+        pairs=choice((0.0, 0.0, 0.3)),
+        moments=frozenset(moment for moment in MOMENTS if chance(0.2)),
+        stillborn=choice((0.0, 0.0, 0.1)),
+        master_kills=choice((0, 0, 0, 1, 2)),
+        master_rate=choice((0.0005, 0.002)),
+        put=choice((0.0, 0.2, 0.2 if tiny_disk else 0.7)) if store else 0.0,
+        get=choice((0.0, 0.2, 0.7)) if store else 0.0,
+        manifest=choice((0.0, 0.1, 0.3)) if store else 0.0,
+        unknown=choice((0.0, 0.1, 0.3)) if store else 0.0,
+        damages=choice((1, 2, 3)) if chance(0.2) else 0,
+        inline_bytes=choice((0, 0, 100)),
+    )
+
+
+# --- the network ---------------------------------------------------------------------------------------------------
+
+
+class _Inbox:
+    """One process's: what has come, by the process that sent it."""
+
+    __slots__ = ("capacity", "dead", "queues", "quiet", "used")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used = 0
+        self.queues: dict[int, deque[tuple[int, bytes]]] = {}
+        self.dead: bool | None = None  # its process has died: True when it seems to take messages all the same
+        self.quiet = False  # its process has nothing to do until something comes
+
+
+class _Ends(Transport):
+    """One process's end of the network."""
+
+    def __init__(self, cluster: EpochCluster, life: int, inbox: _Inbox) -> None:
+        self._inboxes = cluster.inboxes
+        self._rng = cluster.rng
+        self._mixed = cluster.faults.mixed
+        self.stalled: dict[int, int] = {}  # how often to look away from what a process has sent
+        self._life = life
+        self._inbox = inbox
+        self.max_message = inbox.capacity // 2
+        self.target_message = max(1, inbox.capacity // 64)
+
+    def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
+        inbox = self._inboxes.get(worker)
+        if inbox is None:
+            return False
+        if inbox.dead is not None:
+            return inbox.dead
+        message = b"".join(parts)
+        if inbox.used + len(message) > inbox.capacity:
+            return False
+        inbox.used += len(message)
+        queue = inbox.queues.get(self._life)
+        if queue is None:
+            queue = inbox.queues[self._life] = deque()
+        queue.append((task, message))
+        inbox.quiet = False
+        return True
+
+    def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
+        inbox = self._inbox
+        queues = inbox.queues
+        if not queues:
+            return ()
+        messages: list[tuple[int, Buffer]] = []
+        random_ = self._rng.random
+        for sender in list(queues):
+            queue = queues[sender]
+            if self._mixed and (drawn := random_()) < 0.5:
+                if drawn < 0.005:
+                    self.stalled[sender] = int(2000 * drawn * 8)
+                if self.stalled.get(sender):
+                    self.stalled[sender] -= 1
+                    continue
+                some = int(2 * drawn * (len(queue) + 1))
+                messages += [queue.popleft() for _ in range(some)]
+            else:
+                messages += queue
+                queue.clear()
+            if not queue:
+                del queues[sender]
+        inbox.used -= sum(len(message) for _, message in messages)
+        return messages
+
+    def all(self) -> Sequence[tuple[int, Buffer]]:
+        """All that has been sent."""
+        mixed, self._mixed = self._mixed, False
+        messages = self.receive(0)
+        self._mixed = mixed
+        self.stalled.clear()
+        return messages
+
+    def wake(self) -> None:
+        """Nobody sleeps."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+# --- the cluster ---------------------------------------------------------------------------------------------------
+
+Event = Callable[[], list[protocol.Command]]
+
+
+@dataclass(eq=False)
+class Process:
+    """One life of a worker."""
+
+    worker: int
+    life: int
+    loop: RunLoop
+    participant: Participant
+    rud: Rud
+    inbox: _Inbox
+    transport: _Ends
+    slow: float
+    alive: bool = True
+    work: deque[Callable[[], bool]] = field(default_factory=deque)  # snapshots to be written
+    commands: deque[protocol.Command] = field(default_factory=deque)  # on their way to it
+    answers: deque[Event] = field(default_factory=deque)  # to commands, on their way from it
+    said: deque[Event] = field(default_factory=deque)  # of snapshots, on their way from it
+
+    def queues(self) -> list[deque[Any]]:
+        """Those in which something waits."""
+        return [queue for queue in (self.commands, self.answers, self.said, self.work) if queue]
+
+
+class EpochCluster:
+    """See the module's docstring."""
+
+    def __init__(self, made: RandomFlow, seed: int, faults: Faults = NONE) -> None:
+        self.seed = seed
+        self.faults = faults
+        self.rng = random.Random(seed)
+        self.made = made
+        self.now = 1.0
+        self.steps = 0
+        self.story: list[tuple[float, Any]] = []
+        self.counts: Counter[str] = Counter()
+        self.outside = Outside()
+        self.sinks = []
+        for operator in made.flow.graph.operators.values():
+            if isinstance(operator, Write):
+                operator.sink = Transactions(operator.sink.channel or operator.name, self.outside)
+                self.sinks.append(operator.sink)
+        self.plan: Plan = made.flow.plan(faults.workers)
+        self.store = MemoryStore(faults, self.rng, len(self.plan.tasks))
+        self.outside.complete = self.store.manifests.__contains__
+        chosen = list(range(faults.workers))
+        if not faults.spread:
+            chosen = self.rng.sample(chosen, self.rng.randrange(1, faults.workers + 1))
+        self.placed = {task.number: self.rng.choice(chosen) for task in self.plan.tasks}
+        self.inboxes: dict[int, _Inbox] = {}
+        self.processes: dict[int, Process] = {}
+        self.live: list[Process] = []
+        self.late: list[Process] = []  # dead ones, of which something is still on its way
+        self.lives = 0  # of workers
+        self.masters = 0
+        self.kills = faults.kills
+        self.master_kills = faults.master_kills
+        self.damages = faults.damages
+        self.timers: list[tuple[float, int, Callable[[], Any]]] = []
+        self.numbers = 0
+        self.idle = 0
+        self.progress = 0  # the last step in which there was any
+        self.stopping = False
+        self.over = False
+        self.due: float | None = None
+        self.coordinator: Coordinator
+        self.checks = Checks(self)
+        self._new_master()
+
+    # --- the coordinator and its host ----------------------------------------------------------------------------
+
+    def clock(self) -> int:
+        self.now += 1e-6
+        return int(self.now * 1e9)
+
+    def _wall(self) -> float:
+        return self.now
+
+    def _new_master(self) -> None:
+        faults = self.faults
+        options = EpochOptions(
+            interval_s=faults.interval_s,
+            timeout_s=faults.timeout_s,
+            max_restarts=10**6,
+            backoff_first_s=0.001,
+            backoff_max_s=0.01,
+        )
+        manifests = self.store.manifests
+        manifest = self._older(None)
+        if manifests and (manifest is None or manifest.epoch < max(manifests)):
+            self._passed_over()
+        self.masters += 1
+        self.coordinator = Coordinator(self.plan, self.placed, faults.workers, options, manifest)
+        # What an earlier life has made may still be about: no number may be used again.
+        self.coordinator.begun = max(manifests, default=0)
+        self.coordinator.generation += 1000 * (self.masters - 1)
+        self.checks.new_master()
+        self._do(self.coordinator.start())
+
+    def _older(self, than: int | None) -> Manifest | None:
+        """The newest epoch that can be used."""
+        for epoch in sorted(self.store.manifests, reverse=True):
+            if (than is None or epoch < than) and self.store.whole(self.store.manifests[epoch]):
+                return self.store.manifests[epoch]
+        return None
+
+    def _passed_over(self) -> None:
+        self.outside.may_retract = True
+        self.checks.passed_over()
+        self.counts["fall-backs"] += 1
+
+    def _do(self, commands: list[protocol.Command]) -> None:
+        for command in commands:
+            if not isinstance(command, protocol.Trigger | protocol.Save | protocol.Complete):
+                self.progress = self.steps
+            self.story.append((self.now, command))
+            self.checks.command(command)
+            if isinstance(command, protocol.Start):
+                self._after(command.after_s + self.rng.random() * 0.02, lambda w=command.worker: self._start(w))
+            elif isinstance(command, protocol.Save):
+                self._moment("save", command.manifest.final)
+                self._after(self.rng.random() * 0.005, lambda m=command.manifest: self._save(m))
+            elif isinstance(command, protocol.End):
+                self.checks.end()
+                self.over = True
+                for process in self.live:
+                    process.participant.end()
+            elif isinstance(command, protocol.FallBack):
+                self._passed_over()
+                self._after(self.rng.random() * 0.01, lambda e=command.epoch: self._rewind(e))
+            elif isinstance(command, protocol.Fail):
+                raise AssertionError(f"the job failed: {command.reason}")
+            elif isinstance(command, protocol.Make) and command.after_s:
+                self._after(command.after_s, lambda c=command: self._make(c))
+            else:
+                self._tell(command)
+        self.due = self.coordinator.due()
+
+    def _tell(self, command: protocol.Command) -> None:
+        if isinstance(command, protocol.Complete):
+            self._moment("commit", command.final)
+        else:
+            self._moment(type(command).__name__.lower(), False)
+        for process in self.live:
+            process.commands.append(command)
+
+    def _make(self, command: protocol.Make) -> None:
+        if command.generation == self.coordinator.generation:
+            self._tell(command)
+
+    def _rewind(self, epoch: int) -> None:
+        self._do(self.coordinator.rewind(self._older(epoch), self.now))
+
+    def _save(self, manifest: Manifest) -> None:
+        try:
+            written = self.store.write_manifest(manifest)
+        except StoreUnreachable:
+            # It may be there, so nobody may go back to an older epoch: it is written until that is known.
+            self.counts["unknown manifests"] += 1
+            self._after(self.rng.random() * 0.01, lambda: self._save(manifest))
+            return
+        if not written:
+            self.counts["lost manifests"] += 1
+            self._do(self.coordinator.not_saved(manifest.epoch, "no"))
+            return
+        self.checks.written(manifest)
+        if self.master_kills and self.rng.random() < 0.1:
+            self._kill_master()
+            return
+        self._do(self.coordinator.saved(manifest.epoch))
+
+    def _after(self, seconds: float, action: Callable[[], Any]) -> None:
+        """Do something later, if this master still lives."""
+        self.numbers += 1
+        heapq.heappush(self.timers, (self.now + seconds, self.numbers, action))
+
+    # --- processes -----------------------------------------------------------------------------------------------
+
+    def _start(self, worker: int) -> None:
+        if self.faults.stillborn and self.rng.random() < self.faults.stillborn:
+            self.counts["stillborn"] += 1
+            self._lost(worker)
+            return
+        self.lives += 1
+        inbox = self.inboxes[worker] = _Inbox(self.faults.capacity)
+        transport = _Ends(self, self.lives, inbox)
+        rud = Rud(self.faults.memory_bytes, self.faults.disk_bytes, "/dev/shm")  # quicker to open than a disk
+        process: Process
+        checks = self.checks
+
+        def send(event: Acknowledged | Declined) -> None:
+            if process.alive:
+                process.said.append(lambda: self._event(event))
+
+        def later(work: Callable[[], bool]) -> None:
+            process.work.append(work)
+
+        def saved(snapshot: Any) -> None:
+            checks.snapshot(process, snapshot)
+            participant.on_snapshot(snapshot)
+
+        participant = Participant(self.store, self.plan.key_groups, send, later)  # type: ignore[arg-type]
+        wiring = Wiring(
+            self.plan,
+            self.placed,
+            worker,
+            transport,
+            clock=self.clock,
+            report=lambda reported: None,
+            window=self.faults.window,
+            rud=rud,
+            on_snapshot=saved,
+            wall=self._wall,
+        )
+        participant.loop = RunLoop(wiring, transport, self.clock)
+        slow = self.faults.slow[worker] if worker < len(self.faults.slow) else 0.0
+        process = Process(worker, self.lives, participant.loop, participant, rud, inbox, transport, slow)
+        self.processes[worker] = process
+        self._look_who_lives()
+        if self.stopping:
+            participant.loop.stop()
+        process.answers.append(lambda: self.coordinator.started(worker) if process.alive else [])
+
+    def _look_who_lives(self) -> None:
+        self.live = [self.processes[worker] for worker in sorted(self.processes)]
+
+    def _event(self, event: Acknowledged | Declined) -> list[protocol.Command]:
+        self.story.append((self.now, event))
+        master = self.coordinator
+        if isinstance(event, Declined):
+            self.counts["declined"] += 1
+            return master.declined(event.task, event.generation, event.epoch, event.reason)
+        self.checks.acknowledged(event)
+        return master.acknowledged(
+            event.task,
+            event.generation,
+            event.epoch,
+            finished=event.finished,
+            whole=event.whole,
+            blob=event.blob,
+            quiet=event.quiet,
+        )
+
+    def _command(self, process: Process, command: protocol.Command) -> None:
+        participant, worker = process.participant, process.worker
+        before = dict(process.loop.wiring.tasks)
+        if isinstance(command, protocol.Trigger):
+            future = participant.trigger(command.epoch)
+        elif isinstance(command, protocol.Complete):
+            future = participant.complete(command)
+        elif isinstance(command, protocol.Cut):
+            future = participant.cut(command)
+        elif isinstance(command, protocol.Join):
+            future = participant.join(command)
+        else:
+            assert isinstance(command, protocol.Make)
+            try:
+                future = participant.make(command)
+            except (StoreUnreachable, SnapshotDamaged) as error:
+                reason, damaged = str(error), isinstance(error, SnapshotDamaged)
+                process.answers.append(
+                    lambda: self.coordinator.not_made(worker, command.generation, reason, damaged, self.now)
+                )
+                return
+        process.loop.do_calls()
+        future.result(0)
+        if isinstance(command, protocol.Make):
+            self.checks.made(process, command)
+            process.answers.append(lambda: self.coordinator.made(worker, command.generation, self.now))
+        elif isinstance(command, protocol.Complete) and command.final:
+            process.answers.append(lambda: self.coordinator.committed(worker, command.epoch))
+        self.checks.others_stay(process, command, before)
+
+    # --- faults --------------------------------------------------------------------------------------------------
+
+    def _moment(self, what: str, final: bool) -> None:
+        moments = self.faults.moments
+        if not self.kills or not moments:
+            return
+        if (what in moments and self.rng.random() < 0.3) or (final and "final" in moments and self.rng.random() < 0.5):
+            self._after(self.rng.random() * 0.006, self._kill_some)
+
+    def _kill_some(self) -> None:
+        if not self.kills or not self.live:
+            return
+        self._kill(self.rng.choice(self.live))
+        if self.kills and self.live and self.rng.random() < self.faults.pairs:
+            self._kill(self.rng.choice(self.live))
+
+    def _kill(self, process: Process) -> None:
+        self.kills -= 1
+        self.counts["kills"] += 1
+        self.counts[f"kills while {self.coordinator.state}"] += 1
+        rng = self.rng
+        self.story.append((self.now, f"KILL worker {process.worker}"))
+        self._end(process)
+        # What it had to say may have left before, and may yet arrive.
+        for queue in (process.answers, process.said):
+            for _ in range(rng.randrange(len(queue) + 1)):
+                queue.pop()
+        if process.answers or process.said:
+            self.late.append(process)
+        self._after(rng.random() * 0.02, lambda: self._lost(process.worker))
+
+    def _end(self, process: Process) -> None:
+        rng = self.rng
+        process.alive = False
+        del self.processes[process.worker]
+        self._look_who_lives()
+        process.inbox.dead = rng.random() < 0.5
+        for inbox in self.inboxes.values():  # the last of what it had sent may not have left
+            queue = inbox.queues.get(process.life)
+            if queue and rng.random() < 0.5:
+                for _ in range(rng.randrange(len(queue) + 1)):
+                    inbox.used -= len(queue.pop()[1])
+        if process.work and rng.random() < 0.5:  # what it was writing may get there
+            self._after(rng.random() * 0.01, process.work[0])
+
+    def _lost(self, worker: int) -> None:
+        self.checks.lost(worker)
+        self._do(self.coordinator.worker_lost(worker, self.now))
+
+    def _kill_master(self) -> None:
+        self.master_kills -= 1
+        self.counts["master kills"] += 1
+        self.counts[f"master kills while {self.coordinator.state}"] += 1
+        self.story.append((self.now, "KILL master"))
+        self.timers.clear()
+        for process in self.live:
+            self._end(process)
+        self.late.clear()
+        self._new_master()
+
+    def _stop(self) -> None:
+        self.story.append((self.now, "STOP"))
+        self.counts["stops"] += 1
+        self.stopping = True
+        for process in self.live:
+            process.loop.stop()
+
+    # --- running -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the job has ended and its outcome is checked."""
+        turn = self._turn
+        while not self.over:
+            turn()
+            self.steps += 1
+            if self.steps - self.progress > IDLE_MAX:
+                raise Stuck(f"nothing has come of the last {IDLE_MAX} of {self.steps} steps")
+            if self.steps > STEPS_MAX:
+                raise Stuck(f"no end after {self.steps} steps")
+        self.counts["epochs"] = len(self.checks.completed)
+        self.counts["restarts"] = self.coordinator.restarts
+        self.check()
+
+    def check(self) -> None:
+        """The outcome."""
+        outputs = self.outside.records()
+        if self.stopping:
+            self.checks.stopped(outputs)
+        else:
+            self.made.check(outputs)
+        if self.stopping or self.seed % 8 == 0:
+            self.checks.compare(reference(self), outputs)
+
+    def _turn(self) -> None:
+        rng, faults = self.rng, self.faults
+        random_ = rng.random
+        self.now += random_() * 0.0005
+        drawn = random_()
+        if drawn < 0.02:
+            if self.kills and drawn < faults.kill_rate:
+                self._kill_some()
+                return
+            drawn = random_()
+            if self.master_kills and drawn < 50 * faults.master_rate:
+                self._kill_master()
+                return
+            if self.damages and drawn < 50 * faults.damage_rate:
+                self._damage()
+        if self.timers and self.timers[0][0] <= self.now:
+            heapq.heappop(self.timers)[2]()
+            return
+        if self.due is not None and self.now >= self.due:
+            self._do(self.coordinator.tick(self.now))
+            return
+        if faults.stop_at is not None and not self.stopping and self.now >= 1.0 + faults.stop_at:
+            self._stop()
+        if self.late and random_() < 0.1:
+            self._late(rng.choice(self.late))
+        live = self.live
+        if not live:
+            if self.timers:
+                self.now = self.timers[0][0]
+            return
+        process = live[int(random_() * len(live))]
+        if not (process.slow and random_() < process.slow) and self._act(process):
+            self.idle = 0
+            return
+        self.idle += 1
+        if self.idle > 4 * len(live):
+            self._jump()
+
+    def _act(self, process: Process) -> bool:
+        """One thing that a process does, or that comes of it; False when it did nothing."""
+        random_, hurry = self.rng.random, self.faults.hurry
+        if process.inbox.quiet or random_() < 0.7:
+            if process.commands and random_() < hurry * (1 + len(process.commands) / 8):
+                process.inbox.quiet = False
+                self._command(process, process.commands.popleft())
+                return True
+            if process.answers and random_() < hurry:
+                self._do(process.answers.popleft()())
+                return True
+            if process.said and random_() < hurry * (1 + len(process.said) / 8):
+                self._do(process.said.popleft()())
+                return True
+            if process.work and random_() < self.faults.writing * (1 + len(process.work) / 8):
+                if process.work[0]():
+                    process.work.popleft()
+                return True
+        if process.inbox.quiet and random_() < 0.9:
+            return False
+        return self._pass(process)
+
+    def _late(self, process: Process) -> None:
+        for queue in (process.answers, process.said):
+            if queue:
+                self._do(queue.popleft()())
+                break
+        else:
+            self.late.remove(process)
+
+    def _jump(self) -> None:
+        """Nobody who is quick has anything to do: let somebody slow do something, or go on to when somebody has."""
+        self.idle = 0
+        busy = [process for process in self.live if process.queues()]
+        if busy:
+            process = self.rng.choice(busy)
+            queue = self.rng.choice(process.queues())
+            if queue is process.commands:
+                self._command(process, process.commands.popleft())
+            elif queue is process.work:
+                if process.work[0]():
+                    process.work.popleft()
+            else:
+                self._do(queue.popleft()())
+            return
+        moved = [self._pass(process, whole=True) for process in self.live]
+        if any(moved):
+            return
+        when = [self.timers[0][0]] if self.timers else []
+        if self.due is not None:
+            when.append(self.due)
+        for process in self.live:
+            for task in process.loop.tasks:
+                at = task.ready_in()
+                if at is not None and not isinstance(task, SourceTask):
+                    when.append(self.now + at)
+        if self.faults.stop_at is not None and not self.stopping:
+            when.append(1.0 + self.faults.stop_at)
+        if not when:
+            raise Stuck("nobody can go on")
+        self.now = max(self.now, min(when))
+
+    def _pass(self, process: Process, whole: bool = False) -> bool:
+        """Some of what a run loop does in a pass, or all of it."""
+        random_ = self.rng.random
+        loop = process.loop
+        moved = False
+        complete = whole
+        if whole or random_() < 0.7:
+            had = process.inbox.used
+            messages = process.transport.all() if whole else process.transport.receive(0)
+            if messages or loop.wiring.grants_due:
+                loop._deliver(messages)
+                moved = bool(messages)
+                self.checks.delivered(process)
+            if had > process.inbox.capacity // 2:
+                for other in self.live:
+                    other.inbox.quiet = False  # they may wait for the room
+        else:
+            complete = False
+        tasks = loop.tasks
+        if tasks:
+            if whole or random_() < 0.5:
+                complete = True
+            else:
+                tasks = [tasks[int(random_() * len(tasks))]]
+            lazy = 0.0 if whole else self.faults.lazy_sources
+            for task in tasks:
+                if lazy and isinstance(task, SourceTask) and not task.finished and random_() < lazy:
+                    moved = True
+                    continue
+                if task.runnable():
+                    records = task.stages[0].records_in
+                    task.step()
+                    moved = True
+                    if task.finished or task.stages[0].records_in > records:
+                        self.progress = self.steps
+                elif random_() < 0.1:
+                    task.idle()
+                if task._waiting:
+                    self.checks.not_held_up(task)
+        if loop.wiring.behind and (whole or random_() < 0.5):
+            waiting = len(loop.wiring.behind)
+            loop._catch_up()
+            moved = moved or len(loop.wiring.behind) < waiting
+        if moved:
+            self.checks.after(process)
+        else:
+            process.inbox.quiet = complete and not loop.wiring.behind and not process.inbox.queues
+        return moved
+
+    def _damage(self) -> None:
+        name = self.store.damage()
+        if name is not None:
+            self.damages -= 1
+            self.counts["damages"] += 1
+            self.story.append((self.now, f"DAMAGE {name}"))
+
+    # --- telling -------------------------------------------------------------------------------------------------
+
+    def told(self, last: int | None = None) -> str:
+        """The story so far, or the end of it."""
+        story = self.story if last is None else self.story[-last:]
+        return "\n".join(f"{at:.4f} {what}"[:200] for at, what in story)
+
+    def dump(self) -> str:
+        """Where everything stands, for a failing test."""
+        master = self.coordinator
+        lines = [
+            f"seed {self.seed}, placed {self.placed}, now {self.now:.4f}, {self.steps} steps",
+            f"{self.faults}",
+            f"coordinator: {master.state}, epoch {master.epoch}, begun {master.begun}, generation {master.generation}, "
+            f"pending {sorted(master._pending)}, finished {sorted(master._finished)}, going back "
+            f"{sorted(master._going_back)}, missing {master._missing}, making {master._making}",
+        ]
+        for process in self.live:
+            lines.append(
+                f"worker {process.worker}: inbox {process.inbox.used} bytes, commands {len(process.commands)}, answers "
+                f"{len(process.answers)}, said {len(process.said)}, work {len(process.work)}, behind "
+                f"{sorted(process.loop.wiring.behind)}"
+            )
+            for task in process.loop.tasks:
+                lines.append(
+                    f"  {task.task.number} {task.name}: generation {task.generation}, epoch {task.epoch}, finished "
+                    f"{task.finished}, blocked {task.blocked}, queued {task.queued}, open {sorted(task.inbox.open)}, "
+                    f"held {sorted(task.inbox._held)}, ending {task._ending}"
+                )
+                lines += [
+                    f"    -> {type(channel).__name__} {channel.number}: outstanding {channel.outstanding}, queued "
+                    f"{channel.queued()}, cached {len(channel.cache.entries)} from {channel.cache.next}, ended "
+                    f"{channel.ended}, connected {channel.connected}, catching up {channel.catching_up}, "
+                    f"generation {channel.generation}"
+                    for channel in task.channels
+                ]
+        return "\n".join(lines)

@@ -1,0 +1,206 @@
+"""From what the tasks of one plan saved to the tasks of another: nothing is lost, and nothing has two owners."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock.runtime.epochs.manifest import Blob, TaskEntry
+from penstock.runtime.epochs.restore import check, kinds_with_state, read_changed, read_same, same_tasks
+from penstock.runtime.epochs.snapshot import encode_snapshot
+from penstock.runtime.errors import FlowError
+from penstock.runtime.flow import Flow
+from penstock.runtime.partition import key_groups
+from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.sinks.call import Null
+from penstock.runtime.sources.memory import Memory
+from penstock.runtime.state import KeyedDelta, StageState
+
+GROUPS = 16
+STATE = {f"key {i}": i for i in range(200)}
+
+
+def groups_of(keys: list[Any]) -> list[int]:
+    return list(array("H", key_groups(keys, GROUPS)))
+
+
+def flow_of(sources: int, counts: int, sinks: int, name: str = "count", key_groups: int = GROUPS) -> Flow:
+    flow = Flow("job", key_groups=key_groups)
+    stream = flow.read(Memory(range(100), splits=5), parallelism=sources).map(str, parallelism=sources)
+    stream.key_by(str).count(name=name, parallelism=counts).write(Null(), parallelism=sinks)
+    return flow
+
+
+def saved(plan: Plan, finished: bool = False) -> list[TaskEntry]:
+    """What the tasks of a plan would save, with STATE in the operator "count"."""
+    entries = []
+    for task in plan.tasks:
+        chain = plan.chains[task.chain]
+        states: dict[str, Any] = {}
+        for operator in chain.operators:
+            state = None
+            if operator.name == "count":
+                mine = set(plan.groups(task) or ())
+                kept = [key for key, group in zip(STATE, groups_of(list(STATE)), strict=True) if group in mine]
+                state = StageState({"state": KeyedDelta(kept, [STATE[key] for key in kept], [], True)})
+            elif operator.kind == "read":
+                state = StageState(own=[split.at(split.payload[0] + 1) for split in chain.splits[task.index]])
+            elif operator.is_sink:
+                state = StageState(own=["transaction of", task.index])
+            states[operator.name] = (state, (1, 1, 0))
+        data = b"".join(encode_snapshot(states, GROUPS))
+        entries.append(
+            TaskEntry(
+                number=task.number,
+                name=plan.task_name(task),
+                index=task.index,
+                parallelism=chain.parallelism,
+                operators=[operator.name for operator in chain.operators],
+                finished=finished,
+                groups=plan.groups(task),
+                blobs=[Blob(f"snapshots/000001-{task.number}", len(data), 0, data)],
+            )
+        )
+    return entries
+
+
+def get(blob: Blob) -> bytes:
+    assert blob.data is not None
+    return blob.data
+
+
+def check_all_there(plan: Plan, entries: list[TaskEntry], splits: int = 5) -> None:
+    """Every key, split and transaction goes to exactly one task of the plan: keys to the owner of their group."""
+    state: dict[Any, Any] = {}
+    read: Counter[str] = Counter()
+    transactions: list[Any] = []
+    for task in plan.tasks:
+        states, finished, whole, given = read_changed(plan, task, entries, get)
+        assert not finished
+        assert whole
+        mine = states["count"].maps.get("state", {}) if "count" in states else {}
+        assert set(groups_of(list(mine))) <= set(plan.groups(task) or ())
+        assert not mine.keys() & state.keys()
+        state.update(mine)
+        for split in given or ():
+            read[split.name] += 1
+            assert split.offset == split.payload[0] + 1
+        for operator in plan.chains[task.chain].operators:
+            if operator.is_sink:
+                transactions += states[operator.name].own
+    assert state == STATE
+    assert sorted(read.values()) == [1] * splits
+    assert len(transactions) == len([entry for entry in entries if "write" in entry.operators])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_plan_goes_on_from_any_other(seed: int) -> None:
+    rng = random.Random(seed)
+    before = flow_of(rng.randrange(1, 5), rng.randrange(1, 9), rng.randrange(1, 4)).plan()
+    after = flow_of(rng.randrange(1, 5), rng.randrange(1, 9), rng.randrange(1, 4)).plan()
+    check_all_there(after, saved(before))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rescaling_again_and_again(seed: int) -> None:
+    """Numbers of tasks and channels stay or are new; groups move only where they must."""
+    rng = random.Random(seed)
+    flow = flow_of(rng.randrange(1, 4), rng.randrange(1, 6), rng.randrange(1, 4))
+    plan = flow.plan()
+    for _ in range(6):
+        operator = rng.choice(["read", "count", "write"])
+        parallelism = rng.randrange(1, 9)
+        entries = saved(plan)
+        if parallelism > 1 and fused_by_key(plan, operator):
+            after = replanned(flow.graph, plan, operator, parallelism, flow.chaining)
+        else:
+            after = rescaled(plan, operator, parallelism)
+            old = plan.chain_of(operator)
+            for task in plan.tasks:
+                if task.chain != old.index:
+                    assert after.by_number[task.number] == task
+            moved = sum(
+                after.groups(task) is not None and set(after.groups(task) or ()) != set(plan.groups(task) or ())
+                for task in after.tasks
+                if task.chain != old.index
+            )
+            assert moved == 0
+            channels = [
+                exchange.channel(sender, receiver)
+                for exchange in after.exchanges
+                for sender in range(exchange.senders)
+                for receiver in exchange.targets(sender)
+            ]
+            assert len(set(channels)) == len(channels)
+        assert after.chain_of(operator).parallelism == parallelism
+        assert len({task.number for task in after.tasks}) == len(after.tasks)
+        if "read" in {name for entry in entries for name in entry.operators} and plan.chain_of("read").splits[0]:
+            check_all_there(after, entries)
+        chain = after.chain_of("read")
+        chain.splits = flow_of(chain.parallelism, 1, 1).plan().chain_of("read").splits
+        plan = after
+
+
+def test_the_same_tasks_are_known_and_read_as_they_were() -> None:
+    plan = flow_of(2, 3, 3).plan()
+    entries = saved(plan)
+    assert same_tasks(plan, entries)
+    assert not same_tasks(flow_of(2, 4, 3).plan(), entries)
+    for task in plan.tasks:
+        states, finished, whole, splits = read_same(plan, task, entries[task.number], get)
+        assert not finished
+        assert not whole
+        assert (splits is not None) == ("read" in states)
+        assert {name: state.counters for name, state in states.items()}.keys() == {
+            operator.name for operator in plan.chains[task.chain].operators
+        }
+
+
+def test_what_has_ended_says_nothing_again() -> None:
+    before = flow_of(2, 3, 3).plan()
+    after = flow_of(2, 2, 2).plan()
+    for task in after.tasks:
+        states, finished, _, _ = read_changed(after, task, saved(before, finished=True), get)
+        assert finished
+        assert not (states["count"].maps if "count" in states else {})
+
+
+def test_names_kinds_and_key_groups_must_fit() -> None:
+    kinds = kinds_with_state(flow_of(1, 2, 1).plan())
+    assert kinds == {"read": "read", "count": "count"}
+    check(flow_of(3, 5, 2).plan(), kinds, GROUPS)
+    with pytest.raises(FlowError, match=r"no operators 'count', .* without saved state: 'map', 'other', 'write'"):
+        check(flow_of(1, 2, 1, name="other").plan(), kinds, GROUPS)
+    with pytest.raises(FlowError, match=r"key_groups=32, .* give Flow\(key_groups=16\)"):
+        check(flow_of(1, 2, 1, key_groups=32).plan(), kinds, GROUPS)
+    flow = Flow("job", key_groups=GROUPS)
+    flow.read(Memory([1])).key_by(str).sum(name="count").write(Null())
+    with pytest.raises(FlowError, match="is a sum; what was saved under that name is the state of a count"):
+        check(flow.plan(), kinds, GROUPS)
+
+
+@pytest.mark.parametrize("parallelism", [0, -1, True, 2.0, "2"])
+def test_nonsense_is_refused(parallelism: Any) -> None:
+    with pytest.raises(FlowError, match="must be 1 or more"):
+        rescaled(flow_of(1, 2, 1).plan(), "count", parallelism)
+
+
+def test_what_cannot_be_rescaled_says_why() -> None:
+    plan = flow_of(1, 2, 1).plan()
+    with pytest.raises(FlowError, match="no operator 'nothing'; it has: 'read'"):
+        rescaled(plan, "nothing", 2)
+    with pytest.raises(FlowError, match="key_groups=16, which is the most"):
+        rescaled(plan, "count", 17)
+    flow = Flow("job")
+    flow.read(Memory([1]), parallelism=2).rebalance().map(str, parallelism=2).forward().map(
+        str, name="next", parallelism=2
+    ).rebalance().write(Null(), parallelism=1)
+    chained = flow.plan()
+    assert rescaled(chained, "next", 3).chain_of("map").parallelism == 3  # fused
+    flow.chaining = False
+    with pytest.raises(FlowError, match="forward from 'map' to 'next' needs equal parallelism"):
+        rescaled(flow.plan(), "next", 3)

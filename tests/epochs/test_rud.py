@@ -1,0 +1,440 @@
+"""Output caches: what they hold against a plain list, exact memory, files that are gone with their entries."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import resource
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from penstock.runtime import rud as module
+from penstock.runtime.errors import CodecError, PenstockError
+from penstock.runtime.rud import Entry, OutputCache, Rud
+
+DATA, END, BARRIER = 1, 2, 4
+MEMORY = 500
+
+
+@pytest.fixture(autouse=True)
+def small_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted for an entry besides its bytes is of the size of these tests' messages."""
+    monkeypatch.setattr(module, "ENTRY_BYTES", 7)
+
+
+def held_bytes(entries: Iterable[Entry]) -> int:
+    """What these entries must count for in memory."""
+    return sum(entry.size + module.ENTRY_BYTES for entry in entries if entry.size and entry.place is None)
+
+
+def open_files(directory: Path) -> int:
+    """This process's open files in a directory, those without a name too."""
+    count = 0
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            count += os.readlink(f"/proc/self/fd/{number}").startswith(f"{directory}/")
+        except FileNotFoundError:
+            continue
+    return count
+
+
+class Modelled:
+    """A cache beside a plain list of (kind, stamp, bytes)."""
+
+    def __init__(self, rud: Rud) -> None:
+        self.cache = rud.cache()
+        self.cache.encode = encode
+        self.entries: list[tuple[int, int, bytes]] = []
+        self.next = 0
+        self.completed = 0
+        self.epoch = 0
+        self.ended = False
+
+    def append(self, rng: Random, largest: int) -> None:
+        chance = rng.random()
+        if self.ended:
+            return
+        if chance < 0.15:
+            self.epoch += rng.choice((1, 1, 2))
+            kind, stamp, data = BARRIER, self.epoch, b"b"
+        elif chance < 0.18:
+            kind, stamp, data, self.ended = END, 0, b"e", True
+        else:
+            kind, stamp, data = DATA, rng.randrange(1000), rng.randbytes(rng.randint(1, largest))
+        self.entries.append((kind, stamp, data))
+        self.cache.append(entry_of(kind, stamp, data, rng))
+
+    def complete(self, epoch: int) -> None:
+        """The model's own: the barrier of an epoch and what came before it goes, or all but the end."""
+        if epoch > self.completed:
+            self.completed = epoch
+            stamps = [stamp if kind == BARRIER else 0 for kind, stamp, _ in self.entries]
+            if epoch in stamps:
+                self.drop(stamps.index(epoch) + 1)
+            elif self.ended and self.entries:
+                self.drop(len(self.entries) - 1)
+        self.cache.complete(BARRIER, END, epoch)
+
+    def drop(self, count: int) -> None:
+        del self.entries[:count]
+        self.next = max(0, self.next - count)
+
+    def check(self) -> None:
+        cache = self.cache
+        assert [(entry.kind, entry.stamp, b"".join(cache.parts(entry))) for entry in cache.entries] == self.entries
+        assert cache.next == self.next
+        assert cache.unsent == (self.next < len(self.entries))
+        assert cache.unsent_records() == sum(kind == DATA for kind, _, _ in self.entries[self.next :])
+        assert cache.in_memory == held_bytes(cache.entries)
+        for entry in cache.entries:
+            if entry.place is not None:
+                assert entry.parts is None
+                assert entry.batch is None, "what is on disk must not be in memory as well"
+
+
+def entry_of(kind: int, stamp: int, data: bytes, rng: Random | None = None) -> Entry:
+    """An entry as channels make them: signals take no memory, a batch may stand for its bytes."""
+    if kind != DATA:
+        return Entry(kind, stamp, 0, 0, [data])
+    if rng is not None and rng.random() < 0.3:
+        return Entry(kind, stamp, 1, len(data), batch=data)
+    cut = len(data) // 3
+    return Entry(kind, stamp, 1, len(data), [data[:cut], memoryview(data)[cut:]])
+
+
+def encode(entry: Entry) -> Sequence[bytes]:
+    return [entry.batch[:1], entry.batch[1:]]
+
+
+def check_all(rud: Rud, caches: list[Modelled], directory: Path) -> None:
+    for cache in caches:
+        cache.check()
+    entries = [entry for cache in caches for entry in cache.cache.entries]
+    assert rud.used == held_bytes(entries)
+    assert rud.spilled_messages == sum(entry.place is not None for entry in entries)
+    assert rud.spilled == sum(entry.size for entry in entries if entry.place is not None)
+    assert rud.used <= rud.memory_bytes
+    assert rud.full == (rud.spilled >= rud.disk_bytes)
+    assert open_files(directory) == len({id(entry.place[0]) for entry in entries if entry.place is not None})
+    assert not os.listdir(directory), "a file with a name would be left behind"
+
+
+@pytest.mark.parametrize("tens", range(8))
+def test_caches_against_plain_lists(tens: int, tmp_path: Path) -> None:
+    spilled = [run_random_acts(10 * tens + i, tmp_path) for i in range(10)]
+    assert sum(map(bool, spilled)) >= 5, "too little goes to disk to test anything"
+
+
+def run_random_acts(seed: int, tmp_path: Path) -> int:
+    """Everything that can be done to caches; the most bytes that were on disk."""
+    print(f"seed {seed}")
+    rng = Random(seed)
+    rud = Rud(MEMORY, 4000, str(tmp_path))
+    caches = [Modelled(rud) for _ in range(rng.randint(1, 4))]
+    largest = rng.choice((3, 60, 2 * MEMORY))
+    most_spilled = 0
+    for _ in range(200):
+        chosen = rng.choice(caches)
+        act = rng.choices(("append", "sent", "complete", "rewind", "spill", "clear"), (60, 30, 5, 3, 2, 0.3))[0]
+        if act == "append":
+            before = [cache.cache.in_memory for cache in caches]
+            made_before = [len(cache.entries) for cache in caches]
+            chosen.append(rng, largest)
+            made = [cache.entries[n:] for cache, n in zip(caches, made_before, strict=True)]
+            wanted = [
+                n + sum(len(data) + module.ENTRY_BYTES for kind, _, data in new if kind == DATA)
+                for n, new in zip(before, made, strict=True)
+            ]
+            after = [cache.cache.in_memory for cache in caches]
+            gone = [i for i in range(len(caches)) if after[i] != wanted[i]]
+            if sum(wanted) > MEMORY:
+                assert len(gone) == 1, "one cache goes to disk"
+                assert wanted[gone[0]] == max(wanted), "the largest"
+                assert after[gone[0]] == 0
+            else:
+                assert not gone
+        elif act == "sent" and chosen.cache.unsent:
+            chosen.next += 1
+            chosen.cache.sent()
+        elif act == "complete":
+            chosen.complete(rng.randint(0, chosen.epoch + 2) if rng.random() < 0.5 else chosen.epoch)
+        elif act == "rewind":
+            chosen.next = 0
+            chosen.cache.rewind()
+        elif act == "spill":
+            chosen.cache.spill()
+            assert chosen.cache.in_memory == 0
+        elif act == "clear":
+            chosen.drop(len(chosen.entries))
+            chosen.cache.clear()
+        check_all(rud, caches, tmp_path)
+        most_spilled = max(most_spilled, rud.spilled)
+    for cache in caches:
+        if not cache.ended and rng.random() < 0.5:
+            cache.epoch = max(cache.epoch, cache.completed) + 1
+            cache.entries.append((BARRIER, cache.epoch, b"b"))
+            cache.cache.append(entry_of(BARRIER, cache.epoch, b"b"))
+            cache.complete(cache.epoch)
+        else:
+            cache.drop(len(cache.entries))
+            cache.cache.clear()
+        check_all(rud, caches, tmp_path)
+    assert (rud.used, rud.spilled, open_files(tmp_path)) == (0, 0, 0)
+    return most_spilled
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_epochs_nothing_is_kept(seed: int) -> None:
+    rng = Random(seed)
+    cache = OutputCache()
+    assert not cache.keeps
+    waiting: list[bytes] = []
+    for i in range(200):
+        if rng.random() < 0.5:
+            waiting.append(b"%d" % i)
+            cache.append(entry_of(DATA, 0, waiting[-1]))
+        elif waiting:
+            assert b"".join(cache.parts(cache.entries[cache.next])) == waiting.pop(0)
+            cache.sent()
+        cache.rewind()
+        assert len(cache.entries) == len(waiting)
+        assert cache.unsent == bool(waiting)
+    cache.clear()
+    assert not cache.entries
+
+
+# --- epochs -----------------------------------------------------------------------------------------------------
+
+
+def filled(rud: Rud, *what: tuple[int, int, bytes]) -> OutputCache:
+    cache = rud.cache()
+    for kind, stamp, data in what:
+        cache.append(entry_of(kind, stamp, data))
+    return cache
+
+
+def held(cache: OutputCache) -> list[tuple[int, int, bytes]]:
+    return [(entry.kind, entry.stamp, b"".join(cache.parts(entry))) for entry in cache.entries]
+
+
+@pytest.mark.parametrize("memory", [0, 10**6], ids=["spilled", "in memory"])
+def test_a_sender_that_ended_before_the_epoch_keeps_only_its_end(memory: int, tmp_path: Path) -> None:
+    rud = Rud(memory, directory=str(tmp_path))
+    cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
+    for _ in range(3):
+        cache.sent()
+    cache.complete(BARRIER, END, 5)
+    assert held(cache) == [(END, 0, b"e")]
+    assert cache.next == 0, "the end is still to be sent"
+    assert (rud.used, rud.spilled, cache.in_memory, open_files(tmp_path)) == (0, 0, 0, 0)
+    cache.sent()
+    cache.complete(BARRIER, END, 6)
+    assert held(cache) == [(END, 0, b"e")], "later epochs change nothing"
+    assert not cache.unsent
+
+
+def test_a_sender_that_ended_after_the_epoch_keeps_what_followed(tmp_path: Path) -> None:
+    rud = Rud(directory=str(tmp_path))
+    cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
+    cache.complete(BARRIER, END, 4)
+    assert held(cache) == [(DATA, 0, b"two"), (END, 0, b"e")]
+    assert rud.used == 3 + module.ENTRY_BYTES
+
+
+@pytest.mark.parametrize("again", [0, 1, 2, 3])
+def test_the_same_epoch_again_or_an_older_one_changes_nothing(again: int) -> None:
+    """Above all not for a sender that has ended since: only its end would be kept."""
+    rud = Rud()
+    cache = filled(rud, (BARRIER, 2, b"b"), (BARRIER, 3, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
+    cache.sent()
+    cache.sent()
+    cache.sent()
+    cache.complete(BARRIER, END, 3)
+    before = held(cache), cache.next, rud.used
+    assert before == ([(DATA, 0, b"two"), (END, 0, b"e")], 1, 3 + module.ENTRY_BYTES)
+    cache.complete(BARRIER, END, again)
+    assert (held(cache), cache.next, rud.used) == before
+    assert cache.completed == 3
+
+
+def test_an_epoch_that_was_passed_over_goes_with_the_next() -> None:
+    rud = Rud()
+    cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 1, b"b"), (DATA, 0, b"two"), (BARRIER, 3, b"b"), (DATA, 0, b"x"))
+    cache.complete(BARRIER, END, 3)
+    assert held(cache) == [(DATA, 0, b"x")]
+
+
+def test_records_stamped_like_an_epoch_are_no_barrier() -> None:
+    cache = filled(Rud(), (DATA, 5, b"one"), (BARRIER, 5, b"b"), (DATA, 5, b"two"))
+    cache.complete(BARRIER, END, 5)
+    assert held(cache) == [(DATA, 5, b"two")]
+
+
+# --- disks ------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_few_however_many_channels_share_the_memory(tmp_path: Path) -> None:
+    """The largest of many caches is small: a file for each would use up the process's descriptors."""
+    rud = Rud(10_000, directory=str(tmp_path))
+    caches = [rud.cache() for _ in range(200)]
+    rng = Random(1)
+    data = [rng.randbytes(100) for _ in range(3000)]
+    for i, payload in enumerate(data):
+        caches[i % 200].append(entry_of(DATA, 0, payload))
+    assert rud.spilled >= 280_000
+    assert open_files(tmp_path) <= rud.spilled // 10_000 + 1
+    for i, cache in enumerate(caches):
+        assert [entry[2] for entry in held(cache)] == data[i::200]
+    for cache in caches[:-1]:
+        cache.clear()
+    assert [entry[2] for entry in held(caches[-1])] == data[199::200]
+    caches[-1].clear()
+    assert (rud.used, rud.spilled, open_files(tmp_path)) == (0, 0, 0)
+
+
+def test_the_room_of_old_epochs_is_free_while_newer_ones_wait(tmp_path: Path) -> None:
+    rud = Rud(1000, directory=str(tmp_path))
+    cache = rud.cache()
+    for epoch in range(1, 50):
+        for _ in range(epoch % 7):
+            cache.append(entry_of(DATA, 0, b"x" * 300))
+        cache.append(entry_of(BARRIER, epoch, b"b"))
+        cache.complete(BARRIER, END, epoch - 5)
+        files = {id(entry.place[0]): entry.place[0] for entry in cache.entries if entry.place is not None}
+        assert len(files) == open_files(tmp_path)
+        # Each file may have an old part, and was begun with less than the memory's bytes in it.
+        assert sum(os.fstat(file.fileno()).st_size for file in files.values()) <= rud.spilled + 2 * 1000
+
+
+class State:
+    """Everything that a failed spill must leave as it was."""
+
+    def __init__(self, rud: Rud, caches: list[OutputCache]) -> None:
+        self.of = [
+            rud.used,
+            rud.spilled,
+            [(held(cache), cache.next, cache.in_memory, [e.place for e in cache.entries]) for cache in caches],
+        ]
+
+
+def assert_refused(rud: Rud, caches: list[OutputCache], why: str) -> None:
+    """What is appended stays in memory, and so does all else; the error says what to do."""
+    payload = b"z" * (rud.memory_bytes + 1)
+    wanted = [*held(caches[0]), (DATA, 0, payload)]
+    for failing in (lambda: caches[0].append(entry_of(DATA, 0, payload)), caches[0].spill):
+        with pytest.raises(PenstockError) as caught:
+            failing()
+        message = str(caught.value)
+        for part in (f"{rud.memory_bytes:,} bytes of memory", rud.directory, why, "Free space", "TMPDIR", "status()"):
+            assert part in message
+        assert held(caches[0]) == wanted
+        after = State(rud, caches).of
+        assert caches[0].in_memory == held_bytes(caches[0].entries)
+        assert rud.used == sum(cache.in_memory for cache in caches)
+        del caught
+    with pytest.raises(PenstockError):
+        caches[0].spill()
+    assert State(rud, caches).of == after
+
+
+def assert_recovers(rud: Rud, caches: list[OutputCache], directory: Path) -> None:
+    """With room again all goes to disk, and comes back."""
+    wanted = [held(cache) for cache in caches]
+    for cache in caches:
+        cache.spill()
+    assert [held(cache) for cache in caches] == wanted
+    assert rud.used == 0
+    for cache in caches:
+        cache.clear()
+    assert (rud.used, rud.spilled, open_files(directory)) == (0, 0, 0)
+
+
+def two_caches(rud: Rud) -> list[OutputCache]:
+    """The first has entries on disk and in memory."""
+    first = filled(rud, (DATA, 0, b"on disk"), (BARRIER, 1, b"b"))
+    first.spill()
+    for i in range(5):
+        first.append(entry_of(DATA, i, b"%d" % i * 20))
+    return [first, filled(rud, (DATA, 0, b"other"))]
+
+
+def test_a_directory_that_is_gone_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "gone"
+    directory.mkdir()
+    rud = Rud(MEMORY, directory=str(directory))
+    caches = [filled(rud, (DATA, 0, b"one"), (BARRIER, 1, b"b"), (DATA, 0, b"two")), filled(rud, (DATA, 0, b"other"))]
+    directory.rmdir()
+    assert_refused(rud, caches, "No such file or directory")
+    directory.mkdir()
+    assert_recovers(rud, caches, directory)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel refuses to write more into any file of this process."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("room", [0, 7, 8, 50, 107, 300])
+def test_a_disk_that_takes_no_more_is_told_and_loses_nothing(room: int, tmp_path: Path) -> None:
+    rud = Rud(MEMORY, directory=str(tmp_path))
+    caches = two_caches(rud)
+    with files_of_at_most(room):
+        assert_refused(rud, caches, os.strerror(errno.EFBIG))
+    assert open_files(tmp_path) == 1, "of what was on disk before"
+    assert_recovers(rud, caches, tmp_path)
+
+
+def test_writes_that_take_a_part_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do when a signal comes, or on some network disks."""
+    whole = os.pwrite
+    monkeypatch.setattr(module.os, "pwrite", lambda fd, data, at: whole(fd, memoryview(data)[:3], at))
+    rud = Rud(MEMORY, directory=str(tmp_path))
+    assert_recovers(rud, two_caches(rud), tmp_path)
+
+
+def test_an_entry_that_cannot_be_encoded_spoils_no_other(tmp_path: Path) -> None:
+    rud = Rud(MEMORY, directory=str(tmp_path))
+    cache = filled(rud, (DATA, 0, b"one"), (DATA, 0, b"two"))
+
+    def refuse(entry: Entry) -> Any:
+        raise CodecError("cannot")
+
+    cache.encode = refuse
+    cache.append(Entry(DATA, 0, 1, 10, batch=object()))
+    with pytest.raises(CodecError):
+        cache.spill()
+    assert (rud.used, rud.spilled, cache.in_memory) == (16 + 3 * module.ENTRY_BYTES, 0, rud.used)
+    assert [b"".join(cache.parts(entry)) for entry in cache.entries[:2]] == [b"one", b"two"]
+    cache.encode = lambda entry: [pickle.dumps(1)]
+    assert_recovers(rud, [cache], tmp_path)
+
+
+def test_many_small_messages_count_for_more_than_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a million messages of one byte would be a megabyte: they go to disk by their number, and when too many
+    are there too, the sources wait."""
+    monkeypatch.setattr(module, "ENTRY_BYTES", 300)
+    monkeypatch.setattr(module, "DISK_MESSAGES", 40)
+    rud = Rud(10 * 301, directory=str(tmp_path))
+    cache = rud.cache()
+    for i in range(10):
+        cache.append(entry_of(DATA, i, b"x"))
+    assert not rud.spilled_messages
+    for i in range(34):
+        cache.append(entry_of(DATA, i, b"x"))
+    assert rud.spilled_messages == 44
+    assert rud.full
+    cache.clear()
+    assert not rud.full
+    assert (rud.used, rud.spilled, rud.spilled_messages) == (0, 0, 0)

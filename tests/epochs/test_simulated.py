@@ -1,0 +1,187 @@
+"""Simulated jobs with epochs and faults: everything exactly once, in some hundred seeds of the campaign.
+
+More of them: python -m tests.epochs.campaign --help
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from penstock.runtime.flow import Flow
+from penstock.runtime.process import ProcessContext
+from penstock.runtime.sinks.collect import Collect
+from penstock.runtime.task import SourceTask
+from tests.epochs.campaign import campaign, main, run_seed
+from tests.epochs.flows import EpochFlow, epoch_flow
+from tests.epochs.planted import PLANTED
+from tests.epochs.sim import EpochCluster, Faults, Process, Stuck, faults_of
+from tests.runtime.sim import Trickle, small_steps
+
+SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "300"))
+CHUNKS = 10
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_record_counts_once_whatever_dies(chunk: int) -> None:
+    for seed in range(chunk, SEEDS, CHUNKS):
+        run_seed(seed)
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    found = next((result.failures for result in campaign(1, 3000, plant=bug) if result.failures), None)
+    assert found, f"{bug} is not found in 3,000 seeds"
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    def story() -> tuple[int, list[str]]:
+        with small_steps(12):
+            cluster = EpochCluster(epoch_flow(12), 12, faults_of(12))
+            cluster.run()
+        return cluster.steps, cluster.told().split("\n")
+
+    assert story() == story()
+
+
+def test_the_seeds_have_every_kind_of_fault() -> None:
+    faults = [faults_of(seed) for seed in range(300)]
+    for name in ("kills", "master_kills", "pairs", "moments", "stillborn", "put", "get", "manifest", "unknown"):
+        with_it = sum(bool(getattr(fault, name)) for fault in faults)
+        assert 20 < with_it < 290, f"{name} is in {with_it} of 300 seeds"
+    for name in ("damages", "stop_at", "inline_bytes"):
+        assert sum(bool(getattr(fault, name)) for fault in faults) > 20
+
+
+# --- single scenes ---------------------------------------------------------------------------------------------
+
+
+class Scene(EpochCluster):
+    """A job whose faults the test gives."""
+
+    def until(self, reached: Any, steps: int = 20_000) -> None:
+        """Go on until something holds."""
+        for _ in range(steps):
+            if reached():
+                return
+            assert not self.over
+            self._turn()
+            self.steps += 1
+        raise Stuck(f"after {steps} steps it still does not hold\n{self.dump()}")
+
+    def process_of(self, task: int) -> Process:
+        return self.processes[self.placed[task]]
+
+    def number(self, name: str) -> int:
+        return next(task.number for task in self.plan.tasks if self.plan.task_name(task).startswith(name))
+
+
+def line(n: int) -> EpochFlow:
+    """read > middle > last, each with one task."""
+    made = EpochFlow(Flow("line", chaining=False))
+    sink = Collect()
+    stream = made.flow.read(Trickle([list(range(n))], 1), name="read", parallelism=1)
+    stream.map(lambda record: record + 1, name="middle", parallelism=1).write(sink, name="last", parallelism=1)
+    made.expected[sink.channel] = ("last", Counter(record + 1 for record in range(n)))
+    return made
+
+
+def test_those_before_a_failure_go_on_meanwhile() -> None:
+    """The worker of the last task dies at once; a source with a hundred windows of records reads them all before
+    another process is there."""
+    with small_steps(5):
+        cluster = Scene(line(500), 5, Faults(kills=1, kill_rate=0.0, window=30, interval_s=1e6, memory_bytes=1000))
+        cluster.placed.update({0: 0, 1: 1, 2: 2})
+        cluster.until(lambda: cluster.coordinator.state == "RUNNING")
+        cluster._kill(cluster.processes[2])
+        cluster.timers.clear()
+        cluster._lost(2)
+        start, cluster.timers = cluster.timers, []
+        source = cluster.process_of(cluster.number("read")).loop.wiring.tasks[cluster.number("read")]
+        middle = cluster.process_of(cluster.number("middle")).loop.wiring.tasks[cluster.number("middle")]
+        cluster.until(lambda: source.finished and middle.finished)
+        assert 2 not in cluster.processes
+        cluster.timers = start
+        cluster.run()
+
+
+def test_what_does_not_depend_on_a_failure_ends_meanwhile() -> None:
+    made = EpochFlow(Flow("two-lanes", chaining=False))
+    for name in ("a", "b"):
+        sink = Collect()
+        read = made.flow.read(Trickle([list(range(200))], 1), name=f"read-{name}", parallelism=1)
+        read.rebalance().write(sink, name=f"write-{name}", parallelism=2)
+        made.expected[sink.channel] = (name, Counter(range(200)))
+    with small_steps(6):
+        cluster = Scene(made, 6, Faults(kills=1, kill_rate=0.0, window=30, interval_s=1e6))
+        for task in cluster.plan.tasks:
+            cluster.placed[task.number] = 1 if "-a" in cluster.plan.task_name(task) else 2
+        cluster.until(lambda: cluster.coordinator.state == "RUNNING")
+        cluster.until(lambda: cluster.processes[1].loop.tasks)
+        tasks = list(cluster.processes[1].loop.tasks)
+        assert len(tasks) == 3
+        cluster._kill(cluster.processes[2])
+        cluster.timers.clear()
+        cluster._lost(2)
+        start, cluster.timers = cluster.timers, []
+        cluster.until(lambda: all(task.finished for task in tasks))
+        cluster.timers = start
+        cluster.run()
+        assert [id(task) for task in cluster.processes[1].loop.tasks] == [id(task) for task in tasks]
+
+
+def test_epochs_quicker_than_a_worker_do_not_stop_its_sources() -> None:
+    """There is always a barrier to begin; between two of them the source reads, and it ends."""
+    made = line(100)
+    with small_steps(7):
+        cluster = Scene(made, 7, Faults(kills=0, interval_s=1e6))
+        number = cluster.number("read")
+        cluster.until(lambda: number in cluster.placed and cluster.coordinator.state == "RUNNING")
+        cluster.until(lambda: not any(process.commands for process in cluster.live))
+        source = cluster.process_of(number).loop.wiring.tasks[number]
+        assert isinstance(source, SourceTask)
+        next_epoch = 1000
+
+        def ended() -> bool:
+            nonlocal next_epoch
+            while len(source._triggers) < 3 and not source._ending:
+                source.trigger(next_epoch)
+                next_epoch += 1
+            return source._ending
+
+        cluster.until(ended)
+        assert source.stages[0].records_in == 100
+
+
+def test_a_timer_that_is_always_due_does_not_stop_its_task() -> None:
+    made = EpochFlow(Flow("restless", chaining=False))
+    sink = Collect()
+
+    def work(ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
+        ctx.set_timer(ctx.now())
+        return [record]
+
+    def again(ctx: ProcessContext, key: Any, at: float) -> None:
+        ctx.set_timer(ctx.now())
+
+    stream = made.flow.read(Trickle([list(range(100))], 1), parallelism=1).key_by(lambda record: record % 3)
+    stream.process(work, on_timer=again, parallelism=2).write(sink, parallelism=1)
+    made.expected[sink.channel] = ("restless", Counter(range(100)))
+    with small_steps(8):
+        EpochCluster(made, 9, Faults(kills=2, interval_s=0.01)).run()
+
+
+def test_a_failing_seed_is_told_with_the_command_that_runs_it_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["campaign", "--seeds", "25", "--jobs", "1", "--plant", "early-commit"])
+    assert main() == 1
+    told = capsys.readouterr().out
+    assert "Again: python -m tests.epochs.campaign --only 1 --story --plant early-commit" in told
+    assert "FAILED seed 1: AssertionError: epoch 1 has no manifest" in told
+    monkeypatch.setattr("sys.argv", ["campaign", "--only", "1", "--story"])
+    assert main() == 0
+    assert "Complete(epoch=" in capsys.readouterr().out

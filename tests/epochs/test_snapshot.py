@@ -1,0 +1,129 @@
+"""Snapshots as bytes: deltas upon deltas give the state back, also when they are put together or taken by key group."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot, worth_compacting
+from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError
+from penstock.runtime.partition import key_groups
+from penstock.runtime.state import KeyedMap, StageState
+
+GROUPS = 8
+keys = st.one_of(st.integers(0, 20), st.text(max_size=2), st.tuples(st.integers(0, 3), st.booleans()))
+values = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=3))
+#: Between two snapshots: keys that are set, and keys that are removed.
+changes = st.lists(
+    st.tuples(st.dictionaries(keys, values, max_size=6), st.lists(keys, max_size=4)), min_size=1, max_size=12
+)
+
+
+def packed(parts: list[Any]) -> bytes:
+    return b"".join(parts)
+
+
+def history(steps: list[tuple[dict[Any, Any], list[Any]]], whole_at: set[int]) -> tuple[list[bytes], dict[Any, Any]]:
+    """The snapshots of a map that is changed step by step, and what it is in the end."""
+    kept = KeyedMap({}, tracked=True)
+    snapshots = []
+    for i, (new, gone) in enumerate(steps):
+        kept.values.update(new)
+        kept.touch(new)
+        for key in gone:
+            kept.values.pop(key, None)
+        kept.touch(gone)
+        state = StageState({"state": kept.delta(i == 0 or i in whole_at)}, own=("step", i))
+        snapshots.append(packed(encode_snapshot({"op": (state, (i, 2 * i, 0))}, GROUPS)))
+    return snapshots, kept.values
+
+
+def read(snapshots: list[bytes], groups: set[int] | None = None) -> Merged:
+    merged = Merged(GROUPS)
+    merged.add_task(snapshots, groups)
+    return merged
+
+
+@given(changes, st.sets(st.integers(1, 11)))
+def test_deltas_give_the_state_back(steps: list[Any], whole_at: set[int]) -> None:
+    snapshots, state = history(steps, whole_at)
+    op = read(snapshots).operators["op"]
+    assert op.maps["state"] == state
+    assert op.own == [("step", len(steps) - 1)]
+    assert op.counters == (len(steps) - 1, 2 * (len(steps) - 1), 0)
+
+
+@given(changes, st.sets(st.integers(1, 11)), st.data())
+def test_putting_any_run_of_snapshots_together_changes_nothing(steps: list[Any], whole_at: set[int], data: Any) -> None:
+    snapshots, state = history(steps, whole_at)
+    first = data.draw(st.integers(0, len(snapshots) - 1))
+    last = data.draw(st.integers(first, len(snapshots) - 1))
+    together = packed(compact(snapshots[first : last + 1], GROUPS))
+    op = read([*snapshots[:first], together, *snapshots[last + 1 :]]).operators["op"]
+    assert op.maps["state"] == state
+    assert op.own == [("step", len(steps) - 1)]
+
+
+@given(changes, st.integers(1, GROUPS))
+def test_tasks_that_share_the_groups_share_the_state(steps: list[Any], tasks: int) -> None:
+    snapshots, state = history(steps, set())
+    shares = [
+        read(snapshots, {g for g in range(GROUPS) if g % tasks == t}).operators["op"].maps["state"]
+        for t in range(tasks)
+    ]
+    assert sum(map(len, shares)) == len(state)
+    for task, share in enumerate(shares):
+        assert all(group % tasks == task for group in array("H", key_groups(list(share), GROUPS)))
+        assert all(state[key] == value for key, value in share.items())
+
+
+def test_state_of_several_tasks_comes_together() -> None:
+    one, first = history([({"a": 1, "b": 2}, [])], set())
+    other, second = history([({"c": 3}, []), ({"d": 4}, ["c"])], set())
+    merged = Merged(GROUPS)
+    merged.add_task(one, None)
+    merged.add_task(other, None)
+    assert merged.operators["op"].maps["state"] == {**first, **second}
+    assert merged.operators["op"].own == [("step", 0), ("step", 1)]
+
+
+def test_other_key_groups_are_refused_with_the_remedy() -> None:
+    snapshots, _ = history([({"a": 1}, [])], set())
+    with pytest.raises(StoreError, match=r"give Flow\(key_groups=8\)"):
+        Merged(16).add_task(snapshots, None)
+
+
+def test_what_cannot_be_pickled_says_so() -> None:
+    lock = __import__("threading").Lock()
+    with pytest.raises(PenstockError, match="operator 'op': its state cannot be saved"):
+        encode_snapshot({"op": (StageState(own=lock), (0, 0, 0))}, GROUPS)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 4, 20, -1])
+def test_a_cut_snapshot_is_damaged(cut: int) -> None:
+    (snapshot,), _ = history([({"a": 1, "b": "x" * 100}, [])], set())
+    with pytest.raises((SnapshotDamaged, PenstockError)):
+        read([snapshot[:cut]])
+
+
+def test_each_byte_is_put_together_only_a_few_times() -> None:
+    """However many snapshots come, a task has few, and the work stays near that of writing them."""
+    rng = random.Random(5)
+    for base in (0, 1_000_000):
+        sizes, written, given = [base], 0, base
+        for _ in range(5000):
+            size = rng.choice((100, 5_000, 20_000))
+            given += size
+            sizes.append(size)
+            first = worth_compacting(sizes)
+            if first is not None:
+                whole = sum(sizes[first:])
+                written += whole
+                sizes[first:] = [whole]
+            assert len(sizes) < 40
+        assert written < 12 * given

@@ -1,0 +1,440 @@
+"""The checkpoint store on file systems that work: what was put comes back, or it says that it is damaged."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.runtime.epochs import store as module
+from penstock.runtime.epochs.manifest import Blob, Manifest, encode
+from penstock.runtime.epochs.store import INLINE_BYTES, ArrowFiles, Store
+from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
+
+BIG = bytes(range(256)) * 40  # too large to be kept in a manifest
+
+
+def manifest(epoch: int, *blobs: Blob, job: str = "job", final: bool = False) -> Manifest:
+    return Manifest(job=job, epoch=epoch, created=1.5, final=final, key_groups=8, tasks=[], collected=list(blobs))
+
+
+def files(store: Store) -> set[str]:
+    return {name for folder in ("snapshots", "manifests") for name in store._files.names(folder)}
+
+
+@pytest.fixture(params=["directory", "memory", "arrow"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A directory by system calls; an object store by fsspec; a file system that pyarrow renames files in."""
+    if request.param == "directory":
+        return Store.open(tmp_path / "checkpoints", "job")
+    if request.param == "memory":
+        pytest.importorskip("fsspec")
+        return Store.open(f"memory://{tmp_path}", "job")
+    from pyarrow.fs import LocalFileSystem
+
+    system = LocalFileSystem()
+    return Store(ArrowFiles(system, f"{tmp_path}/job", f"{tmp_path}/job", rename=system.move), "job")
+
+
+def overwrite(store: Store, name: str, data: bytes) -> None:
+    """Change a file behind the store's back."""
+    store._files.write(name, [memoryview(data)], False)
+
+
+def test_nothing_is_made_by_opening(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "a" / "b", "job")
+    assert store.epochs() == []
+    assert store.latest() is None
+    assert store.collect(1) == 0
+    store.destroy()
+    assert list(tmp_path.iterdir()) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.binary(max_size=3000), max_size=6))
+def test_what_is_put_comes_back(parts: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    data = b"".join(parts)
+    stores = [Store.open(tmp_path_factory.getbasetemp() / "roundtrip", "job")]
+    if module.import_module("importlib.util").find_spec("fsspec"):
+        stores.append(Store.open("memory://roundtrip", "job"))
+    for store in stores:
+        blob = store.put("snapshots/000001-1-0", [bytearray(part) for part in parts])
+        assert (blob.size, blob.checksum) == (len(data), zlib.crc32(data))
+        assert (blob.data is not None) == (len(data) <= INLINE_BYTES)
+        assert store.get(blob) == data
+        store.write_manifest(manifest(1, blob))
+        assert store.read_manifest(1) == manifest(1, blob)
+        store.destroy()
+
+
+def test_parts_can_be_any_buffers(store: Store) -> None:
+    import array
+
+    import numpy as np
+
+    parts = [BIG, bytearray(BIG), memoryview(BIG)[1:7], array.array("q", [1, 2]), np.arange(5), b""]
+    blob = store.put("snapshots/000001-1-0", parts)
+    assert store.get(blob) == b"".join(bytes(part) for part in parts)
+
+
+def test_a_blob_is_replaced_whole(store: Store) -> None:
+    first = store.put("snapshots/000001-1-0", [BIG])
+    second = store.put("snapshots/000001-1-0", [BIG, b"more"])
+    assert store.get(second) == BIG + b"more"
+    with pytest.raises(SnapshotDamaged, match=r"snapshots/000001-1-0 has 10,244 bytes; 10,240 were written"):
+        store.get(first)
+
+
+@pytest.mark.parametrize(
+    "name", ["x", "000001-1", "snapshots/1-1", "manifests/000001-1", "snapshots/../000001-1", "/a"]
+)
+def test_names_that_collect_would_not_know_are_refused(store: Store, name: str) -> None:
+    with pytest.raises(AssertionError):
+        store.put(name, [BIG])
+
+
+def test_every_change_of_a_bit_and_every_shortened_blob_is_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INLINE_BYTES", 0)
+    data = b"a small blob\0\xff"
+    blob = store.put("snapshots/000001-1-0", [data])
+    assert blob.data is None
+    damaged = [data[:size] for size in range(len(data))] + [data + b"\0"]
+    for position in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[position] ^= 1 << bit
+            damaged.append(bytes(changed))
+    for other in damaged:
+        overwrite(store, blob.name, other)
+        with pytest.raises(SnapshotDamaged, match="snapshots/000001-1-0 has") as caught:
+            store.get(blob)
+        assert not isinstance(caught.value, StoreUnreachable)
+    overwrite(store, blob.name, data)
+    assert store.get(blob) == data
+
+
+def test_inline_blobs_are_verified_too(store: Store) -> None:
+    blob = store.put("snapshots/000001-1-0", [b"abc"])
+    assert files(store) == set()
+    for other in (b"abd", b"ab", b""):
+        with pytest.raises(SnapshotDamaged):
+            store.get(Blob(blob.name, blob.size, blob.checksum, other))
+
+
+def test_every_damage_of_a_manifest_is_passed_over(store: Store) -> None:
+    store.write_manifest(manifest(1))
+    store.write_manifest(manifest(2))
+    data = encode(manifest(2))
+    name = "manifests/0000000002.json"
+    for position in range(len(data)):
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << position % 8
+        for other in (bytes(flipped), data[:position]):
+            overwrite(store, name, other)
+            found = store.latest()
+            assert found is not None
+            assert found[0] == manifest(1)
+            assert len(found[1]) == 1
+            assert found[1][0].startswith("epoch 2: ")
+            assert name in found[1][0]
+    store.write_manifest(manifest(2))  # a damaged one may be written again
+    assert store.latest() == (manifest(2), [])
+
+
+def test_a_missing_blob_is_damage_and_an_older_epoch_is_used(store: Store) -> None:
+    one = store.put("snapshots/000001-1-0", [BIG])
+    two = store.put("snapshots/000002-1-0", [BIG])
+    store.write_manifest(manifest(1, one))
+    store.write_manifest(manifest(2, one, two))
+    assert store.latest(store.verify) == (manifest(2, one, two), [])
+    store._files.delete(two.name)
+    assert store.latest() == (manifest(2, one, two), [])  # only who asks has the blobs read
+    found = store.latest(store.verify)
+    assert found is not None
+    assert found[0] == manifest(1, one)
+    assert "000002-1-0 is missing; 10,240 bytes were written" in found[1][0]
+
+
+def test_epochs_none_of_which_can_be_used_are_not_nothing(store: Store) -> None:
+    for epoch in (1, 2):
+        store.write_manifest(manifest(epoch))
+        overwrite(store, f"manifests/{epoch:010d}.json", b"{}")
+    with pytest.raises(SnapshotDamaged, match=r"none of the 2 epochs.*epoch 2: .*epoch 1: .*start the job anew"):
+        store.latest()
+
+
+def test_what_does_not_answer_is_not_passed_over(store: Store) -> None:
+    store.write_manifest(manifest(1))
+    store.write_manifest(manifest(2))
+
+    def unreachable(manifest: Manifest) -> None:
+        raise StoreUnreachable("asleep")
+
+    with pytest.raises(StoreUnreachable, match="asleep"):
+        store.latest(unreachable)
+
+
+def test_a_newer_format_is_not_passed_over(store: Store) -> None:
+    store.write_manifest(manifest(1))
+    body = encode(manifest(2))[34:-2].replace(b'"version":1', b'"version":9')
+    overwrite(store, "manifests/0000000002.json", b'{"checksum":"%08x","manifest":%b}\n' % (zlib.crc32(body), body))
+    with pytest.raises(StoreError, match="has format 9"):
+        store.latest()
+    assert store.collect(1) == 0
+    assert store.epochs() == [2, 1]
+
+
+def test_the_same_manifest_again_is_fine_and_another_is_not(store: Store) -> None:
+    store.write_manifest(manifest(1))
+    store.write_manifest(manifest(1))
+    with pytest.raises(StoreError, match=r"epoch 1 is complete already.*Two runs of job 'job'"):
+        store.write_manifest(manifest(1, final=True))
+    assert store.read_manifest(1) == manifest(1)
+
+
+def test_a_renamed_manifest_is_not_trusted(store: Store) -> None:
+    overwrite(store, "manifests/0000000007.json", encode(manifest(6)))
+    overwrite(store, "manifests/0000000008.json", encode(manifest(8, job="other")))
+    for epoch in (7, 8):
+        with pytest.raises(SnapshotDamaged, match="somebody renamed or copied it"):
+            store.read_manifest(epoch)
+
+
+def test_epochs_are_told_newest_first_and_only_manifests_count(store: Store) -> None:
+    for epoch in (9, 10, 100000, 2):
+        store.write_manifest(manifest(epoch))
+    for name in ("manifests/notes.txt", "manifests/3.json", "manifests/.0000000004.json.0123456789ab.tmp"):
+        overwrite(store, name, b"x")
+    assert store.epochs() == [100000, 10, 9, 2]
+    assert store.collect(1) == 4
+    assert files(store) == {"manifests/0000100000.json", "manifests/notes.txt", "manifests/3.json"}
+
+
+def test_check_leaves_no_file(store: Store) -> None:
+    store.check()
+    assert files(store) == set()
+
+
+def test_only_the_job_s_own_files_are_destroyed(store: Store) -> None:
+    blob = store.put("snapshots/000001-1-0", [BIG])
+    store.write_manifest(manifest(1, blob))
+    for name in ("snapshots/mine.txt", "manifests/.hidden", "other/000001-1-0"):
+        overwrite(store, name, b"x")
+    store.destroy()
+    assert files(store) == {"snapshots/mine.txt", "manifests/.hidden"}
+    assert store._files.names("other") == ["other/000001-1-0"]
+    for name in ("snapshots/mine.txt", "manifests/.hidden", "other/000001-1-0"):
+        store._files.delete(name)
+    overwrite(store, "snapshots/.000001-1-0.0123456789ab.tmp", b"x")
+    store.destroy()
+    store.destroy()
+    assert files(store) == set()
+
+
+def test_nothing_is_left_of_a_destroyed_directory(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, "job")
+    other = Store.open(tmp_path, "other")
+    for each in (store, other):
+        each.write_manifest(manifest(1, each.put("snapshots/000001-1-0", [BIG]), job=each.job))
+    store.destroy()
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    other.verify(other.read_manifest(1))
+
+
+def test_a_store_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, "job", durable=True)
+    blob = store.put("snapshots/000001-1-0", [BIG])
+    again: Store = pickle.loads(pickle.dumps(store))
+    assert again.get(blob) == BIG
+    assert again._files._durable  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="only a store from"):
+        pickle.dumps(Store(again._files, "job"))
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_is_flushed_to_the_disk(durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        flushed.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    store = Store.open(tmp_path, "job", durable=durable)
+    blob = store.put("snapshots/000001-1-0", [BIG])
+    # A new directory always: with it a power cut would take what was flushed in it.
+    assert {".", "job"} <= set(flushed)
+    assert any("000001-1-0" in name for name in flushed) == durable
+    flushed.clear()
+    store.put("snapshots/000001-2-0", [BIG])
+    assert len(flushed) == (2 if durable else 0)
+    store.write_manifest(manifest(1, blob))
+    flushed.clear()
+    store.write_manifest(manifest(2, blob))
+    assert len(flushed) == 2
+    assert flushed[0].startswith("job/manifests/.0000000002.json.")
+    assert flushed[1] == "job/manifests"
+
+
+class DictFiles:
+    """Files in memory, quick enough for thousands of histories. `broken`: names that cannot be deleted."""
+
+    place = "nowhere"
+    remote = False
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.broken: Callable[[str], Exception | None] = accepted
+        self.asked: list[str] = []
+
+    def write(self, name: str, parts: Any, flush: bool) -> None:
+        self.files[name] = b"".join(parts)
+
+    def read(self, name: str) -> bytes:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name]
+
+    def names(self, folder: str) -> list[str]:
+        return [name for name in self.files if name.startswith(f"{folder}/")]
+
+    def delete(self, name: str) -> None:
+        self.asked.append(name)
+        error = self.broken(name)
+        if error is not None:
+            raise error
+        self.files.pop(name, None)
+
+    def destroy(self, folders: Any, ours: Any) -> None:
+        raise NotImplementedError
+
+
+def accepted(name: str) -> None:
+    return None
+
+
+def refused(name: str) -> Exception | None:
+    return PermissionError(13, "no") if "3" in name else None
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["complete", "complete", "complete", "abandon", "begin", "damage", "collect", "stuck"]),
+        st.lists(st.sampled_from(["delta", "delta", "base", "same"]), min_size=3, max_size=3),
+        st.integers(1, 3),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(steps=steps)
+def test_collect_never_deletes_what_is_needed(steps: list[tuple[str, list[str], int]]) -> None:
+    """Three tasks with chains of deltas; epochs are completed, abandoned, damaged, and the store is collected."""
+    disk = DictFiles()
+    store = Store(disk, "job")
+    chains: list[list[Blob]] = [[], [], []]  # of the newest complete epoch, as the tasks go on from it
+    whole: dict[int, Manifest] = {}
+    making: list[Blob] = []
+    epoch = 0
+    for step, kinds, keep in steps:
+        if step in ("complete", "abandon", "begin"):
+            epoch += 1
+            extended = []
+            for task, (kind, chain) in enumerate(zip(kinds, chains, strict=True)):
+                if kind == "same" and chain:
+                    extended.append(chain)
+                    continue
+                content = f"{epoch} {task}".encode() * INLINE_BYTES
+                blob = store.put(f"snapshots/{epoch:06d}-{task}-0", [content])
+                extended.append([blob] if kind == "base" else [*chain, blob])
+            if step == "complete":
+                whole[epoch] = manifest(epoch, *(blob for chain in extended for blob in chain))
+                store.write_manifest(whole[epoch])
+                chains = extended
+                making = []
+            elif step == "begin":
+                chains = extended  # later deltas build upon it whether or not it is ever complete
+                making += [blob for chain in extended for blob in chain]
+            disk.files[f"snapshots/.{epoch:06d}-0-0.0123456789ab.tmp"] = b"left by a process that was killed"
+        elif step == "damage" and len(whole) > 1:
+            worst = max(whole)
+            disk.files[f"manifests/{worst:010d}.json"] = b"{}"
+            del whole[worst]
+            if making:
+                chains, making = [[], [], []], []
+        elif step in ("collect", "stuck"):
+            disk.broken = refused if step == "stuck" else accepted
+            before = set(disk.files)
+            deleted = store.collect(keep)
+            assert deleted == len(before) - len(disk.files)
+            newest = sorted(whole, reverse=True)[:keep]
+            for each in newest:
+                store.verify(store.read_manifest(each))
+            for blob in making:
+                if newest and int(blob.name[10:16]) > newest[0]:
+                    store.get(blob)
+            if step == "collect" and newest:
+                needed = {blob.name for each in newest for blob in whole[each].blobs()}
+                left = {name for name in disk.files if name.startswith("snapshots/")}
+                assert all(name in needed or int(name[-len(name) + 10 :].lstrip(".")[:6]) > newest[0] for name in left)
+                assert [each for each in store.epochs() if each <= newest[0]] == newest
+                whole = {each: whole[each] for each in newest}
+            elif step == "stuck":
+                whole = {each: whole[each] for each in whole if f"manifests/{each:010d}.json" in disk.files}
+    if whole:
+        found = store.latest(store.verify)
+        assert found is not None
+        assert found[0] == whole[max(whole)]
+
+
+def test_a_snapshot_older_than_the_manifest_before_it_is_kept(store: Store) -> None:
+    early = store.put("snapshots/000002-1-0", [BIG])
+    store.write_manifest(manifest(1, store.put("snapshots/000001-1-0", [BIG])))
+    overwrite(store, "snapshots/.000002-2-0.0123456789ab.tmp", b"in the making")
+    assert store.collect(1) == 0
+    assert store.get(early) == BIG
+    store.write_manifest(manifest(2, early))
+    assert store.collect(1) == 3
+    store.verify(store.read_manifest(2))
+
+
+def test_what_cannot_be_deleted_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    disk = DictFiles()
+    store = Store(disk, "job")
+    for epoch in range(1, 6):
+        store.put(f"snapshots/{epoch:06d}-1-0", [BIG])
+        store.write_manifest(manifest(epoch))
+    disk.broken = lambda name: PermissionError(13, "Permission denied")
+    assert store.collect(1) == 0
+    assert len(disk.asked) == 4  # the manifests; blobs stay as long as a manifest may need them
+    assert store.collect(1) == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "old snapshots of job job stay" in caplog.text
+    assert "Give the user" in caplog.text
+    disk.broken = lambda name: TimeoutError(110, "timed out")
+    disk.asked.clear()
+    assert store.collect(1) == 0
+    assert len(disk.asked) == 1  # who does not answer is not asked again
+    disk.broken = accepted
+    assert store.collect(1) == 9
+    assert set(disk.files) == {"manifests/0000000005.json"}
+
+
+def test_collect_survives_a_store_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Silent(DictFiles):
+        def names(self, folder: str) -> list[str]:
+            raise TimeoutError(110, "timed out")
+
+    assert Store(Silent(), "job").collect(1) == 0
+    assert "timed out" in caplog.text
+    with pytest.raises(StoreUnreachable, match="cannot list nowhere/manifests: timed out"):
+        Store(Silent(), "job").latest()
