@@ -21,13 +21,13 @@ from typing import Any, Literal, get_args
 
 import cloudpickle
 
-from penstock.runtime.aggregate import Aggregate
+from penstock.runtime.aggregate import MERGEABLE, Aggregate
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.errors import FlowError, RecordError
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Source
-from penstock.runtime.state import KeyedMap, SavedState, StageState
+from penstock.runtime.state import KeyedMap, LoggedMap, SavedState, StageState
 from penstock.runtime.timers import Timers
 from penstock.runtime.userfunc import (
     DEAD_LETTERS,
@@ -112,6 +112,10 @@ class Stage:
         """Called once at the end, also after an error; must not raise for what open() never made."""
 
     # --- epochs, in jobs that have them ----------------------------------------------------------------------
+
+    def wants_whole(self) -> bool:
+        """It costs less to save everything at the next barrier than what has changed."""
+        return False
 
     def snapshot(self, epoch: int, whole: bool) -> StageState | None:
         """The state at the barrier of `epoch`: what has changed since the last snapshot, or everything. None: the
@@ -370,24 +374,34 @@ class _Aggregating(Stage):
         self._aggregate = aggregate
         self._emit = emit
         self.state = aggregate.new_state()
-        self._map = KeyedMap(self.state, context.epochs)
+        self._map: KeyedMap | LoggedMap
+        if aggregate.name in MERGEABLE:
+            self._map = LoggedMap(self.state, aggregate.name, context.epochs)
+        else:
+            self._map = KeyedMap(self.state, context.epochs)
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, KeyedBatch)
         keys, values = batch.keys, batch.values
         aggregate, state = self._aggregate, self.state
-        self._map.touch(keys)
+        if not batch.partial and aggregate.selector is not None:
+            keys, values = select_values(aggregate.selector, keys, values, self.errors)
+        failed = self.errors.skipped
+        out: list[Any] = []
         if batch.partial:
             add_all(aggregate.merge, state, keys, values, self.errors)
+        elif self._emit == "every":
+            out = self._add_and_show(keys, values)
         else:
-            if aggregate.selector is not None:
-                keys, values = select_values(aggregate.selector, keys, values, self.errors)
-            if self._emit == "every":
-                return self._add_and_show(keys, values)
             add_all(aggregate.add, state, keys, values, self.errors)
-        if self._emit == "final":
-            return []
-        return self._results(keys)
+        kept = self._map
+        if isinstance(kept, KeyedMap):
+            kept.note(keys)
+        elif self.errors.skipped == failed:
+            kept.log(keys, values if batch.partial else aggregate.partials(values))
+        else:
+            kept.lose()
+        return self._results(keys) if self._emit == "latest" else out
 
     def _results(self, keys: Iterable[Any]) -> list[Any]:
         """(key, result) of each of these keys, in order of their first place."""
@@ -427,6 +441,9 @@ class _Aggregating(Stage):
         while part := list(islice(keys, EXPAND_RECORDS_MAX)):
             if piece := self._results(part):
                 yield piece
+
+    def wants_whole(self) -> bool:
+        return self._map.wants_whole
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
         return StageState({"state": self._map.delta(whole)})
@@ -543,7 +560,6 @@ class _Processing(Stage):
         process = self._process.process if isinstance(self._process, Process) else self._process
         user = self.user
         out = user.emitted
-        self._map.touch(batch.keys)
         for key, record in zip(batch.keys, batch.values, strict=True):
             user.key = key
             try:
@@ -556,6 +572,7 @@ class _Processing(Stage):
                 self.errors.handle(record, error)
             if len(out) >= EXPAND_RECORDS_MAX:
                 yield from _full_pieces(out)
+        self._map.note(batch.keys)
         yield from _rest(out)
 
     def next_timer(self) -> float | None:
@@ -568,7 +585,6 @@ class _Processing(Stage):
             if not self._timers.take(key, at):
                 continue
             user.key = key
-            self._map.touch((key,))
             assert self._on_timer is not None
             try:
                 result = self._on_timer(user, key, at)
@@ -576,6 +592,7 @@ class _Processing(Stage):
                     yield from _taken(result, out)
             except Exception as error:
                 self.errors.handle(("timer", key, at), error)
+            self._map.note((key,))
             yield from _full_pieces(out)
         yield from _rest(out)
 
@@ -592,6 +609,9 @@ class _Processing(Stage):
             raise self.errors.failure("(finishing)", error, user_line(error)) from error
         yield from _full_pieces(out)
         yield from _rest(out)
+
+    def wants_whole(self) -> bool:
+        return self._map.wants_whole or self._timers.saved.wants_whole
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
         return StageState({"state": self._map.delta(whole), "timers": self._timers.saved.delta(whole)})

@@ -1,20 +1,40 @@
 """State that survives: what a stage gives to a snapshot, and gets back.
 
-Keyed state is a map from keys to values in which a stage notes the keys that it touches, so that a snapshot holds only
-what has changed since the last one (a *delta*); a snapshot with everything is *whole*. Values may be changed in place
-by their owner after the delta was taken, so whoever takes a delta must encode it before the stage runs again.
+Keyed state is a map from keys to values; a snapshot holds only what has changed since the last one (a *delta*), or
+everything (it is *whole*). There are two ways to know what has changed:
+
+- `KeyedMap` notes the entries that a batch has changed, right behind it, while they are in the processor's caches:
+  looking them up again at the barrier would stop the task for many times as long.
+- `LoggedMap`, for aggregates, keeps the partials that were merged, encoded: no look-up at all. Whoever reads them back
+  merges them again.
+
+Both give up noting when that costs more than to save the map whole, and say so (`wants_whole`). Values may be changed
+in place by their owner after a delta was taken, so whoever takes one must encode it before the stage runs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import is_
 from typing import Any
 
+from penstock.runtime.codec import encode
+
 _GONE: Any = object()
+
+#: A list as `codec.encode` returns it.
+Encoded = tuple[int, bytes]
+
+# Records that are encoded together by a log: enough to be quick, few enough to be in the processor's caches still.
+_CHUNK_RECORDS = 4096
+
+# Deltas since the last whole snapshot may hold so many times the entries of the map: reading a task back takes as long.
+_DELTAS_MOST = 2
+
+# Epochs for which a map of which most changes is saved whole before it is tried again to note changes.
+_BLIND_EPOCHS = 16
 
 
 @dataclass
@@ -29,10 +49,19 @@ class KeyedDelta:
 
 
 @dataclass
+class KeyedLog:
+    """What was merged into a keyed map: pairs of encoded keys and encoded partials, in order. `merge` names the
+    aggregate that does it."""
+
+    chunks: list[tuple[Encoded, Encoded]]
+    merge: str
+
+
+@dataclass
 class StageState:
     """What a stage saves: keyed maps by name, and something of the task's own that must be picklable."""
 
-    maps: dict[str, KeyedDelta] = field(default_factory=dict)
+    maps: dict[str, KeyedDelta | KeyedLog] = field(default_factory=dict)
     own: Any = None
 
 
@@ -47,39 +76,133 @@ class SavedState:
 
 
 class KeyedMap:
-    """A keyed map with note of what was touched. Without `tracked` (a job without epochs) it notes nothing."""
+    """A keyed map with note of what has changed. Without `tracked` (a job without epochs) it notes nothing."""
 
     def __init__(self, values: dict[Any, Any], tracked: bool) -> None:
         self.values = values
-        self._touched: set[Any] | None = set() if tracked else None
+        self._tracked = tracked
+        self._fresh: dict[Any, Any] | None = {} if tracked else None  # None: everything may have changed
+        self._noted = 0  # changes since the last delta; a key may come several times
+        self._saved = 0  # entries in deltas since the last whole one
+        self._blind = 0  # epochs to come in which nothing is noted
 
-    def touch(self, keys: Iterable[Any]) -> None:
-        """These keys may have changed."""
-        touched = self._touched
-        if touched is None:
+    def note(self, keys: Collection[Any]) -> None:
+        """These keys may have new values, or none any more."""
+        if not self._tracked:
+            return
+        self._noted += len(keys)
+        fresh, get = self._fresh, self.values.get
+        if fresh is None:
             return
         try:
-            touched.update(keys)
+            fresh.update(zip(keys, map(get, keys, repeat(_GONE)), strict=True))
         except TypeError:  # some key has no hash, and so no value either
             for key in keys:
                 with suppress(TypeError):
-                    touched.add(key)
+                    fresh[key] = get(key, _GONE)
+        if len(fresh) > _CHUNK_RECORDS and 2 * len(fresh) > len(self.values):
+            self._fresh, self._blind = None, _BLIND_EPOCHS
+
+    @property
+    def wants_whole(self) -> bool:
+        """The next delta had better be whole."""
+        if self._fresh is None:
+            return self._noted > 0
+        return self._saved + len(self._fresh) > _DELTAS_MOST * len(self.values)
 
     def delta(self, whole: bool) -> KeyedDelta:
         """The changes since the last delta, or everything."""
-        values = self.values
-        assert self._touched is not None
-        touched, self._touched = self._touched, set()
+        assert self._tracked
+        values, fresh, noted = self.values, self._fresh, self._noted
+        self._noted = 0
+        if fresh is None:
+            whole = whole or noted > 0
+            self._blind -= 1
+            if self._blind <= 0 or 4 * noted < len(values):
+                self._fresh = {}
+        else:
+            self._fresh = {}
         if whole:
+            self._saved = 0
             return KeyedDelta(list(values), list(values.values()), [], True)
-        keys = list(touched)
-        found = list(map(values.get, keys, repeat(_GONE)))  # one lookup a key: each misses the caches
-        if not any(map(is_, found, repeat(_GONE))):
-            return KeyedDelta(keys, found, [], False)
-        kept = [(key, value) for key, value in zip(keys, found, strict=True) if value is not _GONE]
-        gone = [key for key, value in zip(keys, found, strict=True) if value is _GONE]
-        return KeyedDelta([key for key, _ in kept], [value for _, value in kept], gone, False)
+        if not fresh:
+            return KeyedDelta([], [], [], False)
+        self._saved += len(fresh)
+        keys, found = list(fresh), list(fresh.values())
+        gone = [key for key, value in fresh.items() if value is _GONE]
+        if gone:
+            keys = [key for key, value in fresh.items() if value is not _GONE]
+            found = [value for value in found if value is not _GONE]
+        return KeyedDelta(keys, found, gone, False)
 
     def restore(self, saved: dict[Any, Any]) -> None:
         """Start from saved values."""
         dict.update(self.values, saved)
+
+
+class LoggedMap:
+    """The keyed map of an aggregate, with a log of what was merged into it; `merge` is the aggregate's name. Without
+    `tracked` it logs nothing."""
+
+    def __init__(self, values: dict[Any, Any], merge: str, tracked: bool) -> None:
+        self.values = values
+        self._merge = merge
+        self._logging = self._tracked = tracked
+        self._keys: list[Any] = []  # not yet encoded
+        self._partials: list[Any] = []
+        self._chunks: list[tuple[Encoded, Encoded]] = []
+        self._logged = 0  # records since the last delta
+        self._saved = 0  # records in deltas since the last whole one
+
+    def log(self, keys: list[Any], partials: list[Any]) -> None:
+        """These partials have been merged into the values of these keys, all of them."""
+        if not self._logging:
+            return
+        self._logged += len(keys)
+        if self._logged > max(_CHUNK_RECORDS, len(self.values)):
+            self.lose()
+            return
+        self._keys += keys
+        self._partials += partials
+        if len(self._keys) >= _CHUNK_RECORDS:
+            self._encode()
+
+    def lose(self) -> None:
+        """The values have changed in a way, or so often, that is not worth a log: the next delta will be whole."""
+        self._logging = False
+        self._clear()
+
+    @property
+    def wants_whole(self) -> bool:
+        """The next delta had better be whole."""
+        return not self._logging or self._saved + self._logged > _DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
+
+    def delta(self, whole: bool) -> KeyedDelta | KeyedLog:
+        """The changes since the last delta, or everything."""
+        assert self._tracked
+        if self._keys and not whole:
+            self._encode()
+        if whole or not self._logging:
+            self._clear()
+            self._logging = True
+            self._logged = self._saved = 0
+            return KeyedDelta(list(self.values), list(self.values.values()), [], True)
+        self._saved += self._logged
+        self._logged = 0
+        chunks, self._chunks = self._chunks, []
+        return KeyedLog(chunks, self._merge)
+
+    def restore(self, saved: dict[Any, Any]) -> None:
+        """Start from saved values."""
+        dict.update(self.values, saved)
+
+    def _encode(self) -> None:
+        try:
+            self._chunks.append((encode(self._keys), encode(self._partials)))
+        except Exception:  # who saves the map whole finds out which value it is
+            self.lose()
+        else:
+            self._keys, self._partials = [], []
+
+    def _clear(self) -> None:
+        self._keys, self._partials, self._chunks = [], [], []

@@ -385,7 +385,8 @@ class Task:
         """Save the state as of now, and pass the barrier on."""
         assert self.on_snapshot is not None
         self.epoch = epoch
-        whole, self.whole_next = self.whole_next, False
+        whole = self.whole_next or any(stage.wants_whole() for stage in self.stages)
+        self.whole_next = False
         states = {}
         for stage in self.stages:
             counters = (stage.records_in, stage.records_out, stage.errors.skipped)

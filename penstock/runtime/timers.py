@@ -30,7 +30,7 @@ class Timers:
         times = self._times.get(key, ())
         if at not in times:
             self._times[key] = tuple(sorted((*times, at)))
-            self.saved.touch((key,))
+            self.saved.note((key,))
             self._push(key, at)
 
     def cancel(self, key: Any, at: float | None) -> None:
@@ -43,7 +43,7 @@ class Timers:
             self._times[key] = left
         else:
             del self._times[key]
-        self.saved.touch((key,))
+        self.saved.note((key,))
 
     def next(self) -> float | None:
         """When the first timer is due; None: there is none."""

@@ -34,10 +34,10 @@ def history(steps: list[tuple[dict[Any, Any], list[Any]]], whole_at: set[int]) -
     snapshots = []
     for i, (new, gone) in enumerate(steps):
         kept.values.update(new)
-        kept.touch(new)
+        kept.note(list(new))
         for key in gone:
             kept.values.pop(key, None)
-        kept.touch(gone)
+        kept.note(gone)
         state = StageState({"state": kept.delta(i == 0 or i in whole_at)}, own=("step", i))
         snapshots.append(packed(encode_snapshot({"op": (state, (i, 2 * i, 0))}, GROUPS)))
     return snapshots, kept.values

@@ -3,8 +3,9 @@
     header bytes u32 | header (msgpack) | segments
 
 The header names each operator of the task with its counters, where its own state stands, and for each keyed map where
-the keys and values of each key group stand; so who wants some groups decodes only those. A map's entry says whether it
-is whole or builds on the snapshots before it.
+its entries stand. A map's entry says whether it is whole or builds on the snapshots before it. A whole map is sorted by
+key group, so who wants some groups decodes only those; changes are not, as that would stop the task at each barrier for
+something that is needed after a failure only.
 
 State of a job with another parallelism, or of a changed flow, is matched by the names of operators and of their maps;
 it must never depend on task numbers or on which operators shared a task.
@@ -21,21 +22,24 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+from penstock.runtime.aggregate import MERGEABLE
 from penstock.runtime.codec import decode, encode, pickled
 from penstock.runtime.errors import KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
 from penstock.runtime.partition import partition
-from penstock.runtime.state import KeyedDelta, SavedState, StageState
+from penstock.runtime.state import KeyedDelta, KeyedLog, SavedState, StageState
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.userfunc import describe
 
 _LENGTH = struct.Struct("<I")
+
+_MIXED = -1  # a group: entries of any
 
 #: What a task saves: operator -> (state or None, counters).
 States = dict[str, "tuple[StageState | None, tuple[int, int, int]]"]
 
 
 class _Group(msgspec.Struct, array_like=True):
-    """The entries of one key group: codec and bytes of keys, of values, and of keys that are gone."""
+    """Entries of one key group, or of any (MIXED): codec and bytes of keys, of values, and of keys that are gone."""
 
     group: int
     keys: tuple[int, int]
@@ -46,6 +50,7 @@ class _Group(msgspec.Struct, array_like=True):
 class _Map(msgspec.Struct, array_like=True):
     name: str
     whole: bool
+    merge: str  # the aggregate that merges its values into those before; "": they take their place
     groups: list[_Group]
 
 
@@ -82,30 +87,39 @@ def encode_snapshot(states: States, key_groups: int) -> list[Buffer]:
     return [_LENGTH.pack(len(header)) + header, *segments]
 
 
-def _encode_map(operator: str, title: str, delta: KeyedDelta, key_groups: int, segments: list[Buffer]) -> _Map:
-    table = array("H", range(key_groups)).tobytes()
-    try:
-        shares = partition(delta.keys, (delta.values,), table, key_groups) if delta.keys else []
-        gone = partition(delta.gone, (), table, key_groups) if delta.gone else []
-    except KeyTypeError as error:
-        raise _unsaved(operator, "a key of its state", error) from error
+def _encode_map(
+    operator: str, title: str, delta: KeyedDelta | KeyedLog, key_groups: int, segments: list[Buffer]
+) -> _Map:
+    if isinstance(delta, KeyedLog):
+        groups = []
+        for (key_codec, keys), (codec, partials) in delta.chunks:
+            segments += [keys, partials]
+            groups.append(_Group(_MIXED, (key_codec, len(keys)), (codec, len(partials)), (0, 0)))
+        return _Map(title, False, delta.merge, groups)
+    if not delta.whole:
+        entries = [(_MIXED, delta.keys, delta.values, delta.gone)]
+    else:
+        table = array("H", range(key_groups)).tobytes()
+        try:
+            shares = partition(delta.keys, (delta.values,), table, key_groups) if delta.keys else []
+        except KeyTypeError as error:
+            raise _unsaved(operator, "a key of its state", error) from error
+        entries = [(group, list(share[0]), list(share[1]), []) for group, share in enumerate(shares)]
     groups = []
-    for group in range(key_groups):
-        keys, values = shares[group] if shares else ((), ())
-        lost = gone[group][0] if gone else ()
-        if not keys and not lost:
+    for group, kept, values, gone in entries:
+        if not kept and not gone:
             continue
         sizes = []
-        for records in (keys, values, lost):
+        for records in (kept, values, gone):
             try:
-                codec, data = encode(list(records)) if records else (0, b"")
+                codec, data = encode(records) if records else (0, b"")
             except Exception as error:
-                raise _unsaved_entry(operator, keys, values, error) from error
+                raise _unsaved_entry(operator, kept, values, error) from error
             if data:
                 segments.append(data)
             sizes.append((codec, len(data)))
         groups.append(_Group(group, *sizes))
-    return _Map(title, delta.whole, groups)
+    return _Map(title, delta.whole, "", groups)
 
 
 def _pickled(own: Any, operator: str) -> bytes:
@@ -171,9 +185,11 @@ def _apply(
     wanted_operators: Container[str] | None = None,
     *,
     keep_gone: set[tuple[str, str]] | None = None,
+    logged: dict[tuple[str, str], str] | None = None,
 ) -> None:
     """Bring a task's state up to its next snapshot. `keep_gone`: note keys that are gone as such, in the maps that are
-    not in this set; a map comes into it when it is whole."""
+    not in this set; a map comes into it when it is whole. `logged`: the maps of which there is a log come into it,
+    with what merges it."""
     view = memoryview(snapshot)
     try:
         (size,) = _LENGTH.unpack_from(view)
@@ -201,13 +217,22 @@ def _apply(
                 entries.clear()
                 if keep_gone is not None:
                     keep_gone.add((operator.name, kept.name))
+            merge = MERGEABLE[kept.merge].merge if kept.merge else None
+            if kept.merge and logged is not None:
+                logged[operator.name, kept.name] = kept.merge
             for group in kept.groups:
-                wanted = chosen and (groups is None or group.group in groups)
+                wanted = chosen and (groups is None or group.group == _MIXED or group.group in groups)
                 parts: list[list[Any]] = []
                 for codec, length in (group.keys, group.values, group.gone):
                     parts.append(decode(codec, view[at : at + length]) if wanted and length else [])
                     at += length
                 keys, values, gone = parts
+                if group.group == _MIXED and groups is not None:
+                    keys, values = _of_groups(groups, key_groups, keys, values)
+                    gone = _of_groups(groups, key_groups, gone)[0]
+                if merge is not None:
+                    merge(entries, iter(keys), iter(values))
+                    continue
                 entries.update(zip(keys, values, strict=True))
                 if keep_gone is not None and (operator.name, kept.name) not in keep_gone:
                     entries.update(dict.fromkeys(gone, _GONE))
@@ -218,16 +243,34 @@ def _apply(
         raise SnapshotDamaged(f"a snapshot has {len(view):,} bytes where its header speaks of {at:,}")
 
 
+def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *columns: list[Any]) -> list[list[Any]]:
+    """Those of the keys, and what stands beside them in the columns, that are of these key groups."""
+    found: list[list[Any]] = [[] for _ in range(1 + len(columns))]
+    if not keys:
+        return found
+    table = array("H", range(key_groups)).tobytes()
+    for group, share in enumerate(partition(keys, columns, table, key_groups)):
+        if group in groups:
+            for column, part in zip(found, share, strict=True):
+                column.extend(part)
+    return found
+
+
 def compact(snapshots: Sequence[Buffer], key_groups: int) -> list[Buffer]:
     """One snapshot that says what consecutive snapshots of a task, oldest first, say together; whole as the first."""
     merged: dict[str, SavedState] = {}
     whole: set[tuple[str, str]] = set()
+    logged: dict[tuple[str, str], str] = {}
     for snapshot in snapshots:
-        _apply(snapshot, None, merged, key_groups, keep_gone=whole)
+        _apply(snapshot, None, merged, key_groups, keep_gone=whole, logged=logged)
     states: States = {}
     for name, state in merged.items():
-        maps = {}
+        maps: dict[str, KeyedDelta | KeyedLog] = {}
         for title, entries in state.maps.items():
+            if (name, title) in logged and (name, title) not in whole:
+                chunk = (encode(list(entries)), encode(list(entries.values())))
+                maps[title] = KeyedLog([chunk] if entries else [], logged[name, title])
+                continue
             keys = [key for key, value in entries.items() if value is not _GONE]
             gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
             maps[title] = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone, (name, title) in whole)

@@ -1,0 +1,141 @@
+"""Keyed maps and their notes of what has changed: whatever they choose to save gives the state back."""
+
+from __future__ import annotations
+
+from array import array
+from random import Random
+from threading import Lock
+from typing import Any
+
+import pytest
+
+from penstock.runtime import state as module
+from penstock.runtime.aggregate import MERGEABLE, Aggregate
+from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot
+from penstock.runtime.partition import key_groups
+from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, LoggedMap, StageState
+
+GROUPS = 8
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_RECORDS", 5)
+    monkeypatch.setattr(module, "_BLIND_EPOCHS", 3)
+
+
+def packed(delta: KeyedDelta | KeyedLog) -> bytes:
+    return b"".join(encode_snapshot({"op": (StageState({"state": delta}), (0, 0, 0))}, GROUPS))
+
+
+def read(snapshots: list[bytes], groups: set[int] | None = None) -> dict[Any, Any]:
+    merged = Merged(GROUPS)
+    merged.add_task(snapshots, groups)
+    return merged.operators["op"].maps["state"]
+
+
+def check(rng: Random, chain: list[bytes], state: dict[Any, Any]) -> None:
+    """The chain gives the state, whole or by groups, also when some of it was put together."""
+    assert read(chain) == state
+    chosen = set(rng.sample(range(GROUPS), rng.randint(0, GROUPS)))
+    of_keys = dict(zip(state, array("H", key_groups(list(state), GROUPS)), strict=True))
+    assert read(chain, chosen) == {key: value for key, value in state.items() if of_keys[key] in chosen}
+    first = rng.randrange(len(chain))
+    last = rng.randint(first, len(chain) - 1)
+    together = b"".join(compact(chain[first : last + 1], GROUPS))
+    assert read([*chain[:first], together, *chain[last + 1 :]]) == state
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_keyed_map_noted_blind_or_whole(seed: int) -> None:
+    rng = Random(seed)
+    kept = KeyedMap({}, tracked=True)
+    chain: list[bytes] = []
+    entries = 0  # in the deltas of the chain
+    seen = set()
+    for _ in range(60):
+        for _ in range(rng.choice((0, 0, 1, 4))):
+            # Now and then over all keys, so that noting is given up, and taken up again.
+            changed = [rng.randrange(rng.choice((3, 40))) for _ in range(rng.choice((0, 1, 30)))]
+            for key in changed:
+                if rng.random() < 0.2:
+                    kept.values.pop(key, None)
+                else:
+                    kept.values[key] = kept.values.get(key, 0) + 1
+            kept.note(changed)
+        whole = not chain or rng.random() < 0.03 or kept.wants_whole
+        delta = kept.delta(whole)
+        seen.add("whole" if delta.whole else "delta")
+        if whole:
+            assert delta.whole
+            chain, entries = [], 0
+        else:
+            assert not delta.whole, "the task would not know that the chain may begin here"
+            entries += len(delta.keys) + len(delta.gone)
+        chain.append(packed(delta))
+        assert entries <= 2 * max(len(kept.values), 1)
+        check(rng, chain, dict(kept.values))
+    assert seen == {"whole", "delta"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", MERGEABLE)
+def test_a_log_merges_to_the_state(name: str, seed: int) -> None:
+    rng = Random(seed)
+    aggregate: Aggregate = MERGEABLE[name]
+    values = aggregate.new_state()
+    kept = LoggedMap(values, name, tracked=True)
+    chain: list[bytes] = []
+    seen = set()
+    for _ in range(40):
+        for _ in range(rng.choice((0, 1, 3))):
+            count = rng.choice((1, 2, 9))
+            keys = [rng.choice((0, 1, "x", (2, "y"), rng.randrange(30))) for _ in range(count)]
+            added = [rng.randrange(-50, 50) for _ in range(count)]
+            partials = aggregate.partials(added)
+            if rng.random() < 0.5:
+                aggregate.add(values, iter(keys), iter(added))
+            else:
+                aggregate.merge(values, iter(keys), iter(partials))
+            kept.log(keys, partials)
+            if rng.random() < 0.03:
+                kept.lose()
+        whole = not chain or rng.random() < 0.05 or kept.wants_whole
+        delta = kept.delta(whole)
+        assert isinstance(delta, KeyedLog) != whole
+        if whole:
+            chain = []
+        seen.add(type(delta))
+        chain.append(packed(delta))
+        assert len(chain) < 40
+        check(rng, chain, dict(values))
+    assert seen == {KeyedDelta, KeyedLog}
+
+
+def test_a_quiet_map_saves_nothing_even_after_it_was_blind() -> None:
+    kept = KeyedMap({i: i for i in range(100)}, tracked=True)
+    kept.delta(True)
+    kept.note(range(90))
+    assert kept.wants_whole
+    assert len(kept.delta(True).keys) == 100
+    assert not kept.wants_whole
+    assert kept.delta(False) == KeyedDelta([], [], [], False)
+    kept.note([7])
+    assert kept.delta(False) == KeyedDelta([7], [7], [], False)
+
+
+def test_partials_that_cannot_be_encoded_are_found_by_who_saves_everything() -> None:
+    kept = LoggedMap({}, "sum", tracked=True)
+    kept.delta(True)
+    kept.log(["a"] * 5, [Lock()] * 5)
+    assert kept.wants_whole
+
+
+def test_untracked_maps_note_nothing() -> None:
+    """A job without epochs pays nothing."""
+    noted, logged = KeyedMap({}, tracked=False), LoggedMap({}, "count", tracked=False)
+    noted.values.update({1: 1})
+    noted.note([1])
+    logged.log([1], [1])
+    assert not logged._keys
+    assert noted._fresh is None
