@@ -762,6 +762,9 @@ class JobMaster:
         except PenstockError as error:
             request.end(error)
             return []
+        if plan is self._plan:
+            request.end()
+            return []
         placed = _place(plan, self._placed, self._options.workers)
         commands = self._coordinator.replan(plan, placed)
         if not commands:

@@ -174,8 +174,9 @@ class RunLoop:
                     out.outstanding -= stamp
                 continue
             task = tasks.get(number)
-            if task is None or task.inputs[channel].generation != generation:
-                continue  # of a task or a sender that was taken back since
+            input_ = None if task is None else task.inputs.get(channel)
+            if task is None or input_ is None or input_.generation != generation:
+                continue  # of a task or a sender that was taken back since, or of a plan that has changed
             if kind == DATA:
                 assert batch is not None
                 task.receive(channel, batch, stamp, len(message))

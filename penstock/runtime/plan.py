@@ -214,13 +214,13 @@ def fused_by_key(plan: Plan, operator: str) -> bool:
 
 
 def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chaining: bool) -> Plan:
-    """A plan of the graph as if anew, with as many tasks of each operator as in `plan`, but for one. It lists no
-    splits: sources go on with those that were saved."""
+    """A plan of the graph as if anew, with as many tasks of each operator as in `plan`, but for one. What sources read
+    is what they read in `plan`."""
     graph = copy(graph)
     graph.operators = {name: copy(known) for name, known in graph.operators.items()}
     for name, known in graph.operators.items():
         known.parallelism = parallelism if name == operator else plan.chain_of(name).parallelism
-    return make_plan(
+    made = make_plan(
         graph,
         parallelism=None,
         key_groups=plan.key_groups,
@@ -229,13 +229,18 @@ def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chainin
         list_splits=False,
         check_sinks=False,
     )
+    for chain in made.chains:
+        if chain.source is not None:
+            chain.splits = _dealt(plan.chain_of(chain.source.name), chain.parallelism)
+    return made
 
 
 def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
     """The plan with another number of tasks for an operator, and for those that are fused with it.
 
     Tasks and channels that stay keep their numbers, new ones get numbers that no task or channel has had; as many key
-    groups as possible stay with the task that owns them. Raises FlowError when it cannot be.
+    groups as possible stay with the task that owns them. The plan itself when it has as many. Raises FlowError when it
+    cannot be.
     """
     chain = plan.chain_of(operator)
     if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
@@ -245,9 +250,12 @@ def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
         raise FlowError(
             f"rescale({operator!r}, {parallelism}): the flow has key_groups={plan.key_groups}, which is the most"
         )
+    if parallelism == chain.parallelism:
+        return plan
     table = chain.table and KeyGroups(plan.key_groups).rescaled(chain.table, parallelism)
     chains = list(plan.chains)
-    chains[chain.index] = replace(chain, parallelism=parallelism, table=table, splits=[[] for _ in range(parallelism)])
+    splits = _dealt(chain, parallelism)
+    chains[chain.index] = replace(chain, parallelism=parallelism, table=table, splits=splits)
     next_channel = max((e.first_channel + e.senders * e.receivers for e in plan.exchanges), default=0)
     exchanges = []
     for exchange in plan.exchanges:
@@ -273,6 +281,12 @@ def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
         tasks.append(TaskId(next_task, chain.index, i))
         next_task += 1
     return Plan(plan.name, plan.key_groups, chains, exchanges, tasks)
+
+
+def _dealt(chain: Chain, parallelism: int) -> list[list[Split]]:
+    """A chain's splits for another number of tasks: needed only when the job has to begin anew, as what was saved holds
+    the splits as well."""
+    return share([split for splits in chain.splits for split in splits], parallelism)
 
 
 def letters_of(operator: str) -> str:

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.build import build
 from penstock.runtime.channel import END
 from penstock.runtime.epochs import coordinator as protocol
-from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Acknowledged
 from penstock.runtime.epochs.snapshot import _apply
 from penstock.runtime.loop import RunLoop
-from penstock.runtime.plan import Plan
+from penstock.runtime.partition import key_groups
+from penstock.runtime.plan import Plan, TaskId
 from penstock.runtime.state import SavedState
 from penstock.runtime.task import Snapshot, Task
 from penstock.runtime.transport.memory import MemoryNetwork
@@ -41,21 +43,29 @@ class Checks:
     def __init__(self, cluster: EpochCluster) -> None:
         self._cluster = cluster
         self.completed: list[int] = []  # epochs whose manifest was written
-        self._behind = behind(cluster.plan)
-        self._everybody = frozenset(task.number for task in cluster.plan.tasks)
+        self._look_at(cluster.plan)
+        self._to_cut: frozenset[int] | None = None  # as the plan has just changed
+        self._remade: frozenset[int] = frozenset()  # by the change of plan that is under way
         self._all_back = True
         self._damaged = 0  # no epoch up to this one counts, but the one that the job went back to
         self._lost: list[int] = []  # workers, since tasks were last joined
         self._triggered = 0
         self._memory: dict[str, bytes] = {}  # keyed state in memory when a snapshot of this name was taken
         self._at_end: dict[int, bytes] = {}  # and at the task's end
+        self._ended: list[bytes] = []  # at the end of tasks that are in the plan no more
         self._decoded: dict[int, tuple[list[str], dict[str, SavedState]]] = {}
         self._passes = 0
+
+    def _look_at(self, plan: Plan) -> None:
+        self._behind = behind(plan)
+        self._everybody = frozenset(task.number for task in plan.tasks)
 
     # --- what the coordinator says -------------------------------------------------------------------------------
 
     def new_master(self) -> None:
+        self._look_at(self._cluster.plan)
         self._all_back = True
+        self._to_cut, self._remade = None, frozenset()
         self._lost = []
         self._triggered = self._cluster.coordinator.begun
 
@@ -67,18 +77,39 @@ class Checks:
     def lost(self, worker: int) -> None:
         self._lost.append(worker)
 
+    def replanned(self, before: Plan, after: Plan, operator: str) -> None:
+        """An operator is about to get another number of tasks."""
+        self._to_cut = self._with_behind(before, operator)
+        self._look_at(after)
+        self._remade = self._with_behind(after, operator)
+        if [chain.operators for chain in before.chains] != [chain.operators for chain in after.chains]:
+            self._to_cut = frozenset(task.number for task in before.tasks)
+            self._remade = self._everybody
+        entries = self._cluster.coordinator.entries()
+        for number in self._to_cut:
+            memory = self._at_end.pop(number, None)
+            if memory is not None and entries[number].finished:
+                self._ended.append(memory)
+
+    def _with_behind(self, plan: Plan, operator: str) -> frozenset[int]:
+        chain = plan.chain_of(operator).index
+        tasks = {task.number for task in plan.tasks if task.chain == chain}
+        return frozenset(tasks.union(*(self._behind[task] for task in tasks)))
+
     def _back(self, workers: list[int]) -> frozenset[int]:
         placed = self._cluster.placed
         tasks = {task for task, worker in placed.items() if worker in workers}
-        return frozenset(tasks.union(*(self._behind[task] for task in tasks)))
+        return frozenset(tasks.union(*(self._behind[task] for task in tasks))) | self._remade
 
     def command(self, command: protocol.Command) -> None:
         """The coordinator has given a command."""
         if isinstance(command, protocol.Cut):
             lost = self._lost
-            possible = [self._back(lost[:n]) for n in range(1, len(lost) + 1)]
+            possible = [self._back(lost[:n]) for n in range(0 if self._remade else 1, len(lost) + 1)]
             if self._all_back:
                 possible = [self._everybody]
+            if self._to_cut is not None:
+                possible, self._to_cut = [self._to_cut], None
             assert command.tasks in possible, f"{sorted(command.tasks)} go back when workers {lost} are lost"
             newest = max(self._cluster.store.manifests, default=0)
             assert command.epoch == newest or newest <= self._damaged, f"{newest} is complete, and {command}"
@@ -86,7 +117,7 @@ class Checks:
             expected = self._everybody if self._all_back else self._back(self._lost)
             assert command.tasks == expected, f"{sorted(command.tasks)} are made when workers {self._lost} are lost"
             if isinstance(command, protocol.Join):
-                self._all_back, self._lost = False, []
+                self._all_back, self._lost, self._remade = False, [], frozenset()
         elif isinstance(command, protocol.Trigger):
             assert command.epoch > self._triggered
             self._triggered = command.epoch
@@ -122,7 +153,7 @@ class Checks:
     def acknowledged(self, event: Acknowledged) -> None:
         """A snapshot has come to the coordinator, which has yet to look at it."""
         master = self._cluster.coordinator
-        if event.generation != master._generations[event.task]:
+        if event.task not in self._everybody or event.generation != master._generations[event.task]:
             return
         expected = self._memory.get(event.blob.name)
         assert expected is not None, f"{event.blob.name} was never made"
@@ -147,14 +178,34 @@ class Checks:
         """A process has made its tasks again."""
         for task in process.loop.wiring.mine(command.tasks):
             entry = command.entries.get(task.number)
-            if entry is not None and entry.finished:
-                continue  # it goes on from nothing but its end
             found = in_memory(process.loop.wiring.tasks[task.number])
-            expected = {} if entry is None else pickle.loads(self._memory[entry.blobs[-1].name])
+            if command.changed and command.entries:
+                expected = self._dealt(task, list(command.entries.values()))
+            elif entry is not None and entry.finished:
+                continue  # it goes on from nothing but its end
+            else:
+                expected = {} if entry is None else pickle.loads(self._memory[entry.blobs[-1].name])
             assert _filled(found) == _filled(expected), f"task {task.number} goes on from {found}, not {expected}"
             for stage in process.loop.wiring.tasks[task.number].timed:
                 times = [at for kept in stage._timers.saved.values.values() for at in kept]
                 assert stage.next_timer() == min(times, default=None), f"task {task.number} forgets its timers"
+
+    def _dealt(self, task: TaskId, entries: list[TaskEntry]) -> States:
+        """The state with which a task of a changed plan goes on: of its key groups, whoever had them."""
+        plan = self._cluster.plan
+        states: States = {}
+        groups = plan.groups(task)
+        for operator in plan.chains[task.chain].operators:
+            for entry in entries:
+                if groups is None or operator.name not in entry.operators or entry.finished:
+                    continue  # of what has ended the results are out
+                for title, kept in pickle.loads(self._memory[entry.blobs[-1].name]).get(operator.name, {}).items():
+                    of_keys = array("H", key_groups(list(kept), plan.key_groups))
+                    mine = {key: kept[key] for key, group in zip(kept, of_keys, strict=True) if group in groups}
+                    there = states.setdefault(operator.name, {}).setdefault(title, {})
+                    assert not there.keys() & mine.keys(), "two tasks had the same key"
+                    there.update(mine)
+        return states
 
     def others_stay(self, process: Process, command: protocol.Command, before: dict[int, Task]) -> None:
         """A command has been carried out."""
@@ -220,14 +271,15 @@ class Checks:
                     assert kinds == [END], f"channel {channel.number} still keeps {kinds}"
                     assert not channel.queue, f"channel {channel.number} has something left to send"
             assert process.rud.used == process.rud.spilled == 0
-        left = self._cluster.outside.open
+        outside = self._cluster.outside
+        left = {key: records for key, records in outside.open.items() if key not in outside.stale}
         assert not left, f"never committed: {left}"
 
     def stopped(self, outputs: dict[str, list[Any]]) -> None:
         """The job was stopped: read what its sources have read as all that there is."""
         plan, store = self._cluster.plan, self._cluster.store
         for entry in store.manifests[max(store.manifests)].tasks:
-            source = plan.chains[plan.tasks[entry.number].chain].source
+            source = plan.chains[plan.by_number[entry.number].chain].source
             if source is not None:
                 states: dict[str, SavedState] = {}
                 blob = entry.blobs[-1]
@@ -251,7 +303,7 @@ class Checks:
             for channel, (name, _) in made.sums.items():
                 assert added(outputs.get(channel, [])) == added(theirs.get(channel, [])), name
         states: States = {}
-        for memory in self._at_end.values():
+        for memory in [*self._ended, *self._at_end.values()]:
             merge(states, pickle.loads(memory))
         for operator, maps in their_states.items():
             assert states.get(operator) == maps, f"{operator}: {states.get(operator)}, not {maps}"
@@ -270,12 +322,12 @@ def _greatest(records: list[Any]) -> dict[Any, int]:
 
 def behind(plan: Plan) -> dict[int, frozenset[int]]:
     """Of each task all that its records can reach: by walking along the channels."""
-    first = list(itertools.accumulate((chain.parallelism for chain in plan.chains), initial=0))
     ahead: dict[int, list[int]] = {task.number: [] for task in plan.tasks}
     for exchange in plan.exchanges:
         for sender in range(exchange.senders):
             for receiver in exchange.targets(sender):
-                ahead[first[exchange.source] + sender].append(first[exchange.target] + receiver)
+                sent = plan.task(exchange.source, sender).number
+                ahead[sent].append(plan.task(exchange.target, receiver).number)
     found = {}
     for task in ahead:
         seen: set[int] = set()
@@ -324,7 +376,7 @@ def reference(cluster: EpochCluster) -> tuple[dict[str, list[Any]], States]:
     outside = type(cluster.outside)()
     for sink in cluster.sinks:
         sink.outside = outside
-    plan = cluster.plan
+    plan = cluster.first_plan
     ticks = itertools.count(1)
     transport = MemoryNetwork(1).transport(0)
     clock = lambda: next(ticks) * 1000

@@ -14,6 +14,7 @@ from unittest import mock
 from penstock.runtime import channel as channels
 from penstock.runtime.build import Wiring
 from penstock.runtime.channel import BARRIER, CREDIT, DATA, OutChannel, decode_batch
+from penstock.runtime.epochs import restore
 from penstock.runtime.epochs.coordinator import Complete, Coordinator, Join, tasks_on
 from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.participant import Acknowledged, Participant
@@ -22,7 +23,7 @@ from penstock.runtime.errors import StoreUnreachable
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.rud import OutputCache
-from penstock.runtime.state import KeyedDelta, KeyedMap
+from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, LoggedMap
 from penstock.runtime.timers import Timers
 from tests.epochs.sim import Faults, MemoryStore
 
@@ -210,6 +211,20 @@ def _no_gone_keys() -> Any:
     return _patch(KeyedMap, "delta", without)
 
 
+@_plant()
+def _log_twice() -> Any:
+    """A log of what was merged begins with what the one before it had."""
+    delta = LoggedMap.delta
+
+    def again(self: LoggedMap, whole: bool) -> Any:
+        given = delta(self, whole)
+        if isinstance(given, KeyedLog):
+            self._chunks = given.chunks[-1:]
+        return given
+
+    return _patch(LoggedMap, "delta", again)
+
+
 @_plant(_several_epochs)
 def _no_timers_back() -> Any:
     """Timers come back into the map of what is saved, but will not fire."""
@@ -242,6 +257,45 @@ def _builds_on_what_was_lost() -> Any:
             return write(self, snapshot, parts)
 
     return _patch(Participant, "_write", careless)
+
+
+# --- rescale ---------------------------------------------------------------------------------------------------------
+
+
+def _rescales(faults: Faults) -> bool:
+    return faults.rescales > 0
+
+
+@_plant(_rescales)
+def _group_of_another() -> Any:
+    """A task of a changed plan gets the state of a key group that is not its own as well."""
+    keyed = restore._keyed
+
+    def more(operator: Any, savers: Any, get: Any, groups: set[int], key_groups: int) -> Any:
+        return keyed(operator, savers, get, groups | {min(groups) - 1}, key_groups)
+
+    return _patch(restore, "_keyed", more)
+
+
+@_plant(_rescales)
+def _nothing_dealt() -> Any:
+    """Who sends to tasks of a changed plan does not send them what it has kept."""
+    return _patch(OutChannel, "kept", lambda self: iter(()))
+
+
+@_plant(_rescales)
+def _old_channels_fail() -> Any:
+    """A message by a channel that the plan has no more ends its receiver's process."""
+    deliver = RunLoop._deliver
+
+    def strict(self: RunLoop, messages: Any) -> None:
+        for number, message in messages:
+            kind, channel, _, _, _ = decode_batch(message)
+            if number in self.wiring.tasks and kind != channels.CREDIT:
+                self.wiring.tasks[number].inputs[channel]
+        deliver(self, messages)
+
+    return _patch(RunLoop, "_deliver", strict)
 
 
 # --- coordinator and participants ------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ date, go on with numbers that no earlier life has used) is done here as the JobM
 from __future__ import annotations
 
 import heapq
+import json
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -27,10 +28,12 @@ from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Acknowledged, Declined, Participant
-from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
+from penstock.runtime.epochs.restore import same_tasks
+from penstock.runtime.errors import FlowError, SnapshotDamaged, StoreUnreachable
+from penstock.runtime.grouping import All
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.operators import Write
-from penstock.runtime.plan import Plan
+from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.rud import Rud
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.task import SourceTask
@@ -56,6 +59,7 @@ class Outside:
 
     def __init__(self) -> None:
         self.open: dict[Key, list[Any]] = {}
+        self.stale: set[Key] = set()  # of writers that were closed; somebody else may still have to commit them
         self.done: dict[Key, tuple[int, list[Any]]] = {}  # the epoch that it was prepared for, and its records
         self.numbers = 0
         self.complete: Callable[[int], bool] = lambda epoch: False  # whether the epoch's manifest is written
@@ -126,7 +130,7 @@ class _Transaction(SinkWriter):
         if self._key is not None:
             self._prepared.append((epoch, self._key))
             self._key = None
-        return list(self._prepared)
+        return self._index, list(self._prepared)
 
     def commit(self, epoch: int) -> None:
         for prepared, key in self._prepared:
@@ -134,11 +138,17 @@ class _Transaction(SinkWriter):
                 self._outside.commit(key, prepared, epoch)
         self._prepared = [(prepared, key) for prepared, key in self._prepared if prepared > epoch]
 
+    def close(self, failed: bool) -> None:
+        # When it moves to another worker the new writer may be there already, and has cleared away what there was.
+        keys = {key for _, key in self._prepared} | ({self._key} if self._key is not None else set())
+        self._outside.stale |= keys
+
     def restore(self, epoch: int, prepared: list[Any]) -> None:
-        for some in prepared:
+        for index, some in prepared:
             for number, key in some:
                 assert number <= epoch, f"epoch {epoch} holds what was prepared for {number}"
                 self._outside.commit(key, number, epoch)
+            self._outside.go_back(self._name, index, epoch)  # there may be no such task any more
         self._outside.go_back(self._name, self._index, epoch)
 
 
@@ -236,6 +246,8 @@ class Faults:
     lazy_sources: float = 0.0  # the chance that a source, when it is its turn, does nothing
     mixed: bool = True  # what different workers send passes each other
     stop_at: float | None = None  # when the job is told to stop
+    rescales: int = 0
+    rescale_rate: float = 0.01
 
     # Deaths.
     kills: int = 3
@@ -301,6 +313,7 @@ def faults_of(seed: int) -> Faults:
         unknown=choice((0.0, 0.1, 0.3)) if store else 0.0,
         damages=choice((1, 2, 3)) if chance(0.2) else 0,
         inline_bytes=choice((0, 0, 100)),
+        rescales=choice((0, 0, 0, 1, 2, 5)) if interval < 1 else 0,
     )
 
 
@@ -437,12 +450,15 @@ class EpochCluster:
                 operator.sink = Transactions(operator.sink.channel or operator.name, self.outside)
                 self.sinks.append(operator.sink)
         self.plan: Plan = made.flow.plan(faults.workers)
+        self.first_plan = self.plan
         self.store = MemoryStore(faults, self.rng, len(self.plan.tasks))
         self.outside.complete = self.store.manifests.__contains__
         chosen = list(range(faults.workers))
         if not faults.spread:
             chosen = self.rng.sample(chosen, self.rng.randrange(1, faults.workers + 1))
-        self.placed = {task.number: self.rng.choice(chosen) for task in self.plan.tasks}
+        self.chosen = chosen
+        self.placed: dict[int, int] = {}
+        self._place()
         self.inboxes: dict[int, _Inbox] = {}
         self.processes: dict[int, Process] = {}
         self.live: list[Process] = []
@@ -452,6 +468,11 @@ class EpochCluster:
         self.kills = faults.kills
         self.master_kills = faults.master_kills
         self.damages = faults.damages
+        self.rescales = faults.rescales
+        self.asked: tuple[str, int, int | None] | None = (
+            None  # rescale: operator, parallelism, once this epoch is there
+        )
+        self.parallelism: dict[str, int] = {}  # what operators were rescaled to
         self.timers: list[tuple[float, int, Callable[[], Any]]] = []
         self.numbers = 0
         self.idle = 0
@@ -486,12 +507,24 @@ class EpochCluster:
         if manifests and (manifest is None or manifest.epoch < max(manifests)):
             self._passed_over()
         self.masters += 1
-        self.coordinator = Coordinator(self.plan, self.placed, faults.workers, options, manifest)
+        self.asked = None
+        changed = self._plan_again(manifest)
+        self.coordinator = Coordinator(self.plan, self.placed, faults.workers, options, manifest, changed=changed)
         # What an earlier life has made may still be about: no number may be used again.
         self.coordinator.begun = max(manifests, default=0)
         self.coordinator.generation += 1000 * (self.masters - 1)
         self.checks.new_master()
         self._do(self.coordinator.start())
+
+    def _plan_again(self, manifest: Manifest | None) -> bool:
+        """A new master plans anew, with what a manifest says; whether its tasks are others than the manifest's."""
+        self.plan, self.parallelism = self.first_plan, {}
+        if manifest is not None:
+            self.parallelism = json.loads(str(manifest.extra["parallelism"]))
+            for operator, parallelism in self.parallelism.items():
+                self.plan = self._rescaled(operator, parallelism)
+        self._place()
+        return manifest is not None and not same_tasks(self.plan, manifest.tasks)
 
     def _older(self, than: int | None) -> Manifest | None:
         """The newest epoch that can be used."""
@@ -548,6 +581,7 @@ class EpochCluster:
         self._do(self.coordinator.rewind(self._older(epoch), self.now))
 
     def _save(self, manifest: Manifest) -> None:
+        manifest.extra["parallelism"] = json.dumps(self.parallelism)
         try:
             written = self.store.write_manifest(manifest)
         except StoreUnreachable:
@@ -569,6 +603,64 @@ class EpochCluster:
         """Do something later, if this master still lives."""
         self.numbers += 1
         heapq.heappush(self.timers, (self.now + seconds, self.numbers, action))
+
+    # --- rescale -------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """Somebody wants another number of tasks for an operator; the old number will do as well."""
+        self.rescales -= 1
+        plan = self.plan
+        # More receivers of a broadcast would be more records.
+        copied = {exchange.target for exchange in plan.exchanges if isinstance(exchange.grouping, All)}
+        names = [operator.name for chain in plan.chains if chain.index not in copied for operator in chain.operators]
+        if names:
+            self.asked = (self.rng.choice(names), self.rng.randrange(1, 5), None)
+            self.story.append((self.now, f"RESCALE {self.asked[:2]}"))
+
+    def _rescaled(self, operator: str, parallelism: int) -> Plan:
+        if parallelism > 1 and fused_by_key(self.plan, operator):
+            flow = self.made.flow
+            return replanned(flow.graph, self.plan, operator, parallelism, flow.chaining)
+        return rescaled(self.plan, operator, parallelism)
+
+    def _place(self) -> None:
+        """Tasks that there were stay where they are."""
+        placed = {}
+        for task in self.plan.tasks:
+            worker = self.placed.get(task.number)
+            placed[task.number] = self.rng.choice(self.chosen) if worker is None else worker
+        self.placed = placed
+
+    def _serve(self) -> None:
+        """Rescale at an epoch that was begun after it was asked for."""
+        assert self.asked is not None
+        operator, parallelism, epoch = self.asked
+        master = self.coordinator
+        if master.state != "RUNNING":
+            return
+        if epoch is None:
+            begun = master.begin(self.now)
+            self.asked = (operator, parallelism, master.begun)
+            self._do(begun)
+        elif master.epoch >= epoch:
+            self.asked = None
+            before, placed = self.plan, self.placed
+            try:
+                self.plan = self._rescaled(operator, parallelism)
+            except FlowError:  # a forward to others
+                return
+            if self.plan is before:
+                return
+            self._place()
+            commands = master.replan(self.plan, self.placed)
+            if not commands:
+                self.plan, self.placed = before, placed
+                self.asked = (operator, parallelism, None)
+                return
+            self.counts["rescales"] += 1
+            self.parallelism[operator] = parallelism
+            self.checks.replanned(before, self.plan, operator)
+            self._do(commands)
 
     # --- processes -----------------------------------------------------------------------------------------------
 
@@ -775,6 +867,10 @@ class EpochCluster:
                 return
             if self.damages and drawn < 50 * faults.damage_rate:
                 self._damage()
+            if self.rescales and self.asked is None and random_() < 50 * faults.rescale_rate:
+                self._ask()
+        if self.asked is not None:
+            self._serve()
         if self.timers and self.timers[0][0] <= self.now:
             heapq.heappop(self.timers)[2]()
             return

@@ -861,3 +861,14 @@ def test_epochs_are_rarer_while_nothing_moves() -> None:
         due = job.c.due()
         assert due is not None
         assert due == now + intervals
+
+
+def test_no_new_plan_for_a_job_that_is_at_its_end() -> None:
+    """All tasks have ended and one of them is made again: nobody would finish what a new plan begins."""
+    job = Job().running(1).finished()
+    job.c.saved(job.c.begun)
+    job.c.worker_lost(0, 5.0)
+    job.c.started(0)
+    job.made()
+    assert job.c.state in ("RUNNING", "FINISHING")
+    assert job.c.replan(PLAN, PLACED) == []

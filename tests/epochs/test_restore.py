@@ -204,3 +204,23 @@ def test_what_cannot_be_rescaled_says_why() -> None:
     flow.chaining = False
     with pytest.raises(FlowError, match="forward from 'map' to 'next' needs equal parallelism"):
         rescaled(flow.plan(), "next", 3)
+
+
+def test_the_same_number_of_tasks_changes_nothing() -> None:
+    """New channels would wait for receivers that nobody makes."""
+    plan = flow_of(2, 3, 1).plan()
+    assert rescaled(plan, "count", 3) is plan
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_rescaled_source_still_knows_what_to_read(fused: bool) -> None:
+    """The job may have to begin anew, with nothing saved."""
+    flow = Flow("job", key_groups=GROUPS)
+    flow.read(Memory(list(range(100))), parallelism=1 if fused else 3).key_by(str).count(parallelism=1).write(Null())
+    plan = flow.plan()
+    listed = {split.name for splits in plan.chain_of("read").splits for split in splits}
+    assert listed
+    assert fused_by_key(plan, "read") == fused
+    after = replanned(flow.graph, plan, "read", 2, flow.chaining) if fused else rescaled(plan, "read", 2)
+    assert len(after.chain_of("read").splits) == 2
+    assert {split.name for splits in after.chain_of("read").splits for split in splits} == listed

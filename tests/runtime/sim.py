@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from penstock.runtime import operators, output
+from penstock.runtime import operators, output, state
 from penstock.runtime import task as task_module
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.build import build
@@ -57,6 +57,8 @@ def small_steps(seed: int) -> Iterator[None]:
         mock.patch.object(task_module, "_LIMIT_MAX", LIMIT_RECORDS),
         mock.patch.object(operators, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(output, "COMBINED_KEYS_MAX", COMBINED_KEYS),
+        mock.patch.object(state, "_CHUNK_RECORDS", 6),
+        mock.patch.object(state, "_BLIND_EPOCHS", 3),
     ):
         yield
 

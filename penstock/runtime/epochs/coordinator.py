@@ -403,8 +403,11 @@ class Coordinator:
     def replan(self, plan: Plan, placed: dict[int, int]) -> list[Command]:
         """Go on with another plan from the last complete epoch: tasks of chains that have changed, and all behind
         them, go back to it; the others send again what they have kept. To be asked for when an epoch has just
-        completed, as what was done since is done again; nothing happens unless the job is running."""
+        completed, as what was done since is done again; nothing happens unless the job is running, nor when all of
+        its tasks are at their end."""
         if self.state != "RUNNING" or self._saving is not None or self.epoch == 0:
+            return []
+        if self._all_finished or all(entry.finished for entry in self._entries.values()):
             return []
         kept = _same_chains(self.plan, plan)
         before = {task.number for task in self.plan.tasks if task.chain not in kept}
