@@ -215,7 +215,13 @@ def fused_by_key(plan: Plan, operator: str) -> bool:
 
 def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chaining: bool) -> Plan:
     """A plan of the graph as if anew, with as many tasks of each operator as in `plan`, but for one. What sources read
-    is what they read in `plan`."""
+    is what they read in `plan`. Raises FlowError for a key_by that was fused: it is part of another operator."""
+    if operator not in graph.operators:
+        names = [known.name for known in plan.chain_of(operator).operators]
+        raise FlowError(
+            f"rescale({operator!r}, {parallelism}): it finds the keys for {names[names.index(operator) + 1]!r}; "
+            "rescale that one"
+        )
     graph = copy(graph)
     graph.operators = {name: copy(known) for name, known in graph.operators.items()}
     for name, known in graph.operators.items():

@@ -124,7 +124,8 @@ class _Transaction(SinkWriter):
     def write(self, records: list[Any]) -> None:
         if self._key is None:
             self._key = self._outside.begin(self._name, self._index)
-        self._outside.open[self._key].extend(records)
+        # Somebody who has taken this task's place may have rolled the transaction back: then nobody wants it any more.
+        self._outside.open.get(self._key, []).extend(records)
 
     def prepare(self, epoch: int) -> Any:
         if self._key is not None:
@@ -796,6 +797,11 @@ class EpochCluster:
         del self.processes[process.worker]
         self._look_who_lives()
         process.inbox.dead = rng.random() < 0.5
+        for task in process.loop.wiring.tasks.values():
+            for stage in task.stages:
+                writer = getattr(stage, "_writer", None)
+                if isinstance(writer, _Transaction):
+                    writer.close(True)
         for inbox in self.inboxes.values():  # the last of what it had sent may not have left
             queue = inbox.queues.get(process.life)
             if queue and rng.random() < 0.5:

@@ -224,3 +224,11 @@ def test_a_rescaled_source_still_knows_what_to_read(fused: bool) -> None:
     after = replanned(flow.graph, plan, "read", 2, flow.chaining) if fused else rescaled(plan, "read", 2)
     assert len(after.chain_of("read").splits) == 2
     assert {split.name for splits in after.chain_of("read").splits for split in splits} == listed
+
+
+def test_a_fused_key_by_is_rescaled_by_the_name_of_what_it_is_for() -> None:
+    flow = Flow("job")
+    flow.read(Memory([1]), parallelism=1).key_by(str).count(parallelism=1).write(Null(), parallelism=1)
+    plan = flow.plan()
+    with pytest.raises(FlowError, match=r"rescale\('count.key_by', 4\): it finds the keys for 'count'; rescale that"):
+        replanned(flow.graph, plan, "count.key_by", 4, flow.chaining)
