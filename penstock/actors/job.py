@@ -7,15 +7,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from penstock.actors.job_master import ENDED, JobEnd
 from penstock.actors.progress import Progress
 from penstock.runtime.errors import JobError, JobFailed, NotEnoughResources
 from penstock.runtime.sinks.base import Sink
+
+# How long the JobMaster may take to remove its epochs when the last driver has what it wants.
+_RELEASE_S = 10.0
 
 
 class Job:
@@ -171,7 +175,8 @@ class Job:
             self._drained.set()
             if self._console is not None:
                 self._console.join()  # it asks the JobMaster too; and what it prints comes before wait() returns
-            self._master.release.options(max_task_retries=0).remote()
+            with suppress(RayError):  # it may end before its answer has left
+                ray.get(self._master.release.options(max_task_retries=0).remote(), timeout=_RELEASE_S)
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             end = JobEnd("FAILED", f"its JobMaster died: {reason}")

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError
@@ -124,6 +124,8 @@ class JobMaster:
         self._end: JobEnd | None = None
         self._ended = threading.Event()
         self._released = threading.Event()
+        self._removing = threading.Lock()
+        self._removed = False  # the epochs, as the job has ended
         self._drivers = 0  # that wait for the outcome, or have it and still ask
         self._lock = threading.Lock()
         self._stopping = False
@@ -209,8 +211,10 @@ class JobMaster:
         """A driver that asked for the outcome has what it wants: with the last, there is no need to linger."""
         with self._lock:
             self._drivers -= 1
-            if self._drivers == 0:
-                self._released.set()
+            last = self._drivers == 0
+        if last:
+            self._remove_epochs()
+            self._released.set()
 
     def collected(self, channel: str, start: int) -> list[Any]:
         """What a Collect sink has sent, from number `start` on."""
@@ -278,11 +282,8 @@ class JobMaster:
             request.end(JobError(f"job {self._plan.name!r} has ended"))
         if self._keeper is not None:
             self._keeper.close()
-        if self._options.store is not None and end.state in ("FINISHED", "CANCELLED"):
-            try:
-                self._options.store.destroy()
-            except StoreError as error:
-                logger.warning("the epochs of job %s stay in the store: %s", self._plan.name, error)
+        if end.state == "CANCELLED":
+            self._note_the_end(end.state)  # a later life of this actor must not go on from its epochs
         with self._lock:
             self._state = end.state
             self._end = end
@@ -296,7 +297,28 @@ class JobMaster:
         with self._console_more:
             self._console_more.notify_all()
         self._released.wait(_LINGER_S)
+        self._remove_epochs()
         ray.kill(self._handle)
+
+    def _note_the_end(self, state: str) -> None:
+        if self._options.store is not None:
+            try:
+                self._options.store.end(state)
+            except StoreError as error:
+                logger.warning("job %s cannot note that it is %s: %s", self._plan.name, state, error)
+
+    def _remove_epochs(self) -> None:
+        """Nobody needs the epochs any more. Until then a later life of this actor can answer as this one would."""
+        with self._removing:
+            end, store = self._end, self._options.store
+            if store is None or self._removed or end is None or end.state == "FAILED":
+                return
+            self._note_the_end(end.state)
+            try:
+                store.destroy()
+            except StoreError as error:
+                logger.warning("the epochs of job %s stay in the store: %s", self._plan.name, error)
+            self._removed = True
 
     def _begin(self) -> JobEnd | None:
         """Find out what to go on from, and start all workers; an end when that fails."""
@@ -304,6 +326,8 @@ class JobMaster:
         found = self._found_at_last()
         if found is None:
             return JobEnd("CANCELLED")
+        if isinstance(found, JobEnd):
+            return found
         manifest, origin, begun = found
         if manifest is not None:
             for operator, parallelism in json.loads(str(manifest.extra.get("parallelism", "{}"))).items():
@@ -368,12 +392,13 @@ class JobMaster:
     def _lost(self, worker: int, reason: str) -> list[Command]:
         return self._coordinator.worker_lost(worker, time.monotonic(), reason)
 
-    def _found_at_last(self) -> tuple[Manifest | None, Store | None, int] | None:
+    def _found_at_last(self) -> tuple[Manifest | None, Store | None, int] | JobEnd | None:
         """What `_found` finds; a job that has been running waits for a store that is gone for a while. None: it was
-        cancelled meanwhile."""
+        cancelled meanwhile. A JobEnd: it has ended in an earlier life."""
         while not self._cancelling:
             try:
-                return self._found()
+                state = self._keeper.store.ended() if self._keeper is not None and self._born_again else None
+                return self._found() if state is None else JobEnd(cast("State", state))
             except StoreError as error:
                 if not self._born_again or not may_pass(error):
                     raise

@@ -130,7 +130,7 @@ def resume(
     runs.
     """
     store = Store.open(checkpoints or default_checkpoints(), name)
-    found = store.latest()
+    found = store.latest() if store.ended() is None else None
     if found is None or found[0].program is None:
         raise JobNotFound(
             f"there is no epoch of a job {name!r} in {store.place}: it has finished, was never run with epochs saved "

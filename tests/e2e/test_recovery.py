@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 import penstock as ps
+from penstock.actors.cluster import NAMESPACE, master_name
 from penstock.actors.control import ControlClients
+from penstock.actors.job import Job
 from penstock.actors.links import Link
 from penstock.actors.reaper import descendants
 from penstock.runtime.blackbox import CALM_EPOCHS, BlackBox, Care, Note, Suspects, Watcher
@@ -469,6 +472,43 @@ def test_without_epochs_there_is_nothing_to_say(cluster: str, fresh_name: Callab
     job.cancel()
     job.wait(LIMIT_S, progress=False)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("end", ["FINISHED", "CANCELLED"])
+def test_a_job_that_has_ended_is_not_run_again(
+    end: str, cluster: str, fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its JobMaster is killed while it waits for drivers that may ask: Ray starts it again."""
+    monkeypatch.setattr(Job, "_finish", lambda self: None)  # a driver that has gone
+    name, calls = fresh_name(), tmp_path / "calls"
+
+    def note(record: int) -> None:
+        with open(calls, "a") as file:
+            file.write(f"{record}\n")
+
+    flow = ps.Flow(name)
+    limit = 500 if end == "FINISHED" else None
+    flow.read(ps.sources.Generator(lambda i: i, rate=1000.0, limit=limit)).write(ps.sinks.Call(note))
+    job = run(flow, detached=True, checkpoints=tmp_path / "epochs", epoch_interval_s=0.1)
+    wait_until(lambda: complete(job) >= 1, "an epoch is complete")
+    if end == "CANCELLED":
+        job.cancel()
+    wait_until(lambda: job.status()["state"] == end, "the job has ended")
+    master = master_pid(job)
+    came = calls.read_text()
+    assert end != "FINISHED" or sorted(map(int, came.split())) == list(range(500))
+    kill(master)
+
+    def gone() -> bool:
+        try:
+            ray.get_actor(master_name(name), namespace=NAMESPACE)
+        except ValueError:
+            return True
+        return False
+
+    wait_until(gone, "the job's name is free")
+    assert calls.read_text() == came
+    assert not list((tmp_path / "epochs").rglob("*"))
 
 
 ATTACHED = """

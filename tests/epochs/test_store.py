@@ -238,6 +238,30 @@ def test_only_the_job_s_own_files_are_destroyed(store: Store) -> None:
     assert files(store) == set()
 
 
+def test_the_note_that_a_job_has_ended_stays_until_all_else_is_gone(store: Store) -> None:
+    """A JobMaster that is started again at any moment of it must not run the job anew."""
+    blob = store.put("snapshots/000001-1-0", [BIG])
+    store.write_manifest(manifest(1, blob))
+    assert store.ended() is None
+    store.end("CANCELLED")
+    assert store.ended() == "CANCELLED"
+    store.verify(store.read_manifest(1))
+    assert store.collect(1) == 0
+    assert store.ended() == "CANCELLED"
+    delete = store._files.delete
+    left: list[str | None] = []
+
+    def watched(name: str) -> None:
+        left.append(store.ended())
+        delete(name)
+
+    store._files.delete = watched  # type: ignore[method-assign]
+    store.destroy()
+    assert set(left) <= {"CANCELLED"}
+    assert store.ended() is None
+    assert files(store) == set()
+
+
 def test_nothing_is_left_of_a_destroyed_directory(tmp_path: Path) -> None:
     store = Store.open(tmp_path, "job")
     other = Store.open(tmp_path, "other")

@@ -51,6 +51,8 @@ _MANIFEST = re.compile(r"manifests/(\d{10})\.json")
 #: Everything that a store writes, hidden files included, with the number of the epoch.
 _OUR_BLOB = re.compile(r"snapshots/\.?(\d{6,})-[A-Za-z0-9_.\-]+")
 _OUR_MANIFEST = re.compile(r"manifests/\.?(\d{10})\.json(\.[0-9a-f]{12}\.tmp)?")
+_OUR_ENDED = re.compile(r"manifests/\.?ended(\.[0-9a-f]{12}\.tmp)?")
+_ENDED = "manifests/ended"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(.*)", re.DOTALL)
 
 # An S3 request is given up when a connection takes the first time or no byte moves for the second one, and is tried
@@ -306,10 +308,27 @@ class Store:
             self._complain(error)
             return 0
 
+    def end(self, state: str) -> None:
+        """Note that the job has ended and that nobody shall go on from its epochs, although they are still there."""
+        try:
+            self._files.write(_ENDED, [memoryview(state.encode())], False)
+        except Exception as error:
+            raise self._failed("write", _ENDED, error) from error
+
+    def ended(self) -> str | None:
+        """The state in which the job ended, where `end` noted that and `destroy` was not called since."""
+        try:
+            return bytes(self._files.read(_ENDED)).decode()
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._failed("read", _ENDED, error) from error
+
     def destroy(self) -> None:
-        """Delete all that the store has written for the job. Gone already is fine."""
+        """Delete all that the store has written for the job, the note that it has ended last. Gone already is fine."""
         try:
             self._files.destroy((_SNAPSHOTS, _MANIFESTS), _is_ours)
+            self._files.destroy((_MANIFESTS,), lambda name: _OUR_ENDED.fullmatch(name) is not None)
         except Exception as error:
             raise self._failed("delete", "", error) from error
 
