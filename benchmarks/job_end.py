@@ -34,7 +34,7 @@ def build(name: str, duration: float | None = None) -> ps.Flow:
 
 def start(name: str, address: str | None = None) -> tuple[Job, list[int]]:
     """The job, running, and its processes."""
-    job = start_job(build(name), workers=WORKERS, address=address)
+    job = start_job(build(name), workers=WORKERS, address=address, epoch_interval_s=None)  # else a death is no end
     wait_until(lambda: job.status().get("records_written", 0) > 0, "records flow")
     return job, job_processes(job)
 

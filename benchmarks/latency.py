@@ -40,7 +40,7 @@ class Load:
                 for word, n in text.count_words(part).items():
                     self.expected[word] += n * times
             else:
-                self.expected.update({line: 1 for line in part if times and text.NEEDLE in line})
+                self.expected |= Counter({line: 1 for line in part if times and text.NEEDLE in line})
         self.expected = +self.expected
         if flow == "wordcount_latency":
             self.updates = sum(self.expected.values())

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any
 
 from penstock.runtime.codec import encode
@@ -82,6 +81,7 @@ class KeyedMap:
         self.values = values
         self._tracked = tracked
         self._fresh: dict[Any, Any] | None = {} if tracked else None  # None: everything may have changed
+        self._any_gone = False  # among those
         self._noted = 0  # changes since the last delta; a key may come several times
         self._saved = 0  # entries in deltas since the last whole one
         self._blind = 0  # epochs to come in which nothing is noted
@@ -91,15 +91,16 @@ class KeyedMap:
         if not self._tracked:
             return
         self._noted += len(keys)
-        fresh, get = self._fresh, self.values.get
+        fresh, values = self._fresh, self.values
         if fresh is None:
             return
         try:
-            fresh.update(zip(keys, map(get, keys, repeat(_GONE)), strict=True))
-        except TypeError:  # some key has no hash, and so no value either
+            fresh.update(zip(keys, map(values.__getitem__, keys), strict=True))
+        except (KeyError, TypeError):  # some key has no value, or not even a hash
+            self._any_gone = True
             for key in keys:
                 with suppress(TypeError):
-                    fresh[key] = get(key, _GONE)
+                    fresh[key] = values.get(key, _GONE)
         if len(fresh) > _CHUNK_RECORDS and 2 * len(fresh) > len(self.values):
             self._fresh, self._blind = None, _BLIND_EPOCHS
 
@@ -128,12 +129,13 @@ class KeyedMap:
         if not fresh:
             return KeyedDelta([], [], [], False)
         self._saved += len(fresh)
-        keys, found = list(fresh), list(fresh.values())
+        if not self._any_gone:
+            return KeyedDelta(list(fresh), list(fresh.values()), [], False)
+        self._any_gone = False
         gone = [key for key, value in fresh.items() if value is _GONE]
-        if gone:
-            keys = [key for key, value in fresh.items() if value is not _GONE]
-            found = [value for value in found if value is not _GONE]
-        return KeyedDelta(keys, found, gone, False)
+        for key in gone:
+            del fresh[key]
+        return KeyedDelta(list(fresh), list(fresh.values()), gone, False)
 
     def restore(self, saved: dict[Any, Any]) -> None:
         """Start from saved values."""
