@@ -19,6 +19,8 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from penstock.runtime.errors import PenstockError
@@ -54,6 +56,14 @@ class Entry:
         self.parts = parts
         self.batch = batch
         self.place: tuple[Any, int, int] | None = None  # on disk: file, offset, bytes
+
+
+_size = attrgetter("size")
+
+# How many new messages come before twice as many dropped ones are let go of. All at once would stop the task for
+# milliseconds; with each message, the garbage collector, which counts what was made less what went, would not run
+# until there is much for it to look through.
+_LET_GO = 512
 
 
 class Rud:
@@ -116,6 +126,10 @@ class OutputCache:
         self.next = 0
         self.in_memory = 0
         self.completed = 0  # the last epoch that was dropped
+        self._first = 0  # the number of the first entry; each has one
+        self._signals: list[int] = []  # the numbers of barriers and ends, which have no size
+        self._on_disk = 0  # entries
+        self._dropped: list[Entry] = []  # to be let go of by and by
         self.encode: Callable[[Entry], Sequence[Buffer]] | None = None  # of entries that hold a batch
         self._rud = rud
 
@@ -137,7 +151,13 @@ class OutputCache:
         """Add an entry behind all others."""
         self.entries.append(entry)
         rud = self._rud
-        if rud is not None and entry.size:
+        if rud is None:
+            return
+        if self._dropped and not len(self.entries) % _LET_GO:
+            del self._dropped[-2 * _LET_GO :]
+        if not entry.size:
+            self._signals.append(self._first + len(self.entries) - 1)
+        else:
             self.in_memory += entry.size + ENTRY_BYTES
             rud.used += entry.size + ENTRY_BYTES
             if rud.used > rud.memory_bytes:
@@ -157,9 +177,10 @@ class OutputCache:
             return
         self.completed = epoch
         entries = self.entries
-        for i, entry in enumerate(entries):
+        for at in self._signals:
+            entry = entries[at - self._first]
             if entry.kind == barrier and entry.stamp == epoch:
-                self._drop(i + 1)
+                self._drop(at - self._first + 1)
                 return
         if entries and entries[-1].kind == end:
             self._drop(len(entries) - 1)
@@ -197,23 +218,33 @@ class OutputCache:
             ) from error
         for entry, place in zip(moving, places, strict=True):
             entry.parts, entry.batch, entry.place = None, None, place
-            self._leaves_memory(entry)
+            self._leave_memory(entry.size, 1)
+            self._on_disk += 1
             rud.spilled += entry.size
             rud.spilled_messages += 1
 
-    def _drop(self, count: int) -> None:
-        rud = self._rud
-        if rud is not None:
-            for entry in self.entries[:count]:
+    def _drop(self, some: int) -> None:
+        rud, old = self._rud, self.entries
+        signals = [at for at in self._signals if at >= self._first + some]
+        in_memory = not self._on_disk
+        if rud is not None and in_memory:
+            self._leave_memory(sum(map(_size, islice(old, some))), some - len(self._signals) + len(signals))
+        elif rud is not None:
+            for entry in old[:some]:
                 if entry.place is not None:
+                    self._on_disk -= 1
                     rud.spilled -= entry.size
                     rud.spilled_messages -= 1
                 elif entry.size:
-                    self._leaves_memory(entry)
-        del self.entries[:count]
-        self.next = max(0, self.next - count)
+                    self._leave_memory(entry.size, 1)
+        # Not a list of what is dropped: the garbage collector would look through a long list that is new.
+        self.entries = old[some:]
+        self.next = max(0, self.next - some)
+        self._first += some
+        self._signals = signals
+        self._dropped = old if rud is not None and in_memory else []  # a file goes with its last entry
 
-    def _leaves_memory(self, entry: Entry) -> None:
+    def _leave_memory(self, size: int, messages: int) -> None:
         assert self._rud is not None
-        self.in_memory -= entry.size + ENTRY_BYTES
-        self._rud.used -= entry.size + ENTRY_BYTES
+        self.in_memory -= size + messages * ENTRY_BYTES
+        self._rud.used -= size + messages * ENTRY_BYTES

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make
 from penstock.runtime.epochs.manifest import Blob
@@ -129,6 +129,8 @@ class Participant:
     def on_snapshot(self, snapshot: Snapshot) -> None:
         """A task saves its part of an epoch; called in the loop's thread."""
         parts = encode_snapshot(snapshot.states, self._key_groups)
+        # Long lists that live on would be looked through by the garbage collector, which stops the loop.
+        snapshot = replace(snapshot, states={})
         self._later(lambda: self._write(snapshot, parts))
 
     def _write(self, snapshot: Snapshot, parts: Sequence[Buffer]) -> bool:
