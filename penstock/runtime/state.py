@@ -149,20 +149,26 @@ class LoggedMap:
     def __init__(self, values: dict[Any, Any], merge: str, tracked: bool) -> None:
         self.values = values
         self._merge = merge
-        self._logging = self._tracked = tracked
+        self._tracked = tracked
+        self._logging = tracked
+        self._spoiled = False  # the values have changed otherwise than by what was logged
         self._keys: list[Any] = []  # not yet encoded
         self._partials: list[Any] = []
         self._chunks: list[tuple[Encoded, Encoded]] = []
-        self._logged = 0  # records since the last delta
+        self._merged = 0  # records since the last delta
         self._saved = 0  # records in deltas since the last whole one
+        self._blind = 0  # epochs to come in which nothing is logged
 
     def log(self, keys: list[Any], partials: list[Any]) -> None:
         """These partials have been merged into the values of these keys, all of them."""
+        if not self._tracked:
+            return
+        self._merged += len(keys)
         if not self._logging:
             return
-        self._logged += len(keys)
-        if self._logged > max(_CHUNK_RECORDS, len(self.values)):
-            self.lose()
+        if self._merged > max(_CHUNK_RECORDS, len(self.values)):
+            self._stop()
+            self._blind = _BLIND_EPOCHS
             return
         self._keys += keys
         self._partials += partials
@@ -170,28 +176,32 @@ class LoggedMap:
             self._encode()
 
     def lose(self) -> None:
-        """The values have changed in a way, or so often, that is not worth a log: the next delta will be whole."""
-        self._logging = False
-        self._clear()
+        """The values have changed in a way that cannot be logged: the next delta will be whole."""
+        self._spoiled = True
+        self._stop()
 
     @property
     def wants_whole(self) -> bool:
         """The next delta had better be whole."""
-        return not self._logging or self._saved + self._logged > _DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
+        if self._logging:
+            return self._saved + self._merged > _DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
+        return self._spoiled or self._merged > 0
 
     def delta(self, whole: bool) -> KeyedDelta | KeyedLog:
         """The changes since the last delta, or everything."""
         assert self._tracked
         if self._keys and not whole:
             self._encode()
-        if whole or not self._logging:
-            self._clear()
-            self._logging = True
-            self._logged = self._saved = 0
+        whole = whole or (not self._logging and self.wants_whole)
+        chunks, merged = self._chunks, self._merged
+        self._stop()
+        self._blind = max(0, self._blind - 1)
+        self._logging = not self._blind or 2 * merged < len(self.values)
+        self._spoiled, self._merged = False, 0
+        if whole:
+            self._saved = 0
             return KeyedDelta(list(self.values), list(self.values.values()), [], True)
-        self._saved += self._logged
-        self._logged = 0
-        chunks, self._chunks = self._chunks, []
+        self._saved += merged
         return KeyedLog(chunks, self._merge)
 
     def restore(self, saved: dict[Any, Any]) -> None:
@@ -206,5 +216,6 @@ class LoggedMap:
         else:
             self._keys, self._partials = [], []
 
-    def _clear(self) -> None:
+    def _stop(self) -> None:
+        self._logging = False
         self._keys, self._partials, self._chunks = [], [], []
