@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot, worth_compacting
-from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError
+from penstock.runtime.errors import PenstockError, RecordError, SnapshotDamaged, StoreError
 from penstock.runtime.partition import key_groups
-from penstock.runtime.state import KeyedMap, StageState
+from penstock.runtime.state import KeyedDelta, KeyedMap, StageState
 
 GROUPS = 8
 keys = st.one_of(st.integers(0, 20), st.text(max_size=2), st.tuples(st.integers(0, 3), st.booleans()))
@@ -102,6 +102,18 @@ def test_what_cannot_be_pickled_says_so() -> None:
     lock = __import__("threading").Lock()
     with pytest.raises(PenstockError, match="operator 'op': its state cannot be saved"):
         encode_snapshot({"op": (StageState(own=lock), (0, 0, 0))}, GROUPS)
+
+
+class Nameless:
+    """A key without a hash that is the same in every process."""
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_keys_that_no_other_plan_could_share_out_are_refused_at_once(whole: bool) -> None:
+    """Where a key_by is fused nobody has asked for their key group before."""
+    delta = KeyedDelta([1, Nameless()], [1, 2], [], whole)
+    with pytest.raises(RecordError, match=r"operator 'op': a key of its state cannot be saved .* Nameless"):
+        encode_snapshot({"op": (StageState({"state": delta}), (0, 0, 0))}, GROUPS)
 
 
 @pytest.mark.parametrize("cut", [0, 3, 4, 20, -1])

@@ -1,11 +1,11 @@
-"""A task's snapshot as bytes, by key group, and back: from any number of tasks' snapshots to any number of tasks.
+"""A task's snapshot as bytes, and back: from any number of tasks' snapshots to any number of tasks.
 
     header bytes u32 | header (msgpack) | segments
 
 The header names each operator of the task with its counters, where its own state stands, and for each keyed map where
-its entries stand. A map's entry says whether it is whole or builds on the snapshots before it. A whole map is sorted by
-key group, so who wants some groups decodes only those; changes are not, as that would stop the task at each barrier for
-something that is needed after a failure only.
+its entries stand. A map's entry says whether it is whole or builds on the snapshots before it. Entries are not sorted
+by key group: that took most of the time for which a snapshot stops its task, and only who goes on with another plan
+needs it. They sort what they read.
 
 State of a job with another parallelism, or of a changed flow, is matched by the names of operators and of their maps;
 it must never depend on task numbers or on which operators shared a task.
@@ -23,7 +23,7 @@ import cloudpickle
 import msgspec
 
 from penstock.runtime.aggregate import MERGEABLE
-from penstock.runtime.codec import decode, encode, pickled
+from penstock.runtime.codec import PICKLE, decode, encode, pickled
 from penstock.runtime.errors import KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
 from penstock.runtime.partition import partition
 from penstock.runtime.state import KeyedDelta, KeyedLog, SavedState, StageState
@@ -32,16 +32,13 @@ from penstock.runtime.userfunc import describe
 
 _LENGTH = struct.Struct("<I")
 
-_MIXED = -1  # a group: entries of any
-
 #: What a task saves: operator -> (state or None, counters).
 States = dict[str, "tuple[StageState | None, tuple[int, int, int]]"]
 
 
-class _Group(msgspec.Struct, array_like=True):
-    """Entries of one key group, or of any (MIXED): codec and bytes of keys, of values, and of keys that are gone."""
+class _Chunk(msgspec.Struct, array_like=True):
+    """Some entries: codec and bytes of keys, of values, and of keys that are gone."""
 
-    group: int
     keys: tuple[int, int]
     values: tuple[int, int]
     gone: tuple[int, int]
@@ -51,7 +48,7 @@ class _Map(msgspec.Struct, array_like=True):
     name: str
     whole: bool
     merge: str  # the aggregate that merges its values into those before; "": they take their place
-    groups: list[_Group]
+    chunks: list[_Chunk]
 
 
 class _Operator(msgspec.Struct, array_like=True):
@@ -91,35 +88,33 @@ def _encode_map(
     operator: str, title: str, delta: KeyedDelta | KeyedLog, key_groups: int, segments: list[Buffer]
 ) -> _Map:
     if isinstance(delta, KeyedLog):
-        groups = []
+        chunks = []
         for (key_codec, keys), (codec, partials) in delta.chunks:
             segments += [keys, partials]
-            groups.append(_Group(_MIXED, (key_codec, len(keys)), (codec, len(partials)), (0, 0)))
-        return _Map(title, False, delta.merge, groups)
-    if not delta.whole:
-        entries = [(_MIXED, delta.keys, delta.values, delta.gone)]
-    else:
-        table = array("H", range(key_groups)).tobytes()
+            chunks.append(_Chunk((key_codec, len(keys)), (codec, len(partials)), (0, 0)))
+        return _Map(title, False, delta.merge, chunks)
+    if not delta.keys and not delta.gone:
+        return _Map(title, delta.whole, "", [])
+    sizes = []
+    for records in (delta.keys, delta.values, delta.gone):
         try:
-            shares = partition(delta.keys, (delta.values,), table, key_groups) if delta.keys else []
+            codec, data = encode(records) if records else (0, b"")
+        except Exception as error:
+            raise _unsaved_entry(operator, delta.keys, delta.values, error) from error
+        if data:
+            segments.append(data)
+        sizes.append((codec, len(data)))
+    if sizes[0][0] == PICKLE:
+        try:  # other keys can be sorted by key group for sure
+            partition(delta.keys, (), _each_group(key_groups), key_groups)
         except KeyTypeError as error:
             raise _unsaved(operator, "a key of its state", error) from error
-        entries = [(group, list(share[0]), list(share[1]), []) for group, share in enumerate(shares)]
-    groups = []
-    for group, kept, values, gone in entries:
-        if not kept and not gone:
-            continue
-        sizes = []
-        for records in (kept, values, gone):
-            try:
-                codec, data = encode(records) if records else (0, b"")
-            except Exception as error:
-                raise _unsaved_entry(operator, kept, values, error) from error
-            if data:
-                segments.append(data)
-            sizes.append((codec, len(data)))
-        groups.append(_Group(group, *sizes))
-    return _Map(title, delta.whole, "", groups)
+    return _Map(title, delta.whole, "", [_Chunk(*sizes)])
+
+
+def _each_group(key_groups: int) -> bytes:
+    """A table by which `partition` sorts by key group."""
+    return array("H", range(key_groups)).tobytes()
 
 
 def _pickled(own: Any, operator: str) -> bytes:
@@ -220,14 +215,13 @@ def _apply(
             merge = MERGEABLE[kept.merge].merge if kept.merge else None
             if kept.merge and logged is not None:
                 logged[operator.name, kept.name] = kept.merge
-            for group in kept.groups:
-                wanted = chosen and (groups is None or group.group == _MIXED or group.group in groups)
+            for chunk in kept.chunks:
                 parts: list[list[Any]] = []
-                for codec, length in (group.keys, group.values, group.gone):
-                    parts.append(decode(codec, view[at : at + length]) if wanted and length else [])
+                for codec, length in (chunk.keys, chunk.values, chunk.gone):
+                    parts.append(decode(codec, view[at : at + length]) if chosen and length else [])
                     at += length
                 keys, values, gone = parts
-                if group.group == _MIXED and groups is not None:
+                if groups is not None:
                     keys, values = _of_groups(groups, key_groups, keys, values)
                     gone = _of_groups(groups, key_groups, gone)[0]
                 if merge is not None:
@@ -248,8 +242,7 @@ def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *column
     found: list[list[Any]] = [[] for _ in range(1 + len(columns))]
     if not keys:
         return found
-    table = array("H", range(key_groups)).tobytes()
-    for group, share in enumerate(partition(keys, columns, table, key_groups)):
+    for group, share in enumerate(partition(keys, columns, _each_group(key_groups), key_groups)):
         if group in groups:
             for column, part in zip(found, share, strict=True):
                 column.extend(part)
