@@ -30,7 +30,7 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.runtime._native import classify
@@ -233,7 +233,7 @@ class LocalChannel(OutChannel):
             self.target.receive(self.number, batch, entry.stamp, entry.size)
         return True
 
-    def _encode(self, entry: Entry) -> list[bytes]:
+    def _encode(self, entry: Entry) -> Sequence[bytes]:
         return _encode(self.number, entry.batch, entry.stamp, self.generation)
 
 
@@ -268,7 +268,7 @@ class RemoteChannel(OutChannel):
             # It may have been made under an older generation.
             head = parts[0]
             stamped = bytes(head[:_GENERATION_AT]) + _GENERATION.pack(self.generation) + bytes(head[HEAD.size :])
-            parts = [stamped, *parts[1:]]
+            parts = (stamped, *parts[1:])
         return self._transport.send(self.worker, self.task, parts)
 
     def _cache_batch(self, batch: Batch, stamp: int) -> None:
@@ -388,7 +388,7 @@ class RemoteInChannel(InChannel):
             self._due[self.number] = self
 
 
-def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler, generation: int = 0) -> list[bytes]:
+def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler, generation: int = 0) -> Sequence[bytes]:
     """The parts of a data message; records that cannot be encoded go to `errors` and are left out."""
     try:
         return _encode(channel, batch, stamp, generation)
@@ -396,15 +396,16 @@ def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler, g
         return _encode(channel, _encodable(batch, errors), stamp, generation)
 
 
-def _encode(channel: int, batch: Batch, stamp: int, generation: int) -> list[bytes]:
+def _encode(channel: int, batch: Batch, stamp: int, generation: int) -> tuple[bytes, ...]:
+    """A tuple: the garbage collector passes over what is kept of those, and does not over lists."""
     if isinstance(batch, KeyedBatch):
         flags = _KEYED | (_PARTIAL if batch.partial else 0)
         key_codec, keys = encode(batch.keys)
         codec, values = encode(batch.values)
         head = HEAD.pack(DATA, flags, codec, channel, stamp, len(batch), generation)
-        return [head + KEY_HEAD.pack(key_codec, len(keys)), keys, values]
+        return head + KEY_HEAD.pack(key_codec, len(keys)), keys, values
     codec, payload = encode(batch)
-    return [HEAD.pack(DATA, 0, codec, channel, stamp, len(batch), generation), payload]
+    return HEAD.pack(DATA, 0, codec, channel, stamp, len(batch), generation), payload
 
 
 def _encodable(batch: Batch, errors: ErrorHandler) -> Batch:
