@@ -33,9 +33,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.runtime._native import classify
 from penstock.runtime.batch import Batch, KeyedBatch, approximate_bytes, concat, split
-from penstock.runtime.codec import SCALARS, TEXT, decode, encode
+from penstock.runtime.codec import decode, encode
 from penstock.runtime.rud import Entry, OutputCache
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.userfunc import DeadLetter, ErrorHandler
@@ -201,10 +200,12 @@ class LocalChannel(OutChannel):
         self.cache.encode = self._encode
 
     def _cache_batch(self, batch: Batch, stamp: int) -> None:
-        if not self.cache.keeps or _immutable(batch):
+        if not self.cache.keeps:
             self.cache.append(Entry(DATA, stamp, len(batch), approximate_bytes(batch), batch=batch))
             return
-        # The receiver gets the records themselves, and may change them: what is kept is a copy.
+        # The receiver gets the records themselves, and may change them: what is kept is a copy. Encoded also where they
+        # cannot change: the batch would keep all its objects in memory, so that new ones come to lie in cold memory,
+        # which costs WordCount a fifth of its throughput (benchmarks/checkpoint_cost.py).
         try:
             parts = _encode(self.number, batch, stamp, self.generation)
         except Exception:
@@ -235,11 +236,6 @@ class LocalChannel(OutChannel):
 
     def _encode(self, entry: Entry) -> Sequence[bytes]:
         return _encode(self.number, entry.batch, entry.stamp, self.generation)
-
-
-def _immutable(batch: Batch) -> bool:
-    """Whether no receiver can change the records."""
-    return classify(batch if isinstance(batch, list) else batch.values) in (TEXT, SCALARS)
 
 
 class RemoteChannel(OutChannel):

@@ -10,7 +10,7 @@ each epoch.
 
 Memory is bounded for all caches of a worker together by `Rud`; past the limit the largest cache goes to a file that has
 no name, so nothing is left of it however the process ends. A cache must never hold an object that a receiver may
-change: what is not immutable is kept encoded.
+change: what it keeps is encoded.
 """
 
 from __future__ import annotations
