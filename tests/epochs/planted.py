@@ -12,8 +12,9 @@ from typing import Any
 from unittest import mock
 
 from penstock.runtime import channel as channels
+from penstock.runtime.batch import approximate_bytes
 from penstock.runtime.build import Wiring
-from penstock.runtime.channel import BARRIER, CREDIT, DATA, OutChannel, decode_batch
+from penstock.runtime.channel import BARRIER, CREDIT, DATA, LocalChannel, OutChannel, decode_batch
 from penstock.runtime.epochs import restore
 from penstock.runtime.epochs.coordinator import Complete, Coordinator, Join, tasks_on
 from penstock.runtime.epochs.manifest import Blob
@@ -22,7 +23,7 @@ from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.errors import StoreUnreachable
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.loop import RunLoop
-from penstock.runtime.rud import OutputCache
+from penstock.runtime.rud import Entry, OutputCache
 from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, LoggedMap
 from penstock.runtime.timers import Timers
 from tests.epochs.sim import Faults, MemoryStore
@@ -174,7 +175,21 @@ def _held_up() -> Any:
 )
 def _kept_records_shared() -> Any:
     """What a channel inside a worker keeps is what its receiver got, and may change."""
-    return _patch(channels, "_immutable", lambda batch: True)
+
+    def shared(self: LocalChannel, batch: Any, stamp: int) -> None:
+        self.cache.append(Entry(DATA, stamp, len(batch), approximate_bytes(batch), batch=batch))
+
+    def send(self: LocalChannel, entry: Entry) -> bool:
+        if entry.kind != DATA or entry.place is not None or self.target is None:
+            return sent(self, entry)
+        self.target.receive(self.number, entry.batch, entry.stamp, entry.size)
+        return True
+
+    sent = LocalChannel._send
+    stack = contextlib.ExitStack()
+    stack.enter_context(_patch(LocalChannel, "_cache_batch", shared))
+    stack.enter_context(_patch(LocalChannel, "_send", send))
+    return stack
 
 
 @_plant()
