@@ -376,7 +376,7 @@ class _Aggregating(Stage):
         self.state = aggregate.new_state()
         self._map: KeyedMap | LoggedMap
         if aggregate.name in MERGEABLE:
-            self._map = LoggedMap(self.state, aggregate.name, context.epochs)
+            self._map = LoggedMap(self.state, aggregate, context.epochs)
         else:
             self._map = KeyedMap(self.state, context.epochs)
 
@@ -398,7 +398,7 @@ class _Aggregating(Stage):
         if isinstance(kept, KeyedMap):
             kept.note(keys)
         elif self.errors.skipped == failed:
-            kept.log(keys, values if batch.partial else aggregate.partials(values))
+            kept.log(keys, values, batch.partial)
         else:
             kept.lose()
         return self._results(keys) if self._emit == "latest" else out

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.runtime.aggregate import Aggregate
 from penstock.runtime.codec import encode
 
 _GONE: Any = object()
@@ -74,12 +75,26 @@ class SavedState:
     counters: tuple[int, int, int] = (0, 0, 0)  # records in, records out, records skipped
 
 
-class KeyedMap:
-    """A keyed map with note of what has changed. Without `tracked` (a job without epochs) it notes nothing."""
+class _Saved:
+    """What both kinds of map have in common."""
 
     def __init__(self, values: dict[Any, Any], tracked: bool) -> None:
         self.values = values
         self._tracked = tracked
+
+    def restore(self, saved: dict[Any, Any]) -> None:
+        """Start from saved values."""
+        dict.update(self.values, saved)
+
+    def _everything(self) -> KeyedDelta:
+        return KeyedDelta(list(self.values), list(self.values.values()), [], True)
+
+
+class KeyedMap(_Saved):
+    """A keyed map with note of what has changed. Without `tracked` (a job without epochs) it notes nothing."""
+
+    def __init__(self, values: dict[Any, Any], tracked: bool) -> None:
+        super().__init__(values, tracked)
         self._fresh: dict[Any, Any] | None = {} if tracked else None  # None: everything may have changed
         self._any_gone = False  # among those
         self._noted = 0  # changes since the last delta; a key may come several times
@@ -125,7 +140,7 @@ class KeyedMap:
             self._fresh = {}
         if whole:
             self._saved = 0
-            return KeyedDelta(list(values), list(values.values()), [], True)
+            return self._everything()
         if not fresh:
             return KeyedDelta([], [], [], False)
         self._saved += len(fresh)
@@ -137,19 +152,13 @@ class KeyedMap:
             del fresh[key]
         return KeyedDelta(list(fresh), list(fresh.values()), gone, False)
 
-    def restore(self, saved: dict[Any, Any]) -> None:
-        """Start from saved values."""
-        dict.update(self.values, saved)
 
+class LoggedMap(_Saved):
+    """The keyed map of an aggregate, with a log of what was merged into it. Without `tracked` it logs nothing."""
 
-class LoggedMap:
-    """The keyed map of an aggregate, with a log of what was merged into it; `merge` is the aggregate's name. Without
-    `tracked` it logs nothing."""
-
-    def __init__(self, values: dict[Any, Any], merge: str, tracked: bool) -> None:
-        self.values = values
-        self._merge = merge
-        self._tracked = tracked
+    def __init__(self, values: dict[Any, Any], aggregate: Aggregate, tracked: bool) -> None:
+        super().__init__(values, tracked)
+        self._aggregate = aggregate
         self._logging = tracked
         self._spoiled = False  # the values have changed otherwise than by what was logged
         self._keys: list[Any] = []  # not yet encoded
@@ -159,8 +168,8 @@ class LoggedMap:
         self._saved = 0  # records in deltas since the last whole one
         self._blind = 0  # epochs to come in which nothing is logged
 
-    def log(self, keys: list[Any], partials: list[Any]) -> None:
-        """These partials have been merged into the values of these keys, all of them."""
+    def log(self, keys: list[Any], values: list[Any], partial: bool) -> None:
+        """These values have been added to those of these keys, or merged when they are partials; all of them."""
         if not self._tracked:
             return
         self._merged += len(keys)
@@ -171,7 +180,7 @@ class LoggedMap:
             self._blind = _BLIND_EPOCHS
             return
         self._keys += keys
-        self._partials += partials
+        self._partials += values if partial else self._aggregate.partials(values)
         if len(self._keys) >= _CHUNK_RECORDS:
             self._encode()
 
@@ -200,13 +209,9 @@ class LoggedMap:
         self._spoiled, self._merged = False, 0
         if whole:
             self._saved = 0
-            return KeyedDelta(list(self.values), list(self.values.values()), [], True)
+            return self._everything()
         self._saved += merged
-        return KeyedLog(chunks, self._merge)
-
-    def restore(self, saved: dict[Any, Any]) -> None:
-        """Start from saved values."""
-        dict.update(self.values, saved)
+        return KeyedLog(chunks, self._aggregate.name)
 
     def _encode(self) -> None:
         try:

@@ -84,7 +84,7 @@ def test_a_log_merges_to_the_state(name: str, seed: int) -> None:
     rng = Random(seed)
     aggregate: Aggregate = MERGEABLE[name]
     values = aggregate.new_state()
-    kept = LoggedMap(values, name, tracked=True)
+    kept = LoggedMap(values, aggregate, tracked=True)
     chain: list[bytes] = []
     seen = set()
     for _ in range(40):
@@ -95,9 +95,10 @@ def test_a_log_merges_to_the_state(name: str, seed: int) -> None:
             partials = aggregate.partials(added)
             if rng.random() < 0.5:
                 aggregate.add(values, iter(keys), iter(added))
+                kept.log(keys, added, False)
             else:
                 aggregate.merge(values, iter(keys), iter(partials))
-            kept.log(keys, partials)
+                kept.log(keys, partials, True)
             if rng.random() < 0.03:
                 kept.lose()
         whole = not chain or rng.random() < 0.05 or kept.wants_whole
@@ -125,17 +126,17 @@ def test_a_quiet_map_saves_nothing_even_after_it_was_blind() -> None:
 
 
 def test_partials_that_cannot_be_encoded_are_found_by_who_saves_everything() -> None:
-    kept = LoggedMap({}, "sum", tracked=True)
+    kept = LoggedMap({}, MERGEABLE["sum"], tracked=True)
     kept.delta(True)
-    kept.log(["a"] * 5, [Lock()] * 5)
+    kept.log(["a"] * 5, [Lock()] * 5, True)
     assert kept.wants_whole
 
 
 def test_untracked_maps_note_nothing() -> None:
     """A job without epochs pays nothing."""
-    noted, logged = KeyedMap({}, tracked=False), LoggedMap({}, "count", tracked=False)
+    noted, logged = KeyedMap({}, tracked=False), LoggedMap({}, MERGEABLE["count"], tracked=False)
     noted.values.update({1: 1})
     noted.note([1])
-    logged.log([1], [1])
+    logged.log([1], [1], False)
     assert not logged._keys
     assert noted._fresh is None
