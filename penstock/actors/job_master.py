@@ -81,6 +81,9 @@ _LINGER_S = 5.0
 _CANCEL_S = 2.0
 # A worker's control thread waits for the interpreter while a user's function holds it; longer than this is a hang.
 _CONTROL_S = 5.0
+# All sources begin a barrier at the same instant, this long after it was decided: a task that has one barrier and waits
+# for another holds up records for the difference. Long enough for the command to reach every worker.
+_TRIGGER_AHEAD_NS = 10_000_000
 _CONSOLE_LINES_MAX = 10_000
 # Between two looks for a store that does not answer.
 _STORE_RETRY_S = 1.0
@@ -236,8 +239,9 @@ class JobMaster:
         for said in self._reports.take((worker, incarnation), number, item):
             if isinstance(said, Reported):
                 self._keep(said)
-            else:
-                self._events.put(lambda said=said: self._acknowledged(worker, incarnation, said))  # type: ignore[misc]
+                continue
+            for event in said:
+                self._events.put(lambda event=event: self._acknowledged(worker, incarnation, event))  # type: ignore[misc]
 
     def _keep(self, reported: Reported) -> None:
         if reported.channel == "console":
@@ -570,7 +574,7 @@ class JobMaster:
             elif isinstance(command, Fail):
                 self._failures.append(JobEnd("FAILED", command.reason))
             elif isinstance(command, Trigger):
-                self._send_all("trigger", command.epoch)
+                self._send_all("trigger", command.epoch, time.time_ns() + _TRIGGER_AHEAD_NS)
             elif isinstance(command, Join):
                 self._join_all(command)
             elif isinstance(command, Complete):

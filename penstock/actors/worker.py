@@ -28,7 +28,7 @@ from penstock.actors.control import ControlServer
 from penstock.runtime.blackbox import BlackBox
 from penstock.runtime.build import Reported, Wiring
 from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make
-from penstock.runtime.epochs.participant import Participant
+from penstock.runtime.epochs.participant import Acknowledged, Declined, Participant
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import RecordError
 from penstock.runtime.loop import MessagesLost, RunLoop
@@ -41,6 +41,15 @@ _REPORTS_MAX = 8
 
 # Between two tries to write what must be written before the job can end.
 _RETRY_S = 1.0
+
+# Between the first snapshot of an epoch in a worker and its writing.
+_GATHER_S = 0.005
+
+# The longest that a barrier is put off, whatever the clocks of two nodes say.
+_TRIGGER_WAIT_MAX_NS = 50_000_000
+
+# What a worker has to say of its tasks' parts of epochs.
+Said = list[Acknowledged | Declined]
 
 _PR_SET_TIMERSLACK = 29  # <linux/prctl.h>; the argument is in ns
 
@@ -113,7 +122,8 @@ class Worker:
         assert self._transport is not None
         try:
             self._reporter = _Reporter(master, self._index, incarnation)
-            self._participant = Participant(store, plan.key_groups, self._reporter.send, _Later().do)
+            writer = _SnapshotWriter(self._reporter.send)
+            self._participant = Participant(store, plan.key_groups, writer.say, writer.do)
             wiring = Wiring(
                 plan,
                 placed,
@@ -203,9 +213,10 @@ class Worker:
         assert self._participant is not None
         self._participant.join(command).result()
 
-    def trigger(self, epoch: int) -> None:
-        """Begin an epoch's barrier."""
+    def trigger(self, epoch: int, at_ns: int) -> None:
+        """Begin an epoch's barrier, at this wall-clock time if it is near."""
         assert self._participant is not None
+        time.sleep(min(max(0, at_ns - time.time_ns()), _TRIGGER_WAIT_MAX_NS) / 1e9)
         self._participant.trigger(epoch).result()
 
     def complete(self, command: Complete) -> int:
@@ -262,7 +273,7 @@ class _Reporter:
         if len(self._pending) > _REPORTS_MAX:
             ray.get(self._pending.popleft())  # the oldest: later ones wait for it at the other end
 
-    def send(self, item: Any) -> Any:
+    def send(self, item: Reported | Said) -> Any:
         """Carry something, behind all before it; the call's reference."""
         with self._lock:
             number = self._number
@@ -275,19 +286,42 @@ class _Reporter:
         self._pending.clear()
 
 
-class _Later:
-    """A thread that does pieces of work one after the other, and one again that returns False."""
+class _SnapshotWriter:
+    """A thread that does pieces of work one after the other, and one again that returns False; what the participant
+    has to say meanwhile goes to the JobMaster in one call, which costs more than to write a small snapshot."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[Said], None]) -> None:
+        self._send = send
         self._work: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._said: Said = []
         self._never = threading.Event()
         threading.Thread(target=self._run, name="penstock-snapshots", daemon=True).start()
 
     def do(self, work: Callable[[], bool]) -> None:
+        """Do a piece of work soon."""
         self._work.put(work)
+
+    def say(self, event: Acknowledged | Declined) -> None:
+        """Tell the JobMaster, when the work that there is has been done; for pieces of work."""
+        self._said.append(event)
 
     def _run(self) -> None:
         while True:
             work = self._work.get()
-            while not work():
-                self._never.wait(_RETRY_S)
+            # The other tasks of the worker save their part of the same epoch, and what came in meanwhile is processed,
+            # before this thread takes time from the loop's.
+            self._never.wait(_GATHER_S)
+            while True:
+                while not work():
+                    self._tell()
+                    self._never.wait(_RETRY_S)
+                try:
+                    work = self._work.get_nowait()
+                except queue.Empty:
+                    break
+            self._tell()
+
+    def _tell(self) -> None:
+        said, self._said = self._said, []
+        if said:
+            self._send(said)

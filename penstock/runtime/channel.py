@@ -70,7 +70,7 @@ class OutChannel(ABC):
         self.stopped_by_room = False  # the last flush found no room in the transport: no message will tell its end
         self._errors = errors
         self._ending = False
-        self._until: Entry | None = None  # the last entry to be sent before the task is held up again
+        self._until = 0  # the number of the first entry behind those to be sent before the task is held up again
 
     def push(self, batch: Batch, stamp: int) -> None:
         """Queue a batch behind what is queued; the caller flushes, and runs no further while flush says False."""
@@ -99,15 +99,16 @@ class OutChannel(ABC):
         while True:
             while cache.unsent:
                 entry = cache.entries[cache.next]
-                if entry.kind == DATA and self.outstanding >= self.window:
+                is_data = entry[0] == DATA
+                if is_data and self.outstanding >= self.window:
                     return False
                 if not self._send(entry):
                     self.stopped_by_room = True
                     return False
-                if entry.kind == DATA:
-                    self.outstanding += entry.size
+                if is_data:
+                    self.outstanding += entry[3]
                 cache.sent()
-                if entry is self._until:
+                if self.catching_up and cache.first + cache.next >= self._until:
                     self.catching_up = False
             if self.queue and self.queue[0][0] is not None and self.outstanding >= self.window:
                 return False
@@ -123,13 +124,13 @@ class OutChannel(ABC):
         if self.queue:
             batch, stamp = self.queue.popleft()
             if batch is None:
-                self.cache.append(Entry(BARRIER, stamp, 0, 0, [self._signal(BARRIER, stamp)]))
+                self.cache.append((BARRIER, stamp, 0, 0, self._signal(BARRIER, stamp)))
             else:
                 self._cache_batch(batch, stamp)
             return True
         if self._ending and not self.ended:
             self.ended = True
-            self.cache.append(Entry(END, 0, 0, 0, [self._signal(END, 0)]))
+            self.cache.append((END, 0, 0, 0, self._signal(END, 0)))
             return True
         return False
 
@@ -154,12 +155,8 @@ class OutChannel(ABC):
         or epoch, batch)."""
         self._cache_all()
         for entry in self.cache.entries:
-            if entry.kind != DATA:
-                yield entry.kind, entry.stamp, None
-            elif entry.parts is None and entry.place is None:
-                yield DATA, entry.stamp, entry.batch
-            else:
-                yield DATA, entry.stamp, decode_batch(b"".join(self.cache.parts(entry))).batch
+            kind, stamp, *_ = entry
+            yield kind, stamp, decode_batch(b"".join(self.cache.parts(entry))).batch if kind == DATA else None
 
     # --- epochs --------------------------------------------------------------------------------------------------
 
@@ -180,8 +177,8 @@ class OutChannel(ABC):
         self.outstanding = 0
         self.cache.rewind()
         # Not until everything is sent: a sender quicker than its receiver would never again be held up.
-        self._until = self.cache.entries[-1] if self.cache.entries else None
-        self.catching_up = self._until is not None
+        self._until = self.cache.first + len(self.cache.entries)
+        self.catching_up = self.cache.unsent
 
 
 class LocalChannel(OutChannel):
@@ -197,45 +194,47 @@ class LocalChannel(OutChannel):
     ) -> None:
         super().__init__(number, errors, window, cache)
         self.target = target
-        self.cache.encode = self._encode
+        self._made: deque[tuple[int, Batch]] = deque()  # unsent batches as they were made, with their entries' numbers
+
+    def cut(self) -> None:
+        """See OutChannel."""
+        super().cut()
+        self._made.clear()
 
     def _cache_batch(self, batch: Batch, stamp: int) -> None:
-        if not self.cache.keeps:
-            self.cache.append(Entry(DATA, stamp, len(batch), approximate_bytes(batch), batch=batch))
-            return
-        # The receiver gets the records themselves, and may change them: what is kept is a copy. Encoded also where they
-        # cannot change: the batch would keep all its objects in memory, so that new ones come to lie in cold memory,
-        # which costs WordCount a fifth of its throughput (benchmarks/checkpoint_cost.py).
-        try:
-            parts = _encode(self.number, batch, stamp, self.generation)
-        except Exception:
-            batch = _encodable(batch, self._errors)  # what could not come again must not come at all
-            if not batch:
-                return
-            parts = _encode(self.number, batch, stamp, self.generation)
-        size = max(approximate_bytes(batch), sum(map(len, parts)))  # nested records are larger than they look
-        entry = Entry(DATA, stamp, len(batch), size, parts, batch)
-        self.cache.append(entry)
-        if not self.connected or self.catching_up:
-            entry.batch = None
+        cache = self.cache
+        if cache.keeps:
+            # The receiver gets the records themselves, and may change them: what is kept is a copy. Encoded also where
+            # they cannot change: the batch would keep all its objects in memory, so that new ones come to lie in cold
+            # memory, which costs WordCount a fifth of its throughput (benchmarks/checkpoint_cost.py).
+            try:
+                parts = _encode(self.number, batch, stamp, self.generation)
+            except Exception:
+                batch = _encodable(batch, self._errors)  # what could not come again must not come at all
+                if not batch:
+                    return
+                parts = _encode(self.number, batch, stamp, self.generation)
+            size = max(approximate_bytes(batch), sum(map(len, parts)))  # nested records are larger than they look
+        else:
+            parts, size = (), approximate_bytes(batch)
+        if self.connected and not self.catching_up:
+            self._made.append((cache.first + len(cache.entries), batch))
+        cache.append((DATA, stamp, len(batch), size, *parts))
 
     def _send(self, entry: Entry) -> bool:
         assert self.target is not None
-        if entry.kind == BARRIER:
-            self.target.receive_barrier(self.number, entry.stamp)
-        elif entry.kind == END:
+        kind, stamp, _, size = entry[:4]
+        if kind == BARRIER:
+            self.target.receive_barrier(self.number, stamp)
+        elif kind == END:
             self.target.receive_end(self.number)
+        elif self._made and self._made[0][0] == self.cache.first + self.cache.next:
+            self.target.receive(self.number, self._made.popleft()[1], stamp, size)
         else:
-            batch = entry.batch
-            if batch is None:
-                batch = decode_batch(b"".join(self.cache.parts(entry))).batch
-            elif entry.parts is not None:
-                entry.batch = None  # from here on it is the receiver's
-            self.target.receive(self.number, batch, entry.stamp, entry.size)
+            batch = decode_batch(b"".join(self.cache.parts(entry))).batch
+            assert batch is not None
+            self.target.receive(self.number, batch, stamp, size)
         return True
-
-    def _encode(self, entry: Entry) -> Sequence[bytes]:
-        return _encode(self.number, entry.batch, entry.stamp, self.generation)
 
 
 class RemoteChannel(OutChannel):
@@ -299,7 +298,7 @@ class RemoteChannel(OutChannel):
             limit = max(1, len(batch) // 2)
         self._record_bytes += 0.25 * (size / max(1, len(batch)) - self._record_bytes)
         self.bytes += size
-        self.cache.append(Entry(DATA, stamp, len(batch), size, message))
+        self.cache.append((DATA, stamp, len(batch), size, *message))
 
     def _too_large(self, batch: Batch, size: int, stamp: int) -> None:
         record = batch[0] if isinstance(batch, list) else batch.values[0]
@@ -393,7 +392,6 @@ def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler, g
 
 
 def _encode(channel: int, batch: Batch, stamp: int, generation: int) -> tuple[bytes, ...]:
-    """A tuple: the garbage collector passes over what is kept of those, and does not over lists."""
     if isinstance(batch, KeyedBatch):
         flags = _KEYED | (_PARTIAL if batch.partial else 0)
         key_codec, keys = encode(batch.keys)

@@ -19,9 +19,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.transport.base import Buffer
@@ -41,24 +39,19 @@ DISK_MESSAGES = 1_000_000
 ENTRY_BYTES = 300
 
 
-class Entry:
-    """One message of a channel. `parts` are its bytes, or None while they are on disk or `batch` stands for them."""
+class OnDisk(NamedTuple):
+    """Where the bytes of a message are."""
 
-    __slots__ = ("batch", "kind", "parts", "place", "records", "size", "stamp")
-
-    def __init__(
-        self, kind: int, stamp: int, records: int, size: int, parts: Sequence[Buffer] | None = None, batch: Any = None
-    ) -> None:
-        self.kind = kind
-        self.stamp = stamp  # of a barrier: its epoch
-        self.records = records
-        self.size = size
-        self.parts = parts
-        self.batch = batch
-        self.place: tuple[Any, int, int] | None = None  # on disk: file, offset, bytes
+    file: Any
+    offset: int
+    size: int
 
 
-_size = attrgetter("size")
+#: One message of a channel: (kind, stamp or a barrier's epoch, records, bytes, then its parts or where they are).
+#: One flat tuple: a tuple of nothing but bytes and numbers cannot be garbage, and the garbage collector lets go of it
+#: when it comes to it first; it would look through a hundred thousand objects or nested tuples again, in pauses of
+#: milliseconds.
+Entry = tuple[Any, ...]
 
 # How many new messages come before twice as many dropped ones are let go of. All at once would stop the task for
 # milliseconds; with each message, the garbage collector, which counts what was made less what went, would not run
@@ -97,7 +90,7 @@ class Rud:
         """Send the largest cache to disk."""
         max(self._caches, key=lambda cache: cache.in_memory).spill()
 
-    def write(self, messages: Iterable[Sequence[Buffer]]) -> list[tuple[Any, int, int]]:
+    def write(self, messages: Iterable[Sequence[Buffer]]) -> list[OnDisk]:
         """Write messages to a file; where each of them is. The caches share files: one for each time that some cache
         is sent to disk would, with many channels, use up the descriptors of the process."""
         file = self._file()
@@ -112,7 +105,7 @@ class Rud:
             while view:
                 written = os.pwrite(file.fileno(), view, end)
                 view, end = view[written:], end + written
-            places.append((file, start, end - start))
+            places.append(OnDisk(file, start, end - start))
         self._file_bytes = end  # what failed half-way is written over
         return places
 
@@ -126,11 +119,11 @@ class OutputCache:
         self.next = 0
         self.in_memory = 0
         self.completed = 0  # the last epoch that was dropped
-        self._first = 0  # the number of the first entry; each has one
-        self._signals: list[int] = []  # the numbers of barriers and ends, which have no size
+        self.first = 0  # the number of the first entry; each has one
+        self._signals: list[tuple[int, int]] = []  # of each barrier and end: its number, `_total` before it
+        self._total = 0  # what all entries so far counted for in memory
         self._on_disk = 0  # entries
         self._dropped: list[Entry] = []  # to be let go of by and by
-        self.encode: Callable[[Entry], Sequence[Buffer]] | None = None  # of entries that hold a batch
         self._rud = rud
 
     @property
@@ -145,7 +138,7 @@ class OutputCache:
 
     def unsent_records(self) -> int:
         """Records in the entries that are still to be sent."""
-        return sum(entry.records for entry in self.entries[self.next :])
+        return sum(entry[2] for entry in self.entries[self.next :])
 
     def append(self, entry: Entry) -> None:
         """Add an entry behind all others."""
@@ -155,11 +148,14 @@ class OutputCache:
             return
         if self._dropped and not len(self.entries) % _LET_GO:
             del self._dropped[-2 * _LET_GO :]
-        if not entry.size:
-            self._signals.append(self._first + len(self.entries) - 1)
+        size = entry[3]
+        if not size:
+            self._signals.append((self.first + len(self.entries) - 1, self._total))
         else:
-            self.in_memory += entry.size + ENTRY_BYTES
-            rud.used += entry.size + ENTRY_BYTES
+            size += ENTRY_BYTES
+            self._total += size
+            self.in_memory += size
+            rud.used += size
             if rud.used > rud.memory_bytes:
                 rud.make_room()
 
@@ -168,6 +164,7 @@ class OutputCache:
         self.next += 1
         if self._rud is None:
             del self.entries[: self.next]
+            self.first += self.next
             self.next = 0
 
     def complete(self, barrier: int, end: int, epoch: int) -> None:
@@ -177,13 +174,12 @@ class OutputCache:
             return
         self.completed = epoch
         entries = self.entries
-        for at in self._signals:
-            entry = entries[at - self._first]
-            if entry.kind == barrier and entry.stamp == epoch:
-                self._drop(at - self._first + 1)
+        for number, total in self._signals:
+            if entries[number - self.first][:2] == (barrier, epoch):
+                self._drop(number - self.first + 1, total)
                 return
-        if entries and entries[-1].kind == end:
-            self._drop(len(entries) - 1)
+        if entries and entries[-1][0] == end:
+            self._drop(len(entries) - 1, self._total)
 
     def rewind(self) -> None:
         """Send everything again."""
@@ -191,60 +187,61 @@ class OutputCache:
 
     def clear(self) -> None:
         """Drop everything."""
-        self._drop(len(self.entries))
+        self._drop(len(self.entries), self._total)
 
-    def parts(self, entry: Entry) -> Sequence[Buffer]:
+    def parts(self, entry: Entry) -> tuple[Buffer, ...]:
         """The bytes of an entry's message."""
-        if entry.place is not None:
-            file, offset, size = entry.place
-            return [os.pread(file.fileno(), size, offset)]
-        if entry.parts is None:
-            assert self.encode is not None
-            return self.encode(entry)
-        return entry.parts
+        place = entry[4]
+        if isinstance(place, OnDisk):
+            return (os.pread(place.file.fileno(), place.size, place.offset),)
+        return entry[4:]
 
     def spill(self) -> None:
         """Move what is in memory to disk."""
         assert self._rud is not None
         rud = self._rud
-        moving = [entry for entry in self.entries if entry.place is None and entry.size]
+        entries = self.entries
+        moving = [at for at, entry in enumerate(entries) if entry[3] and not isinstance(entry[4], OnDisk)]
         try:
-            places = rud.write(self.parts(entry) for entry in moving)
+            places = rud.write(self.parts(entries[at]) for at in moving)
         except OSError as error:
             raise PenstockError(
                 f"the messages since the last complete epoch take more than the {rud.memory_bytes:,} bytes of memory "
                 f"allowed for them, and {rud.directory!r} cannot take them: {error.strerror or error}. Free space "
                 "there, set TMPDIR to another disk, or look why epochs do not complete (job.status()['epochs'])"
             ) from error
-        for entry, place in zip(moving, places, strict=True):
-            entry.parts, entry.batch, entry.place = None, None, place
-            self._leave_memory(entry.size, 1)
+        for at, place in zip(moving, places, strict=True):
+            entry = entries[at]
+            size = entry[3]
+            entries[at] = (*entry[:4], place)
+            self._leave_memory(size + ENTRY_BYTES)
             self._on_disk += 1
-            rud.spilled += entry.size
+            rud.spilled += size
             rud.spilled_messages += 1
 
-    def _drop(self, some: int) -> None:
+    def _drop(self, some: int, total: int) -> None:
+        """Drop the first entries; `total` is what the last of them left behind in `_total`. Their sizes are not looked
+        up one by one where it can be helped: that takes a millisecond."""
         rud, old = self._rud, self.entries
-        signals = [at for at in self._signals if at >= self._first + some]
         in_memory = not self._on_disk
         if rud is not None and in_memory:
-            self._leave_memory(sum(map(_size, islice(old, some))), some - len(self._signals) + len(signals))
+            self._leave_memory(self.in_memory - (self._total - total))
         elif rud is not None:
             for entry in old[:some]:
-                if entry.place is not None:
+                if isinstance(entry[4], OnDisk):
                     self._on_disk -= 1
-                    rud.spilled -= entry.size
+                    rud.spilled -= entry[3]
                     rud.spilled_messages -= 1
-                elif entry.size:
-                    self._leave_memory(entry.size, 1)
+                elif entry[3]:
+                    self._leave_memory(entry[3] + ENTRY_BYTES)
         # Not a list of what is dropped: the garbage collector would look through a long list that is new.
         self.entries = old[some:]
         self.next = max(0, self.next - some)
-        self._first += some
-        self._signals = signals
+        self.first += some
+        self._signals = [signal for signal in self._signals if signal[0] >= self.first]
         self._dropped = old if rud is not None and in_memory else []  # a file goes with its last entry
 
-    def _leave_memory(self, size: int, messages: int) -> None:
+    def _leave_memory(self, counted: int) -> None:
         assert self._rud is not None
-        self.in_memory -= size + messages * ENTRY_BYTES
-        self._rud.used -= size + messages * ENTRY_BYTES
+        self.in_memory -= counted
+        self._rud.used -= counted

@@ -25,6 +25,7 @@ from penstock.runtime.epochs.snapshot import _apply
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.partition import key_groups
 from penstock.runtime.plan import Plan, TaskId
+from penstock.runtime.rud import OnDisk
 from penstock.runtime.state import SavedState
 from penstock.runtime.task import Snapshot, Task
 from penstock.runtime.transport.memory import MemoryNetwork
@@ -243,7 +244,9 @@ class Checks:
             return
         caches = [channel.cache for task in process.loop.tasks for channel in task.channels]
         assert rud.used == sum(cache.in_memory for cache in caches)
-        assert rud.spilled == sum(e.size for cache in caches for e in cache.entries if e.place is not None)
+        assert rud.spilled == sum(
+            entry[3] for cache in caches for entry in cache.entries if isinstance(entry[4], OnDisk)
+        )
         window = self._cluster.faults.window
         for task in process.loop.tasks:
             costs: dict[int, list[int]] = {}
@@ -267,7 +270,7 @@ class Checks:
                 assert not inbox._held, f"{task.name} has taken something in behind its end"
                 assert not task.queued, f"{task.name}: {task.queued} records counted in an empty inbox"
                 for channel in task.channels:
-                    kinds = [entry.kind for entry in channel.cache.entries]
+                    kinds = [entry[0] for entry in channel.cache.entries]
                     assert kinds == [END], f"channel {channel.number} still keeps {kinds}"
                     assert not channel.queue, f"channel {channel.number} has something left to send"
             assert process.rud.used == process.rud.spilled == 0

@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 from penstock.runtime import channel as channels
-from penstock.runtime.batch import approximate_bytes
 from penstock.runtime.build import Wiring
 from penstock.runtime.channel import BARRIER, CREDIT, DATA, LocalChannel, OutChannel, decode_batch
 from penstock.runtime.epochs import restore
@@ -82,8 +81,8 @@ def _drop_at_barrier() -> Any:
     def early(self: OutputCache) -> None:
         entry = self.entries[self.next]
         sent(self)
-        if entry.kind == BARRIER and self.keeps:
-            self._drop(self.next)
+        if entry[0] == BARRIER and self.keeps:
+            self._drop(self.next, self._signals[0][1])
 
     return _patch(OutputCache, "sent", early)
 
@@ -110,7 +109,7 @@ def _no_second_end() -> Any:
 
     def rewind(self: OutputCache) -> None:
         self.next = 0
-        if self.entries and self.entries[-1].kind == channels.END:
+        if self.entries and self.entries[-1][0] == channels.END:
             self.entries.pop()
 
     return _patch(OutputCache, "rewind", rewind)
@@ -177,15 +176,18 @@ def _kept_records_shared() -> Any:
     """What a channel inside a worker keeps is what its receiver got, and may change."""
 
     def shared(self: LocalChannel, batch: Any, stamp: int) -> None:
-        self.cache.append(Entry(DATA, stamp, len(batch), approximate_bytes(batch), batch=batch))
+        kept[id(self.cache), self.cache.first + len(self.cache.entries)] = batch
+        cache(self, batch, stamp)
 
     def send(self: LocalChannel, entry: Entry) -> bool:
-        if entry.kind != DATA or entry.place is not None or self.target is None:
+        if entry[0] != DATA or self.target is None:
             return sent(self, entry)
-        self.target.receive(self.number, entry.batch, entry.stamp, entry.size)
+        batch = kept[id(self.cache), self.cache.first + self.cache.next]
+        self.target.receive(self.number, batch, entry[1], entry[3])
         return True
 
-    sent = LocalChannel._send
+    kept: dict[tuple[int, int], Any] = {}
+    cache, sent = LocalChannel._cache_batch, LocalChannel._send
     stack = contextlib.ExitStack()
     stack.enter_context(_patch(LocalChannel, "_cache_batch", shared))
     stack.enter_context(_patch(LocalChannel, "_send", send))
@@ -199,8 +201,8 @@ def _no_limit_on_memory() -> Any:
     def append(self: OutputCache, entry: Any) -> None:
         self.entries.append(entry)
         if self._rud is not None:
-            self.in_memory += entry.size
-            self._rud.used += entry.size
+            self.in_memory += entry[3]
+            self._rud.used += entry[3]
 
     return _patch(OutputCache, "append", append)
 

@@ -7,6 +7,7 @@ it saved becomes a complete epoch; when it is taken back it is a new one, which 
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -311,7 +312,7 @@ class Model:
         self.generation += self.rng.randint(1, 3)
         self.receiver = self.new_receiver()
         self.channel.join(self.generation)
-        self.seen["ended before"] += [entry.kind for entry in self.channel.cache.entries] == [END]
+        self.seen["ended before"] += [entry[0] for entry in self.channel.cache.entries] == [END]
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -327,7 +328,7 @@ class Model:
         self.seen["spilled"] += rud.spilled > 0
         assert channel.outstanding >= 0
         if self.receiver is not None:
-            self.largest = max([self.largest, *(entry.size for entry in cache.entries)])
+            self.largest = max([self.largest, *(entry[3] for entry in cache.entries)])
             assert sum(cost for _, _, cost in self.receiver.inbox) <= self.window + self.largest, "more than a window"
             got = self.receiver.got
             assert got == self.made[: len(got)], "not what was made"
@@ -367,7 +368,7 @@ class Model:
     def finish(self) -> None:
         """An epoch behind the end leaves nothing but the end, and that takes no memory."""
         self.channel.complete(max(self.epoch, self.complete) + 1)
-        assert [entry.kind for entry in self.channel.cache.entries] == [END]
+        assert [entry[0] for entry in self.channel.cache.entries] == [END]
         self.elsewhere.clear()
         assert (self.rud.used, self.rud.spilled) == (0, 0)
 
@@ -555,7 +556,10 @@ def test_a_batch_is_handed_over_as_it_is_and_kept_as_bytes() -> None:
     assert channel.flush()
     assert task.calls[0][1] is batch
     (entry,) = channel.cache.entries
-    assert entry.batch is None
+    assert all(isinstance(part, bytes) for part in entry[4:])
+    gc.collect()
+    assert not gc.is_tracked(entry), "the garbage collector looks through it again and again"
+    assert not channel._made
     assert rejoin(channel, 1).records() == batch
 
 
@@ -589,7 +593,9 @@ def test_memory_counts_what_is_kept_and_not_what_it_looks_like(tmp_path: Path) -
     for i in range(10):
         channel.push([{"n": {"n": {"n": "x" * 30_000}}}], i)
         assert channel.flush()
-        assert sum(len(part) for e in channel.cache.entries if e.place is None for part in e.parts or ()) <= 100_000
+        assert (
+            sum(len(part) for *_, parts in channel.cache.entries if type(parts) is tuple for part in parts) <= 100_000
+        )
     assert rud.spilled >= 200_000
 
 

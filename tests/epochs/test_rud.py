@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import resource
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -15,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.runtime import rud as module
-from penstock.runtime.errors import CodecError, PenstockError
-from penstock.runtime.rud import Entry, OutputCache, Rud
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.rud import Entry, OnDisk, OutputCache, Rud
 
 DATA, END, BARRIER = 1, 2, 4
 MEMORY = 500
@@ -30,7 +29,17 @@ def small_entries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def held_bytes(entries: Iterable[Entry]) -> int:
     """What these entries must count for in memory."""
-    return sum(entry.size + module.ENTRY_BYTES for entry in entries if entry.size and entry.place is None)
+    return sum(entry[3] + module.ENTRY_BYTES for entry in entries if entry[3] and not isinstance(entry[4], OnDisk))
+
+
+def places(entries: Iterable[Entry]) -> list[OnDisk | None]:
+    """Where each entry is."""
+    return [entry[4] if isinstance(entry[4], OnDisk) else None for entry in entries]
+
+
+def on_disk(entries: Iterable[Entry]) -> dict[int, Any]:
+    """The files in which some of these entries are."""
+    return {id(place.file): place.file for place in places(entries) if place is not None}
 
 
 def open_files(directory: Path) -> int:
@@ -49,7 +58,6 @@ class Modelled:
 
     def __init__(self, rud: Rud) -> None:
         self.cache = rud.cache()
-        self.cache.encode = encode
         self.entries: list[tuple[int, int, bytes]] = []
         self.next = 0
         self.completed = 0
@@ -68,7 +76,7 @@ class Modelled:
         else:
             kind, stamp, data = DATA, rng.randrange(1000), rng.randbytes(rng.randint(1, largest))
         self.entries.append((kind, stamp, data))
-        self.cache.append(entry_of(kind, stamp, data, rng))
+        self.cache.append(entry_of(kind, stamp, data))
 
     def complete(self, epoch: int) -> None:
         """The model's own: the barrier of an epoch and what came before it goes, or all but the end."""
@@ -87,29 +95,20 @@ class Modelled:
 
     def check(self) -> None:
         cache = self.cache
-        assert [(entry.kind, entry.stamp, b"".join(cache.parts(entry))) for entry in cache.entries] == self.entries
+        assert [(entry[0], entry[1], b"".join(cache.parts(entry))) for entry in cache.entries] == self.entries
         assert cache.next == self.next
         assert cache.unsent == (self.next < len(self.entries))
         assert cache.unsent_records() == sum(kind == DATA for kind, _, _ in self.entries[self.next :])
         assert cache.in_memory == held_bytes(cache.entries)
-        for entry in cache.entries:
-            if entry.place is not None:
-                assert entry.parts is None
-                assert entry.batch is None, "what is on disk must not be in memory as well"
+        assert all(type(entry) is tuple for entry in cache.entries), "the garbage collector would look through them"
 
 
-def entry_of(kind: int, stamp: int, data: bytes, rng: Random | None = None) -> Entry:
-    """An entry as channels make them: signals take no memory, a batch may stand for its bytes."""
+def entry_of(kind: int, stamp: int, data: bytes) -> Entry:
+    """An entry as channels make them: signals take no memory."""
     if kind != DATA:
-        return Entry(kind, stamp, 0, 0, [data])
-    if rng is not None and rng.random() < 0.3:
-        return Entry(kind, stamp, 1, len(data), batch=data)
+        return kind, stamp, 0, 0, data
     cut = len(data) // 3
-    return Entry(kind, stamp, 1, len(data), [data[:cut], memoryview(data)[cut:]])
-
-
-def encode(entry: Entry) -> Sequence[bytes]:
-    return [entry.batch[:1], entry.batch[1:]]
+    return kind, stamp, 1, len(data), data[:cut], memoryview(data)[cut:]
 
 
 def check_all(rud: Rud, caches: list[Modelled], directory: Path) -> None:
@@ -117,11 +116,11 @@ def check_all(rud: Rud, caches: list[Modelled], directory: Path) -> None:
         cache.check()
     entries = [entry for cache in caches for entry in cache.cache.entries]
     assert rud.used == held_bytes(entries)
-    assert rud.spilled_messages == sum(entry.place is not None for entry in entries)
-    assert rud.spilled == sum(entry.size for entry in entries if entry.place is not None)
+    assert rud.spilled_messages == sum(place is not None for place in places(entries))
+    assert rud.spilled == sum(entry[3] for entry in entries if isinstance(entry[4], OnDisk))
     assert rud.used <= rud.memory_bytes
     assert rud.full == (rud.spilled >= rud.disk_bytes)
-    assert open_files(directory) == len({id(entry.place[0]) for entry in entries if entry.place is not None})
+    assert open_files(directory) == len(on_disk(entries))
     assert not os.listdir(directory), "a file with a name would be left behind"
 
 
@@ -220,7 +219,7 @@ def filled(rud: Rud, *what: tuple[int, int, bytes]) -> OutputCache:
 
 
 def held(cache: OutputCache) -> list[tuple[int, int, bytes]]:
-    return [(entry.kind, entry.stamp, b"".join(cache.parts(entry))) for entry in cache.entries]
+    return [(entry[0], entry[1], b"".join(cache.parts(entry))) for entry in cache.entries]
 
 
 @pytest.mark.parametrize("memory", [0, 10**6], ids=["spilled", "in memory"])
@@ -306,7 +305,7 @@ def test_the_room_of_old_epochs_is_free_while_newer_ones_wait(tmp_path: Path) ->
             cache.append(entry_of(DATA, 0, b"x" * 300))
         cache.append(entry_of(BARRIER, epoch, b"b"))
         cache.complete(BARRIER, END, epoch - 5)
-        files = {id(entry.place[0]): entry.place[0] for entry in cache.entries if entry.place is not None}
+        files = on_disk(cache.entries)
         assert len(files) == open_files(tmp_path)
         # Each file may have an old part, and was begun with less than the memory's bytes in it.
         assert sum(os.fstat(file.fileno()).st_size for file in files.values()) <= rud.spilled + 2 * 1000
@@ -319,7 +318,7 @@ class State:
         self.of = [
             rud.used,
             rud.spilled,
-            [(held(cache), cache.next, cache.in_memory, [e.place for e in cache.entries]) for cache in caches],
+            [(held(cache), cache.next, cache.in_memory, places(cache.entries)) for cache in caches],
         ]
 
 
@@ -402,23 +401,6 @@ def test_writes_that_take_a_part_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(module.os, "pwrite", lambda fd, data, at: whole(fd, memoryview(data)[:3], at))
     rud = Rud(MEMORY, directory=str(tmp_path))
     assert_recovers(rud, two_caches(rud), tmp_path)
-
-
-def test_an_entry_that_cannot_be_encoded_spoils_no_other(tmp_path: Path) -> None:
-    rud = Rud(MEMORY, directory=str(tmp_path))
-    cache = filled(rud, (DATA, 0, b"one"), (DATA, 0, b"two"))
-
-    def refuse(entry: Entry) -> Any:
-        raise CodecError("cannot")
-
-    cache.encode = refuse
-    cache.append(Entry(DATA, 0, 1, 10, batch=object()))
-    with pytest.raises(CodecError):
-        cache.spill()
-    assert (rud.used, rud.spilled, cache.in_memory) == (16 + 3 * module.ENTRY_BYTES, 0, rud.used)
-    assert [b"".join(cache.parts(entry)) for entry in cache.entries[:2]] == [b"one", b"two"]
-    cache.encode = lambda entry: [pickle.dumps(1)]
-    assert_recovers(rud, [cache], tmp_path)
 
 
 def test_many_small_messages_count_for_more_than_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

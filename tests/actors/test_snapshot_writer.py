@@ -1,0 +1,49 @@
+"""The thread of a worker that writes snapshots: what it says in one call, and work that has to be done again."""
+
+from __future__ import annotations
+
+import queue
+
+import pytest
+
+from penstock.actors import worker
+from penstock.actors.worker import Said, _SnapshotWriter
+from penstock.runtime.epochs.participant import Declined
+
+LIMIT_S = 60
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[Said]:
+    monkeypatch.setattr(worker, "_GATHER_S", 0.2)
+    monkeypatch.setattr(worker, "_RETRY_S", 0.01)
+    return queue.Queue()
+
+
+def said(task: int) -> Declined:
+    return Declined(task, 1, 1, "why")
+
+
+def test_what_the_tasks_of_a_worker_have_to_say_of_an_epoch_is_one_call(told: queue.Queue[Said]) -> None:
+    writer = _SnapshotWriter(told.put)
+    for task in range(3):
+        writer.do(lambda task=task: writer.say(said(task)) is None)  # type: ignore[misc]
+    assert told.get(timeout=LIMIT_S) == [said(0), said(1), said(2)]
+    writer.do(lambda: True)  # nothing to say
+    writer.do(lambda: writer.say(said(3)) is None)
+    assert told.get(timeout=LIMIT_S) == [said(3)]
+    assert told.empty()
+
+
+def test_work_that_must_be_done_again_says_so_each_time_and_holds_up_what_is_behind(told: queue.Queue[Said]) -> None:
+    writer = _SnapshotWriter(told.put)
+    tries: list[int] = []
+
+    def third_time() -> bool:
+        tries.append(1)
+        writer.say(said(len(tries)))
+        return len(tries) == 3
+
+    writer.do(third_time)
+    writer.do(lambda: writer.say(said(9)) is None)
+    assert [told.get(timeout=LIMIT_S) for _ in range(3)] == [[said(1)], [said(2)], [said(3), said(9)]]
