@@ -20,9 +20,10 @@ from penstock.runtime.errors import (
     StoreError,
     StoreUnreachable,
 )
-from penstock.runtime.flow import Flow, KeyedStream, Stream
+from penstock.runtime.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.userfunc import DeadLetter
+from penstock.runtime.windows import Sliding, Tumbling
 
 __version__ = "0.1.0"
 
@@ -44,11 +45,14 @@ __all__ = [
     "Process",
     "ProcessContext",
     "RecordError",
+    "Sliding",
     "SnapshotDamaged",
     "SourceError",
     "StoreError",
     "StoreUnreachable",
     "Stream",
+    "Tumbling",
+    "WindowedStream",
     "attach",
     "resume",
     "run",

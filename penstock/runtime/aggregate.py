@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.runtime.userfunc import ErrorHandler, select_values
+
 
 class Aggregate(ABC):
     """One aggregate over the values of a key; `selector` picks the value from a record, None takes the record."""
@@ -28,6 +30,14 @@ class Aggregate(ABC):
     def new_state(self) -> dict[Any, Any]:
         """An empty state: key -> partial."""
         return {}
+
+    def prepare(self, keys: list[Any], records: list[Any], errors: ErrorHandler) -> tuple[list[Any], list[Any]]:
+        """Keys and values to add for keyed records; records that fail go to `errors`."""
+        return (keys, records) if self.selector is None else select_values(self.selector, keys, records, errors)
+
+    def shipped(self, state: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+        """(keys, partials) of a state, as they travel."""
+        return list(state), list(state.values())
 
     @abstractmethod
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:

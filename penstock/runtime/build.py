@@ -17,6 +17,7 @@ from typing import Any
 from penstock.runtime.batch import Batch
 from penstock.runtime.channel import (
     END,
+    WATERMARK,
     WINDOW_BYTES,
     InChannel,
     LocalChannel,
@@ -183,6 +184,7 @@ class Wiring:
         built.on_snapshot = self._on_snapshot
         built.wall = self._wall
         built.generation = generation
+        built.event_time = plan.time_grain is not None
         built.epoch = epoch
         return built
 
@@ -198,6 +200,7 @@ class Wiring:
             operator.name, task.index, chain.parallelism, report, epochs=self.epochs, restoring=restoring
         )
         context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._wall)
+        context.time_grain = self.plan.time_grain or 1
         stage: Stage = operator.stage(context)
         return stage
 
@@ -227,7 +230,7 @@ class Wiring:
             for where in (self.out, self.remote_out, self.behind, self._targets):
                 where.pop(channel.number, None)
         fresh = self._connect_sender(new, sender, 1, completed, instead_of=output)
-        # All channels have the same barriers: what lies between two of them is dealt, then the barrier follows.
+        # All channels have the same barriers and watermarks: what lies between two of them is dealt, then that follows.
         while any(parts):
             mark: tuple[int, int, Batch | None] | None = None
             for part in parts:
@@ -241,6 +244,8 @@ class Wiring:
             for channel in fresh.channels:
                 if mark is not None and mark[0] == END:
                     channel.end()
+                elif mark is not None and mark[0] == WATERMARK:
+                    channel.watermark(mark[1])
                 elif mark is not None:
                     channel.barrier(mark[1])
                 channel.flush()

@@ -22,7 +22,7 @@ On the wire a message is a head, then the payload:
     (keyed: key codec u16 | key bytes u32)
 
 `stamp` is when the oldest record of the batch entered the job, time.monotonic_ns() of this machine; of a barrier its
-epoch; of a grant the bytes granted.
+epoch; of a watermark its time; of a grant the bytes granted.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.runtime.batch import Batch, KeyedBatch, approximate_bytes, concat, split
 from penstock.runtime.codec import decode, encode
+from penstock.runtime.event_time import Watermark
 from penstock.runtime.rud import Entry, OutputCache
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.userfunc import DeadLetter, ErrorHandler
@@ -42,7 +43,7 @@ from penstock.runtime.userfunc import DeadLetter, ErrorHandler
 if TYPE_CHECKING:
     from penstock.runtime.task import Task
 
-DATA, END, CREDIT, BARRIER = 1, 2, 3, 4
+DATA, END, CREDIT, BARRIER, WATERMARK = 1, 2, 3, 4, 5
 _KEYED, _PARTIAL = 1, 2
 HEAD = struct.Struct("<BBHIqII")
 KEY_HEAD = struct.Struct("<HI")
@@ -62,7 +63,7 @@ class OutChannel(ABC):
         self.window = window
         self.generation = 0
         self.outstanding = 0
-        self.queue: deque[tuple[Batch | None, int]] = deque()  # None: a barrier, with its epoch
+        self.queue: deque[tuple[Batch | Watermark | None, int]] = deque()  # None: a barrier, with its epoch
         self.cache = cache or OutputCache()
         self.ended = False  # the end is in the cache
         self.connected = True
@@ -79,6 +80,10 @@ class OutChannel(ABC):
     def barrier(self, epoch: int) -> None:
         """Queue a barrier."""
         self.queue.append((None, epoch))
+
+    def watermark(self, value: int) -> None:
+        """Queue a watermark."""
+        self.queue.append((Watermark(value), 0))
 
     def end(self) -> None:
         """Queue the end of the stream."""
@@ -110,7 +115,7 @@ class OutChannel(ABC):
                 cache.sent()
                 if self.catching_up and cache.first + cache.next >= self._until:
                     self.catching_up = False
-            if self.queue and self.queue[0][0] is not None and self.outstanding >= self.window:
+            if self.queue and self.queue[0][0] and self.outstanding >= self.window:  # records
                 return False
             if not self._cache_next():
                 return True
@@ -125,6 +130,8 @@ class OutChannel(ABC):
             batch, stamp = self.queue.popleft()
             if batch is None:
                 self.cache.append((BARRIER, stamp, 0, 0, self._signal(BARRIER, stamp)))
+            elif isinstance(batch, Watermark):
+                self.cache.append((WATERMARK, batch.value, 0, 0, self._signal(WATERMARK, batch.value)))
             else:
                 self._cache_batch(batch, stamp)
             return True
@@ -162,7 +169,7 @@ class OutChannel(ABC):
 
     def complete(self, epoch: int) -> None:
         """No receiver goes back before this epoch any more."""
-        self.cache.complete(BARRIER, END, epoch)
+        self.cache.complete(BARRIER, END, WATERMARK, epoch)
 
     def cut(self) -> None:
         """The receiver is being taken back: send nothing."""
@@ -228,6 +235,8 @@ class LocalChannel(OutChannel):
             self.target.receive_barrier(self.number, stamp)
         elif kind == END:
             self.target.receive_end(self.number)
+        elif kind == WATERMARK:
+            self.target.receive_watermark(self.number, stamp)
         elif self._made and self._made[0][0] == self.cache.first + self.cache.next:
             self.target.receive(self.number, self._made.popleft()[1], stamp, size)
         else:
@@ -270,9 +279,14 @@ class RemoteChannel(OutChannel):
         """Encode the next message, of the batch and what is queued behind it as far as it fits."""
         limit = max(1, int(self._transport.target_message / self._record_bytes))
         queue = self.queue
-        if len(batch) < limit and queue and queue[0][0] is not None:
+        if len(batch) < limit and queue and queue[0][0]:
             batches, count = [batch], len(batch)
-            while queue and (following := queue[0][0]) is not None and count + len(following) <= limit:
+            while (
+                queue
+                and (following := queue[0][0])
+                and not isinstance(following, Watermark)
+                and count + len(following) <= limit
+            ):
                 later = queue.popleft()[1]
                 batches.append(following)
                 count += len(following)

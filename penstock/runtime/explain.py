@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.runtime.grouping import Grouping, Key
+from penstock.runtime.lookup import Lookup
 from penstock.runtime.operators import Aggregated, MapBatches, Operator, Processing, Read, Reduce, Write
 from penstock.runtime.plan import Exchange, Plan
+from penstock.runtime.watermarks import MakeWatermarks
+from penstock.runtime.windowing import WindowAggregated
 
 if TYPE_CHECKING:
     from penstock.runtime.flow import Flow
@@ -46,6 +49,13 @@ def describe(operator: Operator) -> str:
         return operator.sink.describe()
     if isinstance(operator, Aggregated | Reduce):
         return f"{operator.kind}, emits {operator.emit}"
+    if isinstance(operator, WindowAggregated):
+        late = f", {operator.lateness_ms} ms late" if operator.lateness_ms else ""
+        return f"{operator.aggregate.name} in {operator.window}{late}, emits {operator.emit}"
+    if isinstance(operator, MakeWatermarks):
+        return f"watermark {operator.out_of_orderness_ms} ms behind {_function(operator.time)}"
+    if isinstance(operator, Lookup):
+        return f"{operator.how} lookup of {len(operator.rows):,} rows on {operator.left}"
     if isinstance(operator, MapBatches):
         return f"map_batches {_function(operator.fn)}, up to {operator.batch_size} {operator.batch_format}"
     if isinstance(operator, Processing):

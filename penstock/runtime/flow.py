@@ -17,12 +17,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.runtime import aggregate, grouping
 from penstock.runtime.errors import FlowError
 from penstock.runtime.graph import Edge, Graph
+from penstock.runtime.lookup import Lookup
 from penstock.runtime.operators import (
     Aggregated,
     Emit,
@@ -40,6 +42,9 @@ from penstock.runtime.process import Process
 from penstock.runtime.sinks.base import Sink
 from penstock.runtime.sources.base import Source
 from penstock.runtime.userfunc import DEAD_LETTERS, OnError, caller_line, check_function, check_picklable
+from penstock.runtime.watermarks import MakeWatermarks
+from penstock.runtime.windowing import WindowAggregated, WindowEmit
+from penstock.runtime.windows import Sliding
 
 if TYPE_CHECKING:
     from penstock.runtime.plan import Plan
@@ -151,17 +156,24 @@ class _Tap:
 class Stream:
     """Records that leave one operator, or several united ones."""
 
-    def __init__(self, flow: Flow, taps: tuple[_Tap, ...], fields: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        taps: tuple[_Tap, ...],
+        fields: list[str] | None = None,
+        time: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._flow = flow
         self._taps = taps
         self._fields = fields  # of dict records, where known before running
+        self._time = time  # takes a record's time from it, where a watermark operator has said how
 
     def _edges(self, target: str) -> list[Edge]:
         return [Edge(tap.operator, target, tap.grouping, tap.output) for tap in self._taps]
 
     def _grouped(self, how: grouping.Grouping) -> Stream:
         taps = tuple(replace(tap, grouping=how) for tap in self._taps)
-        return Stream(self._flow, taps, self._fields)
+        return Stream(self._flow, taps, self._fields, self._time)
 
     # --- one record at a time ------------------------------------------------------------------------------
 
@@ -175,8 +187,11 @@ class Stream:
 
     def filter(self, fn: Callable[[Any], Any], **options: Any) -> Stream:
         """The records for which fn(record) is true."""
-        stream = self._flow._add(Filter(fn, **options), (self,))
-        stream._fields = self._fields
+        return self._like(self._flow._add(Filter(fn, **options), (self,)))
+
+    def _like(self, stream: Stream) -> Stream:
+        """Another stream whose records are like this one's."""
+        stream._fields, stream._time = self._fields, self._time
         return stream
 
     def map_batches(
@@ -190,6 +205,51 @@ class Stream:
         """fn(list of records) -> iterable of records; batches hold what is ready, at most `batch_size`.
         With batch_format="arrow", fn gets and returns a pyarrow Table of dict records."""
         return self._flow._add(MapBatches(fn, batch_size, batch_format, **options), (self,))
+
+    def lookup(
+        self,
+        table: Any,
+        on: str | tuple[str, str],
+        *,
+        how: Literal["inner", "left"] = "inner",
+        columns: Iterable[str] | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Dict records with the columns of the row of a static table that has the same key: dicts or a pyarrow Table,
+        unique in its key. `on`: the field of both, or (record's, table's); `how`: "inner" drops records without a row,
+        "left" gives them None; `columns`: of the table, None: all but the key."""
+        operator = Lookup(table, on, how, columns, **options)
+        if self._fields is not None and operator.left not in self._fields:
+            raise FlowError(
+                f"lookup(on={operator.left!r}): the records have no such field; they have: {', '.join(self._fields)}"
+            )
+        both = [name for name in operator.columns if name in (self._fields or ())]
+        if both:
+            raise FlowError(
+                f"lookup {operator.name!r}: the records have a field {both[0]!r} already; leave it out: columns=[...]"
+            )
+        stream = self._like(self._flow._add(operator, (self,)))
+        if self._fields is not None:
+            stream._fields = [*self._fields, *operator.columns]
+        return stream
+
+    # --- event time ----------------------------------------------------------------------------------------
+
+    def watermark(
+        self,
+        time: Selector,
+        *,
+        out_of_orderness_s: float | timedelta = 0.0,
+        idle_s: float | timedelta | None = None,
+        **options: Any,
+    ) -> Stream:
+        """The same records, with event time: `time` takes a record's time, in milliseconds since 1970 or as an aware
+        datetime. Windows behind it close when records of their end have come, and `out_of_orderness_s` more. A task
+        without input for `idle_s` holds up no window (None: it does)."""
+        selector = _selector(time, "watermark", self._fields)
+        stream = self._flow._add(MakeWatermarks(selector, out_of_orderness_s, idle_s, **options), (self,))
+        stream._fields, stream._time = self._fields, selector
+        return stream
 
     # --- where records go ----------------------------------------------------------------------------------
 
@@ -235,7 +295,8 @@ class Stream:
         if len(set(places)) != len(places):
             raise FlowError("union of a stream with itself would double its records")
         fields = self._fields if all(other._fields == self._fields for other in others) else None
-        return Stream(self._flow, tuple(taps), fields)
+        time = self._time if all(other._time is self._time for other in others) else None
+        return Stream(self._flow, tuple(taps), fields, time)
 
     def side_output(self, tag: str) -> Stream:
         """The stream of a side output of the operator that this stream leaves."""
@@ -290,6 +351,21 @@ class KeyedStream:
         """(key, mean of the values so far)."""
         return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
 
+    def window(
+        self, window: Sliding, *, time: Selector | None = None, lateness_s: float | timedelta = 0.0
+    ) -> WindowedStream:
+        """The records by key and window of event time: Tumbling or Sliding. `time` takes a record's time; None: as the
+        watermark operator before said. Windows take late records for `lateness_s` behind the watermark."""
+        if not isinstance(window, Sliding):
+            raise FlowError(f"window({window!r}): give penstock.Tumbling(...) or penstock.Sliding(...)")
+        taken = self._stream._time if time is None else _selector(time, "window", self._fields)
+        flow = self._stream._flow
+        if not any(flow.graph.has_before(tap.operator, MakeWatermarks) for tap in self._stream._taps):
+            raise FlowError("window() needs event time; put .watermark(time, ...) before it")
+        if taken is None:
+            raise FlowError("window(): records have changed since .watermark(); say where their time is: time=...")
+        return WindowedStream(self._stream, window, taken, lateness_s)
+
     def reduce(self, fn: Callable[[Any, Any], Any], *, emit: Emit = "latest", **options: Any) -> Stream:
         """(key, state), where the state is the key's first record and then fn(state, record)."""
         return self._stream._flow._add(Reduce(fn, emit, **options), (self._stream,))
@@ -313,6 +389,47 @@ class KeyedStream:
 
     def _aggregate(self, what: aggregate.Aggregate, emit: Emit, options: dict[str, Any]) -> Stream:
         return self._stream._flow._add(Aggregated(what, emit, **options), (self._stream,))
+
+
+class WindowedStream:
+    """Records by key and window; each aggregate emits (key, start, end, result), start and end in milliseconds since
+    1970. `emit`: "final" (when the watermark has reached the window's end, and again for late records) or "latest"
+    (whatever a batch has changed). The stream's side output "late" has the records that came too late."""
+
+    def __init__(
+        self, stream: Stream, window: Sliding, time: Callable[[Any], Any], lateness: float | timedelta
+    ) -> None:
+        self._stream = stream
+        self._window = window
+        self._time = time
+        self._lateness = lateness
+
+    def count(self, *, emit: WindowEmit = "final", **options: Any) -> Stream:
+        """The number of records."""
+        return self._aggregate(aggregate.Count(), emit, options)
+
+    def sum(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Any) -> Stream:
+        """The sum of the values; `value` takes the value from a record, None: the record itself."""
+        return self._aggregate(aggregate.Sum(self._value(value, "sum")), emit, options)
+
+    def min(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Any) -> Stream:
+        """The least value."""
+        return self._aggregate(aggregate.Min(self._value(value, "min")), emit, options)
+
+    def max(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Any) -> Stream:
+        """The greatest value."""
+        return self._aggregate(aggregate.Max(self._value(value, "max")), emit, options)
+
+    def mean(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Any) -> Stream:
+        """The mean of the values."""
+        return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
+
+    def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
+        return None if value is None else _selector(value, method, self._stream._fields)
+
+    def _aggregate(self, what: aggregate.Aggregate, emit: WindowEmit, options: dict[str, Any]) -> Stream:
+        operator = WindowAggregated(what, self._window, self._time, self._lateness, emit, **options)
+        return self._stream._flow._add(operator, (self._stream,))
 
 
 def _selector(selector: Selector, method: str, fields: list[str] | None) -> Callable[[Any], Any]:

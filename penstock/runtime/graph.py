@@ -105,6 +105,19 @@ class Graph:
                 ".write(sink), e.g. .write(penstock.sinks.Null())"
             )
 
+    def has_before(self, name: str, kind: type[Operator]) -> bool:
+        """Whether an operator, or one that feeds it directly or not, is of a kind."""
+        seen: set[str] = set()
+        stack = [name]
+        while stack:
+            at = stack.pop()
+            if isinstance(self.operators[at], kind):
+                return True
+            if at not in seen:
+                seen.add(at)
+                stack += [edge.source for edge in self.incoming(at)]
+        return False
+
     def dangling(self) -> Iterator[str]:
         """Operators whose main output nobody takes, though they have one."""
         for name, operator in self.operators.items():

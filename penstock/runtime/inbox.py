@@ -5,6 +5,8 @@ channel that is still open has brought the barrier, and all that came before is 
 task saves its state, passes the barrier on and lets the inbox go on. Held records are within their channel's window,
 so alignment takes no more memory than a slow task does.
 
+Watermarks stand among the records, with the cost 0.
+
 It must never let a record pass a barrier, nor change the order within a channel.
 """
 
@@ -13,9 +15,10 @@ from __future__ import annotations
 from collections import deque
 
 from penstock.runtime.batch import Batch
+from penstock.runtime.event_time import Watermark
 
 #: What was held: a batch with stamp and cost, a barrier (None, epoch, 0) or an end (None, None, 0).
-_Held = tuple[Batch | None, int | None, int]
+_Held = tuple[Batch | Watermark | None, int | None, int]
 
 
 class Inbox:
@@ -23,12 +26,12 @@ class Inbox:
 
     def __init__(self) -> None:
         self.open: set[int] = set()
-        self.ready: deque[tuple[int, Batch, int, int]] = deque()  # (channel, batch, stamp, cost)
+        self.ready: deque[tuple[int, Batch | Watermark, int, int]] = deque()  # (channel, batch, stamp, cost)
         self.epoch = 0  # of the barrier that is being aligned
         self._held: dict[int, deque[_Held]] = {}
 
-    def put(self, channel: int, batch: Batch, stamp: int, cost: int) -> None:
-        """Take a batch that came by a channel."""
+    def put(self, channel: int, batch: Batch | Watermark, stamp: int, cost: int) -> None:
+        """Take a batch or a watermark that came by a channel."""
         held = self._held
         if held and channel in held:
             held[channel].append((batch, stamp, cost))

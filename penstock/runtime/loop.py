@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 
 from penstock.runtime.blackbox import BlackBox, Care
 from penstock.runtime.build import Wiring
-from penstock.runtime.channel import BARRIER, CREDIT, DATA, decode_batch
+from penstock.runtime.channel import BARRIER, CREDIT, DATA, WATERMARK, decode_batch
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.event_time import END_OF_TIME, IDLE
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state import SavedState
 from penstock.runtime.task import SourceTask, Task
@@ -182,6 +183,8 @@ class RunLoop:
                 task.receive(channel, batch, stamp, len(message))
             elif kind == BARRIER:
                 task.receive_barrier(channel, stamp)
+            elif kind == WATERMARK:
+                task.receive_watermark(channel, stamp)
             else:
                 task.receive_end(channel)
         if wiring.grants_due:
@@ -294,6 +297,7 @@ def _task_status(task: Task) -> dict[str, Any]:
             "records_in": stage.records_in,
             "records_out": stage.records_out,
             "skipped": stage.errors.skipped,
+            "late": stage.late,
         }
         for stage in task.stages
     ]
@@ -307,6 +311,7 @@ def _task_status(task: Task) -> dict[str, Any]:
         "busy_ns": task.busy_ns,
         "operators": operators,
         "skipped_on_the_way": sum(errors.skipped for errors in task.edge_errors),
+        "watermark_ms": None if task.marks.current in (IDLE, END_OF_TIME) else task.marks.current,
         "latency_us": task.latency.recent().sparse(),
         "latency_all_us": task.latency.whole().sparse(),
     }

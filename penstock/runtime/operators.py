@@ -63,6 +63,7 @@ class StageContext:
         self.operator = operator
         self.wall = wall  # the time for timers
         self.epochs = epochs  # the job saves state
+        self.time_grain = 1  # ms: watermarks are multiples of it
         self.index = index
         self.parallelism = parallelism
         self.sink_context = sink_context
@@ -75,12 +76,14 @@ class Stage:
 
     expands = False
     timed = False  # it may have timers
+    event_time = False  # it makes watermarks or waits for them
 
     def __init__(self, context: StageContext) -> None:
         self.context = context
         self.errors = context.errors
         self.records_in = 0
         self.records_out = 0
+        self.late = 0  # records that no window took
 
     def open(self) -> None:
         """Called once, in the worker, before the first batch."""
@@ -100,6 +103,14 @@ class Stage:
     def fire(self, now: float) -> Iterator[Batch]:
         """The outputs of all timers that are due; only for stages that are timed."""
         return iter(())
+
+    def advance(self, watermark: int | None) -> Iterator[Batch]:
+        """The outputs that a watermark lets go; None: none is known. Only for stages with event time."""
+        return iter(())
+
+    def watermark(self, watermark: int | None) -> int | None:
+        """What goes on behind the stage, once it has taken a watermark. Only for stages with event time."""
+        return watermark
 
     def finish(self) -> Iterator[Batch]:
         """The last outputs, after the last batch of every input."""
@@ -135,6 +146,7 @@ class Operator(ABC):
     kind: str
     keyed = False  # takes KeyedBatch
     is_sink = False
+    time_grain: int | None = None  # ms of which all times are multiples at which it waits for a watermark
 
     def __init__(self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail") -> None:
         if on_error not in POLICIES:
@@ -384,8 +396,8 @@ class _Aggregating(Stage):
         assert isinstance(batch, KeyedBatch)
         keys, values = batch.keys, batch.values
         aggregate, state = self._aggregate, self.state
-        if not batch.partial and aggregate.selector is not None:
-            keys, values = select_values(aggregate.selector, keys, values, self.errors)
+        if not batch.partial:
+            keys, values = aggregate.prepare(keys, values, self.errors)
         failed = self.errors.skipped
         out: list[Any] = []
         if batch.partial:
@@ -450,15 +462,6 @@ class _Aggregating(Stage):
 
     def restore(self, epoch: int, saved: SavedState) -> None:
         self._map.restore(saved.maps.get("state", {}))
-
-
-def select_values(
-    selector: Callable[[Any], Any], keys: list[Any], records: list[Any], errors: ErrorHandler
-) -> tuple[list[Any], list[Any]]:
-    """(keys, selected values) as parallel lists, without the records that failed."""
-    pairs = list(zip(keys, records, strict=True))
-    kept, values = select(lambda pair: selector(pair[1]), pairs, errors)
-    return (keys if len(kept) == len(keys) else [key for key, _ in kept]), values
 
 
 class Reduce(Operator):

@@ -14,7 +14,7 @@ from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.channel import OutChannel
 from penstock.runtime.errors import KeyTypeError
 from penstock.runtime.grouping import All, Custom, Global, Grouping, Key, Rebalance, Shuffle
-from penstock.runtime.operators import add_all, select_values
+from penstock.runtime.operators import add_all
 from penstock.runtime.partition import partition
 from penstock.runtime.userfunc import ErrorHandler, select
 
@@ -116,8 +116,7 @@ class _Keyed(Output):
             if keys:
                 self._deal(KeyedBatch(keys, records), stamp)
             return
-        if combiner.selector is not None:
-            keys, records = select_values(combiner.selector, keys, records, self._errors)
+        keys, records = combiner.prepare(keys, records, self._errors)
         if not self._partials:
             self._stamp = stamp
         add_all(combiner.add, self._partials, keys, records, self._errors)
@@ -128,7 +127,7 @@ class _Keyed(Output):
         if self._partials:
             assert self._combiner is not None
             partials, self._partials = self._partials, self._combiner.new_state()
-            self._deal(KeyedBatch(list(partials), list(partials.values()), True), self._stamp)
+            self._deal(KeyedBatch(*self._combiner.shipped(partials), True), self._stamp)
 
     def deal_again(self, batch: Batch, stamp: int) -> None:
         assert isinstance(batch, KeyedBatch)

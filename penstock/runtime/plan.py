@@ -8,6 +8,7 @@ each receiver task that it can reach (PAPERS rows A2, W1). Which worker runs a t
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator
 from copy import copy
@@ -22,6 +23,7 @@ from penstock.runtime.operators import Aggregated, KeyBy, Operator, Read, Write
 from penstock.runtime.partition import KeyGroups
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.userfunc import DEAD_LETTERS
+from penstock.runtime.windowing import LATE, WindowAggregated
 
 
 @dataclass
@@ -97,6 +99,12 @@ class Plan:
     def by_number(self) -> dict[int, TaskId]:
         """The tasks by their numbers, which have gaps after a rescale."""
         return {task.number: task for task in self.tasks}
+
+    @cached_property
+    def time_grain(self) -> int | None:
+        """Milliseconds of which all times at which operators wait for a watermark are multiples; None: none waits."""
+        grains = [op.time_grain for chain in self.chains for op in chain.operators if op.time_grain is not None]
+        return math.gcd(*grains) if grains else None
 
     @cached_property
     def _by_place(self) -> dict[tuple[int, int], TaskId]:
@@ -188,7 +196,7 @@ def make_plan(
             operator=edge.source,
             output=edge.output,
             grouping=edge.grouping or (Forward() if source.parallelism == target.parallelism else Rebalance()),
-            combiner=_combiner(edge, target),
+            combiner=_combiner(graph, edge, target),
             first_channel=channels,
             senders=source.parallelism,
             receivers=target.parallelism,
@@ -329,8 +337,12 @@ def _fused_key_by(key: Key, operator: Operator) -> KeyBy:
     return key_by
 
 
-def _combiner(edge: Edge, target: Chain) -> Aggregate | None:
+def _combiner(graph: Graph, edge: Edge, target: Chain) -> Aggregate | None:
     head = target.operators[0]
     if isinstance(edge.grouping, Key) and isinstance(head, Aggregated):
         return head.combiner
+    if isinstance(edge.grouping, Key) and isinstance(head, WindowAggregated):
+        # Who wants to see late records must get records.
+        shows_late = any(known.output == LATE for known in graph.outgoing(head.name))
+        return None if shows_late else head.combiner
     return None

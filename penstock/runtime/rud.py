@@ -167,19 +167,30 @@ class OutputCache:
             self.first += self.next
             self.next = 0
 
-    def complete(self, barrier: int, end: int, epoch: int) -> None:
-        """Drop what came before the barrier of `epoch`, and that barrier; `barrier` and `end` are the kinds of such
-        entries. A sender that ended before the epoch has no such barrier: only its end is kept."""
+    def complete(self, barrier: int, end: int, watermark: int, epoch: int) -> None:
+        """Drop what came before the barrier of `epoch`, and that barrier, but for the last watermark: a receiver that
+        goes back must learn it. `barrier`, `end` and `watermark` are the kinds of such entries. A sender that ended
+        before the epoch has no such barrier: only its end is kept."""
         if epoch <= self.completed:
             return
         self.completed = epoch
         entries = self.entries
+        last: Entry | None = None
+        was_sent = False
         for number, total in self._signals:
-            if entries[number - self.first][:2] == (barrier, epoch):
-                self._drop(number - self.first + 1, total)
-                return
-        if entries and entries[-1][0] == end:
-            self._drop(len(entries) - 1, self._total)
+            entry = entries[number - self.first]
+            if entry[0] == watermark:
+                last, was_sent = entry, number - self.first < self.next
+            elif entry[0] == end or (entry[0] == barrier and entry[1] == epoch):
+                self._drop(number - self.first + (entry[0] == barrier), total)
+                break
+        else:
+            return
+        if last is not None:
+            self.entries.insert(0, last)
+            self.first -= 1
+            self.next += was_sent
+            self._signals.insert(0, (self.first, total))
 
     def rewind(self) -> None:
         """Send everything again."""

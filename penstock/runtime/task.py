@@ -8,6 +8,9 @@ whatever a record costs, so that tasks of a worker stall each other no longer th
 In a job with epochs a task saves its state when its inbox is aligned on a barrier, and once more when it ends, between
 two steps: a snapshot is never taken of a step that is half done. It tells `on_snapshot`, which must encode the states
 before it returns.
+
+In a job with event time a task also passes on watermarks (runtime/event_time.py), behind all outputs of what it had
+taken up before.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from penstock.runtime.batch import Batch, concat, split
 from penstock.runtime.blackbox import Care, Poison
 from penstock.runtime.channel import InChannel, OutChannel
 from penstock.runtime.errors import RecordError, SourceError
+from penstock.runtime.event_time import END_OF_TIME, Watermark, Watermarks
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.metrics import RecentHistogram
 from penstock.runtime.operators import Stage
@@ -78,6 +82,11 @@ class Task:
         self.whole_next = True  # the next snapshot must hold everything
         self.wall: Callable[[], float] = time  # for timers
         self.timed: list[Stage] = [stage for stage in stages if stage.timed]
+        self.event_time = False  # the job's tasks pass on watermarks
+        self.marks = Watermarks()
+        self._marking = any(stage.event_time for stage in stages)
+        self._mark_out: int | None = None  # the watermark behind the stages
+        self._mark_sent: int | None = None
         self.care: Care | None = None  # set in a task that has died in a step before
         self._has_fired = False  # timers, and has taken up nothing since
         self._ended_before = False  # made again after its end: it has only that to say again
@@ -138,9 +147,15 @@ class Task:
         """What comes after this by the channel belongs to the next epoch."""
         self.inbox.put_barrier(channel, epoch)
 
+    def receive_watermark(self, channel: int, value: int) -> None:
+        """What comes after this by the channel is of this time or late; IDLE: of any time."""
+        self.inbox.put(channel, Watermark(value), 0, 0)
+
     def receive_end(self, channel: int) -> None:
         """Nothing more comes by this channel."""
         self.inputs[channel].ended = True
+        if self.event_time:
+            self.inbox.put(channel, Watermark(END_OF_TIME), 0, 0)
         self.inbox.put_end(channel)
 
     # --- running -----------------------------------------------------------------------------------------------
@@ -190,6 +205,8 @@ class Task:
                 return
         self._work = None
         self._flush_outputs()
+        if self._mark_out != self._mark_sent:
+            self._send_mark()
         self._flush_channels()
         self._unflushed = True
         elapsed = self.stopwatch() - started
@@ -239,10 +256,15 @@ class Task:
             self._work = self._fire()
             return True
         self._has_fired = False
+        if self.event_time and self._take_marks():
+            self._stamp = self.clock()
+            self._work_records = 0
+            self._work = self._advance()
+            return True
         if self.inbox.ready:
             batch = self._take()
             self._work_records = len(batch)
-            self._work = self._run(batch, 0)
+            self._work = self._through(batch)
             return True
         if self._at_end():
             self._work_records = 0
@@ -255,12 +277,14 @@ class Task:
         """Up to a step's worth of records from the inbox."""
         inbox = self.inbox.ready
         limit = self._limit
-        channel, batch, self._stamp, cost = inbox.popleft()
-        count = len(batch)
-        batches = [batch]
+        channel, first, self._stamp, cost = inbox.popleft()
+        assert not isinstance(first, Watermark)
+        count = len(first)
+        batches = [first]
         self.inputs[channel].take(cost)
-        while inbox and count + len(inbox[0][1]) <= limit:
-            channel, batch, stamp, cost = inbox.popleft()
+        while inbox and not isinstance(following := inbox[0][1], Watermark) and count + len(following) <= limit:
+            channel, _, stamp, cost = inbox.popleft()
+            batch = following
             self.inputs[channel].take(cost)
             batches.append(batch)
             count += len(batch)
@@ -274,6 +298,41 @@ class Task:
         self.queued -= count
         self._more = bool(inbox)
         return batch
+
+    def _take_marks(self) -> bool:
+        """Take the watermarks that are next in the inbox; True when the task's own has changed."""
+        inbox = self.inbox.ready
+        changed = False
+        while inbox and isinstance(mark := inbox[0][1], Watermark):
+            changed |= self.marks.take(inbox.popleft()[0], mark.value, self.inputs)
+        return changed
+
+    def _advance(self) -> Iterator[Batch]:
+        """The outputs that the task's watermark lets go, through the stages behind."""
+        mark = self.marks.current
+        for i, stage in enumerate(self.stages):
+            if stage.event_time:
+                for piece in stage.advance(mark):
+                    stage.records_out += len(piece)
+                    yield from self._run(piece, i + 1)
+                mark = stage.watermark(mark)
+        self._mark_out = mark
+
+    def _send_mark(self) -> None:
+        """Pass the watermark on; to be called when all outputs that belong before it are in the channels."""
+        self._mark_sent = self._mark_out
+        assert self._mark_out is not None
+        self._emit_sides()
+        for channel in self.channels:
+            channel.watermark(self._mark_out)
+
+    def _through(self, batch: Batch) -> Iterator[Batch]:
+        """The outputs for a batch, and those that a watermark lets go which it has brought."""
+        return self._through_and_advance(batch) if self._marking else self._run(batch, 0)
+
+    def _through_and_advance(self, batch: Batch) -> Iterator[Batch]:
+        yield from self._run(batch, 0)
+        yield from self._advance()
 
     def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
         """The outputs of the stages from `first` on, in bounded pieces, none empty."""
@@ -325,12 +384,17 @@ class Task:
             for piece in stage.fire(now):
                 stage.records_out += len(piece)
                 yield from self._run(piece, position + 1)
+        if self._marking:
+            yield from self._advance()
 
     def _finish(self) -> Iterator[Batch]:
         """The last outputs of every stage, through the stages behind it."""
         self._stamp = self.clock()
         if self._ended_before:
             return
+        if self._marking:
+            self.marks.current = END_OF_TIME
+            yield from self._advance()
         for i, stage in enumerate(self.stages):
             for piece in stage.finish():
                 stage.records_out += len(piece)
@@ -364,6 +428,9 @@ class Task:
                 raise
             except Exception as error:
                 raise stage.errors.failure(f"(going back to epoch {epoch})", error) from error
+        if self._marking:
+            self._work_records = 0
+            self._work = self._advance()  # those behind it learn the watermark, also when no record comes
 
     def complete(self, epoch: int) -> None:
         """An epoch is complete: commit it, and keep nothing for going back before it."""
@@ -409,14 +476,17 @@ class Task:
 
     def _flush_channels(self) -> bool:
         """Send; True when the task is blocked."""
+        self._emit_sides()
+        self._waiting = [channel for channel in self.channels if not channel.flush()]
+        return bool(self._waiting)
+
+    def _emit_sides(self) -> None:
         for records, outputs in self._sides:
             if records:
                 for output in outputs:
                     output.emit(records[:], self._stamp)
                     output.flush()
                 records.clear()
-        self._waiting = [channel for channel in self.channels if not channel.flush()]
-        return bool(self._waiting)
 
     def _measure(self, elapsed: int) -> None:
         records = self._work_records
@@ -516,5 +586,5 @@ class SourceTask(Task):
         self._stamp = self.reader.stamp_ns or self.clock()
         self._work_records = len(records)
         self._more = len(records) >= self._limit
-        self._work = self._run(records, 0)
+        self._work = self._through(records)
         return True

@@ -104,6 +104,20 @@ def select(fn: Callable[[Any], Any], batch: list[Any], errors: ErrorHandler) -> 
     return batch, out
 
 
+def select_values(
+    fn: Callable[[Any], Any], keys: list[Any], records: list[Any], errors: ErrorHandler
+) -> tuple[list[Any], list[Any]]:
+    """(keys, [fn(record) ...]) as parallel lists, without the records that failed."""
+    try:
+        values = list(map(fn, records))
+        if len(values) == len(records):
+            return keys, values
+    except Exception:  # which one failed is found by taking them one by one
+        pass
+    kept, values = select(lambda pair: fn(pair[1]), list(zip(keys, records, strict=True)), errors)
+    return [key for key, _ in kept], values
+
+
 def consume(loop: Callable[[Iterator[Any]], object], batch: list[Any], errors: ErrorHandler) -> list[int]:
     """Run `loop(iterator over batch)` until the iterator is at its end; the indices of records that failed.
 

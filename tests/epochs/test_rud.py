@@ -17,7 +17,7 @@ from penstock.runtime import rud as module
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.rud import Entry, OnDisk, OutputCache, Rud
 
-DATA, END, BARRIER = 1, 2, 4
+DATA, END, BARRIER, WATERMARK = 1, 2, 4, 5
 MEMORY = 500
 
 
@@ -87,7 +87,7 @@ class Modelled:
                 self.drop(stamps.index(epoch) + 1)
             elif self.ended and self.entries:
                 self.drop(len(self.entries) - 1)
-        self.cache.complete(BARRIER, END, epoch)
+        self.cache.complete(BARRIER, END, WATERMARK, epoch)
 
     def drop(self, count: int) -> None:
         del self.entries[:count]
@@ -228,12 +228,12 @@ def test_a_sender_that_ended_before_the_epoch_keeps_only_its_end(memory: int, tm
     cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
     for _ in range(3):
         cache.sent()
-    cache.complete(BARRIER, END, 5)
+    cache.complete(BARRIER, END, WATERMARK, 5)
     assert held(cache) == [(END, 0, b"e")]
     assert cache.next == 0, "the end is still to be sent"
     assert (rud.used, rud.spilled, cache.in_memory, open_files(tmp_path)) == (0, 0, 0, 0)
     cache.sent()
-    cache.complete(BARRIER, END, 6)
+    cache.complete(BARRIER, END, WATERMARK, 6)
     assert held(cache) == [(END, 0, b"e")], "later epochs change nothing"
     assert not cache.unsent
 
@@ -241,7 +241,7 @@ def test_a_sender_that_ended_before_the_epoch_keeps_only_its_end(memory: int, tm
 def test_a_sender_that_ended_after_the_epoch_keeps_what_followed(tmp_path: Path) -> None:
     rud = Rud(directory=str(tmp_path))
     cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
-    cache.complete(BARRIER, END, 4)
+    cache.complete(BARRIER, END, WATERMARK, 4)
     assert held(cache) == [(DATA, 0, b"two"), (END, 0, b"e")]
     assert rud.used == 3 + module.ENTRY_BYTES
 
@@ -254,10 +254,10 @@ def test_the_same_epoch_again_or_an_older_one_changes_nothing(again: int) -> Non
     cache.sent()
     cache.sent()
     cache.sent()
-    cache.complete(BARRIER, END, 3)
+    cache.complete(BARRIER, END, WATERMARK, 3)
     before = held(cache), cache.next, rud.used
     assert before == ([(DATA, 0, b"two"), (END, 0, b"e")], 1, 3 + module.ENTRY_BYTES)
-    cache.complete(BARRIER, END, again)
+    cache.complete(BARRIER, END, WATERMARK, again)
     assert (held(cache), cache.next, rud.used) == before
     assert cache.completed == 3
 
@@ -265,13 +265,13 @@ def test_the_same_epoch_again_or_an_older_one_changes_nothing(again: int) -> Non
 def test_an_epoch_that_was_passed_over_goes_with_the_next() -> None:
     rud = Rud()
     cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 1, b"b"), (DATA, 0, b"two"), (BARRIER, 3, b"b"), (DATA, 0, b"x"))
-    cache.complete(BARRIER, END, 3)
+    cache.complete(BARRIER, END, WATERMARK, 3)
     assert held(cache) == [(DATA, 0, b"x")]
 
 
 def test_records_stamped_like_an_epoch_are_no_barrier() -> None:
     cache = filled(Rud(), (DATA, 5, b"one"), (BARRIER, 5, b"b"), (DATA, 5, b"two"))
-    cache.complete(BARRIER, END, 5)
+    cache.complete(BARRIER, END, WATERMARK, 5)
     assert held(cache) == [(DATA, 5, b"two")]
 
 
@@ -304,7 +304,7 @@ def test_the_room_of_old_epochs_is_free_while_newer_ones_wait(tmp_path: Path) ->
         for _ in range(epoch % 7):
             cache.append(entry_of(DATA, 0, b"x" * 300))
         cache.append(entry_of(BARRIER, epoch, b"b"))
-        cache.complete(BARRIER, END, epoch - 5)
+        cache.complete(BARRIER, END, WATERMARK, epoch - 5)
         files = on_disk(cache.entries)
         assert len(files) == open_files(tmp_path)
         # Each file may have an old part, and was begun with less than the memory's bytes in it.

@@ -287,8 +287,8 @@ def test_status_is_plain_and_complete() -> None:
     loop.run()
     read, mapped, write = loop.status()
     assert [task["name"] for task in (read, mapped, write)] == ["read[0]", "map[0]", "write[0]"]
-    assert read["operators"] == [{"name": "read", "records_in": 10, "records_out": 10, "skipped": 0}]
-    assert mapped["operators"] == [{"name": "map", "records_in": 10, "records_out": 9, "skipped": 1}]
+    assert read["operators"] == [{"name": "read", "records_in": 10, "records_out": 10, "skipped": 0, "late": 0}]
+    assert mapped["operators"] == [{"name": "map", "records_in": 10, "records_out": 9, "skipped": 1, "late": 0}]
     assert write["operators"][0]["records_in"] == 9
     assert write["queued"] == mapped["unsent"] == 0
     assert sum(write["latency_all_us"].values()) == 9

@@ -1,0 +1,86 @@
+"""Lookup join: each record gets the columns of a row of a static table (PAPERS row D7, the join with campaigns).
+
+The table travels with the flow and stands whole in every task; in the operation stream it is a broadcast join. Its key
+must be unique: a record comes out at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, get_args
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.operators import Operator, Stage, StageContext, _Loop
+
+How = Literal["inner", "left"]
+
+
+class Lookup(Operator):
+    """Joins dict records with a table: rows as dicts, or a pyarrow Table. `on`: the field of both, or (record's,
+    table's). `how`: "inner" drops records without a row, "left" gives them None in the table's columns."""
+
+    kind = "lookup"
+
+    def __init__(
+        self,
+        table: Any,
+        on: str | tuple[str, str],
+        how: How = "inner",
+        columns: Iterable[str] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        what = f"lookup {self.name!r}"
+        if how not in get_args(How):
+            raise FlowError(f"{what}: how={how!r}; use 'inner' or 'left'")
+        pair = (on, on) if isinstance(on, str) else on
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
+            raise FlowError(f"{what}: on={on!r}; give a field's name, or the record's and the table's as a pair")
+        self.left, self.right = pair
+        self.how = how
+        rows = _rows(table, what)
+        known = list(rows[0]) if rows else []
+        if rows and self.right not in known:
+            raise FlowError(f"{what}: the table has no column {self.right!r}; it has: {', '.join(known)}")
+        self.columns = [name for name in known if name != self.right] if columns is None else list(columns)
+        for name in self.columns:
+            if rows and name not in known:
+                raise FlowError(f"{what}: the table has no column {name!r}; it has: {', '.join(known)}")
+        self.rows: dict[Any, dict[str, Any]] = {}
+        for row in rows:
+            key = row.get(self.right)
+            if key is None:
+                continue  # as in SQL, nothing equals null
+            if key in self.rows:
+                raise FlowError(f"{what}: the table has two rows for {self.right}={key!r}; its key must be unique")
+            try:
+                self.rows[key] = {name: row[name] for name in self.columns}
+            except KeyError as error:
+                raise FlowError(f"{what}: the table's row for {key!r} has no column {error}") from None
+
+    def stage(self, context: StageContext) -> Stage:
+        get, left = self.rows.get, self.left
+        if self.how == "inner":
+
+            def inner(records: Iterator[Any]) -> Iterator[Any]:
+                return ({**record, **row} for record in records if (row := get(record[left])) is not None)
+
+            return _Loop(context, inner)
+        nothing = dict.fromkeys(self.columns)
+
+        def outer(records: Iterator[Any]) -> Iterator[Any]:
+            return ({**record, **get(record[left], nothing)} for record in records)
+
+        return _Loop(context, outer)
+
+
+def _rows(table: Any, what: str) -> list[Mapping[str, Any]]:
+    if hasattr(table, "to_pylist"):
+        table = table.to_pylist()
+    if isinstance(table, Mapping | str):
+        raise FlowError(f"{what}: the table must be rows as dicts, or a pyarrow Table")
+    rows = list(table)
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise FlowError(f"{what}: the table's rows must be dicts, not {row!r}")
+    return rows

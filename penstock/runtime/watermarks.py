@@ -1,0 +1,105 @@
+"""The operator that makes watermarks from the times of the records that pass it.
+
+The watermark is the greatest time seen by the task, less the out-of-orderness that the user allows: records may come
+that much behind others and are not late. It is of the task, so the splits that a task reads must not be further apart
+in time than that. Without input for a while the task says that it is idle, and holds up nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from penstock.runtime.batch import Batch
+from penstock.runtime.event_time import END_OF_TIME, IDLE, as_ms, duration_ms
+from penstock.runtime.operators import Operator, Stage, StageContext
+from penstock.runtime.state import SavedState, StageState
+from penstock.runtime.userfunc import check_function, select
+
+
+class MakeWatermarks(Operator):
+    """Passes records on, and watermarks behind them. `time` takes a record's time from it."""
+
+    kind = "watermark"
+
+    def __init__(
+        self,
+        time: Callable[[Any], Any],
+        out_of_orderness: float | timedelta = 0.0,
+        idle: float | timedelta | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        check_function(time, f"watermark {self.name!r}")
+        self.time = time
+        self.out_of_orderness_ms = duration_ms(
+            out_of_orderness, f"watermark {self.name!r}: out_of_orderness_s", least=0
+        )
+        self.idle_ms = None if idle is None else duration_ms(idle, f"watermark {self.name!r}: idle_s")
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Marking(context, self)
+
+
+class _Marking(Stage):
+    event_time = True
+
+    def __init__(self, context: StageContext, operator: MakeWatermarks) -> None:
+        super().__init__(context)
+        self._time = operator.time
+        self._behind = operator.out_of_orderness_ms
+        self._grain = context.time_grain
+        self._greatest: int | None = None  # time seen
+        self._idle_s = None if operator.idle_ms is None else operator.idle_ms / 1000
+        self.timed = self._idle_s is not None
+        self._idle = False
+        self._last = 0.0  # when records last came
+
+    def open(self) -> None:
+        self._last = self.context.wall()
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        try:
+            greatest = max(map(self._time, batch))
+            if type(greatest) is not int:
+                raise TypeError
+        except Exception:
+            # A record's time is not a plain number: which one, and is it wrong?
+            batch, times = select(lambda record: as_ms(self._time(record)), batch, self.errors)
+            if not times:
+                return batch
+            greatest = max(times)
+        if self._greatest is None or greatest > self._greatest:
+            self._greatest = greatest
+        if self._idle_s is not None:
+            self._last = self.context.wall()
+            self._idle = False
+        return batch
+
+    def next_timer(self) -> float | None:
+        return None if self._idle or self._idle_s is None else self._last + self._idle_s
+
+    def fire(self, now: float) -> Iterator[Batch]:
+        due = self.next_timer()
+        self._idle = self._idle or (due is not None and due <= now)
+        return iter(())
+
+    def watermark(self, watermark: int | None) -> int | None:
+        if watermark == END_OF_TIME:
+            return END_OF_TIME
+        if self._idle:
+            return IDLE
+        if self._greatest is None:
+            return None
+        mark = self._greatest - self._behind
+        return mark - mark % self._grain
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        return StageState(own=self._greatest)
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        known = [greatest for greatest in saved.own if greatest is not None]
+        # Of several tasks, the one that is furthest behind: its records would else be late.
+        self._greatest = min(known) if len(known) == len(saved.own) and known else None
