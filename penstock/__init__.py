@@ -20,6 +20,7 @@ from penstock.runtime.errors import (
     StoreError,
     StoreUnreachable,
 )
+from penstock.runtime.expressions import Expr, coalesce, col, concat, lit, when
 from penstock.runtime.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.userfunc import DeadLetter
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CodecError",
     "DeadLetter",
+    "Expr",
     "Flow",
     "FlowError",
     "Job",
@@ -54,11 +56,16 @@ __all__ = [
     "Tumbling",
     "WindowedStream",
     "attach",
+    "coalesce",
+    "col",
+    "concat",
+    "lit",
     "resume",
     "run",
     "sinks",
     "sources",
     "testing",
+    "when",
 ]
 
 

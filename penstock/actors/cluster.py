@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from penstock.actors import reaper
-from penstock.actors.job_master import ENDED
+from penstock.actors.status import ENDED
 from penstock.runtime.errors import JobNotFound, NoCluster
 
 NAMESPACE = "penstock"

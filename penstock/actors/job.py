@@ -13,8 +13,9 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from penstock.actors.job_master import ENDED, JobEnd
+from penstock.actors.job_master import JobEnd
 from penstock.actors.progress import Progress
+from penstock.actors.status import ENDED
 from penstock.runtime.errors import JobError, JobFailed, NotEnoughResources
 from penstock.runtime.sinks.base import Sink
 

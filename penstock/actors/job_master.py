@@ -33,10 +33,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors.collected import Collected
 from penstock.actors.control import ControlClients, Refused
+from penstock.actors.dual import Dual, DualOptions
 from penstock.actors.in_order import InOrder
 from penstock.actors.keeper import SAVEPOINT, Keeper
 from penstock.actors.links import Link, Round
-from penstock.actors.status import StatusBuilder
+from penstock.actors.status import ENDED, State, StatusBuilder
 from penstock.actors.worker import Outcome, Worker, WorkerOptions
 from penstock.placement.round_robin import round_robin
 from penstock.runtime.blackbox import Suspects, Watcher
@@ -69,8 +70,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-State = Literal["STARTING", "RUNNING", "RECOVERING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]
-ENDED: tuple[State, ...] = ("FINISHED", "CANCELLED", "FAILED")
 
 # The Ray concurrency group, of one thread, in which reports are taken.
 REPORTS = "reports"
@@ -104,6 +103,7 @@ class JobOptions:
     hang_timeout_s: float = 60.0  # after which a worker that says nothing is killed
     resume: bool = False  # go on from the store's last complete epoch
     savepoint: Store | None = None  # go on from this one's
+    dual: DualOptions | None = None  # how it uses Spark; None: not
     program: bytes | None = None  # what `resume` starts the job with when nothing but the store is left
 
 
@@ -165,6 +165,7 @@ class JobMaster:
         self._parallelism: dict[str, int] = {}  # what operators were rescaled to
         self._completed_at: float | None = None
         self._failures: list[JobEnd] = []  # what ends the job
+        self._dual: Dual | None = None
         context = ray.get_runtime_context()
         self._handle = context.current_actor
         with warnings.catch_warnings():
@@ -300,6 +301,8 @@ class JobMaster:
         self._ended.set()
         with self._console_more:
             self._console_more.notify_all()
+        if self._dual is not None:
+            self._dual.close()
         self._released.wait(_LINGER_S)
         self._remove_epochs()
         ray.kill(self._handle)
@@ -391,7 +394,25 @@ class JobMaster:
             self._events.put(partial(self._lost, worker, text))
         if self._keeper is not None:
             threading.Thread(target=self._ping, name="penstock-ping", daemon=True).start()
+        if options.dual is not None:
+            name = self._plan.name
+            self._dual = Dual(
+                self._plan, options.dual, name, lambda: self._control.call("status", _CONTROL_S), self._tell
+            )
         return None
+
+    def _tell(self, worker: int, method: str, arguments: tuple[Any, ...]) -> None:
+        """Send a worker a word of the scheduler of paradigms; it is said again, so it may be lost."""
+
+        def refused(error: Refused) -> None:
+            logger.warning("job %s: worker %d: %s", self._plan.name, worker, error)
+
+        def send() -> list[Command]:
+            if worker in self._running:
+                self._links[worker].send(method, lambda: arguments, refused=refused)
+            return []
+
+        self._events.put(send)
 
     def _lost(self, worker: int, reason: str) -> list[Command]:
         return self._coordinator.worker_lost(worker, time.monotonic(), reason)
@@ -871,7 +892,8 @@ class JobMaster:
             state = "STOPPING" if self._stopping and self._state == "RUNNING" else self._state
         with self._status_lock:
             status = self._status.build(state, reports, time.time())
-        return {**status, **self._epochs_status()}
+        dual = {} if self._dual is None else {"dual": self._dual.status()}
+        return {**status, **self._epochs_status(), **dual}
 
     def _epochs_status(self) -> dict[str, Any]:
         if self._options.store is None or not hasattr(self, "_coordinator"):

@@ -58,7 +58,7 @@ class Progress:
             # Lines that the program prints go above the table, but only where both go to the same terminal.
             self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=sys.stdout.isatty())
             self._live.start()
-        said = trouble(status)
+        said = "\n".join([*paradigms(status), *filter(None, [trouble(status)])])
         shown = Group(table(status), Text(said)) if said else table(status)
         self._live.update(shown, refresh=True)
 
@@ -79,8 +79,21 @@ def line(status: dict[str, Any]) -> str:
         f"written {status.get('records_written', 0):,}, queued {queued:,}, "
         f"latency p50 {_ms(latency.get('p50'))} p99 {_ms(latency.get('p99'))}"
         + (f", skipped {status['skipped']:,}" if status.get("skipped") else "")
+        + "".join(f"; {said}" for said in paradigms(status))
         + (f", {said}" if said else "")
     )
+
+
+def paradigms(status: dict[str, Any]) -> list[str]:
+    """A line for each range of operators that can go to Spark: where it is, and why."""
+    known = status.get("dual")
+    if not known:
+        return []
+    lines = []
+    for one in known["ranges"]:
+        where = {"operation": "in Spark", "record": "as records"}[one["paradigm"]]
+        lines.append(f"{', '.join(one['operators']) or 'partial aggregates'} {where}: {one['reason'] or 'starting'}")
+    return lines
 
 
 def trouble(status: dict[str, Any]) -> str:

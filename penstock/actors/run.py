@@ -12,10 +12,13 @@ import cloudpickle
 import ray
 
 from penstock.actors import cluster
+from penstock.actors.dual import DualOptions
 from penstock.actors.job import Job
 from penstock.actors.job_master import REPORTS, JobMaster, JobOptions
 from penstock.actors.keeper import SAVEPOINT
 from penstock.actors.worker import WorkerOptions
+from penstock.bridge.burst import BurstOptions, Mode
+from penstock.bridge.session import SparkOptions
 from penstock.runtime.channel import WINDOW_BYTES
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
@@ -48,6 +51,8 @@ def run(
     max_attempts: int = 3,
     hang_timeout_s: float = 60.0,
     savepoint: str | os.PathLike[str] | None = None,
+    dual: str = "off",
+    spark: SparkOptions | None = None,
 ) -> Job:
     """Start `flow` as a job on Ray and return at once.
 
@@ -71,6 +76,12 @@ def run(
     `savepoint`: start from what `job.savepoint` has saved there; the flow may have other parallelism and other
     operators, but those that have state must be there under their names.
 
+    `dual`: "off" runs all records one by one; "on" sends the input of operators whose queues grow to Spark in
+    micro-batches and takes it back when the burst is over (Spark is started with the job, and kept warm);
+    "spark-only" sends all there as soon as Spark is ready; "toggle:3" there and back every 3 seconds. `spark`: the
+    session to start (penstock.bridge.session.SparkOptions).
+    Without Java or Spark the job goes on with records, and says so once.
+
     Raises FlowError or SourceError for a flow that cannot run, StoreError where `checkpoints` cannot be used, JobExists
     while a job of this name runs, NoCluster for a detached job where no cluster outlives this process; what goes wrong
     later is raised by `job.wait()`.
@@ -87,6 +98,7 @@ def run(
             f"epoch_timeout_s={epoch_timeout_s} and hang_timeout_s={hang_timeout_s} must be above 0, "
             f"max_restarts={max_restarts} at least 0, max_attempts={max_attempts} at least 1"
         )
+    both = dual_options(dual, spark, epoch_interval_s)
     flow = copy.copy(flow)
     if parallelism is not None:
         flow.parallelism = parallelism
@@ -108,11 +120,33 @@ def run(
         attempts=max_attempts,
         hang_timeout_s=hang_timeout_s,
         savepoint=origin,
+        dual=both,
     )
     if store is not None:
         options = replace(options, program=cloudpickle.dumps((flow, options)))
-    cluster.connect(address, cpus=workers + 1, lasting=detached)
+    cluster.connect(address, cpus=workers + 1 + _spark_cpus(both), lasting=detached)
     return _start(flow, plan, options, detached)
+
+
+def dual_options(dual: str, spark: SparkOptions | None, epoch_interval_s: float | None) -> DualOptions | None:
+    """What `run(dual=, spark=)` says; FlowError for anything else."""
+    mode, _, seconds = dual.partition(":")
+    modes: dict[str, Mode] = {"on": "auto", "spark-only": "spark-only", "toggle": "toggle"}
+    if dual == "off":
+        return None
+    try:
+        toggle_s = float(seconds) if mode == "toggle" else 10.0
+        if mode not in modes or (seconds and mode != "toggle") or not 0 < toggle_s < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise FlowError(f"dual={dual!r}; use 'off', 'on', 'spark-only' or 'toggle:SECONDS'") from None
+    burst = BurstOptions(mode=modes[mode], toggle_s=toggle_s, epoch_s=epoch_interval_s, ahead=True)
+    return DualOptions(burst, spark or SparkOptions())
+
+
+def _spark_cpus(dual: DualOptions | None) -> int:
+    """CPUs that executors take in Ray's account."""
+    return 0 if dual is None else dual.spark.executors * dual.spark.cores
 
 
 def resume(
@@ -146,7 +180,7 @@ def resume(
         program=store.get(found[0].program),
     )
     plan = flow.plan(options.workers, list_splits=False, check_sinks=False)
-    cluster.connect(address, cpus=options.workers + 1, lasting=detached)
+    cluster.connect(address, cpus=options.workers + 1 + _spark_cpus(options.dual), lasting=detached)
     return _start(flow, plan, options, detached)
 
 

@@ -17,11 +17,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 from penstock.runtime.metrics import Histogram
 from penstock.runtime.operators import Operator, Read
 from penstock.runtime.plan import Plan
+
+#: What a job's life is made of.
+State = Literal["STARTING", "RUNNING", "RECOVERING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]
+ENDED: tuple[State, ...] = ("FINISHED", "CANCELLED", "FAILED")
 
 # Rates are taken over at least this long, once so much has passed: shorter spans jump about with single batches.
 _RATE_SPAN_NS = 500_000_000

@@ -25,8 +25,10 @@ from typing import Any
 import ray
 
 from penstock.actors.control import ControlServer
+from penstock.actors.spark_bridge import BridgeLink
 from penstock.runtime.blackbox import BlackBox
 from penstock.runtime.build import Reported, Wiring
+from penstock.runtime.diversion import Divert
 from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make
 from penstock.runtime.epochs.participant import Acknowledged, Declined, Participant
 from penstock.runtime.epochs.store import Store
@@ -81,6 +83,7 @@ class Worker:
         self._loop: RunLoop | None = None
         self._transport: ShmTransport | None = None
         self._participant: Participant | None = None
+        self._bridge: tuple[str, BridgeLink] | None = None
         self._cancelled = False
         self._stopped = False
         self._made = False
@@ -102,6 +105,8 @@ class Worker:
                 "trigger": self.trigger,
                 "complete": self.complete,
                 "end": self.end,
+                "divert": self.divert,
+                "undivert": self.undivert,
             }
         )
         context = ray.get_runtime_context()
@@ -232,6 +237,20 @@ class Worker:
         """The job has ended well."""
         assert self._participant is not None
         self._participant.end().result()
+
+    def divert(self, divert: Divert, bridge: str) -> None:
+        """Send the input of a chain's tasks through the bridge of this name."""
+        if self._bridge is None or self._bridge[0] != bridge:
+            self._bridge = (bridge, BridgeLink(bridge))
+        assert self._loop is not None
+        loop, link = self._loop, self._bridge[1]
+        loop.call(lambda: loop.divert(divert, link)).result()
+
+    def undivert(self, chain: int) -> None:
+        """Take the input of a chain's tasks up as records again."""
+        assert self._loop is not None
+        loop = self._loop
+        loop.call(lambda: loop.undivert(chain)).result()
 
     def _outcome(self, error: Exception) -> Outcome:
         if isinstance(error, RecordError):

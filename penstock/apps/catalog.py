@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.apps import grep, sol, throughput, wordcount
+from penstock.apps import grep, sol, throughput, wordcount, ysb
 from penstock.apps.app import App
 
-APPS: dict[str, App] = {app.name: app for app in (wordcount.APP, grep.APP, sol.APP, throughput.APP)}
+APPS: dict[str, App] = {app.name: app for app in (wordcount.APP, grep.APP, sol.APP, throughput.APP, ysb.APP)}

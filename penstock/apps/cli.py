@@ -109,6 +109,7 @@ def _run(options: argparse.Namespace) -> int:
         address=options.address,
         checkpoints=options.checkpoints,
         savepoint=options.savepoint,
+        dual=options.dual,
         **{name: value for name, value in given.items() if value is not None or name == "epoch_interval_s"},
     )
     return _until_the_end(job, options, prepared)
@@ -448,6 +449,13 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--savepoint", metavar="URL", type=_place, help="start from what penstock savepoint has saved there"
+    )
+    parser.add_argument(
+        "--dual",
+        metavar="MODE",
+        default="off",
+        help="on: a burst goes through Spark in micro-batches and comes back when it is over; spark-only: everything "
+        "does; toggle:S: there and back every S seconds; off: nothing (off)",
     )
     _add_driver_options(parser)
 

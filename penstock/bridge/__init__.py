@@ -1,1 +1,2 @@
-"""Floor 4: the operation stream. The only floor that will import pyspark and raydp; nothing is built yet."""
+"""Floor 4: the operation stream, bursts through Spark (PAPERS rows D1 to D6). The only floor that imports pyspark and
+raydp, and only inside functions."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.runtime.columnar import Columnar
 from penstock.runtime.grouping import Grouping, Key
 from penstock.runtime.lookup import Lookup
 from penstock.runtime.operators import Aggregated, MapBatches, Operator, Processing, Read, Reduce, Write
@@ -18,7 +19,19 @@ if TYPE_CHECKING:
 def explain(flow: Flow, workers: int) -> str:
     """The operators with what feeds them, then the chains of tasks and the exchanges between them."""
     plan = flow.plan(workers)
-    return "\n".join([*_logical(flow), "", *_physical(plan, workers), ""])
+    return "\n".join([*_logical(flow), "", *_physical(plan, workers), "", *_paradigms(flow), ""])
+
+
+def _paradigms(flow: Flow) -> list[str]:
+    """Which operators can run in the operation stream, and why others stay."""
+    operators = flow.graph.operators
+    names = flow.graph.ordered()
+    width = max(map(len, names))
+    lines = ["in a burst (dual=...)"]
+    for name in names:
+        stays = operators[name].stays
+        lines.append(f"  {name:<{width}}  {'can go to Spark' if stays is None else f'stays: {stays}'}")
+    return lines
 
 
 def _logical(flow: Flow) -> list[str]:
@@ -54,6 +67,8 @@ def describe(operator: Operator) -> str:
         return f"{operator.aggregate.name} in {operator.window}{late}, emits {operator.emit}"
     if isinstance(operator, MakeWatermarks):
         return f"watermark {operator.out_of_orderness_ms} ms behind {_function(operator.time)}"
+    if isinstance(operator, Columnar):
+        return repr(operator.closure).strip("<>")
     if isinstance(operator, Lookup):
         return f"{operator.how} lookup of {len(operator.rows):,} rows on {operator.left}"
     if isinstance(operator, MapBatches):

@@ -22,7 +22,10 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.runtime import aggregate, grouping
+from penstock.runtime.columnar import adding, expression_of, filtering, selecting, taking
 from penstock.runtime.errors import FlowError
+from penstock.runtime.expressions import Expr, named
+from penstock.runtime.expressions.tree import Column
 from penstock.runtime.graph import Edge, Graph
 from penstock.runtime.lookup import Lookup
 from penstock.runtime.operators import (
@@ -49,8 +52,9 @@ from penstock.runtime.windows import Sliding
 if TYPE_CHECKING:
     from penstock.runtime.plan import Plan
 
-Selector = Callable[[Any], Any] | str | int
-"""How a key or a value is taken from a record: a function, a field name of dict records, an index of tuples."""
+Selector = Callable[[Any], Any] | str | int | Expr
+"""How a key or a value is taken from a record: a function, a field name of dict records, an index of tuples, an
+expression."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")
 
@@ -185,9 +189,66 @@ class Stream:
         """Any number of outputs for each record: fn(record) returns an iterable, which is read lazily."""
         return self._flow._add(FlatMap(fn, **options), (self,))
 
-    def filter(self, fn: Callable[[Any], Any], **options: Any) -> Stream:
-        """The records for which fn(record) is true."""
-        return self._like(self._flow._add(Filter(fn, **options), (self,)))
+    def filter(self, fn: Callable[[Any], Any] | Expr, **options: Any) -> Stream:
+        """The records for which fn(record), or an expression such as ps.col("price") > 5, is true."""
+        operator: Operator
+        if isinstance(fn, Expr):
+            self._check_fields("filter", {"": fn})
+            operator = filtering(fn, **options)
+        else:
+            operator = Filter(fn, **options)
+        return self._like(self._flow._add(operator, (self,)))
+
+    def select(
+        self,
+        *fields: str | Expr,
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        **exprs: Expr,
+    ) -> Stream:
+        """Dict records of these fields alone: names of fields, expressions with .alias(name), or name=expression. A
+        record that is a text is taken for {"value": text}. `name`, `parallelism` and `on_error` are the operator's."""
+        wanted = {**named(list(fields)), **named(exprs)}
+        self._check_fields("select", wanted)
+        operator = selecting(wanted, name=name, parallelism=parallelism, on_error=on_error)
+        stream = self._flow._add(operator, (self,))
+        stream._fields = list(wanted)
+        stream._time = self._time_through(wanted)
+        return stream
+
+    def with_columns(
+        self,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        **exprs: Expr,
+    ) -> Stream:
+        """Dict records with these fields added or replaced, all computed from the record as it was."""
+        wanted = named(exprs)
+        self._check_fields("with_columns", wanted)
+        operator = adding(wanted, name=name, parallelism=parallelism, on_error=on_error)
+        stream = self._flow._add(operator, (self,))
+        stream._fields = None if self._fields is None else list(dict.fromkeys([*self._fields, *wanted]))
+        changed = expression_of(self._time)
+        stream._time = self._time if changed is not None and not set(changed.fields()) & set(wanted) else None
+        return stream
+
+    def _time_through(self, wanted: dict[str, Expr]) -> Callable[[Any], Any] | None:
+        """How to take a record's time when only these fields are left."""
+        time = expression_of(self._time)
+        if isinstance(time, Column) and isinstance(kept := wanted.get(time.name), Column) and kept.same(time):
+            return self._time
+        return None
+
+    def _check_fields(self, method: str, exprs: dict[str, Expr]) -> None:
+        for expr in exprs.values():
+            for name in expr.fields():
+                if self._fields is not None and name not in self._fields:
+                    raise FlowError(
+                        f"{method}({name!r}): the records have no such field; they have: {', '.join(self._fields)}"
+                    )
 
     def _like(self, stream: Stream) -> Stream:
         """Another stream whose records are like this one's."""
@@ -360,8 +421,8 @@ class KeyedStream:
             raise FlowError(f"window({window!r}): give penstock.Tumbling(...) or penstock.Sliding(...)")
         taken = self._stream._time if time is None else _selector(time, "window", self._fields)
         flow = self._stream._flow
-        if not any(flow.graph.has_before(tap.operator, MakeWatermarks) for tap in self._stream._taps):
-            raise FlowError("window() needs event time; put .watermark(time, ...) before it")
+        if not all(flow.graph.has_before(tap.operator, MakeWatermarks) for tap in self._stream._taps):
+            raise FlowError("window() needs event time; put .watermark(time, ...) before it, for each of its inputs")
         if taken is None:
             raise FlowError("window(): records have changed since .watermark(); say where their time is: time=...")
         return WindowedStream(self._stream, window, taken, lateness_s)
@@ -433,6 +494,11 @@ class WindowedStream:
 
 
 def _selector(selector: Selector, method: str, fields: list[str] | None) -> Callable[[Any], Any]:
+    if isinstance(selector, Expr):
+        for name in selector.fields():
+            if fields is not None and name not in fields:
+                raise FlowError(f"{method}({name!r}): the records have no such field; they have: {', '.join(fields)}")
+        return taking(selector)
     if isinstance(selector, str):
         if fields is not None and selector not in fields:
             raise FlowError(f"{method}({selector!r}): the records have no such field; they have: {', '.join(fields)}")

@@ -106,17 +106,18 @@ class Graph:
             )
 
     def has_before(self, name: str, kind: type[Operator]) -> bool:
-        """Whether an operator, or one that feeds it directly or not, is of a kind."""
+        """Whether, whatever way records have come to an operator, it or another on the way is of a kind."""
         seen: set[str] = set()
         stack = [name]
         while stack:
             at = stack.pop()
-            if isinstance(self.operators[at], kind):
-                return True
-            if at not in seen:
-                seen.add(at)
-                stack += [edge.source for edge in self.incoming(at)]
-        return False
+            if at in seen or isinstance(self.operators[at], kind):
+                continue
+            seen.add(at)
+            if isinstance(self.operators[at], Read):
+                return False
+            stack += [edge.source for edge in self.incoming(at)]
+        return True
 
     def dangling(self) -> Iterator[str]:
         """Operators whose main output nobody takes, though they have one."""

@@ -17,9 +17,11 @@ How = Literal["inner", "left"]
 
 class Lookup(Operator):
     """Joins dict records with a table: rows as dicts, or a pyarrow Table. `on`: the field of both, or (record's,
-    table's). `how`: "inner" drops records without a row, "left" gives them None in the table's columns."""
+    table's). `how`: "inner" drops records without a row, "left" gives them None in the table's columns. What a record
+    has under the name of one of these columns gives way; where its fields are known that is refused."""
 
     kind = "lookup"
+    stays = None
 
     def __init__(
         self,
@@ -38,20 +40,25 @@ class Lookup(Operator):
             raise FlowError(f"{what}: on={on!r}; give a field's name, or the record's and the table's as a pair")
         self.left, self.right = pair
         self.how = how
-        rows = _rows(table, what)
-        known = list(rows[0]) if rows else []
-        if rows and self.right not in known:
-            raise FlowError(f"{what}: the table has no column {self.right!r}; it has: {', '.join(known)}")
+        rows, known = _rows(table, what)
+        if known and self.right not in known:
+            raise FlowError(f"{what}: the table has no column {self.right!r}; it has: {_listed(known)}")
+        if isinstance(columns, str):
+            raise FlowError(f"{what}: columns={columns!r}; give a list of names")
         self.columns = [name for name in known if name != self.right] if columns is None else list(columns)
         for name in self.columns:
-            if rows and name not in known:
-                raise FlowError(f"{what}: the table has no column {name!r}; it has: {', '.join(known)}")
+            if known and name not in known:
+                raise FlowError(f"{what}: the table has no column {name!r}; it has: {_listed(known)}")
         self.rows: dict[Any, dict[str, Any]] = {}
         for row in rows:
             key = row.get(self.right)
             if key is None:
                 continue  # as in SQL, nothing equals null
-            if key in self.rows:
+            try:
+                doubled = key in self.rows
+            except TypeError as error:
+                raise FlowError(f"{what}: {self.right}={key!r} in the table cannot be a key: {error}") from None
+            if doubled:
                 raise FlowError(f"{what}: the table has two rows for {self.right}={key!r}; its key must be unique")
             try:
                 self.rows[key] = {name: row[name] for name in self.columns}
@@ -74,13 +81,18 @@ class Lookup(Operator):
         return _Loop(context, outer)
 
 
-def _rows(table: Any, what: str) -> list[Mapping[str, Any]]:
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(map(str, names))
+
+
+def _rows(table: Any, what: str) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The rows, and the columns as far as they are known: a list without rows does not say."""
     if hasattr(table, "to_pylist"):
-        table = table.to_pylist()
+        return table.to_pylist(), list(table.schema.names)
     if isinstance(table, Mapping | str):
         raise FlowError(f"{what}: the table must be rows as dicts, or a pyarrow Table")
     rows = list(table)
     for row in rows:
         if not isinstance(row, Mapping):
             raise FlowError(f"{what}: the table's rows must be dicts, not {row!r}")
-    return rows
+    return rows, list(rows[0]) if rows else []

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from penstock.runtime.blackbox import BlackBox, Care
 from penstock.runtime.build import Wiring
 from penstock.runtime.channel import BARRIER, CREDIT, DATA, WATERMARK, decode_batch
+from penstock.runtime.diversion import Bridge, Divert
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time import END_OF_TIME, IDLE
 from penstock.runtime.sources.base import Split
@@ -215,6 +216,19 @@ class RunLoop:
         for task in self.tasks:
             task.complete(epoch)
 
+    def divert(self, divert: Divert, bridge: Bridge) -> None:
+        """The tasks of a chain send their input through the operation stream, from the next barrier on."""
+        self._due = self.tasks
+        for task in self.tasks:
+            if task.task.chain == divert.chain:
+                task.divert(divert, bridge, self.transport.wake, at_once=not self.wiring.epochs)
+
+    def undivert(self, chain: int) -> None:
+        """The tasks of a chain take up their input as records again."""
+        for task in self.tasks:
+            if task.task.chain == chain:
+                task.undivert()
+
     def end(self) -> None:
         """The job has ended: `run` returns."""
         self._over = True
@@ -303,10 +317,15 @@ def _task_status(task: Task) -> dict[str, Any]:
     ]
     return {
         "number": task.task.number,
+        "chain": task.task.chain,
         "name": task.name,
         "finished": task.finished,
         "blocked": task.blocked,
         "queued": task.queued,
+        "under_way": task.diversion.records if task.diversion is not None else 0,
+        "diverted": None if task.diversion is None else task.diversion.story.plain(),
+        "diversion_failed": task.diversion_failed,
+        "behind": task.behind(),
         "unsent": sum(channel.queued() for channel in task.channels),
         "busy_ns": task.busy_ns,
         "operators": operators,

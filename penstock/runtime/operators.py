@@ -112,6 +112,9 @@ class Stage:
         """What goes on behind the stage, once it has taken a watermark. Only for stages with event time."""
         return watermark
 
+    def observe(self, greatest: int) -> None:
+        """Records up to this time have passed in the operation stream. Only for stages with event time."""
+
     def finish(self) -> Iterator[Batch]:
         """The last outputs, after the last batch of every input."""
         return iter(())
@@ -146,6 +149,7 @@ class Operator(ABC):
     kind: str
     keyed = False  # takes KeyedBatch
     is_sink = False
+    stays: str | None = "it has no batch form"  # why it cannot run in the operation stream; None: it can
     time_grain: int | None = None  # ms of which all times are multiples at which it waits for a watermark
 
     def __init__(self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail") -> None:
@@ -183,6 +187,7 @@ class Map(Operator):
     """One output a record."""
 
     kind = "map"
+    stays = None
 
     def __init__(self, fn: Callable[[Any], Any], **common: Any) -> None:
         super().__init__(**common)
@@ -251,6 +256,7 @@ class MapBatches(Operator):
     """
 
     kind = "map_batches"
+    stays = None
 
     def __init__(
         self,
@@ -341,6 +347,7 @@ class Aggregated(Operator):
     """
 
     keyed = True
+    stays = "its state stays with its tasks; Spark makes partial aggregates for it"
 
     def __init__(self, aggregate: Aggregate, emit: Emit = "latest", **common: Any) -> None:
         self.kind = aggregate.name
@@ -469,6 +476,7 @@ class Reduce(Operator):
 
     kind = "reduce"
     keyed = True
+    stays = "its function sees records in order, so partial results cannot be merged"
 
     def __init__(self, fn: Callable[[Any, Any], Any], emit: Emit = "latest", **common: Any) -> None:
         super().__init__(**common)
@@ -506,6 +514,7 @@ class Processing(Operator):
 
     kind = "process"
     keyed = True
+    stays = "its state and timers are the function's own"
 
     def __init__(
         self,
@@ -654,6 +663,7 @@ class Read(Operator):
     """A source at the head of a flow; its stage is a reader that the source task drives."""
 
     kind = "read"
+    stays = "it reads; its raw input goes to Spark"
 
     def __init__(self, source: Source, **common: Any) -> None:
         super().__init__(**common)
@@ -675,6 +685,7 @@ class Write(Operator):
 
     kind = "write"
     is_sink = True
+    stays = "it writes, by epochs"
 
     def __init__(self, sink: Sink, **common: Any) -> None:
         super().__init__(**common)

@@ -109,7 +109,9 @@ class _Keyed(Output):
         self._stamp = 0
 
     def emit(self, batch: Batch, stamp: int) -> None:
-        assert isinstance(batch, list)
+        if isinstance(batch, KeyedBatch):  # partials that the operation stream has made
+            self._deal(batch, stamp)
+            return
         records, keys = select(self._selector, batch, self._errors)
         combiner = self._combiner
         if combiner is None:

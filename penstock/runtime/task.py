@@ -18,12 +18,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from time import perf_counter_ns, time
 from typing import Any
 
 from penstock.runtime.batch import Batch, concat, split
 from penstock.runtime.blackbox import Care, Poison
 from penstock.runtime.channel import InChannel, OutChannel
+from penstock.runtime.diversion import Answer, Bridge, Diversion, Divert
 from penstock.runtime.errors import RecordError, SourceError
 from penstock.runtime.event_time import END_OF_TIME, Watermark, Watermarks
 from penstock.runtime.inbox import Inbox
@@ -32,7 +34,7 @@ from penstock.runtime.operators import Stage
 from penstock.runtime.output import Output
 from penstock.runtime.plan import TaskId
 from penstock.runtime.rud import Rud
-from penstock.runtime.sources.base import Reader, Split
+from penstock.runtime.sources.base import ColumnReader, Reader, Split, rows_of, together
 from penstock.runtime.state import SavedState, StageState
 from penstock.runtime.userfunc import ErrorHandler
 
@@ -85,8 +87,13 @@ class Task:
         self.event_time = False  # the job's tasks pass on watermarks
         self.marks = Watermarks()
         self._marking = any(stage.event_time for stage in stages)
-        self._mark_out: int | None = None  # the watermark behind the stages
+        self._mark_in: int | None = None  # the watermark before the stages
+        self._mark_out: int | None = None  # and behind them
         self._mark_sent: int | None = None
+        self.diversion: Diversion | None = None  # set while its input goes to the operation stream
+        self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
+        self._own_diverted: StageState | None = None  # what a source had read at a barrier that is passed on later
+        self._divert: tuple[Divert, Bridge, Callable[[], None]] | None = None  # from the next barrier on
         self.care: Care | None = None  # set in a task that has died in a step before
         self._has_fired = False  # timers, and has taken up nothing since
         self._ended_before = False  # made again after its end: it has only that to say again
@@ -149,12 +156,13 @@ class Task:
 
     def receive_watermark(self, channel: int, value: int) -> None:
         """What comes after this by the channel is of this time or late; IDLE: of any time."""
-        self.inbox.put(channel, Watermark(value), 0, 0)
+        if not self._ended_before:
+            self.inbox.put(channel, Watermark(value), 0, 0)
 
     def receive_end(self, channel: int) -> None:
         """Nothing more comes by this channel."""
         self.inputs[channel].ended = True
-        if self.event_time:
+        if self.event_time and not self._ended_before:
             self.inbox.put(channel, Watermark(END_OF_TIME), 0, 0)
         self.inbox.put_end(channel)
 
@@ -173,6 +181,8 @@ class Task:
             self._waiting = [channel for channel in self._waiting if not channel.flush()]
             if self._waiting:
                 return False
+        if self.diversion is not None and not self._ending:
+            return self._work is not None or self.diversion.runnable()
         return (
             self._work is not None
             or self._has_input()
@@ -188,11 +198,17 @@ class Task:
             if self._ending:
                 self._end()
                 return
-            if self._has_barrier():
+            if self.diversion is not None:
+                self._work_records = 0
+                self._work = self.diversion.begin()
+                if self._work is None:
+                    self.busy_ns += self.stopwatch() - started
+                    return
+            elif self._has_barrier():
                 self._pass_barrier()
                 self.busy_ns += self.stopwatch() - started
                 return
-            if not self._begin():
+            elif not self._begin():
                 return
         assert self._work is not None
         for out in self._work:
@@ -205,7 +221,7 @@ class Task:
                 return
         self._work = None
         self._flush_outputs()
-        if self._mark_out != self._mark_sent:
+        if self._mark_out != self._mark_sent and self.event_time:
             self._send_mark()
         self._flush_channels()
         self._unflushed = True
@@ -224,10 +240,16 @@ class Task:
 
     def ready_in(self) -> float | None:
         """Seconds until there may be work without a message or a wake-up; None: never."""
-        if not self.timed or self.finished or self.blocked:
+        if self.finished or self.blocked:
             return None
+        due = None if self.diversion is None else self.diversion.ready_in()
+        if not self.timed:
+            return due
         first = min((at for stage in self.timed if (at := stage.next_timer()) is not None), default=None)
-        return None if first is None else max(0.0, first - self.wall())
+        if first is None:
+            return due
+        timer = max(0.0, first - self.wall())
+        return timer if due is None else min(due, timer)
 
     def _timer_due(self) -> bool:
         now = self.wall()
@@ -253,13 +275,12 @@ class Task:
         if self._timers_turn():
             self._has_fired = True
             self._work_records = 0
-            self._work = self._fire()
+            self._work = self.fire()
             return True
         self._has_fired = False
         if self.event_time and self._take_marks():
-            self._stamp = self.clock()
             self._work_records = 0
-            self._work = self._advance()
+            self._work = self.advance_to(self.marks.current)
             return True
         if self.inbox.ready:
             batch = self._take()
@@ -304,12 +325,23 @@ class Task:
         inbox = self.inbox.ready
         changed = False
         while inbox and isinstance(mark := inbox[0][1], Watermark):
-            changed |= self.marks.take(inbox.popleft()[0], mark.value, self.inputs)
+            changed |= self.marks.take(inbox[0][0], mark.value, self.inputs)
+            if self.marks.again:
+                break
+            inbox.popleft()
         return changed
+
+    def advance_to(self, mark: int | None) -> Iterator[Batch]:
+        """The outputs that the task's next watermark lets go. The end of time comes with the task's own end: some stage
+        may have records to say there."""
+        self._stamp = self.clock()
+        if mark != END_OF_TIME:
+            self._mark_in = mark
+        return self._advance()
 
     def _advance(self) -> Iterator[Batch]:
         """The outputs that the task's watermark lets go, through the stages behind."""
-        mark = self.marks.current
+        mark = self._mark_in
         for i, stage in enumerate(self.stages):
             if stage.event_time:
                 for piece in stage.advance(mark):
@@ -375,7 +407,7 @@ class Task:
                     stage.records_out += len(piece)
                     yield from self._run_carefully(piece, position + 1)
 
-    def _fire(self) -> Iterator[Batch]:
+    def fire(self) -> Iterator[Batch]:
         """The outputs of timers that are due, through the stages behind."""
         self._stamp = self.clock()
         now = self.wall()
@@ -392,11 +424,9 @@ class Task:
         self._stamp = self.clock()
         if self._ended_before:
             return
-        if self._marking:
-            self.marks.current = END_OF_TIME
-            yield from self._advance()
         for i, stage in enumerate(self.stages):
-            for piece in stage.finish():
+            last = chain(stage.advance(END_OF_TIME), stage.finish()) if stage.event_time else stage.finish()
+            for piece in last:
                 stage.records_out += len(piece)
                 yield from self._run(piece, i + 1)
 
@@ -447,6 +477,98 @@ class Task:
         epoch = self.inbox.epoch
         self._save(epoch, finished=False)
         self.inbox.go_on()
+        self._switch()
+
+    # --- the operation stream ----------------------------------------------------------------------------------
+
+    def divert(self, divert: Divert, bridge: Bridge, wake: Callable[[], None], *, at_once: bool) -> None:
+        """Send the input through the operation stream: from the next barrier on, or at once."""
+        if self.diversion is not None:
+            if not self.diversion.leaving:
+                self.diversion.divert = divert
+        elif not self.finished and self.care is None:
+            self._divert = (divert, bridge, wake)
+            if at_once:
+                self._switch()
+
+    def undivert(self) -> None:
+        """Take the input up as records again, as soon as all micro-batches are answered."""
+        self._divert = None
+        if self.diversion is not None:
+            self.diversion.leave()
+
+    def _switch(self) -> None:
+        if self._divert is not None and self.diversion is None:
+            self.diversion = Diversion(self, *self._divert)
+        self._divert = None
+
+    def behind(self) -> int:
+        """Records that wait outside of the inbox, as far as is known."""
+        return 0
+
+    def has_barrier_to_take(self) -> bool:
+        """The next barrier could take its place behind the micro-batches."""
+        return self._has_barrier()
+
+    def take_barrier(self) -> tuple[int, StageState | None]:
+        """Take the next barrier out of the way of what follows it: (epoch, what the first stage has to save)."""
+        epoch = self.inbox.epoch
+        self.inbox.go_on()
+        return epoch, None
+
+    def pass_diverted_barrier(self, epoch: int, own: StageState | None) -> None:
+        """All micro-batches before a barrier are answered: save the state and pass it on."""
+        self._own_diverted = own
+        self._save(epoch, finished=False)
+        self._own_diverted = None
+
+    def has_input_to_divert(self) -> bool:
+        """There may be input for a micro-batch."""
+        return bool(self.inbox.ready)
+
+    def at_diverted_end(self) -> bool:
+        """No input is left."""
+        return self._at_end()
+
+    def take_to_divert(self, divert: Divert) -> tuple[Any, int, int]:
+        """(input of a micro-batch, its records, its stamp), or a watermark that is next."""
+        inbox = self.inbox.ready
+        if isinstance(inbox[0][1], Watermark):
+            self._take_marks()
+            current = self.marks.current
+            return (Watermark(current), 0, 0) if current is not None else ([], 0, 0)
+        limit, self._limit = self._limit, divert.rows_max
+        batch = self._take()
+        self._limit = limit
+        assert isinstance(batch, list), "a range never begins behind a key grouping"
+        return batch, len(batch), self._stamp
+
+    def take_up_diverted(self, records: int, stamp: int) -> None:
+        """The answer to so many records is next."""
+        self._stamp = stamp
+        self._work_records = records
+
+    def has_timer_due(self) -> bool:
+        """Some stage has a timer that is due."""
+        return bool(self.timed) and self._timer_due()
+
+    def run_diverted(self, input_: Any) -> Iterator[Batch]:
+        """The outputs of a micro-batch that had to be run here."""
+        return self._through(input_ if isinstance(input_, list) else rows_of(input_))
+
+    def go_on_from(self, position: int, answer: Answer, records: int) -> Iterator[Batch]:
+        """The outputs of an answer through the stages behind the range."""
+        self.stages[0].records_in += records
+        if position > 1:
+            self.stages[0].records_out += records
+        for batch in answer.batches:
+            self.stages[position - 1].records_out += len(batch)
+            yield from self._run(batch, position)
+        if answer.greatest is not None:
+            for stage in self.stages[:position]:
+                stage.observe(answer.greatest)
+        if self._marking:
+            yield from self._advance()
 
     def _save(self, epoch: int, finished: bool) -> None:
         """Save the state as of now, and pass the barrier on."""
@@ -528,7 +650,7 @@ class SourceTask(Task):
 
     def ready_in(self) -> float | None:
         timer = super().ready_in()
-        if self.finished or self.blocked or self._due == float("inf"):
+        if self.finished or self.blocked or self._due == float("inf") or self.diversion is not None:
             return timer
         due = max(0.0, self._due - self.clock() / 1e9)
         return due if timer is None else min(due, timer)
@@ -539,6 +661,44 @@ class SourceTask(Task):
         finally:
             super().close(failed)
 
+    def take_barrier(self) -> tuple[int, StageState | None]:
+        self._has_passed = True
+        return self._triggers.popleft(), self._offsets()
+
+    def behind(self) -> int:
+        return self.reader.behind()
+
+    def has_input_to_divert(self) -> bool:
+        return not self._at_end() and not (self.rud is not None and self.rud.full)
+
+    def take_to_divert(self, divert: Divert) -> tuple[Any, int, int]:
+        self._has_passed = False
+        reader, stage = self.reader, self.stages[0]
+        columns = divert.columns and isinstance(reader, ColumnReader)
+        parts: list[Any] = []
+        records, limit = 0, divert.rows_max
+        stamp: int | None = None
+        try:
+            # A reader gives what it has at hand, which may be little of what is ready.
+            while records < limit:
+                part = reader.read_arrow(limit - records) if isinstance(reader, ColumnReader) and columns else None
+                if part is None:
+                    part = reader.read(limit - records)
+                if not len(part):
+                    break
+                parts.append(part)
+                records += len(part)
+                stamp = stamp or reader.stamp_ns
+                if reader.finished or (wait := reader.ready_in()) is None or wait > 0:
+                    break
+        except SourceError as error:
+            raise stage.errors.failure("(reading)", error) from error
+        except Exception as error:
+            stage.errors.handle("(reading)", error)
+            self.stopping = True
+        input_ = together(parts) if columns else [record for part in parts for record in part]
+        return input_, records, stamp or self.clock()
+
     def _has_barrier(self) -> bool:
         # Between two barriers it reads, or ends: else epochs that are quicker than its worker would stop the job.
         return bool(self._triggers) and not (self._has_passed and (self._at_end() or self._has_input()))
@@ -546,6 +706,7 @@ class SourceTask(Task):
     def _pass_barrier(self) -> None:
         self._has_passed = True
         self._save(self._triggers.popleft(), finished=False)
+        self._switch()
 
     def _has_input(self) -> bool:
         if self._at_end() or (self.rud is not None and self.rud.full):
@@ -558,6 +719,9 @@ class SourceTask(Task):
     def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
         if stage is not self.stages[0]:
             return super()._state_of(stage, epoch, whole)
+        return self._own_diverted or self._offsets()
+
+    def _offsets(self) -> StageState:
         # The splits themselves, each behind the last record that was read: a later run may list others.
         offsets = self.reader.offsets()
         return StageState(own=[split.at(offsets.get(name, split.offset)) for name, split in self.splits.items()])

@@ -8,11 +8,12 @@ in time than that. Without input for a while the task says that it is idle, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from penstock.runtime.batch import Batch
-from penstock.runtime.event_time import END_OF_TIME, IDLE, as_ms, duration_ms
+from penstock.runtime.event_time import END_OF_TIME, IDLE, are_plain, as_ms, duration_ms
 from penstock.runtime.operators import Operator, Stage, StageContext
 from penstock.runtime.state import SavedState, StageState
 from penstock.runtime.userfunc import check_function, select
@@ -22,6 +23,7 @@ class MakeWatermarks(Operator):
     """Passes records on, and watermarks behind them. `time` takes a record's time from it."""
 
     kind = "watermark"
+    stays = None
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class _Marking(Stage):
         self._idle_s = None if operator.idle_ms is None else operator.idle_ms / 1000
         self.timed = self._idle_s is not None
         self._idle = False
+        self._silent = False  # no records for long, as it seems: the task may only have been kept from reading
         self._last = 0.0  # when records last came
 
     def open(self) -> None:
@@ -61,29 +64,38 @@ class _Marking(Stage):
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
-        try:
-            greatest = max(map(self._time, batch))
-            if type(greatest) is not int:
-                raise TypeError
-        except Exception:
+        time = self._time
+        times: list[Any] = []
+        with suppress(Exception):
+            times = list(map(time, batch))
+        if len(times) != len(batch) or not are_plain(times):
             # A record's time is not a plain number: which one, and is it wrong?
-            batch, times = select(lambda record: as_ms(self._time(record)), batch, self.errors)
+            batch, times = select(lambda record: as_ms(time(record)), batch, self.errors)
             if not times:
                 return batch
-            greatest = max(times)
+        self.observe(max(times))
+        return batch
+
+    def observe(self, greatest: int) -> None:
         if self._greatest is None or greatest > self._greatest:
             self._greatest = greatest
         if self._idle_s is not None:
             self._last = self.context.wall()
-            self._idle = False
-        return batch
+            self._idle = self._silent = False
+
+    @property
+    def greatest(self) -> int | None:
+        """The greatest time seen."""
+        return self._greatest
 
     def next_timer(self) -> float | None:
         return None if self._idle or self._idle_s is None else self._last + self._idle_s
 
     def fire(self, now: float) -> Iterator[Batch]:
+        # Timers and input have turns: what waited while the task was blocked comes between the first time and the next.
         due = self.next_timer()
-        self._idle = self._idle or (due is not None and due <= now)
+        if due is not None and due <= now:
+            self._idle, self._silent = self._silent, True
         return iter(())
 
     def watermark(self, watermark: int | None) -> int | None:
@@ -97,9 +109,9 @@ class _Marking(Stage):
         return mark - mark % self._grain
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
-        return StageState(own=self._greatest)
+        return StageState(own=(self._greatest,))
 
     def restore(self, epoch: int, saved: SavedState) -> None:
-        known = [greatest for greatest in saved.own if greatest is not None]
         # Of several tasks, the one that is furthest behind: its records would else be late.
-        self._greatest = min(known) if len(known) == len(saved.own) and known else None
+        known = [greatest for (greatest,) in saved.own]
+        self._greatest = None if None in known else min(known, default=None)

@@ -2,7 +2,8 @@
 
 A window's results leave when the watermark has reached its end; its state is kept for the allowed lateness longer, and
 every batch of late records that it still takes makes its results leave again, whole. What comes later still is *late*:
-counted, or sent to the side output "late" where the flow uses that.
+counted, or sent to the side output "late" where the flow uses that. Where senders combine, what is counted are keys of
+closed windows in their messages; elsewhere, and with the side output, records of which every window is closed.
 
 Senders combine before records travel, as for every aggregate: their partials are per key and window, (start, partial).
 Spark makes the same partials in the operation stream.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -20,10 +22,10 @@ from typing import Any, Literal, get_args
 from penstock.runtime.aggregate import Aggregate
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time import IDLE, as_ms, duration_ms
+from penstock.runtime.event_time import IDLE, are_plain, as_ms, duration_ms
 from penstock.runtime.operators import EXPAND_RECORDS_MAX, Operator, Stage, StageContext, add_all
 from penstock.runtime.state import KeyedDelta, SavedState, StageState
-from penstock.runtime.userfunc import ErrorHandler, check_function, select_values
+from penstock.runtime.userfunc import ErrorHandler, check_function, consume
 from penstock.runtime.windows import Sliding
 
 #: The side output of records that no window takes any more.
@@ -45,38 +47,42 @@ class Windowed(Aggregate):
     def new_state(self) -> dict[Any, Any]:
         return self.inner.new_state()
 
-    def assign(
+    def timed(
         self, keys: list[Any], records: list[Any], errors: ErrorHandler
-    ) -> tuple[list[Any], list[int], list[Any]]:
-        """(keys, window starts, records) in parallel; a record of several windows comes several times."""
-        keys, records, times = self._times(keys, records, errors)
+    ) -> tuple[list[Any], list[Any], list[int]]:
+        """(keys, records, times) in parallel, without the records whose time is none."""
+        times, failed = _each(self.time, keys, records, errors, are_plain, as_ms)
+        if failed:
+            keys, records = _without(failed, keys), _without(failed, records)
+        return keys, records, times
+
+    def valued(
+        self, keys: list[Any], records: list[Any], times: list[int], errors: ErrorHandler
+    ) -> tuple[list[Any], list[Any], list[int]]:
+        """(keys, selected values, times) in parallel, without the records that fail."""
+        if self.inner.selector is None:
+            return keys, records, times
+        values, failed = _each(self.inner.selector, keys, records, errors)
+        if failed:
+            keys, times = _without(failed, keys), _without(failed, times)
+        return keys, values, times
+
+    def assign(self, keys: list[Any], values: list[Any], times: list[int]) -> tuple[list[Any], list[int], list[Any]]:
+        """(keys, window starts, values) in parallel; a value of several windows comes several times."""
         window = self.window
         if window.slide == window.size:
-            return keys, window.last_starts(times), records
+            return keys, window.last_starts(times), values
         all_starts = list(map(window.starts, times))
         return (
             [key for key, starts in zip(keys, all_starts, strict=True) for _ in starts],
             [start for starts in all_starts for start in starts],
-            [record for record, starts in zip(records, all_starts, strict=True) for _ in starts],
+            [value for value, starts in zip(values, all_starts, strict=True) for _ in starts],
         )
 
-    def _times(
-        self, keys: list[Any], records: list[Any], errors: ErrorHandler
-    ) -> tuple[list[Any], list[Any], list[int]]:
-        times: list[Any] = []
-        time = self.time
-        try:
-            times = list(map(time, records))
-        except Exception:
-            times = []
-        if len(times) == len(records) and set(map(type, times)) == {int}:
-            return keys, records, times
-        (keys, records), times = _both(lambda record: as_ms(time(record)), keys, records, errors)
-        return keys, records, times
-
     def prepare(self, keys: list[Any], records: list[Any], errors: ErrorHandler) -> tuple[list[Any], list[Any]]:
-        keys, starts, records = self.assign(keys, records, errors)
-        return self.inner.prepare(list(zip(keys, starts, strict=True)), records, errors)
+        keys, records, times = self.timed(keys, records, errors)
+        keys, starts, values = self.assign(*self.valued(keys, records, times, errors))
+        return list(zip(keys, starts, strict=True)), values
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
         self.inner.add(state, keys, values)
@@ -88,13 +94,29 @@ class Windowed(Aggregate):
         return [key for key, _ in state], [(start, partial) for (_, start), partial in state.items()]
 
 
-def _both(
-    fn: Callable[[Any], Any], keys: list[Any], records: list[Any], errors: ErrorHandler
-) -> tuple[tuple[list[Any], list[Any]], list[Any]]:
-    """((keys, records), [fn(record) ...]) without the records that failed."""
+def _each(
+    fn: Callable[[Any], Any],
+    keys: list[Any],
+    records: list[Any],
+    errors: ErrorHandler,
+    right: Callable[[list[Any]], bool] = bool,
+    mend: Callable[[Any], Any] = lambda value: value,
+) -> tuple[list[Any], set[int]]:
+    """([fn(record) ...], the indices of records that failed and are left out). Where the values are not `right` as they
+    are, each is mended or its record fails."""
+    values: list[Any] = []
+    with suppress(Exception):  # which one failed is found by taking them one by one
+        values = list(map(fn, records))
+    if len(values) == len(records) and right(values):
+        return values, set()
+    values = []
     pairs = list(zip(keys, records, strict=True))
-    kept, values = select_values(lambda pair: fn(pair[1]), pairs, pairs, errors)
-    return ([key for key, _ in kept], [record for _, record in kept]), values
+    failed = consume(lambda some: values.extend(mend(fn(record)) for _, record in some), pairs, errors)
+    return values, set(failed)
+
+
+def _without(failed: set[int], some: list[Any]) -> list[Any]:
+    return [one for i, one in enumerate(some) if i not in failed]
 
 
 class WindowAggregated(Operator):
@@ -105,6 +127,7 @@ class WindowAggregated(Operator):
     """
 
     keyed = True
+    stays = "its windows stay with its tasks; Spark makes partial aggregates for them"
 
     def __init__(
         self,
@@ -150,60 +173,52 @@ class _Windowing(Stage):
         self._lateness = operator.lateness_ms
         self._emit = operator.emit
         self._watermark: int | None = None  # the greatest that has come
+        self._fired: int | None = None  # windows that end up to here have had their results leave
         self._map = _WindowMap(operator.aggregate, context.epochs)
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, KeyedBatch)
-        keys: list[Any]
-        starts: list[int]
-        values: list[Any]
+        windowed = self._windowed
+        keys, values = batch.keys, batch.values
+        closed = None if self._watermark is None else self._watermark - self._size - self._lateness
         if batch.partial:
-            keys, values = batch.keys, [partial for _, partial in batch.values]
-            starts = [start for start, _ in batch.values]
+            starts, values = [start for start, _ in values], [partial for _, partial in values]
         else:
-            keys, starts, values = self._windowed.assign(batch.keys, batch.values, self.errors)
-        if self._watermark is not None and starts:
-            closed = self._watermark - self._size - self._lateness
-            if min(starts) <= closed:
-                keys, starts, values = self._without_late(keys, starts, values, closed, batch.partial)
+            keys, values, times = windowed.timed(keys, values, self.errors)
+            if closed is not None and times:
+                keys, values, times = self._without_late(keys, values, times, closed)
+            keys, starts, values = windowed.assign(*windowed.valued(keys, values, times, self.errors))
+        if closed is not None and starts and min(starts) <= closed:
+            kept = [i for i, start in enumerate(starts) if start > closed]
+            if batch.partial:
+                self.late += len(starts) - len(kept)
+            keys, starts, values = [keys[i] for i in kept], [starts[i] for i in kept], [values[i] for i in kept]
         if not starts:
             return []
         inner, out = self._inner, []
         add = inner.merge if batch.partial else inner.add
         for start, (some, theirs) in _by_start(keys, starts, values).items():
-            if not batch.partial:
-                some, theirs = inner.prepare(some, theirs, self.errors)  # noqa: PLW2901
             add_all(add, self._map.windows[start], some, theirs, self.errors)
             self._map.touch(some)
-            if self._emit == "latest" or self._has_ended(start):
-                out += self._results(start, dict.fromkeys(some))
+            if self._emit == "latest" or self._has_fired(start):
+                out += self._results(start, _distinct(some))
         return out
 
-    def _has_ended(self, start: int) -> bool:
-        return self._watermark is not None and start + self._size <= self._watermark
+    def _has_fired(self, start: int) -> bool:
+        return self._fired is not None and start + self._size <= self._fired
 
     def _without_late(
-        self, keys: list[Any], starts: list[int], values: list[Any], closed: int, partial: bool
-    ) -> tuple[list[Any], list[int], list[Any]]:
-        kept = [i for i, start in enumerate(starts) if start > closed]
-        if partial:
-            self.late += len(starts) - len(kept)
-        else:
-            # A record of several windows is late when the last of them, which stands first, is.
-            size, time = self._size, self._windowed
-            late = [
-                values[i]
-                for i, start in enumerate(starts)
-                if start <= closed and (time.window.slide == size or self._is_last(values[i], start))
-            ]
-            self.late += len(late)
-            side = self.context.side.get(LATE)
-            if side is not None:
-                side += late
-        return [keys[i] for i in kept], [starts[i] for i in kept], [values[i] for i in kept]
-
-    def _is_last(self, record: Any, start: int) -> bool:
-        return bool(self._windowed.window.starts(as_ms(self._windowed.time(record)))[0] == start)
+        self, keys: list[Any], records: list[Any], times: list[int], closed: int
+    ) -> tuple[list[Any], list[Any], list[int]]:
+        """Without the records of which the last window is closed, and so all are."""
+        if min(times) - self._windowed.window.slide >= closed:
+            return keys, records, times
+        late = {i for i, start in enumerate(self._windowed.window.last_starts(times)) if start <= closed}
+        self.late += len(late)
+        side = self.context.side.get(LATE)
+        if side is not None:
+            side += [records[i] for i in sorted(late)]
+        return _without(late, keys), _without(late, records), _without(late, times)
 
     def _results(self, start: int, keys: Iterable[Any]) -> list[Any]:
         window, result, end = self._map.windows[start], self._inner.result, start + self._size
@@ -219,21 +234,23 @@ class _Windowing(Stage):
         return out
 
     def advance(self, watermark: int | None) -> Iterator[Batch]:
-        before = self._watermark
-        if watermark is None or watermark == IDLE or (before is not None and watermark <= before):
+        if watermark is None or watermark == IDLE:
             return
+        fired, size = self._fired, self._size
+        watermark = watermark if self._watermark is None else max(watermark, self._watermark)
+        if watermark == fired:
+            return
+        self._watermark = self._fired = watermark
         windows = self._map.windows
-        self._watermark = watermark
         for start in sorted(windows):
-            if start + self._size > watermark:
+            if start + size > watermark:
                 break
-            fired = before is not None and start + self._size <= before
-            if not fired and self._emit == "final":
+            if self._emit == "final" and (fired is None or start + size > fired):
                 keys = iter(list(windows[start]))
                 while part := list(islice(keys, EXPAND_RECORDS_MAX)):
                     if piece := self._results(start, part):
                         yield piece
-            if start + self._size + self._lateness <= watermark:
+            if start + size + self._lateness <= watermark:
                 self._map.close(start)
 
     def watermark(self, watermark: int | None) -> int | None:
@@ -250,9 +267,10 @@ class _Windowing(Stage):
 
     def restore(self, epoch: int, saved: SavedState) -> None:
         self._map.restore(saved.maps.get("windows", {}))
-        # At a barrier all tasks have taken the same watermarks.
-        known = [watermark for watermark, _, _ in saved.own if watermark is not None]
-        self._watermark = max(known) if known else None
+        # Of several tasks, one may have taken a greater watermark than another, in which order channels fell silent.
+        said = [watermark for watermark, _, _ in saved.own]
+        self._watermark = max((watermark for watermark in said if watermark is not None), default=None)
+        self._fired = None if None in said else min(said, default=None)
         context = self.context
         if context.index == 0 or any(parallelism == context.parallelism for _, _, parallelism in saved.own):
             self.late = sum(late for _, late, _ in saved.own)
@@ -270,6 +288,18 @@ def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int
     return parts
 
 
+def _distinct(keys: Iterable[Any]) -> dict[Any, None]:
+    """The keys, each once; without those that have no hash, whose records have been handled."""
+    try:
+        return dict.fromkeys(keys)
+    except TypeError:
+        found: dict[Any, None] = {}
+        for key in keys:
+            with suppress(TypeError):
+                found[key] = None
+        return found
+
+
 class _WindowMap:
     """The open windows of a task, start -> key -> partial, and which keys have changed since the last snapshot. Saved
     by key, as all keyed state: key -> {start: partial}."""
@@ -284,10 +314,8 @@ class _WindowMap:
         if self._tracked:
             try:
                 self._touched.update(keys)
-            except TypeError:  # some key has no hash: its record has been handled
-                for key in keys:
-                    if getattr(key, "__hash__", None) is not None:
-                        self._touched.add(key)
+            except TypeError:  # some key has no hash
+                self._touched.update(_distinct(keys))
 
     def close(self, start: int) -> None:
         """Forget a window."""

@@ -7,33 +7,12 @@ but what its calls add up to does not, so that too is known without running.
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections import Counter
 from typing import Any
 
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.sinks.collect import Collect
 from tests.runtime.random_flows import Place, RandomFlow, mix, random_flow
-
-
-@dataclass
-class EpochFlow(RandomFlow):
-    """`sums`: sinks whose (key, number) records must add up to these numbers, by key."""
-
-    sums: dict[str, tuple[str, dict[Any, int]]] = field(default_factory=dict)
-
-    def check(self, outputs: dict[str, list[Any]]) -> None:
-        super().check(outputs)
-        for channel, (name, totals) in self.sums.items():
-            assert added(outputs.get(channel, [])) == totals, name
-
-
-def added(records: list[Any]) -> dict[Any, int]:
-    """The sums of (key, number) records."""
-    totals: dict[Any, int] = defaultdict(int)
-    for key, number in records:
-        totals[key] += number
-    return dict(totals)
 
 
 class Tallies(Process):
@@ -83,10 +62,9 @@ class Tallies(Process):
             armed.append(at)
 
 
-def epoch_flow(seed: int) -> EpochFlow:
+def epoch_flow(seed: int) -> RandomFlow:
     """A flow of the seed's choosing."""
-    plain = random_flow(seed)
-    made = EpochFlow(plain.flow, plain.places, plain.expected, plain.last)
+    made = random_flow(seed)
     rng = random.Random(f"epochs {seed}")
     if rng.random() < 0.4:
         _tallies(made, rng.choice(made.places), rng)
@@ -102,7 +80,7 @@ def _key(rng: random.Random) -> Any:
     return lambda record: mix(record, salt) % keys
 
 
-def _tallies(made: EpochFlow, place: Place, rng: random.Random) -> None:
+def _tallies(made: RandomFlow, place: Place, rng: random.Random) -> None:
     key = _key(rng)
     stream = place.stream.key_by(key).process(Tallies(rng.randrange(100)), parallelism=rng.randrange(1, 4))
     totals = dict(Counter(map(key, place.records)))
@@ -118,7 +96,7 @@ def _tallies(made: EpochFlow, place: Place, rng: random.Random) -> None:
         _write(made, f"sums of tallies of {len(totals)} keys", total, list(totals.items()), rng)
 
 
-def _rounds(made: EpochFlow, place: Place, rng: random.Random) -> None:
+def _rounds(made: RandomFlow, place: Place, rng: random.Random) -> None:
     """State that is forgotten every few records of a key."""
     key, size = _key(rng), rng.choice((2, 3, 7))
 
@@ -136,7 +114,7 @@ def _rounds(made: EpochFlow, place: Place, rng: random.Random) -> None:
     _write(made, f"rounds of {size}", stream, expected, rng)
 
 
-def _changed(made: EpochFlow, place: Place, rng: random.Random) -> None:
+def _changed(made: RandomFlow, place: Place, rng: random.Random) -> None:
     """Records that whoever gets them changes."""
 
     def change(record: list[Any]) -> list[Any]:
@@ -150,7 +128,7 @@ def _changed(made: EpochFlow, place: Place, rng: random.Random) -> None:
     _write(made, "changed", stream.map(tuple, parallelism=1), expected, rng)
 
 
-def _write(made: EpochFlow, name: str, stream: Any, records: list[Any], rng: random.Random) -> None:
+def _write(made: RandomFlow, name: str, stream: Any, records: list[Any], rng: random.Random) -> None:
     sink = Collect()
     stream.write(sink, parallelism=rng.randrange(1, 3))
     made.expected[sink.channel] = (name, Counter(records))

@@ -20,11 +20,14 @@ from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.participant import Acknowledged, Participant
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.errors import StoreUnreachable
+from penstock.runtime.event_time import Watermark
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.rud import Entry, OutputCache
 from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, LoggedMap
+from penstock.runtime.task import Task
 from penstock.runtime.timers import Timers
+from penstock.runtime.windowing import _Windowing, _WindowMap
 from tests.epochs.sim import Faults, MemoryStore
 
 Bug = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -132,6 +135,8 @@ def _old_generations() -> Any:
                 task.receive(channel, batch, stamp, len(message))
             elif kind == BARRIER:
                 task.receive_barrier(channel, stamp)
+            elif kind == channels.WATERMARK:
+                task.receive_watermark(channel, stamp)
             else:
                 task.receive_end(channel)
         for due in list(self.wiring.grants_due.values()):
@@ -274,6 +279,61 @@ def _builds_on_what_was_lost() -> Any:
             return write(self, snapshot, parts)
 
     return _patch(Participant, "_write", careless)
+
+
+# --- event time ------------------------------------------------------------------------------------------------------
+
+
+@_plant()
+def _watermark_overtakes() -> Any:
+    """A watermark, which needs no credit, does not wait for the records that do."""
+    return _patch(OutChannel, "watermark", lambda self, value: self.queue.appendleft((Watermark(value), 0)))
+
+
+@_plant()
+def _end_of_time_before_the_end() -> Any:
+    """A task whose inputs have ended says so before it says its last records."""
+
+    def advance_to(self: Task, mark: Any) -> Any:
+        self._stamp, self._mark_in = self.clock(), mark
+        return self._advance()
+
+    return _patch(Task, "advance_to", advance_to)
+
+
+@_plant(_several_epochs)
+def _watermark_forgotten() -> Any:
+    """When an epoch is complete a channel drops all that is before its barrier, the last watermark too."""
+    complete = OutputCache.complete
+
+    def forgetful(self: OutputCache, barrier: int, end: int, watermark: int, epoch: int) -> None:
+        complete(self, barrier, end, -1, epoch)
+
+    return _patch(OutputCache, "complete", forgetful)
+
+
+@_plant(_several_epochs)
+def _windows_fire_again() -> Any:
+    """A task of windows that goes back does not know which have said their results."""
+    restore_ = _Windowing.restore
+
+    def forgetful(self: _Windowing, epoch: int, saved: Any) -> None:
+        restore_(self, epoch, saved)
+        self._watermark = self._fired = None
+
+    return _patch(_Windowing, "restore", forgetful)
+
+
+@_plant()
+def _windows_stay() -> Any:
+    """A window that is closed takes no records, but its state stays."""
+    return _patch(_WindowMap, "close", lambda self, start: None)
+
+
+@_plant()
+def _closed_windows_stay_saved() -> Any:
+    """That a window is closed is not noted as a change."""
+    return _patch(_WindowMap, "close", lambda self, start: self.windows.pop(start))
 
 
 # --- rescale ---------------------------------------------------------------------------------------------------------

@@ -73,21 +73,33 @@ class Modelled:
             kind, stamp, data = BARRIER, self.epoch, b"b"
         elif chance < 0.18:
             kind, stamp, data, self.ended = END, 0, b"e", True
+        elif chance < 0.28:
+            kind, stamp, data = WATERMARK, rng.randrange(-1000, 1000), b"w"
         else:
             kind, stamp, data = DATA, rng.randrange(1000), rng.randbytes(rng.randint(1, largest))
         self.entries.append((kind, stamp, data))
         self.cache.append(entry_of(kind, stamp, data))
 
     def complete(self, epoch: int) -> None:
-        """The model's own: the barrier of an epoch and what came before it goes, or all but the end."""
+        """The model's own: the barrier of an epoch and what came before it goes, or all but the end; the last watermark
+        before that stays."""
         if epoch > self.completed:
             self.completed = epoch
             stamps = [stamp if kind == BARRIER else 0 for kind, stamp, _ in self.entries]
             if epoch in stamps:
-                self.drop(stamps.index(epoch) + 1)
+                self.drop_but_watermark(stamps.index(epoch) + 1)
             elif self.ended and self.entries:
-                self.drop(len(self.entries) - 1)
+                self.drop_but_watermark(len(self.entries) - 1)
         self.cache.complete(BARRIER, END, WATERMARK, epoch)
+
+    def drop_but_watermark(self, count: int) -> None:
+        marks = [at for at in range(count) if self.entries[at][0] == WATERMARK]
+        last = self.entries[marks[-1]] if marks else None
+        sent = bool(marks) and marks[-1] < self.next
+        self.drop(count)
+        if last is not None:
+            self.entries.insert(0, last)
+            self.next += sent
 
     def drop(self, count: int) -> None:
         del self.entries[:count]
@@ -273,6 +285,33 @@ def test_records_stamped_like_an_epoch_are_no_barrier() -> None:
     cache = filled(Rud(), (DATA, 5, b"one"), (BARRIER, 5, b"b"), (DATA, 5, b"two"))
     cache.complete(BARRIER, END, WATERMARK, 5)
     assert held(cache) == [(DATA, 5, b"two")]
+
+
+def test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later_one() -> None:
+    """A receiver that goes back must learn it, and it takes no memory."""
+    rud = Rud()
+    cache = filled(rud, (DATA, 0, b"one"), (WATERMARK, 5, b"v"), (WATERMARK, 6, b"w"), (BARRIER, 1, b"b"))
+    cache.sent()
+    cache.complete(BARRIER, END, WATERMARK, 1)
+    assert held(cache) == [(WATERMARK, 6, b"w")]
+    assert (rud.used, cache.next) == (0, 0), "it is still to be sent"
+    cache.sent()
+    for epoch in (2, 3):
+        cache.append(entry_of(DATA, 0, b"two"))
+        cache.append(entry_of(BARRIER, epoch, b"b"))
+        cache.complete(BARRIER, END, WATERMARK, epoch)
+        assert held(cache) == [(WATERMARK, 6, b"w")]
+        assert cache.next == 1, "it was sent"
+        assert rud.used == 0
+    cache.append(entry_of(WATERMARK, 7, b"x"))
+    cache.append(entry_of(BARRIER, 4, b"b"))
+    cache.append(entry_of(END, 0, b"e"))
+    cache.complete(BARRIER, END, WATERMARK, 4)
+    assert held(cache) == [(WATERMARK, 7, b"x"), (END, 0, b"e")]
+    cache.complete(BARRIER, END, WATERMARK, 5)
+    assert held(cache) == [(WATERMARK, 7, b"x"), (END, 0, b"e")]
+    cache.rewind()
+    assert cache.next == 0
 
 
 # --- disks ------------------------------------------------------------------------------------------------------

@@ -16,9 +16,10 @@ from penstock.runtime.process import ProcessContext
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.task import SourceTask
 from tests.epochs.campaign import campaign, main, run_seed
-from tests.epochs.flows import EpochFlow, epoch_flow
+from tests.epochs.flows import epoch_flow
 from tests.epochs.planted import PLANTED
 from tests.epochs.sim import EpochCluster, Faults, Process, Stuck, faults_of
+from tests.runtime.random_flows import RandomFlow
 from tests.runtime.sim import Trickle, small_steps
 
 SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "300"))
@@ -79,9 +80,9 @@ class Scene(EpochCluster):
         return next(task.number for task in self.plan.tasks if self.plan.task_name(task).startswith(name))
 
 
-def line(n: int) -> EpochFlow:
+def line(n: int) -> RandomFlow:
     """read > middle > last, each with one task."""
-    made = EpochFlow(Flow("line", chaining=False))
+    made = RandomFlow(Flow("line", chaining=False))
     sink = Collect()
     stream = made.flow.read(Trickle([list(range(n))], 1), name="read", parallelism=1)
     stream.map(lambda record: record + 1, name="middle", parallelism=1).write(sink, name="last", parallelism=1)
@@ -109,7 +110,7 @@ def test_those_before_a_failure_go_on_meanwhile() -> None:
 
 
 def test_what_does_not_depend_on_a_failure_ends_meanwhile() -> None:
-    made = EpochFlow(Flow("two-lanes", chaining=False))
+    made = RandomFlow(Flow("two-lanes", chaining=False))
     for name in ("a", "b"):
         sink = Collect()
         read = made.flow.read(Trickle([list(range(200))], 1), name=f"read-{name}", parallelism=1)
@@ -157,7 +158,7 @@ def test_epochs_quicker_than_a_worker_do_not_stop_its_sources() -> None:
 
 
 def test_a_timer_that_is_always_due_does_not_stop_its_task() -> None:
-    made = EpochFlow(Flow("restless", chaining=False))
+    made = RandomFlow(Flow("restless", chaining=False))
     sink = Collect()
 
     def work(ctx: ProcessContext, key: Any, record: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from typing import Any
 from penstock.runtime.flow import Flow, Stream
 from penstock.runtime.process import ProcessContext
 from penstock.runtime.sinks.collect import Collect
+from penstock.runtime.windows import Sliding, Tumbling
 from tests.runtime.sim import Trickle
 
 RECORDS_MAX = 1500  # in a stream: a flow should take milliseconds
@@ -37,12 +38,14 @@ class Place:
 
 @dataclass
 class RandomFlow:
-    """A flow, and for each of its sinks what must reach it. `last` sinks get results that grow: the greatest counts."""
+    """A flow, and for each of its sinks what must reach it. `last` sinks get results that grow: the greatest counts;
+    the (key, number) records of `sums` sinks must add up to these numbers, by key."""
 
     flow: Flow
     places: list[Place] = field(default_factory=list)
     expected: dict[str, tuple[str, Counter[Any]]] = field(default_factory=dict)
     last: dict[str, tuple[str, dict[Any, int]]] = field(default_factory=dict)
+    sums: dict[str, tuple[str, dict[Any, int]]] = field(default_factory=dict)
 
     def check(self, outputs: dict[str, list[Any]]) -> None:
         for channel, (name, records) in self.expected.items():
@@ -53,6 +56,16 @@ class RandomFlow:
             for key, count in outputs.get(channel, []):
                 greatest[key] = max(count, greatest.get(key, 0))
             assert greatest == counts, name
+        for channel, (name, totals) in self.sums.items():
+            assert added(outputs.get(channel, [])) == totals, name
+
+
+def added(records: list[Any]) -> dict[Any, int]:
+    """The sums of (key, number) records."""
+    totals: dict[Any, int] = defaultdict(int)
+    for key, number in records:
+        totals[key] += number
+    return dict(totals)
 
 
 def random_flow(seed: int) -> RandomFlow:
@@ -70,6 +83,9 @@ def random_flow(seed: int) -> RandomFlow:
     for place in made.places:
         if not place.used or rng.random() < 0.1:
             _write(made, place, rng)
+    windows = random.Random(f"windows {seed}")  # of its own: the rest of a seed's flow stays as it was
+    if windows.random() < 0.5:
+        windows.choice(_WINDOWS)(made, windows.choice(made.places), windows, seed)
     return made
 
 
@@ -233,6 +249,105 @@ _OPERATORS: tuple[Callable[[RandomFlow, Place, random.Random], list[Place]], ...
     _keyed,
     _process,
 )
+
+
+# --- windows -------------------------------------------------------------------------------------------------------
+
+SPAN = 400  # ms of event time in a flow
+
+
+def _window(rng: random.Random) -> Sliding:
+    size = rng.choice((5, 20, 70, 200))
+    if rng.random() < 0.5:
+        return Tumbling(size / 1000, rng.choice((0, 3)) / 1000)
+    return Sliding(size / 1000, rng.randrange((size + 1) // 2, size + 1) / 1000)
+
+
+def _on_the_way(stream: Stream, rng: random.Random) -> Stream:
+    """Something between watermarks and windows."""
+    if rng.random() < 0.5:
+        stream = stream.rebalance().filter(lambda record: True, parallelism=rng.randrange(1, 4))
+    return stream
+
+
+def _disordered(made: RandomFlow, place: Place, rng: random.Random, seed: int) -> None:
+    """Records of any order and silent inputs, and lateness that covers all: the last results are whole."""
+    salt, keys = rng.randrange(100), rng.choice((1, 3, 50))
+    time = lambda record: mix(record, salt) % SPAN
+    key = lambda record: mix(record, salt + 1) % keys
+    marked = place.stream.watermark(
+        time,
+        out_of_orderness_s=rng.choice((0.0, 0.03, 0.2)),
+        idle_s=rng.choice((None, 0.001, 0.01)),
+        parallelism=rng.randrange(1, 4),
+    )
+    window = _window(rng)
+    late = 2 * SPAN / 1000
+    emit: Any = rng.choice(("final", "final", "latest"))
+    keyed = _on_the_way(marked, rng).key_by(key).window(window, time=time, lateness_s=late)
+    counts = keyed.count(emit=emit, parallelism=rng.randrange(1, 4))
+    sink = Collect()
+    counts.map(lambda result: ((result[0], result[1]), result[3]), parallelism=rng.randrange(1, 3)).write(
+        sink, parallelism=rng.randrange(1, 3)
+    )
+    expected = Counter((key(record), start) for record in place.records for start in window.starts(time(record)))
+    made.last[sink.channel] = (f"last counts in {window}", dict(expected))
+    if rng.random() < 0.4:
+        sink = Collect()
+        counts.side_output("late").write(sink, parallelism=1)
+        made.expected[sink.channel] = (f"late for {window}", Counter())
+
+
+def _dropped(made: RandomFlow, place: Place, rng: random.Random, seed: int) -> None:
+    """Records of any order, of which many are late: each is in one result or late."""
+    salt, keys = rng.randrange(100), rng.choice((1, 3, 50))
+    time = lambda record: mix(record, salt) % SPAN
+    key = lambda record: mix(record, salt + 1) % keys
+    marked = place.stream.watermark(
+        time,
+        out_of_orderness_s=rng.choice((0.0, 0.1, 0.3)),
+        idle_s=rng.choice((None, 0.001, 0.01)),
+        parallelism=rng.randrange(1, 4),
+    )
+    window = Tumbling(rng.choice((0.005, 0.02, 0.07)))
+    counts = _on_the_way(marked, rng).key_by(key).window(window, time=time).count(parallelism=rng.randrange(1, 4))
+    late = counts.side_output("late").map(lambda record: (key(record), 1), parallelism=rng.randrange(1, 3))
+    sink = Collect()
+    counts.map(lambda result: (result[0], result[3]), parallelism=rng.randrange(1, 3)).union(late).write(
+        sink, parallelism=1
+    )
+    made.sums[sink.channel] = (f"in {window} or late", dict(Counter(map(key, place.records))))
+
+
+def _ordered(made: RandomFlow, place: Place, rng: random.Random, seed: int) -> None:
+    """Sources whose records are no further out of order than they say: each result leaves once, and none is late."""
+    streams, records = [], []
+    disorder = rng.choice((0, 10, 50))
+    for source in range(rng.randrange(1, 3)):
+        n = rng.choice((1, 40, 120))
+        times = [i * SPAN // n + rng.randrange(-disorder, disorder + 1) // 2 for i in range(n)]
+        some = [(source, i, time) for i, time in enumerate(times)]
+        records += some
+        # One split: those that a task reads must not be further apart than they say.
+        read = made.flow.read(Trickle([some], seed), parallelism=rng.randrange(1, 3))
+        parallelism = made.flow.graph.operators[read._taps[0].operator].parallelism
+        streams.append(read.forward().watermark(2, out_of_orderness_s=disorder / 1000, parallelism=parallelism))
+    stream = streams[0].union(*streams[1:]) if len(streams) > 1 else streams[0]
+    salt, keys = rng.randrange(100), rng.choice((1, 3, 50))
+    key = lambda record: mix(record, salt) % keys
+    window = _window(rng)
+    lateness = rng.choice((0.0, 0.015, 0.1))
+    keyed = _on_the_way(stream, rng).key_by(key).window(window, time=2, lateness_s=lateness)
+    counts = keyed.count(parallelism=rng.randrange(1, 4))
+    expected = Counter((key(record), start) for record in records for start in window.starts(record[2]))
+    results = [(k, start, start + window.size, n) for (k, start), n in expected.items()]
+    if rng.random() < 0.4:
+        counts.side_output("late").write(sink := Collect(), parallelism=1)
+        made.expected[sink.channel] = (f"late for {window} of ordered records", Counter())
+    _write(made, Place(counts, results), rng)
+
+
+_WINDOWS: tuple[Callable[[RandomFlow, Place, random.Random, int], None], ...] = (_disordered, _dropped, _ordered)
 
 
 def _write(made: RandomFlow, place: Place, rng: random.Random) -> None:

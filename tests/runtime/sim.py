@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from penstock.runtime import operators, output, state
+from penstock.runtime import operators, output, state, windowing
 from penstock.runtime import task as task_module
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.build import build
 from penstock.runtime.channel import OutChannel
+from penstock.runtime.event_time import Watermark
 from penstock.runtime.flow import Flow
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
@@ -56,6 +57,7 @@ def small_steps(seed: int) -> Iterator[None]:
         mock.patch.object(task_module, "_LIMIT_FIRST", rng.choice((1, 4, LIMIT_RECORDS))),
         mock.patch.object(task_module, "_LIMIT_MAX", LIMIT_RECORDS),
         mock.patch.object(operators, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
+        mock.patch.object(windowing, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(output, "COMBINED_KEYS_MAX", COMBINED_KEYS),
         mock.patch.object(state, "_CHUNK_RECORDS", 6),
         mock.patch.object(state, "_BLIND_EPOCHS", 3),
@@ -234,7 +236,7 @@ class Ledger:
                 self._watch_channel(channel)
 
     def _watch_channel(self, channel: OutChannel) -> None:
-        push = channel.push
+        push, watermark = channel.push, channel.watermark
 
         def watched(batch: Batch, stamp: int) -> None:
             assert len(batch), f"channel {channel.number}: an empty batch was pushed"
@@ -242,10 +244,16 @@ class Ledger:
             self.pushed[channel.number] += _records(batch)
             push(batch, stamp)
 
+        def watched_watermark(value: int) -> None:
+            assert not channel.ended, f"channel {channel.number}: a watermark was pushed after the end"
+            self.pushed[channel.number].append(("watermark", value))
+            watermark(value)
+
         channel.push = watched  # type: ignore[method-assign]
+        channel.watermark = watched_watermark  # type: ignore[method-assign]
 
     def _watch_task(self, task: Task) -> None:
-        receive, receive_end = task.receive, task.receive_end
+        receive, receive_watermark, receive_end = task.receive, task.receive_watermark, task.receive_end
 
         def watched(channel: int, batch: Batch, stamp: int, cost: int) -> None:
             assert channel not in self.ended, f"channel {channel}: records came after its end"
@@ -253,11 +261,17 @@ class Ledger:
             self.largest[channel] = max(self.largest[channel], cost)
             receive(channel, batch, stamp, cost)
 
+        def watched_watermark(channel: int, value: int) -> None:
+            assert channel not in self.ended, f"channel {channel}: a watermark came after its end"
+            self.received[channel].append(("watermark", value))
+            receive_watermark(channel, value)
+
         def watched_end(channel: int) -> None:
             self.ended.append(channel)
             receive_end(channel)
 
         task.receive = watched  # type: ignore[method-assign]
+        task.receive_watermark = watched_watermark  # type: ignore[method-assign]
         task.receive_end = watched_end  # type: ignore[method-assign]
 
     def check_bounds(self, tasks: list[Task]) -> None:
@@ -265,9 +279,9 @@ class Ledger:
         for task in tasks:
             held: dict[int, int] = defaultdict(int)
             rests = 0
-            for channel, _, _, cost in task.inbox.ready:
+            for channel, batch, _, cost in task.inbox.ready:
                 held[channel] += cost
-                rests += cost == 0
+                rests += cost == 0 and not isinstance(batch, Watermark)
             for channel, cost in held.items():
                 bound = self._cluster.window + self.largest[channel]
                 assert cost <= bound, f"{task.name}: channel {channel} holds {cost} bytes, more than {bound}"
@@ -279,7 +293,7 @@ class Ledger:
                 assert queued <= bound, f"{task.name}: {queued} records wait in channel {channel.number}"
 
     def check_end(self) -> None:
-        """Every channel carried what was pushed, once and in order, and then ended."""
+        """Every channel carried what was pushed, watermarks too, once and in order, and then ended."""
         channels = {channel.number for task in self._cluster.tasks for channel in task.channels}
         assert sorted(self.ended) == sorted(channels), "each channel must end exactly once"
         for number in channels:

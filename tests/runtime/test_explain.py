@@ -32,6 +32,16 @@ physical plan: 10 tasks on 2 workers
       -> [5] all, from side output rare, 4 channels
   [4] write_2  x2
   [5] write_4  x2
+
+in a burst (dual=...)
+  read     stays: it reads; its raw input goes to Spark
+  split    can go to Spark
+  write    stays: it writes, by epochs
+  count    stays: its state stays with its tasks; Spark makes partial aggregates for it
+  audit    stays: its state and timers are the function's own
+  write_2  stays: it writes, by epochs
+  write_3  stays: it writes, by epochs
+  write_4  stays: it writes, by epochs
 """
 
 

@@ -18,6 +18,7 @@ from penstock.runtime.operators import Operator, Read
 from penstock.runtime.plan import Plan, TaskId
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.state import SavedState
+from penstock.runtime.watermarks import MakeWatermarks
 
 Get = Callable[[Blob], bytes]
 
@@ -50,6 +51,9 @@ def read_changed(plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Ge
         elif operator.is_sink:
             mine = [entry for entry in savers if entry.index % chain.parallelism == task.index]
             states[operator.name] = SavedState(own=_own(operator, mine, get, plan.key_groups))
+        elif isinstance(operator, MakeWatermarks):
+            running = [entry for entry in savers if not entry.finished]
+            states[operator.name] = SavedState(own=_own(operator, running, get, plan.key_groups))
     return states, finished, True, splits
 
 

@@ -64,8 +64,37 @@ class Reader(ABC):
         returned less than its limit."""
         return 0.0
 
+    def behind(self) -> int:
+        """How many records are ready beyond those handed out, as far as is known; may be asked at any time."""
+        return 0
+
     def close(self) -> None:
         """Release files, sockets, threads."""
+
+
+class ColumnReader(Reader):
+    """A reader that can hand out its records as Arrow columns, of which Python touches no row: what read() would give,
+    as a RecordBatch; plain text in one column "value"."""
+
+    @abstractmethod
+    def read_arrow(self, limit: int) -> Any:
+        """Up to `limit` records that are ready now, maybe none, as a pyarrow RecordBatch; must not wait."""
+
+
+def together(batches: list[Any]) -> Any:
+    """One RecordBatch of several of one schema; of none, an empty list."""
+    if len(batches) < 2:
+        return batches[0] if batches else []
+    import pyarrow as pa
+
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def rows_of(columns: Any) -> list[Any]:
+    """The records of a RecordBatch that a ColumnReader gave, as its read() gives them."""
+    if columns.schema.names == ["value"]:
+        return list(columns.column(0).to_pylist())
+    return list(columns.to_pylist())
 
 
 class Source(ABC):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceContext, Split
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
@@ -110,15 +111,26 @@ class TextFiles(LineFiles):
     def decoder(self) -> Decoder:
         return TextDecoder(self.encoding)
 
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        decoder = TextDecoder(self.encoding)
+        return TextReader(splits, context, decoder, self.max_line_bytes, type(self).__name__, decoder.column)
+
 
 class LineReader(Reader):
     """Reads file ranges one after the other."""
 
     def __init__(
-        self, splits: list[Split], context: SourceContext, decode: Decoder, max_line: int, source: str
+        self,
+        splits: list[Split],
+        context: SourceContext,
+        decode: Decoder,
+        max_line: int,
+        source: str,
+        column: Callable[[bytes, int], Any] = lambda data, base: None,
     ) -> None:
         self._context = context
         self._decode = decode
+        self._column = column  # makes an Arrow column of a block's lines; None: they have to be decoded one by one
         self._max_line = max_line
         self._source = source
         self._waiting = deque(splits)
@@ -133,15 +145,20 @@ class LineReader(Reader):
         while not self.finished:
             block = self._block
             if block is not None and self._next < len(block.records):
-                first = self._next
-                self._next = min(first + limit, len(block.records))
-                records = block.records[first : self._next]
+                records = self._take(block, limit)
+                if not isinstance(records, list):
+                    records = records.to_pylist()
                 return records if block.clean else readable(records, self._context.errors)
             self._advance()
         return []
 
-    def _advance(self) -> None:
-        """Go to the next block, in this file range or the next one."""
+    def _take(self, block: Block, limit: int) -> Any:
+        first = self._next
+        self._next = min(first + limit, len(block.records))
+        return block.records[first : self._next]
+
+    def _advance(self, columns: bool = False) -> None:
+        """Go to the next block, in this file range or the next one; with its lines as an Arrow column if it can be."""
         if self._split is None:
             if not self._waiting:
                 self.finished = True
@@ -172,8 +189,12 @@ class LineReader(Reader):
                 self._close_file()
                 self._split = None
                 return
-            records, clean = self._decode(data, split.payload.path, base)
-            self._block = Block(base, data, records, clean)
+            column = self._column(data, base) if columns else None
+            if column is None:
+                records, clean = self._decode(data, split.payload.path, base)
+                self._block = Block(base, data, records, clean)
+            else:
+                self._block = Block(base, data, column, clean=True)
         self._next = 0
 
     def _damaged(self, split: Split, base: int, error: CorruptGzip) -> Block:
@@ -197,3 +218,23 @@ class LineReader(Reader):
         self._block = None
         self._waiting.clear()
         self.finished = True
+
+
+class TextReader(LineReader, ColumnReader):
+    """Reads lines, also as an Arrow column of which Python touches no row."""
+
+    def read_arrow(self, limit: int) -> Any:
+        """See ColumnReader."""
+        import pyarrow as pa
+
+        lines: Any = []
+        while not self.finished:
+            block = self._block
+            if block is not None and self._next < len(block.records):
+                lines = self._take(block, limit)
+                if isinstance(lines, list) and not block.clean:
+                    lines = readable(lines, self._context.errors)
+                break
+            self._advance(columns=True)
+        column = pa.array(lines, pa.string()) if isinstance(lines, list) else lines
+        return pa.record_batch([column], ["value"])

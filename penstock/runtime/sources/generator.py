@@ -163,6 +163,31 @@ class _Track:
             self.ended = True
         return range(first, first + count * self.stride, self.stride), stamp
 
+    def behind(self, now: int) -> int:
+        """How many records are due that have not been made; with random gaps, as many as are to be expected."""
+        if self.ended:
+            return 0
+        if self._schedule is None or self._start is None:
+            return 0 if self._most is None else self._most - self.made
+        passed = now - self._start
+        if self._duration_ns is not None:
+            passed = min(passed, self._duration_ns - 1)
+        low, step = self.made, 1
+        while self._is_due(low + step, passed):  # doubling, then halving: a schedule knows times of counts only
+            low, step = low + step, 2 * step
+        while step > 1:
+            step //= 2
+            if self._is_due(low + step, passed):
+                low += step
+        due = low - self.made + self._is_due(low, passed)
+        return due if self._most is None else min(due, self._most - self.made)
+
+    def _is_due(self, number: int, passed: int) -> bool:
+        import numpy as np
+
+        assert self._schedule is not None
+        return bool(self._schedule.due_ns(np.array([self.first + float(number) * self.stride]))[0] <= passed)
+
     def next_due(self) -> int | None:
         """When the next record is due; None: when asked."""
         return None if self._schedule is None else self._next_due()
@@ -240,6 +265,10 @@ class _GeneratorReader(Reader):
         if not due or None in due:
             return 0.0
         return max(0, min(time for time in due if time is not None) - self._clock()) / 1e9
+
+    def behind(self) -> int:
+        now = self._clock()
+        return sum(track.behind(now) for track in self._active)
 
     def offsets(self) -> dict[str, Any]:
         return {track.name: track.made for track in self._tracks}

@@ -42,10 +42,10 @@ class Block:
 
     __slots__ = ("_ends", "after", "base", "clean", "data", "records")
 
-    def __init__(self, base: int, data: bytes, records: list[Any], clean: bool, after: int | None = None) -> None:
+    def __init__(self, base: int, data: bytes, records: Any, clean: bool, after: int | None = None) -> None:
         self.base = base
         self.data = data
-        self.records = records
+        self.records = records  # a list, or an Arrow column
         self.clean = clean  # no Unreadable among the records
         self.after = base + len(data) if after is None else after
         self._ends: npt.NDArray[np.intp] | None = None
@@ -120,6 +120,19 @@ class TextDecoder:
                 lines.pop()
             return lines, True
         return self._each(data, name, base)
+
+    def column(self, data: bytes, base: int) -> Any:
+        """The lines of a block as an Arrow column; None: they have to be decoded one by one."""
+        if self._encoding != "utf-8" or self._strip_bom or b"\r" in data:
+            return None
+        import pyarrow as pa
+        from pyarrow import compute
+
+        try:
+            text = pa.array([data.removesuffix(b"\n")], pa.large_binary()).cast(pa.large_string())
+        except pa.ArrowInvalid:
+            return None  # not UTF-8: which line?
+        return compute.split_pattern(text, "\n").values.cast(pa.string())
 
     def _each(self, data: bytes, name: str, base: int) -> tuple[list[Any], bool]:
         out: list[Any] = []

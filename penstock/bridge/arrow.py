@@ -1,0 +1,286 @@
+"""The way of a micro-batch into Spark and out again, as Arrow from end to end (D4).
+
+In: the batch is brought into the types that Spark reads, written as an Arrow stream once, and the JVM takes it from
+there: through Ray's object store where the executors are RayDP's, through a file in memory where Spark is plain. Out:
+the executors write Arrow and the driver passes it on. No row ever becomes a Python object, and pandas is not needed.
+
+    with micro_batch(session, table) as frame:
+        counts = to_arrow(frame.groupBy("word").count())
+
+What must never happen:
+
+- Rows changed on the way. A type that Spark lacks is widened where that is exact (uint32 to int64), and refused where
+  it is not, with the column's name: a value may not be rounded because there was a burst.
+- An object in Ray's store, a file or a cached frame left behind. The file has no name, so nothing remains of it
+  even when this process is killed; nothing is ever cached.
+- A stream taken for another: batches are given as Arrow objects or as the bytes of an Arrow IPC stream, and damaged
+  bytes are refused before Spark sees them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.runtime.errors import CodecError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from penstock.bridge.session import Session
+
+#: A part of fewer rows is not worth a task of its own.
+MIN_PART_ROWS = 2048
+
+_POOL = "spark.scheduler.pool"
+
+
+@contextlib.contextmanager
+def micro_batch(
+    session: Session, batch: pa.Table | pa.RecordBatch | bytes, *, parts: int | None = None, pool: str | None = None
+) -> Iterator[DataFrame]:
+    """A batch as a DataFrame, for as long as the block lasts: collect within it.
+
+    Micro-batches in flight at the same time come from threads of their own; `pool` names the share of the cluster that
+    this thread's jobs belong to. Use the same few names again: Spark keeps a pool for every name.
+    """
+    held: list[Any] = []
+    context = session.spark.sparkContext
+    before = context.getLocalProperty(_POOL) if pool else None
+    if pool:
+        context.setLocalProperty(_POOL, pool)
+    try:
+        yield to_dataframe(session, batch, parts=parts, held=held)
+    finally:
+        held.clear()
+        if pool:
+            context.setLocalProperty(_POOL, before)
+
+
+def to_dataframe(
+    session: Session,
+    batch: pa.Table | pa.RecordBatch | bytes,
+    *,
+    parts: int | None = None,
+    held: list[Any] | None = None,
+) -> DataFrame:
+    """A batch as a DataFrame, in `parts` partitions: as many as there are cores, or fewer if it is small.
+
+    What the data lives in is added to `held`, and without that is kept by the frame: keep this, not only one made from
+    it, until the result has been collected. CodecError names a column that cannot go to Spark.
+    """
+    from pyspark.sql import DataFrame
+
+    table, schema = spark_form(batch)
+    parts = parts or max(1, min(session.cores, table.num_rows // MIN_PART_ROWS))
+    rows = max(1, -(-table.num_rows // parts))  # in each part
+    refs: list[Any] = []
+    if session.put is not None and table.num_rows:
+        refs = [session.put(_stream(table.slice(start, rows))) for start in range(0, table.num_rows, rows)]
+        jframe = _from_store(session, refs, schema)
+    else:
+        jframe = _from_memory(session, table, rows, schema)
+    frame = DataFrame(jframe, session.spark)
+    if held is None:
+        frame._penstock_held = refs
+    else:
+        held += refs
+    return frame
+
+
+def _from_store(session: Session, refs: list[Any], schema: str) -> Any:
+    """The frame of streams in Ray's object store, one a partition; executors read them there.
+
+    RayDP's own function looks for the owner of every object and fetches the first one to see what it is; we have just
+    put them.
+    """
+    spark: Any = session.spark
+    if session.owner is None:
+        session.owner = refs[0].owner_address()
+    jvm = spark.sparkContext._jvm
+    ids = [ref.binary() for ref in refs]
+    rdd = jvm.org.apache.spark.rdd.RayDatasetRDD(spark._jsc, ids, [session.owner] * len(ids))
+    return jvm.org.apache.spark.sql.raydp.ObjectStoreReader.RayDatasetToDataFrame(spark._jsparkSession, rdd, schema)
+
+
+def _from_memory(session: Session, table: pa.Table, rows: int, schema: str) -> Any:
+    """The frame of a stream that the driver reads at once; each Arrow batch in it becomes a partition."""
+    spark: Any = session.spark
+    reader = spark.sparkContext._jvm.PythonSQLUtils
+    file = os.memfd_create("penstock-batch")
+    try:
+        with os.fdopen(file, "wb", closefd=False) as sink:
+            _write(table, sink, rows)
+        batches = reader.readArrowStreamFromFile(f"/proc/{os.getpid()}/fd/{file}")
+    finally:
+        os.close(file)
+    return reader.toDataFrame(batches, schema, spark._jsparkSession)
+
+
+def _write(table: pa.Table, sink: Any, rows: int) -> None:
+    # Batches end where chunks do; each would be a partition.
+    whole = table.combine_chunks() if any(column.num_chunks > 1 for column in table.columns) else table
+    with pa.ipc.new_stream(sink, whole.schema) as writer:
+        writer.write_table(whole, max_chunksize=rows)
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    _write(table, sink, max(1, table.num_rows))
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
+
+
+def to_arrow(frame: DataFrame) -> pa.Table:
+    """The rows of a DataFrame, in order; runs it. Spark's own exceptions come through.
+
+    Without the way through pandas that PySpark 3.5 takes, and with the schema also where there are no rows.
+    """
+    from pyspark.errors.exceptions.captured import unwrap_spark_exception
+    from pyspark.java_gateway import local_connect_and_auth
+
+    jframe: Any = frame._jdf
+    port, secret, server = jframe.collectAsArrowToPython()
+    with unwrap_spark_exception():
+        try:
+            stream, socket = local_connect_and_auth(port, secret)
+            try:
+                socket.settimeout(None)  # a job may take its time before the first byte comes
+                table = _collect(stream)
+            finally:
+                with contextlib.suppress(OSError):
+                    stream.close()
+                socket.close()
+        finally:
+            server.getResult()  # raises what made the job fail; the reason why a stream was cut short
+    plain, _ = _spark_schema(table.schema)
+    return table if plain == table.schema else table.cast(plain)
+
+
+def _collect(stream: Any) -> pa.Table:
+    """Arrow batches in the order in which they were ready, then where each belongs."""
+    with pa.ipc.open_stream(stream) as reader:
+        schema, batches = reader.schema, list(reader)
+    (count,) = struct.unpack("!i", stream.read(4))
+    if count < 0:  # the job failed, and its server says how
+        return schema.empty_table()
+    order = struct.unpack(f"!{count}i", stream.read(4 * count))
+    return pa.Table.from_batches([batches[i] for i in order], schema)
+
+
+def spark_form(batch: pa.Table | pa.RecordBatch | bytes) -> tuple[pa.Table, str]:
+    """The batch with the types that Spark reads, and their schema in Spark's JSON."""
+    if isinstance(batch, pa.RecordBatch):
+        table = pa.Table.from_batches([batch])
+    elif isinstance(batch, pa.Table):
+        table = batch
+    else:
+        try:
+            with pa.ipc.open_stream(batch) as reader:
+                table = reader.read_all()
+            table.validate()
+        except (pa.ArrowException, OSError, TypeError, EOFError) as error:
+            raise CodecError(f"a batch for Spark is no whole Arrow IPC stream: {error}") from error
+    target, schema = _spark_schema(table.schema)
+    if target == table.schema:
+        return table, schema
+    columns = []
+    for name, column, to in zip(table.column_names, table.columns, target.types, strict=True):
+        try:
+            columns.append(column if column.type == to else column.cast(to))
+        except pa.ArrowException as error:
+            raise CodecError(f"column {name!r} cannot go to Spark as {to}: {error}") from error
+    return pa.Table.from_arrays(columns, schema=target), schema
+
+
+@functools.lru_cache(maxsize=256)
+def _spark_schema(schema: pa.Schema) -> tuple[pa.Schema, str]:
+    """The schema that Spark can read, and the same in its JSON."""
+    if not len(schema):
+        raise CodecError("a batch without columns cannot go to Spark: keep at least one")
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise CodecError(f"a batch for Spark has two columns of one name: {', '.join(map(repr, twice))}; rename one")
+    fields, types = [], []
+    for column in schema:
+        try:
+            to, spark = _spark_type(column.type)
+        except _NotInSpark as error:
+            raise CodecError(f"column {column.name!r} of type {column.type} cannot go to Spark: {error}") from None
+        fields.append(pa.field(column.name, to))
+        # Nullable whatever the batch says: Spark would read a null that should not be there as a zero.
+        types.append({"name": column.name, "type": spark, "nullable": True, "metadata": {}})
+    return pa.schema(fields), json.dumps({"type": "struct", "fields": types})
+
+
+class _NotInSpark(Exception):
+    """A type has no exact counterpart in Spark; the text is the remedy."""
+
+
+_SAME = {
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.null(): "void",
+    pa.duration("us"): "interval day to second",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.timestamp("us", "UTC"): "timestamp",
+}
+_WIDENED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+
+
+def _spark_type(type: pa.DataType) -> tuple[pa.DataType, Any]:
+    """The Arrow type that Spark reads for a type, and what Spark's JSON calls it."""
+    is_ = pa.types
+    to = _WIDENED.get(type, type)
+    if is_.is_timestamp(type):
+        to = pa.timestamp("us", "UTC" if type.tz else None)  # an instant is the same one in any zone
+    elif is_.is_duration(type):
+        to = pa.duration("us")
+    elif is_.is_fixed_size_binary(type):
+        to = pa.binary()
+    elif is_.is_dictionary(type):
+        return _spark_type(type.value_type)
+    if to in _SAME:
+        return to, _SAME[to]
+    if is_.is_decimal(type):
+        if type.precision > 38 or not 0 <= type.scale <= type.precision:
+            raise _NotInSpark("a decimal there has at most 38 digits, and a scale within them")
+        return pa.decimal128(type.precision, type.scale), f"decimal({type.precision},{type.scale})"
+    if is_.is_list(type) or is_.is_large_list(type) or is_.is_fixed_size_list(type):
+        item, spark = _spark_type(type.value_type)
+        # The field's name as Spark writes it, so that a batch that comes back has the same type.
+        return pa.list_(pa.field("element", item)), {"type": "array", "elementType": spark, "containsNull": True}
+    if is_.is_map(type):
+        (key, spark_key), (item, spark_item) = _spark_type(type.key_type), _spark_type(type.item_type)
+        spark = {"type": "map", "keyType": spark_key, "valueType": spark_item, "valueContainsNull": True}
+        return pa.map_(key, item), spark
+    if is_.is_struct(type) and type.num_fields:
+        inner = [(type.field(i).name, *_spark_type(type.field(i).type)) for i in range(type.num_fields)]
+        fields = [{"name": name, "type": spark, "nullable": True, "metadata": {}} for name, _, spark in inner]
+        return pa.struct([pa.field(name, to) for name, to, _ in inner]), {"type": "struct", "fields": fields}
+    if is_.is_uint64(type):
+        raise _NotInSpark("it has no unsigned 64-bit numbers; cast it to int64 or decimal128(20, 0)")
+    raise _NotInSpark("it has no such type; cast the column to one that it has, or leave it out")

@@ -1,0 +1,572 @@
+"""Burst detection: when a range of operators leaves the record tasks for Spark, and when it comes back (PAPERS row D2).
+
+From DO (ICPP 2018), section 4.2. With L records waiting before the range, arriving at V a second, and micro-batches
+gathered for T seconds, a record takes
+
+    LatencyD = L / PD + t_dt                              as a record          (Eq. 4)
+    LatencyO = T/2 + t_s + V*T / PO + t_ot                in a micro-batch     (Eq. 5)
+
+so Spark answers sooner from this queue length on:
+
+    L_switch = K * (V*T) + C * PD      K = PD / PO,  C = T/2 + t_s + t_ot - t_dt          (Eq. 6)
+    L_up = (1 + delta) * L_switch      L_down = (1 - delta) * L_switch                    (Eq. 7)
+
+**The names.** PD is the speed of the *data stream* (record by record), PO that of the *operation stream* (Spark): the
+paper says so above Eq. 4, and only so do the equations hold. Read the other way round, with a Spark four times as quick
+K is 4 instead of 1/4, and L_switch so long that most bursts never reach it. So the code says `record_rate` (PD) and
+`operation_rate` (PO). t_s is the time to schedule a micro-batch (coordination and distribution, section 2.1), t_ot and
+t_dt are the times of network transmission in the operation stream and in the data stream. Both terms of L_switch are
+records: K is a plain number, V*T records, C seconds, PD records/s.
+
+Where we differ from the paper, and why:
+
+- **K is measured.** The paper sets it "empirically to 0.2", though it defines it as PD/PO and its own throughput
+  figures (Spark 3.0/1.14 times JStorm's) make it 0.38. A K that is wrong by hand switches when it cannot pay.
+- **PO is Spark's speed without its fixed cost**, which is t_s + t_ot and stands in C already (`cost.py` fits both). An
+  average of the two would count the fixed cost twice.
+- **C is not below 0.** t_dt must be the way of a record that waits for nobody. Measured under load it holds queues as
+  well, which L counts: with the paper's Table 2 (V 40,000/s, T 1 s, K 0.2; t_dt 1,533 ms against 500 + 39 + 44 ms)
+  L_switch is 8,000 - 0.95 s * PD, negative for every PD above 8,421/s: L_up is below L_down, an empty queue a burst.
+- **The queue that there is goes to Spark too**, and Spark has to be made ready. Eq. 5 compares states that have lasted
+  for ever. So beyond L > L_up, which is necessary, a switch must pay: Spark, its fixed cost at the longest interval
+  included, is quicker by a margin than the record tasks; and with the time to prepare and to switch it is through with
+  the queue sooner than they are. The reason says why not, with the figures.
+- **L < L_down is not enough to come back.** In the operation stream the queue swings between 0 and V*T with every
+  batch, and an instant after a batch was cut it is empty at any load: the greatest L of the longest interval counts.
+  And the record tasks must be able to bear V, or the burst is there again at once.
+- A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
+
+How a range moves, with `TRANSITIONS` as the only place that says so:
+
+    RECORD --burst--> PREPARING --ready--> SWITCHING --switched--> OPERATION --calm--> RETURNING --returned--> RECORD
+                      calm, prepare failed: back to RECORD         bridge lost: RETURNING
+
+The detector only decides. Whoever hosts it observes, does what the state says, and tells by `happened` what came of it:
+
+    detector = BurstDetector(BurstOptions(), Calibration(record_rate=240_000))
+    decision = detector.observe(Observation(time_s=now, queue=80_000, arrivals=9_000, processed=2_500, busy_s=0.1))
+    if decision.state == "PREPARING": ...  # make Spark ready, once, then
+    detector.happened("ready", now)
+
+It never reads a clock, never does I/O, and never lets a range move in a way that is not in the table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, Interval, MicroBatch, RecordSpeed, interval
+
+Paradigm = Literal["record", "operation"]
+
+Mode = Literal["auto", "off", "spark-only", "toggle"]
+"""auto: as measured. off: never Spark. spark-only: Spark as soon as it is ready, and for good. toggle: there and back
+every `toggle_s` whatever the load, to try the switch itself."""
+
+State = Literal["RECORD", "PREPARING", "SWITCHING", "OPERATION", "RETURNING"]
+
+STATES: dict[State, str] = {
+    "RECORD": "the range runs record by record",
+    "PREPARING": "Spark is being made ready; the range still runs record by record",
+    "SWITCHING": "the range empties up to a barrier; what comes behind it waits for Spark",
+    "OPERATION": "Spark runs the range in micro-batches",
+    "RETURNING": "Spark finishes what it was given, or has been lost; what comes behind waits for the record tasks",
+}
+
+Event = Literal[
+    "burst", "ready", "switched", "calm", "returned", "prepare failed", "switch failed", "return failed", "bridge lost"
+]
+"""`burst` and `calm` are the detector's own; the others come from its host."""
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    ("RECORD", "burst"): "PREPARING",
+    ("RECORD", "ready"): "RECORD",  # it was prepared ahead
+    ("RECORD", "prepare failed"): "RECORD",  # the same, in vain
+    ("RECORD", "bridge lost"): "RECORD",
+    ("PREPARING", "ready"): "SWITCHING",
+    ("PREPARING", "calm"): "RECORD",  # over before Spark was ready
+    ("PREPARING", "prepare failed"): "RECORD",
+    ("PREPARING", "bridge lost"): "RECORD",
+    ("SWITCHING", "switched"): "OPERATION",
+    ("SWITCHING", "switch failed"): "RECORD",  # nothing went to Spark
+    ("SWITCHING", "bridge lost"): "RETURNING",  # something may have gone there
+    ("OPERATION", "calm"): "RETURNING",
+    ("OPERATION", "bridge lost"): "RETURNING",
+    ("RETURNING", "returned"): "RECORD",
+    ("RETURNING", "return failed"): "OPERATION",
+    ("RETURNING", "bridge lost"): "RETURNING",
+}
+
+WANTED: dict[State, Paradigm] = {
+    "RECORD": "record",
+    "PREPARING": "operation",
+    "SWITCHING": "operation",
+    "OPERATION": "operation",
+    "RETURNING": "record",
+}
+
+FAILURES: frozenset[Event] = frozenset({"prepare failed", "switch failed", "bridge lost"})
+
+# Transitions that an InvalidTransition tells of: several bursts' worth.
+STORY_LENGTH = 24
+
+
+class InvalidTransition(RuntimeError):
+    """An event that cannot be in this state: a bug of ours, in the host or here. The message tells what led there."""
+
+    def __init__(self, state: State, event: Event, story: tuple[str, ...]) -> None:
+        allowed = ", ".join(repr(known) for at, known in TRANSITIONS if at == state)
+        led = "\n  ".join(story) or "nothing yet"
+        super().__init__(f"{event!r} in state {state}, where only {allowed} can be. What led there:\n  {led}")
+        self.state = state
+        self.event = event
+        self.story = story
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (InvalidTransition, (self.state, self.event, self.story))
+
+
+@dataclass(frozen=True)
+class BurstOptions:
+    """When to switch. Times in seconds."""
+
+    mode: Mode = "auto"
+    delta: float = 0.2  # Eq. 7; the paper leaves it to the user
+    margin: float = 0.2  # by which a paradigm must be the quicker one; below a tenth or so it is noise that decides
+    ahead: bool = False  # prepare Spark when the job starts, and not only when load nears the threshold
+    near: float = 0.7  # share of the threshold from which Spark is prepared ahead
+    smoothing_s: float = 1.0  # of V: shorter and a single full buffer is a burst, longer and a burst is seen late
+    dwell_min_s: float = 2.0  # in a paradigm; not below the longest interval, over which the queue is watched
+    dwell_costs: float = 3.0  # ... and for so many times what switching there and back takes: 1/7 is lost at worst
+    backoff_first_s: float = 10.0  # after a failure, before the next try; doubles
+    backoff_max_s: float = 600.0
+    toggle_s: float = 10.0
+    interval_min_s: float = 0.2
+    interval_max_s: float = 2.0
+    headroom: float = 0.2  # share of an interval that a micro-batch leaves free
+    catch_up_s: float = 10.0  # in which Spark is to work off what was waiting
+    epoch_s: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("auto", "off", "spark-only", "toggle"):
+            raise ValueError(f"mode={self.mode!r}; it must be 'auto', 'off', 'spark-only' or 'toggle'")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta={self.delta}; it must be above 0 and below 1 (DO, Eq. 7)")
+        if self.margin < 0 or not 0 < self.near <= 1:
+            raise ValueError(f"margin={self.margin}, near={self.near}; margin must be 0 or more, near above 0, up to 1")
+        if self.dwell_min_s < self.interval_max_s:
+            raise ValueError(
+                f"dwell_min_s={self.dwell_min_s} is below interval_max_s={self.interval_max_s}; "
+                "a range must be watched for a whole interval before it can be called calm"
+            )
+        times = (self.smoothing_s, self.backoff_first_s, self.backoff_max_s, self.toggle_s, self.catch_up_s)
+        if min(times) <= 0:
+            raise ValueError(
+                f"smoothing_s, backoff_first_s, backoff_max_s, toggle_s, catch_up_s={times}: they must be above 0"
+            )
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a range did since the observation before. The first one only says where counting begins."""
+
+    time_s: float  # of any clock that does not go back
+    queue: float  # L: records before the range, with those that its source knows to be due but has not read
+    arrivals: float  # records that joined the queue
+    processed: float = 0.0  # records that the record tasks took out of it
+    busy_s: float = 0.0  # how long these were busy; with several tasks, on average
+    batches: tuple[MicroBatch, ...] = ()  # that Spark finished
+    schedule_s: float = 0.0  # t_s and t_ot, if they are measured apart: then they are not in `MicroBatch.seconds`
+    operation_transmit_s: float = 0.0
+    record_transmit_s: float = 0.0  # t_dt: of a record that waits for nobody
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a decision was made from; None: not known. In records and records/s."""
+
+    queue: float  # L
+    arrival_rate: float  # V
+    record_rate: float | None = None  # PD
+    operation_rate: float | None = None  # PO, without the fixed cost
+    operation_capacity: float | None = None  # with it, at the longest interval
+    fixed_s: float | None = None  # t_s + t_ot
+    interval_s: float | None = None  # T
+    queue_switch: float | None = None  # L_switch
+    queue_up: float | None = None  # L_up
+    queue_down: float | None = None  # L_down
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the host is to do now, and why."""
+
+    wanted: Paradigm
+    state: State
+    prepare: bool  # make Spark ready, if that is not begun: it is needed, or nearly. Once begun it ends by an event
+    calibrate: bool  # nothing can be decided before Spark, once it is ready, has been tried on this range
+    interval: Interval  # how long micro-batches should gather
+    reason: str
+    warning: str | None  # to be told to the user; each once
+    figures: Figures
+
+
+def switch_length(
+    arrival_rate: float,
+    record_rate: float,
+    operation_rate: float,
+    interval_s: float,
+    schedule_s: float,
+    operation_transmit_s: float = 0.0,
+    record_transmit_s: float = 0.0,
+) -> float:
+    """L_switch, the queue length from which on Spark answers sooner (Eq. 6); C is 0 where it would be less."""
+    k = record_rate / operation_rate
+    c = interval_s / 2 + schedule_s + operation_transmit_s - record_transmit_s
+    return k * (arrival_rate * interval_s) + max(0.0, c) * record_rate
+
+
+def thresholds(length: float, delta: float) -> tuple[float, float]:
+    """(L_up, L_down) around L_switch (Eq. 7)."""
+    return (1 + delta) * length, (1 - delta) * length
+
+
+@dataclass
+class _Pending:
+    """Arrivals of observations that came at one time."""
+
+    since: float
+    arrivals: float = 0.0
+    processed: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass
+class _Failures:
+    """Failures since Spark last served a burst to its end."""
+
+    count: int = 0
+    until: float = -math.inf  # no try before
+    last: str = ""
+    told: bool = False
+    warning: str | None = None  # to go out with the next decision
+
+
+class BurstDetector:
+    """Decides for one range; see the module's docstring."""
+
+    def __init__(self, options: BurstOptions | None = None, calibration: Calibration | None = None) -> None:
+        self.options = options or BurstOptions()
+        self.mode: Mode = self.options.mode  # may be set while the job runs
+        self.state: State = "RECORD"
+        self.since_s: float | None = None  # when the state began; None: before the first observation
+        self.prepared = False  # Spark is ready for this range
+        self.story: deque[str] = deque(maxlen=STORY_LENGTH)
+        self._failures = _Failures()
+        self._pending: _Pending | None = None
+        self._arrival_rate: float | None = None
+        self._queues: deque[tuple[float, float]] = deque()  # (time, L) of the last interval_max_s
+        self._phase_s = 0.0  # when the range came to run in the paradigm that it is in
+        self._stay_until = -math.inf
+        self._prepare_since: float | None = None  # when the host was told to; None: it was not, or it is done
+        self.calibrate(calibration or Calibration())
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Go by this from now on, until there are measurements; those so far are forgotten."""
+        self._records = RecordSpeed(calibration.record_rate)
+        self._batches = BatchSpeed(calibration.batch)
+        self._prepare_s = calibration.prepare_s
+        self._switch_s = self._return_s = calibration.switch_s
+
+    @property
+    def awaits_preparation(self) -> bool:
+        """The host was told to make Spark ready and has not said how that ended."""
+        return self._prepare_since is not None
+
+    @property
+    def dwell_s(self) -> float:
+        """How long the range stays in a paradigm at least: never so briefly that switching is most of what it does."""
+        return max(self.options.dwell_min_s, self.options.dwell_costs * (self._switch_s + self._return_s))
+
+    def observe(self, seen: Observation) -> Decision:
+        """Take in what the range did, and decide."""
+        self._measure(seen)
+        figures = self._figures(seen)
+        event, reason = self._judge(seen.time_s, figures)
+        if event is not None:
+            self._move(event, seen.time_s, reason)
+            if event == "burst" and self.prepared:
+                self._move("ready", seen.time_s, "it was prepared ahead")
+        prepare = self._prepare(seen.time_s, figures)
+        if prepare and self._prepare_since is None:
+            self._prepare_since = seen.time_s
+        warning, self._failures.warning = self._failures.warning, None
+        return Decision(
+            wanted=WANTED[self.state],
+            state=self.state,
+            prepare=prepare,
+            calibrate=self.mode == "auto" and figures.queue_switch is None,
+            interval=self._interval(figures, backlog=True),
+            reason=reason,
+            warning=warning,
+            figures=figures,
+        )
+
+    def happened(self, event: Event, time_s: float, why: str = "") -> State:
+        """The host did what was decided, or could not. Returns the state from now on."""
+        self._move(event, time_s, why)
+        return self.state
+
+    # --- measuring -------------------------------------------------------------------------------------------------
+
+    def _measure(self, seen: Observation) -> None:
+        self._batches.add(seen.batches)
+        if self._pending is None:
+            self._pending = _Pending(seen.time_s)
+            self._phase_s = self.since_s = seen.time_s
+        else:
+            pending = self._pending
+            passed = seen.time_s - pending.since
+            if passed < 0:
+                raise ValueError(f"an observation of {seen.time_s} s after one of {pending.since} s: time went back")
+            pending.arrivals += seen.arrivals
+            pending.processed += seen.processed
+            pending.busy_s += seen.busy_s
+            if passed > 0:
+                rate = pending.arrivals / passed
+                old = rate if self._arrival_rate is None else self._arrival_rate
+                self._arrival_rate = rate + (old - rate) * math.exp(-passed / self.options.smoothing_s)
+                self._records.add(pending.processed, pending.busy_s, passed)
+                self._pending = _Pending(seen.time_s)
+        self._queues.append((seen.time_s, seen.queue))
+        while self._queues[0][0] < seen.time_s - self.options.interval_max_s:
+            self._queues.popleft()
+
+    def _figures(self, seen: Observation) -> Figures:
+        arrival_rate = self._arrival_rate or 0.0
+        record_rate, cost = self._records.rate, self._batches.cost
+        if cost is None:
+            return Figures(seen.queue, arrival_rate, record_rate)
+        cost = BatchCost(cost.fixed_s + seen.schedule_s + seen.operation_transmit_s, cost.rate)
+        figures = Figures(
+            seen.queue,
+            arrival_rate,
+            record_rate,
+            operation_rate=cost.rate,
+            operation_capacity=cost.capacity(self.options.interval_max_s),
+            fixed_s=cost.fixed_s,
+        )
+        seconds = self._interval(figures).seconds
+        if record_rate is None:
+            return replace(figures, interval_s=seconds)
+        length = switch_length(
+            arrival_rate, record_rate, cost.rate, seconds, cost.fixed_s, record_transmit_s=seen.record_transmit_s
+        )
+        up, down = thresholds(length, self.options.delta)
+        return replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
+
+    def _interval(self, figures: Figures, *, backlog: bool = False) -> Interval:
+        """T for these arrivals; with what Spark has to catch up on, once it is at work."""
+        cost = None
+        if figures.operation_rate is not None and figures.fixed_s is not None:
+            cost = BatchCost(figures.fixed_s, figures.operation_rate)
+        late = 0.0
+        if backlog and self.state == "OPERATION" and figures.interval_s is not None:
+            # what gathers in an interval is not late
+            late = max(0.0, figures.queue - figures.arrival_rate * figures.interval_s)
+        return interval(
+            figures.arrival_rate,
+            cost,
+            backlog=late,
+            catch_up_s=self.options.catch_up_s,
+            headroom=self.options.headroom,
+            shortest_s=self.options.interval_min_s,
+            longest_s=self.options.interval_max_s,
+            epoch_s=self.options.epoch_s,
+        )
+
+    # --- judging ---------------------------------------------------------------------------------------------------
+
+    def _judge(self, time_s: float, f: Figures) -> tuple[Event | None, str]:
+        """The event that the figures make, if any, and why, or why not."""
+        assert self.since_s is not None
+        if self.state in ("SWITCHING", "RETURNING"):
+            return None, f"{STATES[self.state]}, for {time_s - self.since_s:.1f} s now"
+        if self.mode == "off":
+            return (None, "the bridge is off") if self.state == "RECORD" else ("calm", "the bridge was turned off")
+        if self.state == "RECORD":
+            event, reason = self._wants_spark(time_s, f)
+            if event is not None and time_s < self._failures.until:
+                wait = self._failures.until - time_s
+                return None, f"not switched: {self._failures.last}; next try in {wait:.0f} s"
+            return event, reason
+        return self._wants_records(time_s, f)
+
+    def _wants_spark(self, time_s: float, f: Figures) -> tuple[Event | None, str]:
+        if self.mode == "spark-only":
+            return "burst", "asked for: Spark only"
+        if self.mode == "toggle":
+            in_phase = time_s - self._phase_s
+            if in_phase < self.options.toggle_s:
+                return None, f"asked for: to and fro every {self.options.toggle_s:g} s"
+            return "burst", f"asked for: Spark's turn after {in_phase:.1f} s"
+        if f.queue_up is None:
+            return None, self._unknown(f)
+        if f.queue <= f.queue_up:
+            return None, f"calm: {f.queue:,.0f} records wait; Spark answers sooner above {f.queue_up:,.0f}"
+        refused = self._slower(f, self.options.margin) or self._too_late(time_s, f)
+        if refused is not None:
+            return None, f"not switched: {refused}"
+        if time_s < self._stay_until:
+            return (
+                None,
+                f"not switched yet: the range came back only now, and stays {self._stay_until - time_s:.1f} s more",
+            )
+        return "burst", (
+            f"burst: {f.queue:,.0f} records wait, above {f.queue_up:,.0f}, and {f.arrival_rate:,.0f} come a second; "
+            f"Spark processes {f.operation_capacity:,.0f} records/s, the record tasks {f.record_rate:,.0f}"
+        )
+
+    def _wants_records(self, time_s: float, f: Figures) -> tuple[Event | None, str]:
+        """In PREPARING and OPERATION."""
+        if self.mode == "spark-only":
+            return None, "asked for: Spark only"
+        preparing = self.state == "PREPARING"
+        if self.mode == "toggle":
+            in_phase = time_s - self._phase_s
+            if preparing or in_phase < self.options.toggle_s:
+                return None, f"asked for: to and fro every {self.options.toggle_s:g} s"
+            return "calm", f"asked for: the record tasks' turn after {in_phase:.1f} s"
+        if f.queue_down is None or f.record_rate is None:
+            return "calm", self._unknown(f)  # only a mode that asks for no figures, left since, leads here
+        slower = self._slower(f, 0.0)
+        if preparing:
+            if slower is not None:
+                return "calm", f"not switched: {slower}"
+            if f.queue < f.queue_down:
+                return "calm", f"over before Spark was ready: {f.queue:,.0f} records wait, under {f.queue_down:,.0f}"
+            return None, f"burst: {f.queue:,.0f} records wait; Spark is being made ready"
+        if time_s < self._stay_until:
+            return None, f"in Spark only now, and stays {self._stay_until - time_s:.1f} s more"
+        if slower is not None:
+            return "calm", f"Spark does not pay any more: {slower}"
+        most = max(queue for _, queue in self._queues)
+        if most >= f.queue_down:
+            return (
+                None,
+                f"burst: up to {most:,.0f} records wait; the record tasks answer sooner under {f.queue_down:,.0f}",
+            )
+        if f.arrival_rate * (1 + self.options.margin) > f.record_rate:
+            return None, (
+                f"burst: {f.arrival_rate:,.0f} records come a second, which the record tasks, with "
+                f"{f.record_rate:,.0f} records/s, would not bear with {self.options.margin:.0%} to spare"
+            )
+        return "calm", (
+            f"over: at most {most:,.0f} records wait, under {f.queue_down:,.0f}, and {f.arrival_rate:,.0f} come a "
+            f"second, of the {f.record_rate:,.0f} that the record tasks process"
+        )
+
+    def _unknown(self, f: Figures) -> str:
+        missing = [
+            what
+            for what, known in (("the record tasks'", f.record_rate), ("Spark's", f.operation_rate))
+            if known is None
+        ]
+        return f"calibrate first: {' and '.join(missing)} speed on this range is not known"
+
+    def _slower(self, f: Figures, margin: float) -> str | None:
+        """Why Spark is not quicker than the record tasks by the margin, or None if it is."""
+        assert f.operation_capacity is not None
+        assert f.record_rate is not None
+        if f.operation_capacity > (1 + margin) * f.record_rate:
+            return None
+        more = f", and must be {margin:.0%} above them" if f.operation_capacity > f.record_rate else ""
+        return f"Spark would process {f.operation_capacity:,.0f} records/s, the record tasks {f.record_rate:,.0f}{more}"
+
+    def _too_late(self, time_s: float, f: Figures) -> str | None:
+        """Why the record tasks are through with the queue before Spark would be, or None if they are not.
+
+        The record tasks work off L at PD - V. Spark is ready after `prepare_s`, in which they go on; nobody works while
+        the range switches; then the queue falls at Spark's capacity - V. As Spark is the quicker one, there is a queue
+        length from which on it is sooner: more waiting never speaks for the record tasks.
+        """
+        assert f.operation_capacity is not None
+        assert f.record_rate is not None
+        assert f.fixed_s is not None
+        assert f.interval_s is not None
+        spare = f.record_rate - f.arrival_rate
+        if spare <= 0:
+            return None  # they never are
+        records_s = f.queue / spare
+        begun = time_s if self._prepare_since is None else self._prepare_since
+        ready_s = 0.0 if self.prepared else max(0.0, self._prepare_s - (time_s - begun))
+        left = max(0.0, f.queue - spare * ready_s) + f.arrival_rate * self._switch_s
+        working_s = left / (f.operation_capacity - f.arrival_rate) + f.interval_s + f.fixed_s
+        spark_s = ready_s + self._switch_s + working_s
+        if spark_s < records_s:
+            return None
+        return (
+            f"the record tasks are through with {f.queue:,.0f} waiting records in {records_s:.1f} s, "
+            f"Spark would be in {spark_s:.1f} s, {ready_s + self._switch_s:.1f} s of them to prepare and to switch"
+        )
+
+    def _prepare(self, time_s: float, f: Figures) -> bool:
+        if self.state != "RECORD":
+            return self.state == "PREPARING"
+        if self.mode == "off" or time_s < self._failures.until or self.prepared:
+            return False
+        if self.mode != "auto" or self.options.ahead:
+            return True
+        if f.record_rate is None:
+            return False
+        near = self.options.near
+        loaded = f.arrival_rate > near * f.record_rate
+        if f.queue_up is None:
+            return loaded  # to calibrate in time
+        return (loaded or f.queue > near * f.queue_up) and self._slower(f, self.options.margin) is None
+
+    # --- moving ----------------------------------------------------------------------------------------------------
+
+    def _move(self, event: Event, time_s: float, why: str) -> None:
+        before = self.state
+        after = TRANSITIONS.get((before, event))
+        if after is None:
+            raise InvalidTransition(before, event, tuple(self.story))
+        self.story.append(f"{time_s:.3f} s: {before} --{event}--> {after}" + (f" ({why})" if why else ""))
+        took = 0.0 if self.since_s is None else time_s - self.since_s
+        if event == "ready":
+            self.prepared = True
+            if self._prepare_since is not None:
+                self._prepare_s = time_s - self._prepare_since
+            self._prepare_since = None
+        elif event in FAILURES:
+            self._failed(event, time_s, why)
+        elif event == "switched":
+            self._switch_s = took
+        elif event == "returned":
+            self._return_s = took
+        elif event == "calm" and before == "OPERATION":
+            self._failures = _Failures()  # Spark has served a burst to its end
+        if after != before:
+            self.state, self.since_s = after, time_s
+        if event in ("switched", "returned", "return failed"):
+            self._phase_s = time_s
+            self._stay_until = time_s + self.dwell_s
+            self._queues.clear()  # those of the other paradigm
+
+    def _failed(self, event: Event, time_s: float, why: str) -> None:
+        failures = self._failures
+        if event != "switch failed":
+            self.prepared = False
+            self._prepare_since = None
+        wait = min(self.options.backoff_first_s * 2.0 ** min(failures.count, 60), self.options.backoff_max_s)
+        failures.count += 1
+        failures.until = time_s + wait
+        what = {"prepare failed": "Spark could not be made ready", "switch failed": "the switch to Spark failed"}
+        failures.last = what.get(event, "Spark was lost") + (f" ({why})" if why else "")
+        if not failures.told:
+            failures.told = True
+            failures.warning = f"{failures.last}; the range runs record by record, next try in {wait:.0f} s"

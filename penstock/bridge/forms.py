@@ -1,0 +1,211 @@
+"""Batch forms: what a range of operators is in the operation stream, derived from the operators themselves (D1).
+
+A range is taken from a chain of the physical plan: the operators behind the source, as long as each can cross, and
+where they end in a key exchange with a combiner, the partial aggregates too (the state stays in its tasks). A Python
+function runs as itself: `RangeRun` drives the very stages that the record tasks have, over the rows of one partition.
+
+It must never let a record that fails take the operator's policy in Spark: there every failure ends the micro-batch,
+which is then run by the record tasks, where it is counted once and goes to the right output.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.runtime.aggregate import Aggregate
+from penstock.runtime.batch import Batch, KeyedBatch
+from penstock.runtime.channel import decode_batch, encode_batch
+from penstock.runtime.codec import decode, encode
+from penstock.runtime.diversion import Answer
+from penstock.runtime.grouping import Key
+from penstock.runtime.operators import Aggregated, KeyBy, Operator, Stage, StageContext, add_all
+from penstock.runtime.plan import Chain, Plan
+from penstock.runtime.sources.base import rows_of
+from penstock.runtime.userfunc import ErrorHandler, select
+from penstock.runtime.watermarks import MakeWatermarks, _Marking
+from penstock.runtime.windowing import LATE, WindowAggregated
+
+# The column of records that have no columns of their own: lists of them, encoded.
+ENCODED = "penstock:records"
+_RECORDS_A_ROW = 2048
+
+
+@dataclass(frozen=True)
+class RangeForm:
+    """A range of a chain: its operators, the stage behind them, and how it ends: with `selector` and `combiner` in
+    partial aggregates by key, else in records."""
+
+    chain: int
+    position: int
+    operators: tuple[Operator, ...]
+    selector: Callable[[Any], Any] | None = None
+    combiner: Aggregate | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The operators that cross."""
+        return [operator.name for operator in self.operators]
+
+
+def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
+    """The range of a chain that can cross, or why there is none."""
+    first = 0 if chain.source is None else 1
+    at = first
+    while at < len(chain.operators) and _obstacle(plan, chain.operators[at]) is None:
+        at += 1
+    operators = tuple(map(_strict, chain.operators[first:at]))
+    if chain.source is None and chain.operators[0].keyed:
+        return f"{chain.operators[0].name}: {chain.operators[0].stays}"
+    if at == len(chain.operators):
+        leaving = [exchange for exchange in plan.exchanges if exchange.source == chain.index]
+        if len(leaving) == 1 and isinstance(leaving[0].grouping, Key) and leaving[0].combiner is not None:
+            return RangeForm(chain.index, at, operators, leaving[0].grouping.selector, leaving[0].combiner)
+    elif isinstance(key_by := chain.operators[at], KeyBy):
+        combiner = _combiner(plan, chain.operators[at + 1])
+        if combiner is not None:
+            return RangeForm(chain.index, at + 1, operators, key_by.selector, combiner)
+    if not operators:
+        stopped = chain.operators[min(at, len(chain.operators) - 1)]
+        return f"{stopped.name}: {_obstacle(plan, stopped) or 'nothing is left to do between the source and it'}"
+    return RangeForm(chain.index, at, operators)
+
+
+def _obstacle(plan: Plan, operator: Operator) -> str | None:
+    """Why an operator cannot cross."""
+    if operator.stays is not None:
+        return operator.stays
+    used = [exchange.output for exchange in plan.exchanges if exchange.operator == operator.name and exchange.output]
+    used = [output for output in used if output in operator.outputs and output != "dead_letters"]
+    return f"its side output {used[0]} is used" if used else None
+
+
+def _combiner(plan: Plan, operator: Operator) -> Aggregate | None:
+    if isinstance(operator, Aggregated):
+        return operator.combiner
+    if isinstance(operator, WindowAggregated):
+        late = any(exchange.operator == operator.name and exchange.output == LATE for exchange in plan.exchanges)
+        return None if late else operator.combiner
+    return None
+
+
+def _strict(operator: Operator) -> Operator:
+    """The operator with the policy that any failure ends the micro-batch."""
+    operator = copy.copy(operator)
+    operator.on_error = "fail"
+    operator.outputs = ()
+    return operator
+
+
+class RangeRun:
+    """A range over the rows of one partition, as the record tasks would run it."""
+
+    def __init__(self, form: RangeForm) -> None:
+        self._form = form
+        self._stages: list[Stage] = []
+        for operator in form.operators:
+            stage = operator.stage(StageContext(operator))
+            stage.open()
+            self._stages.append(stage)
+        self._errors = ErrorHandler("key_by", "fail")
+        self._partials: dict[Any, Any] = {} if form.combiner is None else form.combiner.new_state()
+        self._records: list[Any] = []
+
+    def take(self, records: list[Any]) -> None:
+        """Run some records through."""
+        for piece in self._run(records, 0) if records else ():
+            if self._form.combiner is None:
+                assert isinstance(piece, list)
+                self._records += piece
+            else:
+                self._combine(piece)
+
+    def answer(self) -> Answer:
+        """What has been made of all of them."""
+        combiner = self._form.combiner
+        batches: list[Batch] = []
+        if combiner is None:
+            batches = [self._records] if self._records else []
+        elif self._partials:
+            batches = [KeyedBatch(*combiner.shipped(self._partials), True)]
+        seen = [stage.greatest for stage in self._stages if isinstance(stage, _Marking) and stage.greatest is not None]
+        for stage in self._stages:
+            stage.close(False)
+        return Answer(batches, max(seen, default=None))
+
+    def _combine(self, piece: Batch) -> None:
+        form, errors = self._form, self._errors
+        assert isinstance(piece, list)
+        assert form.combiner is not None
+        assert form.selector is not None
+        records, keys = select(form.selector, piece, errors)
+        keys, values = form.combiner.prepare(keys, records, errors)
+        add_all(form.combiner.add, self._partials, keys, values, errors)
+
+    def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
+        stages = self._stages
+        for i in range(first, len(stages)):
+            if stages[i].expands:
+                for piece in stages[i].expand(batch):
+                    yield from self._run(piece, i + 1)
+                return
+            batch = stages[i].run(batch)
+            if not batch:
+                return
+        yield batch
+
+
+# --- micro-batches as Arrow ----------------------------------------------------------------------------------------
+
+
+def as_columns(input_: Any) -> pa.RecordBatch:
+    """A micro-batch as it travels: the columns of its source as they are, a list of records encoded."""
+    if isinstance(input_, pa.RecordBatch):
+        return input_
+    rows = []
+    for start in range(0, max(1, len(input_)), _RECORDS_A_ROW):
+        codec, payload = encode(input_[start : start + _RECORDS_A_ROW])
+        rows.append(codec.to_bytes(2, "little") + payload)
+    return pa.record_batch([pa.array(rows, pa.binary())], [ENCODED])
+
+
+def as_records(columns: pa.RecordBatch) -> list[Any]:
+    """The records of what `as_columns` made."""
+    if columns.schema.names != [ENCODED]:
+        return rows_of(columns)
+    records: list[Any] = []
+    for row in columns.column(0).to_pylist():
+        records += decode(int.from_bytes(row[:2], "little"), memoryview(row)[2:])
+    return records
+
+
+#: The schema of what a partition answers: a batch encoded, the greatest time seen.
+ANSWER_SCHEMA = "batch binary, greatest bigint"
+
+
+def answer_rows(answer: Answer) -> pa.RecordBatch:
+    """A partition's answer as rows."""
+    errors = ErrorHandler("bridge", "fail")
+    batches: list[bytes | None] = [b"".join(encode_batch(0, batch, 0, errors)) for batch in answer.batches]
+    batches = batches or [None]
+    return pa.record_batch(
+        [pa.array(batches, pa.binary()), pa.array([answer.greatest] * len(batches), pa.int64())], ["batch", "greatest"]
+    )
+
+
+def answer_of(rows: pa.Table, seconds: float = 0.0) -> Answer:
+    """The answer of all partitions, in their order."""
+    batches = [
+        batch for row in rows.column("batch").to_pylist() if row is not None and (batch := decode_batch(row).batch)
+    ]
+    greatest = [time for time in rows.column("greatest").to_pylist() if time is not None]
+    return Answer(batches, max(greatest, default=None), seconds)
+
+
+def has_watermark(form: RangeForm) -> bool:
+    """Whether a range has the operator that makes watermarks."""
+    return any(isinstance(operator, MakeWatermarks) for operator in form.operators)

@@ -1,0 +1,244 @@
+"""A range as Spark columns: no row becomes a Python object between the source and Spark's answer (D1, D4).
+
+As much of a range as can is native, from its beginning: operators of expressions, lookups as broadcast joins, and at
+the end the partial aggregates by key and window where key, time and value are fields or expressions. What a Python
+function needs goes on in the executors' Python workers (operation.py). Results are those of the record form; where
+that cannot be promised, the operator is not native.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.bridge.arrow import to_dataframe
+from penstock.bridge.columns import column_types, filter_rows, select_columns, to_column, with_columns
+from penstock.bridge.forms import ENCODED, RangeForm
+from penstock.bridge.session import Session
+from penstock.runtime.aggregate import Aggregate, Count, Max, Mean, Min, Sum
+from penstock.runtime.batch import KeyedBatch
+from penstock.runtime.columnar import TEXT, Columnar, expression_of
+from penstock.runtime.diversion import Answer
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.expressions import Expr
+from penstock.runtime.expressions.typed import BIGINT, TIMESTAMP, infer
+from penstock.runtime.lookup import Lookup
+from penstock.runtime.operators import Operator
+from penstock.runtime.watermarks import MakeWatermarks
+from penstock.runtime.windowing import Windowed
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_KEY, _START, _TIME = "penstock:key", "penstock:start", "penstock:time"
+_PART, _DOUBTS = "penstock:part", "penstock:doubts"
+
+# Integers up to here can be added a million times and more without leaving 64 bits.
+_SAFE = 1 << 40
+
+
+class NotTheSame(PenstockError):
+    """Spark's answer might not be what the record tasks' would be: they are to do this micro-batch."""
+
+
+Step = Callable[["DataFrame"], "DataFrame"]
+
+
+@dataclass
+class NativeRange:
+    """The native beginning of a range: `steps` in order; `rest`: what of the range is still to be run in Python, None
+    when the steps end in partial aggregates (`end` reads them)."""
+
+    steps: list[Step]
+    rest: RangeForm | None
+    texts: bool  # behind the steps a row is a text still
+    end: Callable[[pa.Table], Answer] | None = None
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """The steps."""
+        for step in self.steps:
+            frame = step(frame)
+        return frame
+
+
+def native(form: RangeForm, session: Session, names: list[str]) -> NativeRange | None:
+    """The native form of a range whose input has columns of these names; None: none of it is."""
+    if names == [ENCODED]:
+        return None
+    texts = names == [TEXT]
+    steps: list[Step] = []
+    at = 0
+    operators = form.operators
+    clock: Expr | None = None
+    while at < len(operators):
+        operator = operators[at]
+        if isinstance(operator, MakeWatermarks):
+            clock = expression_of(operator.time)
+            if clock is None or texts or _partials(replace(form, operators=operators[at + 1 :]), texts) is None:
+                break  # the greatest time must be known with the answer
+            steps.append(_keeping(clock))
+            at += 1
+            continue
+        step = _step(operator, session, texts)
+        if step is None or (clock is not None and not _keeps_columns(operator)):
+            break
+        steps.append(step)
+        texts = texts and isinstance(operator, Columnar) and operator.closure.shape == "filter"
+        at += 1
+    rest = replace(form, operators=operators[at:])
+    if at == len(operators) and (partials := _partials(rest, texts)) is not None:
+        step, end = partials
+        return NativeRange([*steps, step], None, texts, end)
+    return NativeRange(steps, rest, texts) if at else None
+
+
+def _keeps_columns(operator: Operator) -> bool:
+    """Behind a watermark, the column with the times has to last."""
+    return isinstance(operator, Lookup) or (isinstance(operator, Columnar) and operator.closure.shape != "select")
+
+
+def _step(operator: Operator, session: Session, texts: bool) -> Step | None:
+    if isinstance(operator, Columnar):
+        closure = operator.closure
+        if closure.shape == "filter":
+            return lambda frame: filter_rows(frame, closure.exprs[""])
+        if closure.shape == "select":
+            return lambda frame: select_columns(frame, closure.exprs)
+        return lambda frame: with_columns(frame, closure.exprs)
+    if isinstance(operator, Lookup) and not texts and operator.rows:
+        return _join(operator, session)
+    return None
+
+
+def _join(operator: Lookup, session: Session) -> Step | None:
+    """A broadcast join; null keys equal nothing there either."""
+    right = "penstock:" + operator.right
+    try:
+        table = pa.Table.from_pylist([{right: key, **row} for key, row in operator.rows.items()])
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return None  # values of several kinds in one column, which only Python can look up
+    rows = to_dataframe(session, table)
+
+    def join(frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812  its usual name
+
+        types = [frame.schema[operator.left].dataType.simpleString(), rows.schema[right].dataType.simpleString()]
+        if types[0] != types[1]:
+            raise NotTheSame(f"lookup {operator.name!r}: {operator.left} is {types[0]}, in the table {types[1]}")
+        on = F.col(f"`{operator.left}`") == F.col(f"`{right}`")
+        return frame.join(F.broadcast(rows), on, operator.how).drop(right)
+
+    return join
+
+
+def _keeping(clock: Expr) -> Step:
+    """Keep a record's time for the watermark, whatever the operators behind make of its field."""
+    return lambda frame: frame.withColumn(_TIME, _ms(clock, frame))
+
+
+def _ms(time: Expr, frame: DataFrame) -> Column:
+    """A record's time in whole milliseconds, as `as_ms` has it."""
+    from pyspark.sql import functions as F  # noqa: N812  its usual name
+
+    kind = infer(time, column_types(frame.schema))
+    column = to_column(time, frame.schema)
+    if kind == BIGINT:
+        return column
+    if kind == TIMESTAMP:
+        return F.unix_millis(column)
+    raise NotTheSame(f"the time {time!r} is a {kind}; windows need milliseconds or timestamps")
+
+
+def _partials(form: RangeForm, texts: bool) -> tuple[Step, Callable[[pa.Table], Answer]] | None:
+    """The end of a range in partial aggregates, and how they are read; None: not as columns."""
+    combiner = form.combiner
+    key = expression_of(form.selector)
+    if combiner is None or key is None or texts or form.operators:
+        return None
+    inner = combiner.inner if isinstance(combiner, Windowed) else combiner
+    value = None if inner.selector is None else expression_of(inner.selector)
+    if not isinstance(inner, Count) and value is None:
+        return None
+    if type(inner) not in (Count, Sum, Min, Max, Mean):
+        return None
+    time: Expr | None = None
+    if isinstance(combiner, Windowed):
+        time = expression_of(combiner.time)
+        if time is None:
+            return None
+
+    def aggregate(frame: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812  its usual name
+
+        schema = frame.schema
+        keys = [to_column(key, schema).alias(_KEY)]
+        if time is not None:
+            assert isinstance(combiner, Windowed)
+            keys.append(_starts(combiner, _ms(time, frame)).alias(_START))
+        columns = [*keys, *([F.col(f"`{_TIME}`")] if _TIME in schema.names else [])]
+        if value is not None:
+            columns.append(to_column(value, schema).alias(_PART))
+        rows = frame.select(*columns)
+        makers = {Count: F.count, Sum: F.sum, Min: F.min, Max: F.max, Mean: F.sum}
+        over = F.lit(1) if isinstance(inner, Count) else F.col(f"`{_PART}`")
+        parts = [makers[type(inner)](over).alias(_PART)]
+        if value is not None:
+            parts.append(F.sum(_doubtful(over, rows.schema[_PART].dataType.simpleString())).alias(_DOUBTS))
+        if isinstance(inner, Mean):
+            parts.append(F.count(over).alias(_PART + "2"))
+        if _TIME in schema.names:
+            parts.append(F.max(f"`{_TIME}`").alias(_TIME))
+        return rows.groupBy(*(f"`{name}`" for name in [_KEY, _START][: len(keys)])).agg(*parts)
+
+    def read(rows: pa.Table) -> Answer:
+        return _read(rows, inner, time is not None)
+
+    return aggregate, read
+
+
+def _doubtful(value: Column, kind: str) -> Column:
+    """1 where Python would not do with a value what Spark does: nulls are errors there, NaN is like no other, and
+    integers have no end."""
+    from pyspark.sql import functions as F  # noqa: N812  its usual name
+
+    doubtful = F.isnull(value)
+    if kind == "double":
+        doubtful = doubtful | F.isnan(value)
+    elif kind == "bigint":
+        doubtful = doubtful | (F.abs(value) > F.lit(_SAFE))
+    elif kind not in ("string", "timestamp", "date", "boolean"):
+        doubtful = F.lit(True)
+    return F.when(doubtful, 1).otherwise(0)
+
+
+def _starts(combiner: Windowed, time: Column) -> Column:
+    """The starts of the windows that a time belongs to; a row for each of them."""
+    from pyspark.sql import functions as F  # noqa: N812  its usual name
+
+    window = combiner.window
+    last = time - F.pmod(time - F.lit(window.offset), F.lit(window.slide))
+    if window.slide == window.size:
+        return last
+    # The last first, and as many as end behind the time.
+    return F.explode(F.sequence(last, time - F.lit(window.size) + F.lit(1), F.lit(-window.slide)))
+
+
+def _read(rows: pa.Table, inner: Aggregate, windowed: bool) -> Answer:
+    for name in (_KEY, _START):
+        if name in rows.column_names and rows.column(name).null_count:
+            raise NotTheSame("a record without a key or a time")
+    if _DOUBTS in rows.column_names and any(rows.column(_DOUBTS).to_pylist()):
+        raise NotTheSame("values that Python and Spark do not aggregate alike (null, NaN, integers past 2**40)")
+    keys = rows.column(_KEY).to_pylist()
+    partials = rows.column(_PART).to_pylist()
+    if isinstance(inner, Mean):
+        partials = list(zip(partials, rows.column(_PART + "2").to_pylist(), strict=True))
+    if windowed:
+        partials = list(zip(rows.column(_START).to_pylist(), partials, strict=True))
+    greatest = None
+    if _TIME in rows.column_names:
+        greatest = max((time for time in rows.column(_TIME).to_pylist() if time is not None), default=None)
+    return Answer([KeyedBatch(keys, partials, True)] if keys else [], greatest)

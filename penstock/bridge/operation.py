@@ -1,0 +1,72 @@
+"""The operation stream's own side: ranges compiled for a Spark session, micro-batches answered (D1, D4).
+
+`Operations` holds a session and the forms of a job's ranges. `answer` takes a micro-batch as Arrow and returns what the
+range makes of it; it may be called from several threads at once, each its own micro-batch under way. It keeps nothing
+between two micro-batches: whatever is lost here is asked for again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import cloudpickle
+import pyarrow as pa
+
+from penstock.bridge.arrow import micro_batch, to_arrow
+from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records
+from penstock.bridge.native import NativeRange, native
+from penstock.bridge.session import Session
+from penstock.runtime.diversion import Answer
+
+
+class Operations:
+    """See the module's docstring."""
+
+    def __init__(self, session: Session, forms: Iterable[RangeForm]) -> None:
+        self.session = session
+        self._forms = {form.chain: form for form in forms}
+        self._compiled: dict[tuple[int, tuple[str, ...]], tuple[NativeRange | None, bytes]] = {}
+
+    def answer(self, chain: int, batch: pa.RecordBatch) -> Answer:
+        """What the range of a chain makes of a micro-batch."""
+        began = time.perf_counter()
+        columns = tuple(batch.schema.names)
+        known = self._compiled.get((chain, columns))
+        if known is None:
+            known = self._compiled[chain, columns] = self._compile(self._forms[chain], batch)
+        prefix, rest = known
+        # Rows of encoded lists are few: a part for each core, however few they are.
+        parts = min(self.session.cores, batch.num_rows) or 1
+        with micro_batch(self.session, batch, parts=parts) as frame:
+            if prefix is not None:
+                frame = prefix.apply(frame)  # noqa: PLW2901
+            if prefix is not None and prefix.end is not None:
+                answer = prefix.end(to_arrow(frame))
+            else:
+                answer = answer_of(to_arrow(frame.mapInArrow(partial(_run_partition, rest), ANSWER_SCHEMA)))
+        answer.seconds = time.perf_counter() - began
+        return answer
+
+    def warm(self, chain: int, sample: pa.RecordBatch | None = None) -> None:
+        """Have a range's code loaded and compiled, by running it in every core: on a sample of its input, or on
+        nothing."""
+        if sample is None:
+            nothing = pa.Table.from_batches([as_columns([])] * self.session.cores)
+            sample = nothing.combine_chunks().to_batches()[0]
+        for _ in range(2):
+            self.answer(chain, sample)
+
+    def _compile(self, form: RangeForm, batch: pa.RecordBatch) -> tuple[NativeRange | None, bytes]:
+        prefix = native(form, self.session, batch.schema.names)
+        rest = form if prefix is None else prefix.rest
+        return prefix, b"" if rest is None else cloudpickle.dumps(rest)
+
+
+def _run_partition(form: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs in an executor's Python worker."""
+    run = RangeRun(cloudpickle.loads(form))
+    for batch in batches:
+        run.take(as_records(batch))
+    yield answer_rows(run.answer())

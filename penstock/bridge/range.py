@@ -1,0 +1,246 @@
+"""The switch range: which operators go to Spark together when a burst begins at one of them (PAPERS row D3).
+
+From DO (ICPP 2018), section 4.3. lambda_m is the magnification of operator m: records out over records in. When the
+queue grows before operator p, the *switch point*, the range ends at the first operator q with
+
+    lambda_(p-1) * lambda_p * ... * lambda_q < 1                                            (Eq. 8)
+
+that is, where fewer records leave than came into the operator before p: from there on nobody is under pressure. It is
+the shortest such range, because every operator in it pays the latency of a micro-batch. Operator p-1 counts, as what it
+multiplies is part of the burst, but stays outside: its tasks spread their records over Spark's executors. (The paper's
+own run of the Yahoo benchmark, section 6.5, puts four operations into Spark where Eq. 8 ends at the filter, which
+passes a third: `below` can be set lower for such ranges.)
+
+The paper has chains only. On a graph without cycles we take the following, which is the same on a chain.
+
+- **Volumes instead of a product.** What came into the operators before p is 1. Operator p is handed lambda_(p-1): what
+  they all hand on over what they all took. An operator hands lambda times what it was handed, *all of it to each* of
+  its successors (a fork copies); one with several inputs (a union) is handed the sum. Operators belong to the range as
+  long as what they are handed is not below 1: for a chain this is Eq. 8, read from the other side.
+- **One entry.** Records come in at p alone: any other operator belongs to the range only if *all* its inputs come from
+  within. So a union lies within when all its branches do; else it is where the range ends, and takes Spark's results
+  beside its other inputs. From this it follows that a range is connected, and convex (no way leaves it and comes back:
+  the operator by which it came back would be fed from outside), so at a barrier it can be cut out as one piece.
+- **Several ends.** After a fork each branch ends for itself; what leaves at each end goes to the record tasks.
+- **It ends earlier** before an operator with no batch form. A stateful operator whose partial results merge can be an
+  end, with nothing behind it in the range: Spark makes partial results, the state stays in the record tasks, so nothing
+  has to move when the range comes back. A side output that is used has no batch form unless the caller says so
+  (`Vertex.side_outputs_cross`); what it feeds is never in the range. Sinks never are: they commit by epochs.
+- **Sources** that can hand over columns as they read them, and feed p only, go in front of p if all that feeds p is
+  such: then no record of the burst ever becomes a Python object. A source that is the switch point itself but cannot do
+  so makes the operator behind it the switch point.
+
+Without measurements a magnification counts as 1. Nothing here knows of Ray, of Spark, or of operators' classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """One operator, as the range sees it. The counts are of one period, the same for all operators."""
+
+    name: str
+    successors: tuple[str, ...] = ()  # by its main output
+    side_successors: tuple[str, ...] = ()  # by side outputs
+    records_in: float = 0.0  # of a source: what it has read
+    records_out: float = 0.0  # by its main output
+    source: bool = False
+    sink: bool = False
+    mergeable: bool = False  # stateful, and partial results of it can be merged: it may be an end
+    hands_columns: bool = False  # a source that can hand over columns, without making records of them
+    side_outputs_cross: bool = False
+
+    @property
+    def magnification(self) -> float:
+        """Records out over records in, the paper's lambda; 1 where nothing was measured."""
+        return self.records_out / self.records_in if self.records_in > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class SwitchRange:
+    """Operators that run in the same paradigm from now on.
+
+    `operators`: every one behind all in the range that feed it, the sources in front. `head`: the switch point, by
+    which all records come in, unless `sources` hand them over within the range. `ends`: those whose results leave.
+    """
+
+    operators: tuple[str, ...]
+    head: str
+    ends: tuple[str, ...]
+    sources: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class NoRange:
+    """There is none, and why."""
+
+    reason: str
+
+
+Crosses = Callable[[str], str | None]
+"""Why an operator has no batch form, or None if it has one."""
+
+
+def switch_range(
+    vertices: Iterable[Vertex],
+    point: str,
+    crosses: Crosses,
+    *,
+    below: float = 1.0,
+    absorb_ends: bool = False,
+) -> SwitchRange | NoRange:
+    """The range that goes to Spark when the queue before `point` is a burst.
+
+    `below`: the 1 of Eq. 8. `absorb_ends`: take in a mergeable operator right behind the range even where it is handed
+    less: its partial results are at most one a key, and so fewer records come back from Spark.
+    """
+    graph = _Graph(vertices)
+    if point not in graph.vertices:
+        raise ValueError(f"there is no operator {point!r}; there are: {', '.join(graph.vertices)}")
+    head = graph.vertices[point]
+    sources: tuple[str, ...] = ()
+    if head.source:
+        nexts = (*head.successors, *head.side_successors)
+        if len(nexts) != 1:
+            return NoRange(f"source {point!r} feeds {len(nexts)} operators: a range begins at one")
+        head = graph.vertices[nexts[0]]
+        if len(graph.before[head.name]) > 1:
+            return NoRange(
+                f"source {point!r} feeds {head.name!r}, which others feed too: its queue is not the source's"
+            )
+    reason = graph.obstacle(head, crosses)
+    if reason is not None:
+        return NoRange(f"{head.name!r} cannot cross: {reason}")
+
+    inside = {head.name}
+    handed = {head.name: graph.magnification_before(head)}
+    stops: list[str] = []
+    for name in graph.order:
+        before = graph.before[name]
+        if name in inside or inside.isdisjoint(before):
+            continue
+        vertex = graph.vertices[name]
+        volume = sum(
+            handed[feeding] * graph.vertices[feeding].magnification
+            for feeding in before
+            if feeding in inside and name in graph.vertices[feeding].successors
+        )
+        stop = graph.stop(vertex, inside, crosses)
+        by_main = any(name in graph.vertices[feeding].successors for feeding in before if feeding in inside)
+        if by_main and volume < below and not (absorb_ends and vertex.mergeable):
+            stops.append(f"{name!r} is handed {volume:.3g} of what came, below {below:g}")
+        elif stop is not None:
+            stops.append(f"before {name!r}: {stop}")
+        else:
+            inside.add(name)
+            handed[name] = volume
+    feeders = graph.before[head.name]
+    if feeders and all(graph.hands_columns_to(feeding, head.name) for feeding in feeders):
+        sources = tuple(name for name in graph.order if name in feeders)
+    operators = (*sources, *(name for name in graph.order if name in inside))
+    ends = tuple(
+        name
+        for name in operators
+        if name not in sources
+        and (not graph.after(name) or any(following not in inside for following in graph.after(name)))
+    )
+    return SwitchRange(operators, head.name, ends, sources, "; ".join(stops) or "up to where the flow ends")
+
+
+def explain(vertices: Iterable[Vertex], crosses: Crosses) -> list[str]:
+    """A line for each operator, in the order of the flow: whether it can go to Spark, or why not."""
+    graph = _Graph(vertices)
+    lines = []
+    for name in graph.order:
+        vertex = graph.vertices[name]
+        if vertex.source:
+            able = "hands over columns" if vertex.hands_columns else "hands over records"
+            lines.append(f"{name!r}: a source, which {able}")
+            continue
+        reason = graph.obstacle(vertex, crosses)
+        if reason is not None:
+            lines.append(f"{name!r}: stays as records: {reason}")
+        elif vertex.mergeable:
+            lines.append(
+                f"{name!r}: can end a range: Spark makes partial results, its state stays with the record tasks"
+            )
+        else:
+            lines.append(f"{name!r}: can go to Spark")
+    return lines
+
+
+class _Graph:
+    """The vertices by name, with what feeds each."""
+
+    def __init__(self, vertices: Iterable[Vertex]) -> None:
+        self.vertices = {vertex.name: vertex for vertex in vertices}
+        self.before: dict[str, list[str]] = {name: [] for name in self.vertices}
+        for name in self.vertices:
+            for following in self.after(name):
+                if following not in self.before:
+                    raise ValueError(f"{name!r} feeds {following!r}, which is not among: {', '.join(self.vertices)}")
+                self.before[following].append(name)
+        self.order = self._ordered()
+
+    def after(self, name: str) -> list[str]:
+        """What an operator feeds, by any output."""
+        vertex = self.vertices[name]
+        return list(dict.fromkeys((*vertex.successors, *vertex.side_successors)))
+
+    def magnification_before(self, head: Vertex) -> float:
+        """lambda_(p-1): of all that feeds p by main outputs; 1 where nothing does."""
+        feeding = [self.vertices[name] for name in self.before[head.name]]
+        # A source takes in what it gives out: the burst comes from outside.
+        main = [v for v in feeding if head.name in v.successors and v.records_in > 0 and not v.source]
+        read = sum(v.records_out for v in feeding if head.name in v.successors and v.source)
+        taken = sum(v.records_in for v in main) + read
+        return (sum(v.records_out for v in main) + read) / taken if taken > 0 else 1.0
+
+    def obstacle(self, vertex: Vertex, crosses: Crosses) -> str | None:
+        """Why an operator cannot be in any range, or None."""
+        if vertex.source:
+            return "it is a source"
+        if vertex.sink:
+            return "it is a sink, and commits by epochs"
+        reason = crosses(vertex.name)
+        if reason is None and vertex.side_successors and not vertex.side_outputs_cross:
+            reason = f"its side output to {vertex.side_successors[0]!r} has no batch form"
+        return reason
+
+    def stop(self, vertex: Vertex, inside: set[str], crosses: Crosses) -> str | None:
+        """Why an operator that is fed from within a range cannot be in it, or None."""
+        reason = self.obstacle(vertex, crosses)
+        if reason is not None:
+            return reason
+        for feeding in self.before[vertex.name]:
+            if feeding not in inside:
+                return f"{feeding!r}, which is not in the range, feeds it too"
+            if self.vertices[feeding].mergeable:
+                return f"the state of {feeding!r} stays with the record tasks"
+            if vertex.name in self.vertices[feeding].side_successors:
+                return f"a side output of {feeding!r} feeds it"
+        return None
+
+    def hands_columns_to(self, name: str, target: str) -> bool:
+        """Whether an operator is a source whose columns a range that begins at `target` can take."""
+        vertex = self.vertices[name]
+        return vertex.source and vertex.hands_columns and self.after(name) == [target] and not vertex.side_successors
+
+    def _ordered(self) -> list[str]:
+        """Names, every one behind all that feed it."""
+        waiting = {name: len(feeding) for name, feeding in self.before.items()}
+        order = [name for name, n in waiting.items() if n == 0]
+        for name in order:  # grows meanwhile
+            for following in self.after(name):
+                waiting[following] -= 1
+                if waiting[following] == 0:
+                    order.append(following)
+        if len(order) < len(self.vertices):
+            rest = ", ".join(repr(name) for name, n in waiting.items() if n > 0)
+            raise ValueError(f"the flow has a cycle among {rest}; a range is cut out of a graph without cycles")
+        return order

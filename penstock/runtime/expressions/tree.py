@@ -1,0 +1,657 @@
+"""What an expression is: an immutable tree that the user's operators build, and nothing that can be run.
+
+    (col("event_type") == "view") & col("price").is_not_null()
+
+Paper row D1: the user writes the logic once, and the tree is mapped to both paradigms: `closure` makes a Python
+function over lists of records of it, `bridge.columns` a Spark column. So a tree holds plain data only (names, values,
+kinds of operations): it pickles, prints as the user wrote it, and compares by `same`, as `==` builds an expression.
+
+It must never be true or false: `if col("a") == 1` would always take the first branch, so it raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from penstock.runtime.errors import FlowError, shorten
+
+BIGINT_MIN, BIGINT_MAX = -(2**63), 2**63 - 1
+DECIMAL_DIGITS = 38  # as many as Spark's decimals have
+UNITS = ("year", "month", "week", "day", "hour", "minute", "second")
+_WHITESPACE = " \t\n\r\x0b\x0c"
+Text = str  # inside Expr the name str is a property
+
+_BINARY = {
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "idiv": "//",
+    "mod": "%",
+    "and": "&",
+    "or": "|",
+}
+_PREFIX = {"neg": "-", "not": "~"}
+_FREE = ("when", "coalesce", "concat")  # written as functions, not as methods
+
+
+class Expr:
+    """An expression over the fields of a record. See the package for what its operators mean."""
+
+    __slots__ = ()
+
+    # --- what it is made of ---------------------------------------------------------------------------------
+
+    def children(self) -> tuple[Expr, ...]:
+        """The expressions that it is made of."""
+        return ()
+
+    @property
+    def name(self) -> Text | None:
+        """What it is called in a result that is not given a name: that of a column or an alias."""
+        return None
+
+    def fields(self) -> tuple[Text, ...]:
+        """The record's fields that it reads, in the order in which it names them."""
+        return tuple(dict.fromkeys(node.field for node in self.walk() if isinstance(node, Column)))
+
+    def walk(self) -> Iterator[Expr]:
+        """This expression and all that it is made of, parents first."""
+        stack: list[Expr] = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children()))
+
+    def same(self, other: object) -> bool:
+        """Whether the other is the same expression, written the same way; `==` would build a third."""
+        return isinstance(other, Expr) and key(self) == key(other)
+
+    def type(self, schema: Mapping[Text, Text] | None = None) -> Text | None:
+        """The type of its values, given those of the fields; None where a field that it depends on is not known.
+        Raises FlowError when the types do not fit."""
+        from penstock.runtime.expressions.typed import infer
+
+        return infer(self, schema)
+
+    # --- operators ------------------------------------------------------------------------------------------
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return _comparison("eq", self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return _comparison("ne", self, other)
+
+    def __lt__(self, other: object) -> Expr:
+        return _comparison("lt", self, other)
+
+    def __le__(self, other: object) -> Expr:
+        return _comparison("le", self, other)
+
+    def __gt__(self, other: object) -> Expr:
+        return _comparison("gt", self, other)
+
+    def __ge__(self, other: object) -> Expr:
+        return _comparison("ge", self, other)
+
+    def __add__(self, other: object) -> Expr:
+        return Call("add", (self, lit(other)))
+
+    def __radd__(self, other: object) -> Expr:
+        return Call("add", (lit(other), self))
+
+    def __sub__(self, other: object) -> Expr:
+        return Call("sub", (self, lit(other)))
+
+    def __rsub__(self, other: object) -> Expr:
+        return Call("sub", (lit(other), self))
+
+    def __mul__(self, other: object) -> Expr:
+        return Call("mul", (self, lit(other)))
+
+    def __rmul__(self, other: object) -> Expr:
+        return Call("mul", (lit(other), self))
+
+    def __truediv__(self, other: object) -> Expr:
+        """The quotient as a double; null where the divisor is zero."""
+        return Call("div", (self, lit(other)))
+
+    def __rtruediv__(self, other: object) -> Expr:
+        return Call("div", (lit(other), self))
+
+    def __floordiv__(self, other: object) -> Expr:
+        """The whole part of the quotient of integers: -7 // 2 is -3, as in SQL, and not Python's -4. Null for // 0."""
+        return Call("idiv", (self, lit(other)))
+
+    def __rfloordiv__(self, other: object) -> Expr:
+        return Call("idiv", (lit(other), self))
+
+    def __mod__(self, other: object) -> Expr:
+        """The remainder, with the sign of the dividend: -7 % 2 is -1, as in SQL, and not Python's 1. Null for % 0."""
+        return Call("mod", (self, lit(other)))
+
+    def __rmod__(self, other: object) -> Expr:
+        return Call("mod", (lit(other), self))
+
+    def __neg__(self) -> Expr:
+        return Call("neg", (self,))
+
+    def __and__(self, other: object) -> Expr:
+        return Call("and", (self, lit(other)))
+
+    def __rand__(self, other: object) -> Expr:
+        return Call("and", (lit(other), self))
+
+    def __or__(self, other: object) -> Expr:
+        return Call("or", (self, lit(other)))
+
+    def __ror__(self, other: object) -> Expr:
+        return Call("or", (lit(other), self))
+
+    def __invert__(self) -> Expr:
+        return Call("not", (self,))
+
+    # --- traps ----------------------------------------------------------------------------------------------
+
+    def __bool__(self) -> NoReturn:
+        raise FlowError(
+            f"{self!r} is an expression, which is neither true nor false before there is a record. Use & | ~ for "
+            "and, or, not, with each comparison in brackets; between() for a < x < b; isin() for in; "
+            ".same() to compare expressions"
+        )
+
+    def __hash__(self) -> int:
+        raise TypeError(f"{self!r} is an expression, which has no hash as == builds another; compare with .same()")
+
+    def __iter__(self) -> NoReturn:
+        raise FlowError(f"{self!r} is an expression and cannot be iterated over; .list[i] is an element of an array")
+
+    def __contains__(self, item: object) -> NoReturn:
+        raise FlowError(f"{self!r} is an expression: write .isin([...]) or .str.contains(...) instead of in")
+
+    # --- functions ------------------------------------------------------------------------------------------
+
+    def is_null(self) -> Expr:
+        """Whether it is null; never null itself."""
+        return Call("is_null", (self,))
+
+    def is_not_null(self) -> Expr:
+        """Whether it is not null; never null itself."""
+        return Call("is_not_null", (self,))
+
+    def isin(self, values: Sequence[Any]) -> Expr:
+        """Whether it equals one of the values. Null when it is null, and when it equals none and one of them is null.
+        In no values at all there is nothing, not even null: false."""
+        if isinstance(values, Text | Expr) or not hasattr(values, "__iter__"):
+            raise FlowError(f"{self!r}.isin takes a list of values, got {shorten(values)}")
+        literals = tuple(Literal(_plain(value)) for value in values)
+        if any(isinstance(each.value, float) and each.value != each.value for each in literals):
+            raise FlowError(f'{self!r}.isin: test for NaN by == float("nan")')
+        return Call("isin", (self,), literals)
+
+    is_in = isin  # Ray Data's name
+
+    def between(self, low: object, high: object) -> Expr:
+        """Whether low <= it <= high."""
+        return Call("between", (self, _operand(low, "between"), _operand(high, "between")))
+
+    def cast(self, target: Text) -> Expr:
+        """Its value as another type: int, bigint, double, string, boolean, timestamp, date, decimal(p,s).
+        Null where the value cannot be read as that type."""
+        from penstock.runtime.expressions.typed import cast_target
+
+        return Call("cast", (self,), (cast_target(target, f"{self!r}.cast"),))
+
+    def alias(self, name: Text) -> Expr:
+        """The same under another name."""
+        return Alias(self, _text(name, "alias", "a name"))
+
+    def json(self, path: Text) -> Expr:
+        """The field of a JSON text at a path ("a" or "a.b"), as a string: the text of a string, anything else as JSON
+        writes it. Null where the field is absent or null, and where the text is not a JSON object."""
+        steps = tuple(_text(path, "json", "a path").split("."))
+        if not all(steps):
+            raise FlowError(f'{self!r}.json({path!r}): a path is field names with dots between them, such as "a.b"')
+        return Call("json", (self,), (steps,))
+
+    def regexp_matches(self, pattern: Text) -> Expr:
+        """Whether a regular expression matches somewhere in a string; see `pattern` for what it may hold."""
+        from penstock.runtime.expressions.pattern import check_pattern
+
+        check_pattern(_text(pattern, "regexp_matches", "a pattern"))
+        return Call("regexp_matches", (self,), (pattern,))
+
+    @property
+    def str(self) -> StringFunctions:
+        """Functions of strings."""
+        return StringFunctions(self)
+
+    @property
+    def list(self) -> ListFunctions:
+        """Functions of arrays."""
+        return ListFunctions(self)
+
+    @property
+    def dt(self) -> TimeFunctions:
+        """Functions of timestamps, and of dates where they make sense. Everything is in UTC."""
+        return TimeFunctions(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Column(Expr):
+    """A field of the record; `optional`: null in a record that has no such field, instead of an error."""
+
+    __slots__ = ("field", "optional")
+    field: str
+    optional: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Column, (self.field, self.optional)
+
+    @property
+    def name(self) -> str:
+        return self.field
+
+    def __repr__(self) -> str:
+        return f"col({quote(self.field)}{', optional=True' if self.optional else ''})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Literal(Expr):
+    """A value: None, bool, int, float, str, Decimal, datetime (in UTC) or date."""
+
+    __slots__ = ("value",)
+    value: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Literal, (self.value,)
+
+    def __repr__(self) -> str:
+        return f"lit({quote(self.value)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Call(Expr):
+    """An operation on expressions; `params` are plain values that are part of it (a path, a type, a separator)."""
+
+    __slots__ = ("args", "op", "params")
+    op: str
+    args: tuple[Expr, ...]
+    params: tuple[Any, ...]
+
+    def __init__(self, op: str, args: tuple[Expr, ...], params: tuple[Any, ...] = ()) -> None:
+        for name, value in (("op", op), ("args", args), ("params", params)):
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.op, self.args, self.params)
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+    def __repr__(self) -> str:
+        args = [bare(arg) for arg in self.args]
+        if self.op in _BINARY:
+            left, right = self.args
+            # lit(1) == 2, as 1 == 2 would be no expression; and -a + b needs no brackets.
+            texts = [repr(left) if _is_prefix(left) else operand(left, repr)]
+            texts.append(repr(right) if _is_prefix(right) else operand(right))
+            return f" {_BINARY[self.op]} ".join(texts)
+        if self.op in _PREFIX:
+            return f"{_PREFIX[self.op]}{operand(self.args[0], literal=repr)}"
+        if self.op == "when":
+            pairs = zip(self.args[:-1:2], self.args[1::2], strict=False)
+            text = ".".join(f"when({condition!r}, {bare(value)})" for condition, value in pairs)
+            last = self.args[-1]
+            return text if isinstance(last, Literal) and last.value is None else f"{text}.otherwise({bare(last)})"
+        if self.op in _FREE:
+            return f"{self.op}({', '.join(args)})"
+        subject = operand(self.args[0], literal=repr)
+        if self.op == "list.get":
+            return f"{subject}.list[{self.params[0]}]"
+        if self.op == "json":
+            return f"{subject}.json({quote('.'.join(self.params[0]))})"
+        if self.op == "isin":
+            return f"{subject}.isin([{', '.join(map(bare, self.params))}])"
+        return f"{subject}.{self.op}({', '.join([*args[1:], *map(quote, self.params)])})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Alias(Expr):
+    """An expression under a name."""
+
+    __slots__ = ("called", "expr")
+    expr: Expr
+    called: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Alias, (self.expr, self.called)
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.expr,)
+
+    @property
+    def name(self) -> str:
+        return self.called
+
+    def __repr__(self) -> str:
+        return f"{operand(self.expr, literal=repr)}.alias({quote(self.called)})"
+
+
+class When(Call):
+    """`when(...)` so far: null where no condition holds, until `otherwise` says more."""
+
+    __slots__ = ()
+
+    def when(self, condition: Expr, value: object) -> When:
+        """The value where the condition is true and none before it is."""
+        return When("when", (*self.args[:-1], _condition(condition), lit(value), self.args[-1]))
+
+    def otherwise(self, value: object) -> Expr:
+        """The value where no condition is true."""
+        return Call("when", (*self.args[:-1], lit(value)))
+
+
+class _Functions:
+    __slots__ = ("_expr",)
+
+    def __init__(self, expr: Expr) -> None:
+        self._expr = expr
+
+
+class StringFunctions(_Functions):
+    """Functions of strings; characters are code points."""
+
+    __slots__ = ()
+
+    def upper(self) -> Expr:
+        """In capitals. Python and Java may know different versions of Unicode: where one of them does not know a
+        character yet, it leaves it as it is."""
+        return Call("str.upper", (self._expr,))
+
+    def lower(self) -> Expr:
+        """In small letters; see upper()."""
+        return Call("str.lower", (self._expr,))
+
+    def length(self) -> Expr:
+        """The number of characters."""
+        return Call("str.length", (self._expr,))
+
+    def strip(self, characters: str = _WHITESPACE) -> Expr:
+        """Without these characters at both ends: by default ASCII white space, not all that Python's strip knows."""
+        return self._strip("str.strip", characters)
+
+    def lstrip(self, characters: str = _WHITESPACE) -> Expr:
+        """Without these characters at its start."""
+        return self._strip("str.lstrip", characters)
+
+    def rstrip(self, characters: str = _WHITESPACE) -> Expr:
+        """Without these characters at its end."""
+        return self._strip("str.rstrip", characters)
+
+    def _strip(self, op: str, characters: str) -> Expr:
+        if not _text(characters, op, "the characters to strip"):
+            raise FlowError(f'{self._expr!r}.{op}(""): name the characters to strip')
+        return Call(op, (self._expr,), (characters,))
+
+    def contains(self, part: object) -> Expr:
+        """Whether a string is somewhere in it."""
+        return Call("str.contains", (self._expr, _operand(part, "str.contains")))
+
+    def startswith(self, part: object) -> Expr:
+        """Whether it starts with a string."""
+        return Call("str.startswith", (self._expr, _operand(part, "str.startswith")))
+
+    starts_with = startswith  # Ray Data's names
+
+    def endswith(self, part: object) -> Expr:
+        """Whether it ends with a string."""
+        return Call("str.endswith", (self._expr, _operand(part, "str.endswith")))
+
+    ends_with = endswith
+
+    def substr(self, start: int, length: int) -> Expr:
+        """`length` characters from the `start`th on, or as many as there are. The first is number 1, as in SQL."""
+        _whole(start, "str.substr", "start", 1)
+        _whole(length, "str.substr", "length", 0)
+        return Call("str.substr", (self._expr,), (start, length))
+
+    def replace(self, old: str, new: str) -> Expr:
+        """With every `old` replaced by `new`."""
+        if not _text(old, "str.replace", "a text to look for"):
+            raise FlowError(f'{self._expr!r}.str.replace("", ...): name a text to look for')
+        return Call("str.replace", (self._expr,), (old, _text(new, "str.replace", "a replacement")))
+
+    def split(self, separator: str) -> Expr:
+        """The array of its parts between separators; the separator is a plain text."""
+        if not _text(separator, "str.split", "a separator"):
+            raise FlowError(f'{self._expr!r}.str.split(""): name a separator')
+        return Call("str.split", (self._expr,), (separator,))
+
+
+class ListFunctions(_Functions):
+    """Functions of arrays."""
+
+    __slots__ = ()
+
+    def get(self, index: int) -> Expr:
+        """The element at an index, from 0 on; null where the array is shorter."""
+        _whole(index, "list.get", "index", 0)
+        return Call("list.get", (self._expr,), (index,))
+
+    __getitem__ = get
+
+    def __iter__(self) -> NoReturn:
+        raise FlowError(f"{self._expr!r}.list cannot be iterated over: an expression has no length before it runs")
+
+    def len(self) -> Expr:
+        """The number of elements."""
+        return Call("list.len", (self._expr,))
+
+
+class TimeFunctions(_Functions):
+    """Functions of timestamps, in UTC."""
+
+    __slots__ = ()
+
+    def year(self) -> Expr:
+        """The year; of dates too."""
+        return Call("dt.year", (self._expr,))
+
+    def month(self) -> Expr:
+        """The month, 1 to 12; of dates too."""
+        return Call("dt.month", (self._expr,))
+
+    def day(self) -> Expr:
+        """The day of the month; of dates too."""
+        return Call("dt.day", (self._expr,))
+
+    def hour(self) -> Expr:
+        """The hour, 0 to 23."""
+        return Call("dt.hour", (self._expr,))
+
+    def minute(self) -> Expr:
+        """The minute."""
+        return Call("dt.minute", (self._expr,))
+
+    def second(self) -> Expr:
+        """The whole second."""
+        return Call("dt.second", (self._expr,))
+
+    def epoch_ms(self) -> Expr:
+        """Milliseconds since 1970, rounded down."""
+        return Call("dt.epoch_ms", (self._expr,))
+
+    def from_epoch_ms(self) -> Expr:
+        """The timestamp that is so many milliseconds after the start of 1970; null outside the years 1 to 9999."""
+        return Call("dt.from_epoch_ms", (self._expr,))
+
+    def truncate(self, unit: str) -> Expr:
+        """The start of the year, month, week (Monday), day, hour, minute or second."""
+        if unit not in UNITS:
+            raise FlowError(f"{self._expr!r}.dt.truncate({unit!r}): the units are {', '.join(UNITS)}")
+        return Call("dt.truncate", (self._expr,), (unit,))
+
+
+# --- how users begin an expression --------------------------------------------------------------------------
+
+
+def col(name: str, *, optional: bool = False) -> Expr:
+    """A field of the record. A record without it is an error, or, if it is `optional`, has null there."""
+    return Column(_text(name, "col", "a field name"), optional)
+
+
+def lit(value: object) -> Expr:
+    """A value as an expression; an expression is returned as it is."""
+    return value if isinstance(value, Expr) else Literal(_plain(value))
+
+
+def when(condition: Expr, value: object) -> When:
+    """The value where the condition is true: `when(c, v).when(c2, v2).otherwise(w)`; null where nothing is said."""
+    return When("when", (_condition(condition), lit(value), Literal(None)))
+
+
+def coalesce(*values: object) -> Expr:
+    """The first that is not null."""
+    if not values:
+        raise FlowError("coalesce() needs at least one expression")
+    return Call("coalesce", tuple(map(lit, values)))
+
+
+def concat(*values: object) -> Expr:
+    """Strings joined to one; null where one of them is null."""
+    if not values:
+        raise FlowError("concat() needs at least one expression")
+    return Call("concat", tuple(map(lit, values)))
+
+
+def named(exprs: Mapping[str, Expr] | Sequence[Expr | str]) -> dict[str, Expr]:
+    """Expressions by the names of their results: of a mapping, or of a list of columns, aliases and field names."""
+    if isinstance(exprs, Mapping):
+        pairs = [(name, lit(expr)) for name, expr in exprs.items()]
+    else:
+        found = [col(expr) if isinstance(expr, str) else expr for expr in exprs]
+        pairs = []
+        for expr in found:
+            if not isinstance(expr, Expr) or expr.name is None:
+                raise FlowError(f'{shorten(expr)} has no name of its own: give it one by .alias("name")')
+            pairs.append((expr.name, expr))
+    for name, _ in pairs:
+        _text(name, "a result", "a name")
+    if len(dict(pairs)) != len(pairs):
+        raise FlowError(f"two results have the same name: {', '.join(name for name, _ in pairs)}")
+    return dict(pairs)
+
+
+# --- helpers ------------------------------------------------------------------------------------------------
+
+
+def key(expr: Expr) -> tuple[Any, ...]:
+    """A hashable stand-in for an expression: equal for expressions that are the same."""
+    if isinstance(expr, Column):
+        return ("col", expr.field, expr.optional)
+    if isinstance(expr, Literal):
+        return ("lit", type(expr.value).__name__, repr(expr.value))
+    if isinstance(expr, Alias):
+        return ("alias", key(expr.expr), expr.called)
+    assert isinstance(expr, Call)
+    params = tuple(key(each) if isinstance(each, Literal) else each for each in expr.params)
+    return (expr.op, tuple(map(key, expr.args)), params)
+
+
+def quote(value: object) -> str:
+    """repr, with double quotes round strings where that needs no escapes."""
+    text = repr(value)
+    return f'"{text[1:-1]}"' if isinstance(value, str) and text[0] == "'" and '"' not in text else text
+
+
+def bare(expr: Expr) -> str:
+    """How an argument is written: values without lit()."""
+    return quote(expr.value) if isinstance(expr, Literal) else repr(expr)
+
+
+def operand(expr: Expr, literal: Any = bare) -> str:
+    """How an operand is written: in brackets if it is made by operators itself."""
+    if isinstance(expr, Literal):
+        return str(literal(expr))
+    if isinstance(expr, Call) and (expr.op in _BINARY or expr.op in _PREFIX):
+        return f"({expr!r})"
+    return repr(expr)
+
+
+def _is_prefix(expr: Expr) -> bool:
+    return isinstance(expr, Call) and expr.op in _PREFIX
+
+
+def _comparison(op: str, left: Expr, right: object) -> Expr:
+    return Call(op, (left, _operand(right, _BINARY[op])))
+
+
+def _operand(value: object, where: str) -> Expr:
+    if value is None:
+        raise FlowError(f"{where} None is always null, never true: use is_null() or is_not_null()")
+    return lit(value)
+
+
+def _condition(condition: object) -> Expr:
+    if not isinstance(condition, Expr):
+        raise FlowError(f"when takes an expression as its condition, got {shorten(condition)}")
+    return condition
+
+
+def _plain(value: object) -> Any:
+    """A literal's value, checked and in its one form."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if not BIGINT_MIN <= value <= BIGINT_MAX:
+            raise FlowError(f"{value} does not fit a bigint (64 bits); write it as a Decimal or a float")
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(_text(value, "lit", "a string"))
+    if isinstance(value, Decimal):
+        digits, exponent = value.as_tuple().digits, value.as_tuple().exponent
+        if not isinstance(exponent, int):
+            raise FlowError(f"{value!r} is not a number that a decimal can hold")
+        if max(len(digits) + max(exponent, 0), -exponent) > DECIMAL_DIGITS:
+            raise FlowError(f"{value!r} has more than {DECIMAL_DIGITS} digits")
+        return value
+    if isinstance(value, datetime):
+        if value.utcoffset() is None:
+            raise FlowError(
+                f"{value!r} has no time zone, so it names no instant; give it one, such as tzinfo=timezone.utc"
+            )
+        return value.astimezone(timezone.utc)
+    if isinstance(value, date):
+        return value
+    raise FlowError(
+        f"{shorten(value)} of type {type(value).__name__} cannot be part of an expression; "
+        "use None, bool, int, float, str, Decimal, datetime or date"
+    )
+
+
+def _text(value: object, where: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise FlowError(f"{where} takes {what}, got {shorten(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise FlowError(f"{where}: {value!r} holds half a surrogate pair, which is no text") from None
+    return value
+
+
+def _whole(value: object, where: str, what: str, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise FlowError(f"{where}: {what}={value!r}; it must be a whole number, {least} or more")

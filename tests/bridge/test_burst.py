@@ -1,0 +1,699 @@
+"""Burst detection: the paper's equations, what is measured, when a range moves, and a burst under a virtual clock."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from penstock.bridge.burst import (
+    STATES,
+    TRANSITIONS,
+    WANTED,
+    BurstDetector,
+    BurstOptions,
+    Decision,
+    Event,
+    InvalidTransition,
+    Observation,
+    switch_length,
+    thresholds,
+)
+from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, MicroBatch, RecordSpeed, interval
+
+# The load and the speeds of the simulated burst.
+RECORD_RATE = 30_000.0  # PD
+SPARK = BatchCost(0.2, 120_000.0)  # t_s + t_ot, PO
+KNOWN = Calibration(RECORD_RATE, SPARK, prepare_s=5.0, switch_s=1.0)
+
+speeds = st.floats(100, 1e6)
+seconds = st.floats(0, 10)
+
+
+def detector(
+    options: BurstOptions | None = None, calibration: Calibration = KNOWN, *, rate: float = 10_000.0
+) -> BurstDetector:
+    """One that has seen a while of a load at which nothing waits."""
+    made = BurstDetector(options, calibration)
+    for tenth in range(50):
+        made.observe(Observation(tenth / 10, 0, rate / 10))
+    return made
+
+
+def after(made: BurstDetector, time_s: float, queue: float, rate: float = 10_000.0, passed: float = 0.1) -> Decision:
+    return made.observe(Observation(time_s, queue, rate * passed))
+
+
+# --- the equations -------------------------------------------------------------------------------------------------
+
+
+@given(v=st.floats(0, 1e6), pd=speeds, po=speeds, t=st.floats(0.01, 10), t_s=seconds, t_ot=seconds, t_dt=seconds)
+def test_the_switch_length_is_where_both_latencies_are_equal(
+    v: float, pd: float, po: float, t: float, t_s: float, t_ot: float, t_dt: float
+) -> None:
+    """Equations 4 to 6, written down again: at L_switch LatencyD = LatencyO."""
+    assume(t / 2 + t_s + t_ot >= t_dt)
+    length = switch_length(v, pd, po, t, t_s, t_ot, t_dt)
+    latency_d = 0 + length / pd + t_dt
+    latency_o = 0 + t / 2 + t_s + (v * t) / po + t_ot
+    assert latency_d == pytest.approx(latency_o)
+    k, c = pd / po, t / 2 + t_s + t_ot - t_dt
+    assert length == pytest.approx(k * (v * t) + c * pd)
+
+
+@given(length=st.floats(0, 1e9), delta=st.floats(0.01, 0.99))
+def test_hysteresis_lies_around_it(length: float, delta: float) -> None:
+    up, down = thresholds(length, delta)
+    assert (up, down) == ((1 + delta) * length, (1 - delta) * length)
+    assert down <= length <= up
+
+
+def test_with_the_paper_s_k_and_its_second() -> None:
+    """K = 0.2, T = 1 s, at the Yahoo benchmark's burst of 76,000/s and a record path of 30,000/s."""
+    assert switch_length(76_000, 30_000, 150_000, 1.0, 0.012, 0.22, 0.061) == pytest.approx(15_200 + 0.671 * 30_000)
+
+
+def test_transmission_that_was_measured_with_its_queues_does_not_turn_the_rule_round() -> None:
+    """Table 2 at 40,000/s: C by the letter is -0.95 s, and the switch length would be negative."""
+    length = switch_length(40_000, 20_000, 100_000, 1.0, 0.039, 0.044, 1.533)
+    assert 0.2 * 40_000 + (0.5 + 0.039 + 0.044 - 1.533) * 20_000 < 0
+    assert length == pytest.approx(0.2 * 40_000)
+
+
+# --- what is measured ----------------------------------------------------------------------------------------------
+
+
+@given(
+    fixed_s=st.floats(0.02, 1.0),
+    rate=st.floats(5_000, 5e6),
+    seed=st.integers(0, 2**32),
+)
+def test_the_fit_finds_the_fixed_cost_and_the_rate_in_noise(fixed_s: float, rate: float, seed: int) -> None:
+    """5 % noise, and of nine batches of a size two that take up to ten times as long."""
+    rng = random.Random(seed)
+    speed = BatchSpeed()
+    even = fixed_s * rate  # the size at which both costs are equal
+    sizes = [even * 2.0**k for k in range(-4, 4)]
+    batches = []
+    for size in sizes:
+        times = [(fixed_s + size / rate) * rng.gauss(1, 0.05) for _ in range(9)]
+        for slow in rng.sample(range(9), 2):
+            times[slow] *= rng.uniform(2, 10)
+        batches += [MicroBatch(size, max(taken, 1e-6)) for taken in times]
+    rng.shuffle(batches)
+    speed.add(batches)
+    cost = speed.cost
+    assert cost is not None
+    assert cost.fixed_s == pytest.approx(fixed_s, rel=0.2)
+    assert cost.rate == pytest.approx(rate, rel=0.2)
+
+
+def test_without_noise_it_is_exact() -> None:
+    speed = BatchSpeed()
+    speed.add(MicroBatch(n, 0.1 + n / 50_000) for n in (1_000, 10_000, 80_000))
+    assert speed.cost is not None
+    assert speed.cost.fixed_s == pytest.approx(0.1)
+    assert speed.cost.rate == pytest.approx(50_000)
+
+
+def test_errors_of_the_fit_are_relative() -> None:
+    """0.3 s too much for a large batch leaves the fixed cost, which small ones tell, as it is."""
+    speed = BatchSpeed()
+    speed.add([MicroBatch(1_000, 0.11), MicroBatch(100_000, 1.1 * 1.3), MicroBatch(1_000_000, 10.1)])
+    assert speed.cost is not None
+    assert speed.cost.fixed_s == pytest.approx(0.1, rel=0.1)
+
+
+def test_batches_of_one_size_tell_nothing_but_how_wrong_the_calibration_is() -> None:
+    alone, known = BatchSpeed(), BatchSpeed(BatchCost(0.1, 100_000))
+    for speed in (alone, known):
+        speed.add(MicroBatch(10_000, 0.4) for _ in range(20))
+    assert alone.cost is None
+    assert known.cost is not None
+    assert known.cost.fixed_s == pytest.approx(0.2)
+    assert known.cost.rate == pytest.approx(50_000)
+
+
+def test_a_steady_load_does_not_make_the_fit_forget_small_batches() -> None:
+    speed = BatchSpeed()
+    speed.add(MicroBatch(n, 0.2 + n / 120_000) for n in (500, 2_000, 8_000))
+    rng = random.Random(1)
+    for _ in range(500):
+        speed.add([MicroBatch(60_000, (0.2 + 0.5) * rng.uniform(0.95, 1.05))])
+    assert speed.cost is not None
+    assert speed.cost.fixed_s == pytest.approx(0.2, rel=0.1)
+
+
+def test_the_fit_follows_a_spark_that_became_slower() -> None:
+    speed = BatchSpeed()
+    sizes = (1_000, 10_000, 100_000)
+    speed.add(MicroBatch(n, 0.1 + n / 100_000) for n in sizes * 9)
+    speed.add(MicroBatch(n, 0.3 + n / 40_000) for n in sizes * 9)
+    assert speed.cost is not None
+    assert speed.cost.fixed_s == pytest.approx(0.3)
+    assert speed.cost.rate == pytest.approx(40_000)
+
+
+def test_a_fixed_cost_that_hides_the_rate_promises_no_boundless_speed() -> None:
+    """Spark took the same for 1,000 records as for 100,000; ten times that is not free."""
+    speed = BatchSpeed()
+    speed.add(MicroBatch(n, 0.107) for n in (1_000, 10_000, 100_000))
+    assert speed.cost is not None
+    assert speed.cost.seconds(1_000_000) > 1.8 * 0.107
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e7), st.floats(0, 100)), max_size=60))
+def test_whatever_is_measured_costs_are_costs(measured: list[tuple[float, float]]) -> None:
+    for speed in (BatchSpeed(), BatchSpeed(SPARK)):
+        for records, taken in measured:
+            speed.add([MicroBatch(records, taken)])
+            cost = speed.cost
+            assert cost is None or (cost.fixed_s >= 0 and 0 < cost.rate < math.inf)
+
+
+def test_record_speed_is_of_busy_time() -> None:
+    speed = RecordSpeed()
+    assert speed.rate is None
+    speed.add(10, 0.001, 1.0)  # hardly busy: taken for want of better
+    assert speed.rate == pytest.approx(10_000)
+    for _ in range(50):
+        speed.add(27_000, 0.9, 1.0)
+    speed.add(10, 0.001, 1.0)
+    assert speed.rate == pytest.approx(30_000)
+
+
+def test_record_speed_leaves_its_calibration_behind() -> None:
+    speed = RecordSpeed(100_000)
+    for _ in range(60):
+        speed.add(3_000, 0.1, 0.1)
+    assert speed.rate == pytest.approx(30_000, rel=0.35)
+    for _ in range(300):
+        speed.add(3_000, 0.1, 0.1)
+    assert speed.rate == pytest.approx(30_000, rel=0.01)
+
+
+# --- the interval --------------------------------------------------------------------------------------------------
+
+
+@given(
+    v=st.floats(0, 200_000),
+    fixed_s=st.floats(0, 1.5),
+    rate=st.floats(1_000, 500_000),
+    epoch_s=st.one_of(st.none(), st.floats(0.05, 30)),
+)
+@example(v=60_000, fixed_s=0.2, rate=120_000, epoch_s=1.0)
+def test_the_interval_is_the_shortest_in_which_spark_keeps_up(
+    v: float, fixed_s: float, rate: float, epoch_s: float | None
+) -> None:
+    cost = BatchCost(fixed_s, rate)
+    chosen = interval(v, cost, epoch_s=epoch_s)
+    assert 0.2 * 0.999 <= chosen.seconds <= 2.0 * 1.001
+
+    def keeps_up(t: float) -> bool:
+        return cost.seconds(v * t) <= 0.8 * t * (1 + 1e-6)
+
+    assert not chosen.keeps_up or keeps_up(chosen.seconds)
+    if epoch_s is not None:
+        in_epoch = epoch_s / chosen.seconds
+        assert min(abs(x - round(x)) for x in (in_epoch, 1 / in_epoch)) < 1e-6
+        candidates = [epoch_s / k for k in range(1, 400)] + [epoch_s * k for k in range(2, 60)]
+        shorter = [t for t in candidates if 0.2 <= t < chosen.seconds * (1 - 1e-6)]
+        assert not any(cost.seconds(v * t) < 0.8 * t * (1 - 1e-6) for t in shorter)
+
+
+@given(v=st.floats(0, 100_000), more=st.floats(0, 100_000))
+def test_more_load_never_shortens_the_interval(v: float, more: float) -> None:
+    assert interval(v, SPARK).seconds <= interval(v + more, SPARK).seconds
+    assert interval(v, SPARK).seconds <= interval(v, SPARK, backlog=more).seconds
+
+
+def test_intervals_of_the_simulated_burst() -> None:
+    # T >= 0.2 / (0.8 - V / 120,000)
+    assert interval(5_000, SPARK).seconds == pytest.approx(1 / 3)  # 0.264 s
+    assert interval(60_000, SPARK).seconds == pytest.approx(1.0)  # 0.667 s
+    assert interval(80_000, SPARK).seconds == pytest.approx(2.0)  # 1.5 s: two epochs
+    assert interval(5_000, SPARK, backlog=500_000, catch_up_s=10).seconds == pytest.approx(1.0)  # as of 55,000/s
+    assert not interval(100_000, SPARK).keeps_up
+    assert interval(60_000, None).seconds == pytest.approx(1.0)  # the paper's
+
+
+# --- the table -----------------------------------------------------------------------------------------------------
+
+
+def test_every_state_has_a_sentence_a_paradigm_and_a_way_home() -> None:
+    states = {state for state, _ in TRANSITIONS} | set(TRANSITIONS.values())
+    assert states == set(STATES) == set(WANTED)
+    for state in states:
+        assert (state, "bridge lost") in TRANSITIONS
+        seen = {state}
+        for _ in states:
+            seen |= {to for (at, _), to in TRANSITIONS.items() if at in seen}
+        assert seen == states
+
+
+def test_an_invalid_transition_tells_what_led_there() -> None:
+    made = detector(rate=60_000)
+    after(made, 5.0, 1e6, 60_000)
+    made.happened("ready", 9.5)
+    with pytest.raises(InvalidTransition) as caught:
+        made.happened("returned", 9.75)
+    assert made.state == "SWITCHING"
+    assert "'returned' in state SWITCHING, where only 'switched', 'switch failed', 'bridge lost' can be" in str(
+        caught.value
+    )
+    assert "5.000 s: RECORD --burst--> PREPARING (burst: 1,000,000 records wait" in str(caught.value)
+    assert "9.500 s: PREPARING --ready--> SWITCHING" in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+# --- deciding ------------------------------------------------------------------------------------------------------
+
+
+def test_a_burst_goes_up_and_comes_back() -> None:
+    made = detector(rate=60_000)
+    decision = after(made, 5.0, 60_000, 60_000)
+    assert (decision.state, decision.wanted, decision.prepare) == ("PREPARING", "operation", True)
+    assert decision.reason.startswith("burst: 60,000 records wait, above ")
+    assert made.happened("ready", 10.0) == "SWITCHING"
+    assert after(made, 10.1, 100_000, 60_000).wanted == "operation"
+    assert made.happened("switched", 11.0) == "OPERATION"
+    assert made.dwell_s == pytest.approx(6.0)  # three times what there and back take: a second each
+    time_s = 11.0
+    while made.state == "OPERATION":
+        time_s += 0.5
+        decision = after(made, time_s, 0, 5_000, 0.5)
+    assert time_s >= 17.0
+    assert (decision.state, decision.wanted) == ("RETURNING", "record")
+    assert decision.reason.startswith("over: at most 0 records wait")
+    assert made.happened("returned", time_s + 0.5) == "RECORD"
+
+
+def test_prepared_ahead_it_switches_at_once() -> None:
+    made = detector(rate=25_000)
+    decision = after(made, 5.0, 10, 25_000)
+    assert (decision.state, decision.prepare) == ("RECORD", True)
+    made.happened("ready", 7.0)
+    assert not after(made, 7.1, 10, 25_000, 2.1).prepare
+    assert after(made, 7.2, 100_000, 60_000).state == "SWITCHING"
+
+
+def test_far_from_a_burst_nothing_is_prepared() -> None:
+    decision = after(detector(), 5.0, 10)
+    assert not decision.prepare
+    assert decision.reason.startswith("calm: 10 records wait; Spark answers sooner above ")
+
+
+def test_a_spark_that_is_slower_is_refused_with_the_figures() -> None:
+    slow = Calibration(240_000, BatchCost(0.0, 210_000))
+    decision = after(detector(calibration=slow), 5.0, 1e7, 300_000)
+    assert (decision.state, decision.prepare) == ("RECORD", False)
+    assert decision.reason == "not switched: Spark would process 210,000 records/s, the record tasks 240,000"
+
+
+def test_the_fixed_cost_counts_in_what_spark_can_do() -> None:
+    """Without it Spark has twice the speed; of each interval of 2 s it takes 1.2 s."""
+    fixed = Calibration(30_000, BatchCost(1.2, 60_000))
+    decision = after(detector(calibration=fixed), 5.0, 1e7, 60_000)
+    assert decision.reason == "not switched: Spark would process 24,000 records/s, the record tasks 30,000"
+    assert decision.figures.operation_rate == 60_000
+
+
+def test_a_spark_that_is_hardly_quicker_is_refused() -> None:
+    hardly = Calibration(30_000, BatchCost(0, 33_000))
+    decision = after(detector(calibration=hardly), 5.0, 1e6, 60_000)
+    assert decision.reason == (
+        "not switched: Spark would process 33,000 records/s, the record tasks 30,000, and must be 20% above them"
+    )
+
+
+def test_a_backlog_that_is_gone_before_spark_is_there_stays() -> None:
+    decision = after(detector(rate=1_000), 5.0, 100_000, 1_000)
+    assert decision.state == "RECORD"
+    assert decision.reason.startswith(
+        "not switched: the record tasks are through with 100,000 waiting records in 3.4 s, Spark would be in 6."
+    )
+    assert after(detector(rate=1_000), 5.0, 1_000_000, 1_000).state == "PREPARING"
+
+
+@pytest.mark.parametrize(
+    ("calibration", "missing"),
+    [
+        (Calibration(), "the record tasks' and Spark's"),
+        (Calibration(record_rate=30_000), "Spark's"),
+        (Calibration(batch=SPARK), "the record tasks'"),
+    ],
+)
+def test_without_measurements_it_asks_for_them(calibration: Calibration, missing: str) -> None:
+    decision = after(detector(calibration=calibration, rate=60_000), 5.0, 1e9, 60_000)
+    assert decision.calibrate
+    assert decision.wanted == "record"
+    assert decision.reason == f"calibrate first: {missing} speed on this range is not known"
+    assert decision.prepare == (calibration.record_rate is not None)  # a trial needs Spark
+
+
+def test_measurements_take_the_place_of_a_calibration() -> None:
+    made = detector(calibration=Calibration())
+    trial = tuple(MicroBatch(n, SPARK.seconds(n)) for n in (1_000, 10_000, 50_000))
+    decision = made.observe(Observation(5.0, 1e6, 6_000, processed=3_000, busy_s=0.1, batches=trial))
+    assert not decision.calibrate
+    assert decision.state == "PREPARING"
+    assert decision.figures.record_rate == pytest.approx(30_000)
+    assert decision.figures.operation_rate == pytest.approx(120_000)
+
+
+def test_after_a_failure_it_waits_ever_longer_and_warns_once() -> None:
+    made = detector()
+    warnings, tries = [], []
+    time_s = 5.0
+    while time_s < 200:
+        decision = after(made, time_s, 1e7, 60_000)
+        warnings.append(decision.warning)
+        if decision.state == "PREPARING":
+            tries.append(time_s)
+            made.happened("prepare failed", time_s, "no Java found")
+        time_s += 0.1
+    waits = [later - earlier for earlier, later in itertools.pairwise(tries)]
+    assert waits == [pytest.approx(wait, abs=0.2) for wait in (10, 20, 40, 80)]
+    assert [warning for warning in warnings if warning] == [
+        "Spark could not be made ready (no Java found); the range runs record by record, next try in 10 s"
+    ]
+    assert "not switched: Spark could not be made ready (no Java found); next try in" in decision.reason
+    assert not decision.prepare
+
+
+def test_a_lost_bridge_is_left_and_not_taken_again_at_once() -> None:
+    made = detector(rate=60_000)
+    after(made, 5.0, 60_000, 60_000)
+    for event, time_s in (("ready", 6.0), ("switched", 7.0), ("bridge lost", 8.0)):
+        made.happened(event, time_s)
+    assert after(made, 8.1, 1e6, 60_000).wanted == "record"
+    made.happened("returned", 9.0)
+    decision = after(made, 17.5, 1e6, 60_000)
+    assert decision.state == "RECORD"
+    assert decision.reason == "not switched: Spark was lost; next try in 0 s"
+    decision = after(made, 18.1, 1e6, 60_000)
+    assert decision.state == "PREPARING"
+    assert decision.prepare
+
+
+def test_a_burst_that_is_over_before_spark_is_ready_is_left_alone() -> None:
+    made = detector(rate=60_000)
+    assert after(made, 5.0, 60_000, 60_000).state == "PREPARING"
+    decision = after(made, 7.0, 100, 5_000, 2.0)
+    assert decision.state == "RECORD"
+    assert "over before Spark was ready" in decision.reason
+    assert made.happened("ready", 8.0) == "RECORD"  # what was begun is there for the next one
+
+
+def test_a_burst_that_is_fading_is_still_prepared_for() -> None:
+    made = detector(rate=60_000)
+    decision = after(made, 5.0, 60_000, 60_000)
+    figures = decision.figures
+    assert figures.queue_switch is not None
+    for tenth in range(1, 30):
+        decision = after(made, 5 + tenth / 10, figures.queue_switch, 60_000)
+        assert decision.state == "PREPARING"
+
+
+def test_the_swing_of_the_queue_between_two_batches_is_not_calm() -> None:
+    """The queue is nearly empty whenever a batch was cut; the record tasks could bear this load, but not sooner."""
+    made = detector(BurstOptions(interval_min_s=1.0), rate=24_000)
+    after(made, 5.0, 1e7, 24_000)
+    made.happened("ready", 6.0)
+    made.happened("switched", 7.0)
+    for tenth in range(1, 400):
+        decision = after(made, 7 + tenth / 10, 2_400 * (tenth % 10 + 1), 24_000)
+        assert decision.state == "OPERATION"
+    assert decision.reason.startswith("burst: up to 24,000 records wait")
+
+
+def test_it_does_not_come_back_to_what_the_record_tasks_cannot_bear() -> None:
+    made = detector(calibration=Calibration(30_000, BatchCost(0.01, 1_000_000)))
+    after(made, 5.0, 1e6, 40_000)
+    made.happened("ready", 6.0)
+    made.happened("switched", 7.0)
+    for tenth in range(1, 400):
+        decision = after(made, 7 + tenth / 10, 0, 29_000)
+    assert decision.state == "OPERATION"
+    assert "the record tasks, with 30,000 records/s, would not bear with 20% to spare" in decision.reason
+
+
+def test_it_comes_back_from_a_spark_that_does_not_pay_any_more() -> None:
+    made = detector(rate=60_000)
+    after(made, 5.0, 60_000, 60_000)
+    made.happened("ready", 6.0)
+    made.happened("switched", 7.0)
+    batches = tuple(MicroBatch(n, 0.2 + n / 20_000) for n in (1_000, 10_000, 60_000) * 9)
+    made.observe(Observation(10.0, 1e6, 180_000, batches=batches))
+    decision = after(made, 20.0, 1e6, 60_000, 10.0)
+    assert decision.state == "RETURNING"
+    assert decision.reason.startswith("Spark does not pay any more: Spark would process 18,000 records/s")
+
+
+def test_off_is_off() -> None:
+    made = detector(BurstOptions(mode="off"))
+    assert after(made, 5.0, 1e9, 1e6).reason == "the bridge is off"
+    made.mode = "spark-only"
+    assert after(made, 6.0, 0).state == "PREPARING"
+    made.happened("ready", 7.0)
+    made.happened("switched", 8.0)
+    made.mode = "off"
+    assert after(made, 9.0, 1e9, 1e6).state == "RETURNING"
+
+
+def test_spark_only_needs_no_figures_and_stays() -> None:
+    made = detector(BurstOptions(mode="spark-only"), Calibration())
+    assert made.state == "PREPARING"
+    made.happened("ready", 7.0)
+    made.happened("switched", 8.0)
+    decision = after(made, 1_000.0, 0, 0, 992)
+    assert (decision.state, decision.wanted, decision.interval.seconds) == ("OPERATION", "operation", 1.0)
+
+
+def test_toggling_goes_to_and_fro_whatever_the_load() -> None:
+    made = BurstDetector(BurstOptions(mode="toggle", toggle_s=3.0), Calibration())
+    switches: list[tuple[float, str]] = []
+    for tenth in range(200):
+        decision = after(made, tenth / 10, 0, 0)
+        doing: dict[str, Event] = {"PREPARING": "ready", "SWITCHING": "switched", "RETURNING": "returned"}
+        while made.state in doing:
+            event = doing[made.state]
+            if made.happened(event, tenth / 10) in ("RECORD", "OPERATION"):
+                switches.append((tenth / 10, made.state))
+    assert [paradigm for _, paradigm in switches] == ["OPERATION", "RECORD"] * 3
+    assert [time_s for time_s, _ in switches] == pytest.approx([3, 6, 9, 12, 15, 18])
+    assert not decision.calibrate
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"delta": 1.0}, "delta=1.0; it must be above 0 and below 1"),
+        ({"mode": "on"}, "mode='on'; it must be 'auto', 'off', 'spark-only' or 'toggle'"),
+        ({"dwell_min_s": 1.0}, "dwell_min_s=1.0 is below interval_max_s=2.0"),
+        ({"margin": -0.1}, "margin=-0.1"),
+        ({"toggle_s": 0.0}, "they must be above 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(wrong: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BurstOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_time_does_not_go_back() -> None:
+    made = detector()
+    with pytest.raises(ValueError, match="time went back"):
+        after(made, 1.0, 0)
+
+
+def test_observations_of_one_instant_count_together() -> None:
+    made = BurstDetector(calibration=KNOWN)
+    for time_s in (0.0, 1.0, 1.0, 2.0):
+        decision = made.observe(Observation(time_s, 0, 10_000))
+    assert 10_000 < decision.figures.arrival_rate < 30_000
+
+
+# --- what holds for any load ---------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.05, 1.0)), min_size=1, max_size=80), st.booleans())
+def test_between_the_thresholds_nothing_moves(steps: list[tuple[float, float]], in_spark: bool) -> None:
+    """Wherever in between the queue goes, and however long: the paradigm stays what it is."""
+    made = detector(rate=20_000)
+    time_s = 5.0
+    if in_spark:
+        after(made, time_s, 1e6, 20_000)
+        made.happened("ready", time_s)
+        made.happened("switched", time_s)
+    state = made.state
+    assert state == ("OPERATION" if in_spark else "RECORD")
+    decision = after(made, time_s + 0.1, 25_000, 20_000)
+    time_s += 0.1
+    for share, passed in steps:
+        up, down = decision.figures.queue_up, decision.figures.queue_down
+        assert up is not None
+        assert down is not None
+        time_s += passed
+        # just within, so that V's last digits do not matter
+        decision = after(made, time_s, down * 1.01 + share * (up * 0.99 - down * 1.01), 20_000, passed)
+        assert decision.state == state, decision.reason
+
+
+@given(
+    record_rate=st.floats(1_000, 1e6),
+    share=st.floats(0.01, 1.0),
+    fixed_s=st.floats(0, 1),
+    loads=st.lists(st.tuples(st.floats(0, 1e8), st.floats(0, 2e6)), min_size=1, max_size=30),
+)
+def test_it_never_switches_to_a_spark_that_is_not_quicker(
+    record_rate: float, share: float, fixed_s: float, loads: list[tuple[float, float]]
+) -> None:
+    made = BurstDetector(calibration=Calibration(record_rate, BatchCost(fixed_s, record_rate * share)))
+    for number, (queue, rate) in enumerate(loads):
+        decision = after(made, number * 0.5, queue, rate, 0.5)
+        assert (decision.wanted, decision.prepare) == ("record", False)
+
+
+@given(
+    rate=st.floats(0, 100_000),
+    low=st.floats(0, 1e6),
+    more=st.floats(0, 1e6),
+    prepared=st.booleans(),
+    record_rate=st.floats(10_000, 60_000),
+)
+def test_more_waiting_never_speaks_for_the_record_tasks(
+    rate: float, low: float, more: float, prepared: bool, record_rate: float
+) -> None:
+    decisions = []
+    for queue in (low, low + more):
+        made = detector(calibration=Calibration(record_rate, SPARK, 5.0, 1.0), rate=rate)
+        if prepared:
+            made.happened("ready", 5.0)
+        decisions.append(after(made, 5.1, queue, rate))
+    assert (decisions[0].wanted, decisions[1].wanted) != ("operation", "record")
+
+
+# --- a burst under a virtual clock ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Simulation:
+    """A range before which a queue stands, driven by a detector; one step is a tenth of a second.
+
+    Record tasks take `record_rate` a second. Spark takes what waits when an interval is over and it is free; it needs
+    fixed_s + n / rate. Making it ready takes `prepare_s`, a switch `switch_s`, in which nobody works.
+    """
+
+    load: Callable[[float], float]
+    record_rate: float = RECORD_RATE
+    spark: BatchCost = SPARK
+    prepare_s: float = 5.0
+    switch_s: float = 0.5
+    calibration: Calibration = field(default_factory=Calibration)
+    step_s: float = 0.1
+
+    def run(self, until_s: float) -> None:
+        self.detector = BurstDetector(BurstOptions(), self.calibration)
+        self.queues: list[float] = []
+        self.states: list[tuple[float, str]] = []
+        self.came = self.done = 0.0
+        queue = 0.0
+        running: tuple[float, MicroBatch] | None = None
+        ready_at = switched_at = None
+        cut_at = 0.0
+        self.decision: Decision | None = None
+        for number in range(int(until_s / self.step_s)):
+            now = number * self.step_s
+            arrived = self.load(now) * self.step_s
+            queue += arrived
+            self.came += arrived
+            processed, batches = 0.0, []
+            if running is not None and running[0] <= now:
+                self.done += running[1].records
+                batches.append(running[1])
+                running = None
+            state = self.detector.state
+            if state in ("RECORD", "PREPARING"):
+                processed = min(queue, self.record_rate * self.step_s)
+                queue -= processed
+                self.done += processed
+            elif state == "OPERATION" and running is None and now >= cut_at and queue > 0:
+                assert self.decision is not None
+                batch = MicroBatch(queue, self.spark.seconds(queue))
+                running = (now + batch.seconds, batch)
+                cut_at = now + self.decision.interval.seconds
+                queue = 0.0
+            if self.decision is not None and self.decision.calibrate and self.detector.prepared:
+                batches += [MicroBatch(n, self.spark.seconds(n)) for n in (1_000, 10_000, 50_000)]
+            self.decision = self.detector.observe(
+                Observation(now, queue, arrived, processed, processed / self.record_rate, tuple(batches))
+            )
+            if self.decision.prepare and ready_at is None and not self.detector.prepared:
+                ready_at = now + self.prepare_s
+            if ready_at is not None and now >= ready_at:
+                ready_at = None
+                self.detector.happened("ready", now)
+            if self.detector.state in ("SWITCHING", "RETURNING"):
+                switched_at = now + self.switch_s if switched_at is None else switched_at
+                if now >= switched_at and running is None:
+                    switched_at = None
+                    cut_at = now
+                    self.detector.happened("switched" if self.detector.state == "SWITCHING" else "returned", now)
+            if not self.states or self.states[-1][1] != self.detector.state:
+                self.states.append((now, self.detector.state))
+            self.queues.append(queue)
+        self.left = queue + (running[1].records if running else 0)
+
+
+def burst(now: float) -> float:
+    """5,000/s, for a minute 60,000/s, then 5,000/s again."""
+    return 60_000.0 if 30 <= now < 90 else 5_000.0
+
+
+@pytest.mark.parametrize("calibration", [KNOWN, Calibration()], ids=["calibrated", "from nothing"])
+def test_a_burst_is_handed_to_spark_and_taken_back(calibration: Calibration) -> None:
+    """From nothing: Spark is made ready because the record tasks are near what they can, and tried; then it is known
+    that it pays, and it is ready."""
+    run = Simulation(burst, calibration=calibration)
+    run.run(150)
+    assert run.came == pytest.approx(run.done + run.left)
+    names = [name for _, name in run.states]
+    preparing = ["PREPARING"] if calibration is KNOWN else []
+    assert names == ["RECORD", *preparing, "SWITCHING", "OPERATION", "RETURNING", "RECORD"]
+    times = {name: at for at, name in run.states[1:-1]}
+    assert 30 < times.get("PREPARING", 33) < 34
+    assert times["OPERATION"] < 38  # five seconds of preparing begin ahead of the decision
+    assert 90 < times["RETURNING"] < 100
+    # without Spark 60 s of it would leave 1,800,000 waiting
+    assert max(run.queues) < 320_000
+    assert max(run.queues[int(60 / run.step_s) : int(90 / run.step_s)]) < 130_000
+    assert run.queues[-1] < 3_000
+
+
+def test_a_slower_spark_is_never_taken() -> None:
+    run = Simulation(burst, spark=BatchCost(0.2, 25_000), calibration=Calibration(30_000, BatchCost(0.2, 25_000)))
+    run.run(150)
+    assert run.states == [(0.0, "RECORD")]
+
+
+def test_a_slower_spark_that_was_calibrated_too_well_is_left_again() -> None:
+    run = Simulation(burst, spark=BatchCost(0.2, 25_000), calibration=KNOWN)
+    run.run(150)
+    names = [name for _, name in run.states]
+    assert names == ["RECORD", "PREPARING", "SWITCHING", "OPERATION", "RETURNING", "RECORD"]
+
+
+def test_a_load_that_comes_and_goes_quickly_does_not_make_it_flap() -> None:
+    """Three seconds of each, for five minutes: between two switches there is at least the dwell."""
+    run = Simulation(lambda now: 60_000.0 if now % 6 < 3 else 5_000.0, calibration=KNOWN)
+    run.run(300)
+    phases = [at for at, name in run.states if name in ("OPERATION", "RECORD")]
+    assert all(later - earlier >= 2.0 for earlier, later in itertools.pairwise(phases[1:]))
+    assert max(run.queues) < 320_000

@@ -1,0 +1,264 @@
+"""Diverted tasks: whatever the bridge does, and whenever it is switched, each record counts once and in order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
+from penstock.runtime import task as task_module
+from penstock.runtime.build import build
+from penstock.runtime.diversion import Answer, Bridge, Divert
+from penstock.runtime.flow import Flow
+from penstock.runtime.loop import RunLoop
+from penstock.runtime.plan import Plan
+from penstock.runtime.task import SourceTask
+from penstock.runtime.testing import _replace
+from penstock.runtime.transport.memory import MemoryNetwork
+
+WORDS = ["a", "be", "see", "Dee", "a", "A"]
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that much happens between the first record and the last."""
+    monkeypatch.setattr(task_module, "_LIMIT_MAX", 16)
+    monkeypatch.setattr(task_module, "_LIMIT_FIRST", 4)
+
+
+class Lost(Exception):
+    """What a bridge says that has died."""
+
+
+class Here(Bridge):
+    """Answers with the form's own run, as Spark's partitions do, in an order of its own; some are lost."""
+
+    def __init__(self, forms: dict[int, RangeForm], rng: random.Random, lost: float, parts: int) -> None:
+        self.forms = forms
+        self.rng = rng
+        self.lost = lost
+        self.parts = parts
+        self.waiting: list[tuple[int, Any, Future[Answer]]] = []
+        self.answered = 0
+
+    def submit(self, chain: int, input_: Any) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self.waiting.append((chain, as_columns(input_), future))
+        return future
+
+    def answer_some(self) -> None:
+        """Answer one that waits, not the first of them always."""
+        if not self.waiting:
+            return
+        chain, columns, future = self.waiting.pop(self.rng.randrange(len(self.waiting)))
+        if self.rng.random() < self.lost:
+            future.set_exception(Lost("gone"))
+            return
+        self.answered += 1
+        try:
+            rows = []
+            step = max(1, -(-columns.num_rows // self.parts))
+            for start in range(0, columns.num_rows, step):
+                run = RangeRun(self.forms[chain])
+                run.take(as_records(columns.slice(start, step)))
+                rows.append(answer_rows(run.answer()))
+            import pyarrow as pa
+
+            future.set_result(answer_of(pa.Table.from_batches(rows)))
+        except Exception as error:
+            future.set_exception(error)
+
+
+def forms_of(plan: Plan) -> dict[int, RangeForm]:
+    """The ranges of a plan."""
+    return {form.chain: form for chain in plan.chains if isinstance(form := range_form(plan, chain), RangeForm)}
+
+
+def run_diverted(
+    flow: Flow,
+    seed: int,
+    *,
+    lost: float = 0.0,
+    toggle: bool = True,
+    inputs: Any = None,
+    at: Callable[[int], None] | None = None,
+) -> tuple[dict[str, list[Any]], Here]:
+    """All that the sinks get while tasks are diverted and taken back between steps, and the bridge."""
+    rng = random.Random(seed)
+    now = [0]
+
+    def clock() -> int:
+        now[0] += rng.randrange(1, 50_000_000)
+        return now[0]
+
+    flow.graph.operators = _replace(flow, inputs)
+    plan = flow.plan(1)
+    bridge = Here(forms_of(plan), rng, lost, rng.randint(1, 4))
+    assert bridge.forms
+    outputs: dict[str, list[Any]] = {}
+    wiring = build(
+        plan,
+        {task.number: 0 for task in plan.tasks},
+        0,
+        MemoryNetwork(1).transport(0),
+        clock=clock,
+        report=lambda reported: outputs.setdefault(reported.channel, []).extend(reported.records),
+    )
+    for task in wiring.tasks.values():
+        task.stopwatch = lambda: 0
+    loop = RunLoop(wiring, MemoryNetwork(1).transport(0), clock)
+    receive = loop.transport.receive
+    passes = [0]
+
+    def received(wait: float | None) -> Any:
+        passes[0] += 1
+        assert passes[0] < 200_000, "the job does not end"
+        if at is not None:
+            at(passes[0])
+        for form in bridge.forms.values():
+            if rng.random() < (0.2 if toggle else 1.0):
+                rows = rng.choice((1, 7, 100, 10_000))
+                loop.divert(
+                    Divert(form.chain, form.position, rng.choice((0.0, 0.05)), rng.random() < 0.5, rows), bridge
+                )
+            elif rng.random() < 0.1:
+                loop.undivert(form.chain)
+        if rng.random() < 0.5:
+            bridge.answer_some()
+        return receive(0)
+
+    loop.transport.receive = received  # type: ignore[method-assign]
+    loop.run()
+    return outputs, bridge
+
+
+def lines(seed: int, count: int = 1500) -> list[str]:
+    """Some lines of words."""
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randrange(6))) for _ in range(count)]
+
+
+def counted(parallelism: int) -> Flow:
+    flow = Flow("counted", parallelism=parallelism)
+    words = flow.read(ps.sources.Memory(["x"]), name="lines").flat_map(str.split, name="words")
+    words.key_by(str.lower).count(emit="final", name="count").write(ps.sinks.Collect(), name="out")
+    return flow
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.3])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_counts_are_those_of_the_records_whenever_tasks_are_diverted(parallelism: int, lost: float) -> None:
+    answered = 0
+    for seed in range(25):
+        flow = counted(parallelism)
+        outputs, bridge = run_diverted(flow, seed, lost=lost, inputs=lines(seed))
+        assert dict(outputs["out"]) == Counter(word.lower() for line in lines(seed) for word in line.split()), seed
+        answered += bridge.answered
+    assert answered > 50
+
+
+def upper(line: str) -> str:
+    return line.upper()
+
+
+def is_short(line: str) -> bool:
+    return len(line) < 12
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.3])
+def test_records_come_out_in_their_order(lost: float) -> None:
+    for seed in range(25):
+        flow = Flow("grep", parallelism=1)
+        found = flow.read(ps.sources.Memory(["x"])).filter(is_short, name="short").map(upper, name="upper")
+        found.write(ps.sinks.Collect(), name="out")
+        outputs, _ = run_diverted(flow, seed, lost=lost, inputs=lines(seed))
+        assert outputs.get("out", []) == [line.upper() for line in lines(seed) if len(line) < 12], seed
+
+
+def is_even(n: int) -> bool:
+    return 10 // (n % 5) > 0 and n % 2 == 0
+
+
+def test_records_that_fail_go_where_the_operator_says_once() -> None:
+    for seed in range(20):
+        flow = Flow("failing", parallelism=1)
+        even = flow.read(ps.sources.Memory([0])).filter(is_even, name="even", on_error="dead_letter")
+        even.write(ps.sinks.Collect(), name="out")
+        even.dead_letters().write(ps.sinks.Collect(), name="bad")
+        outputs, _ = run_diverted(flow, seed, inputs=list(range(100)))
+        assert outputs["out"] == [n for n in range(100) if n % 5 and n % 2 == 0]
+        assert [letter.record for letter in outputs["bad"]] == [n for n in range(100) if n % 5 == 0]
+
+
+def event_time(record: dict[str, Any]) -> int:
+    return int(record["t"])
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_windows_get_their_watermarks_from_the_answers(parallelism: int) -> None:
+    for seed in range(25):
+        rng = random.Random(seed)
+        records = [{"k": rng.randrange(4), "t": 10 * i + rng.randrange(-30, 30), "n": i} for i in range(400)]
+        flow = Flow("windows", parallelism=parallelism)
+        times = flow.read(ps.sources.Memory([{"k": 0, "t": 0}])).watermark(event_time, out_of_orderness_s=0.1)
+        windows = times.key_by("k").window(ps.Tumbling(0.5)).sum("n", name="sums")
+        windows.write(ps.sinks.Collect(), name="out")
+        outputs, _ = run_diverted(flow, seed, lost=0.1, inputs=records)
+        expected: Counter[tuple[int, int]] = Counter()
+        for record in records:
+            expected[record["k"], record["t"] // 500 * 500] += record["n"]
+        assert sorted((key, start, total) for key, start, _, total in outputs["out"]) == sorted(
+            (key, start, total) for (key, start), total in expected.items()
+        ), seed
+
+
+def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
+    flow = counted(1)
+    flow.graph.operators = _replace(flow, lines(1))
+    plan = flow.plan(1)
+    (form,) = forms_of(plan).values()
+    bridge = Here({form.chain: form}, random.Random(1), 1.0, 1)
+    clock = iter(range(0, 10**18, 10**9))
+    network = MemoryNetwork(1).transport(0)
+    wiring = build(plan, {0: 0}, 0, network, clock=lambda: next(clock), report=lambda _: None)
+    (task,) = wiring.tasks.values()
+    assert isinstance(task, SourceTask)
+    task.open()
+    task.divert(Divert(form.chain, form.position, 0.1, True), bridge, network.wake, at_once=True)
+    while task.diversion is not None:
+        if task.runnable():
+            task.step()
+        bridge.answer_some()
+    assert task.diversion_failed is not None
+    assert task.diversion_failed[1] == "Lost: gone"
+    assert task.stages[0].records_out > 0, "what was under way has been run here"
+
+
+def test_what_a_micro_batch_is_made_of_comes_back_from_arrow() -> None:
+    for records in ([], ["a", "é"], [("k", 1), ("l", None)], list(range(5000)), [{"a": 1}, {"b": [1, {"c": 2}]}]):
+        assert as_records(as_columns(records)) == records
+
+
+def test_the_range_of_a_chain_and_why_there_is_none() -> None:
+    flow = Flow("ranges", parallelism=2)
+    words = flow.read(ps.sources.Memory(["x"]), name="lines").flat_map(str.split, name="words")
+    words.key_by(str.lower).process(lambda ctx, key, record: None, name="own").write(ps.sinks.Null(), name="out")
+    plan = flow.plan(1)
+    first, second = (range_form(plan, chain) for chain in plan.chains)
+    assert isinstance(first, RangeForm)
+    assert (first.names, first.position, first.combiner) == (["words"], 2, None)
+    assert second == "own: its state and timers are the function's own"
+    fused = counted(1).plan(1)
+    form = range_form(fused, fused.chains[0])
+    assert isinstance(form, RangeForm)
+    assert (form.names, form.position, type(form.combiner).__name__) == (["words"], 3, "Count")
+    plain = Flow("plain", parallelism=1)
+    plain.read(ps.sources.Memory([1]), name="numbers").write(ps.sinks.Null(), name="out")
+    plan = plain.plan(1)
+    assert range_form(plan, plan.chains[0]) == "out: it writes, by epochs"

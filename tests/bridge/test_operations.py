@@ -1,0 +1,210 @@
+"""Ranges in Spark: what they answer is what the record tasks would have made of the same micro-batch."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.bridge.forms import RangeForm, RangeRun, as_columns, as_records, range_form
+from penstock.bridge.native import NotTheSame, native
+from penstock.bridge.operation import Operations
+from penstock.bridge.session import Session, SparkOptions, open_session
+from penstock.runtime.batch import KeyedBatch
+from penstock.runtime.diversion import Answer
+from penstock.runtime.flow import Flow, Stream
+
+pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with open_session(SparkOptions(kind="pyspark", cores=2)) as opened:
+        yield opened
+
+
+def form_of(build: Callable[[Stream], Any], records: list[Any]) -> RangeForm:
+    """The range behind the source of a flow."""
+    flow = Flow("flow", parallelism=2)
+    build(flow.read(ps.sources.Memory(records)))
+    plan = flow.plan(1, check_sinks=False)
+    form = range_form(plan, plan.chains[0])
+    assert isinstance(form, RangeForm), form
+    return form
+
+
+def here(form: RangeForm, records: list[Any]) -> Answer:
+    """The answer of the record form."""
+    run = RangeRun(form)
+    run.take(records)
+    return run.answer()
+
+
+def plain(answer: Answer) -> Any:
+    """An answer without the order of its groups: records as they are, partials by key."""
+    out: list[Any] = []
+    partials: dict[Any, list[Any]] = {}
+    for batch in answer.batches:
+        if isinstance(batch, KeyedBatch):
+            for key, value in zip(batch.keys, batch.values, strict=True):
+                partials.setdefault(key, []).append(value)
+        else:
+            out += batch
+    return out, {key: sorted(values, key=repr) for key, values in partials.items()}, answer.greatest
+
+
+CAMPAIGNS = [{"ad": f"ad{i}", "campaign": f"c{i // 3}", "weight": i} for i in range(9)]
+
+
+def text_lines(rng: random.Random, count: int) -> list[str]:
+    """JSON texts, some of them broken or without a field."""
+    lines = []
+    for i in range(count):
+        ad, kind, time = f"ad{rng.randrange(12)}", rng.choice(["view", "click"]), 1_000_000 + 37 * i
+        line = f'{{"ad": "{ad}", "kind": "{kind}", "time": "{time}", "n": {rng.randrange(-5, 50)}}}'
+        lines.append(rng.choice([line] * 20 + [line[:-1], '{"kind": "view"}', "", "é"]))
+    return lines
+
+
+def events(stream: Stream) -> Stream:
+    """The Yahoo benchmark's steps on such lines."""
+    value = ps.col("value")
+    parsed = stream.select(
+        ad=value.json("ad"),
+        kind=value.json("kind"),
+        time=value.json("time").cast("bigint"),
+        n=value.json("n").cast("bigint"),
+    )
+    return parsed.filter((ps.col("kind") == "view") & ps.col("time").is_not_null()).select("ad", "time", "n")
+
+
+def joined(stream: Stream) -> Stream:
+    return events(stream).lookup(CAMPAIGNS, on="ad").watermark("time", out_of_orderness_s=1)
+
+
+NATIVE: dict[str, Callable[[Stream], Any]] = {
+    "count": lambda s: joined(s).key_by("campaign").count().write(ps.sinks.Null()),
+    "sum": lambda s: joined(s).key_by("campaign").sum("n").write(ps.sinks.Null()),
+    "min": lambda s: joined(s).key_by("campaign").min("n").write(ps.sinks.Null()),
+    "max": lambda s: joined(s).key_by("campaign").max("ad").write(ps.sinks.Null()),
+    "mean": lambda s: joined(s).key_by("campaign").mean("weight").write(ps.sinks.Null()),
+    "computed key": lambda s: joined(s).key_by(ps.col("n") % 3).sum(ps.col("weight") * 2).write(ps.sinks.Null()),
+    "tumbling": lambda s: (
+        joined(s).key_by("campaign").window(ps.Tumbling(0.7, offset=0.1)).count().write(ps.sinks.Null())
+    ),
+    "sliding": lambda s: joined(s).key_by("campaign").window(ps.Sliding(1, 0.3)).sum("weight").write(ps.sinks.Null()),
+    "left": lambda s: (
+        events(s).lookup(CAMPAIGNS, on="ad", how="left").filter(ps.col("campaign").is_null()).key_by("ad").count()
+    ).write(ps.sinks.Null()),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_ranges_answer_as_the_record_form_does(name: str, session: Session) -> None:
+    form = form_of(NATIVE[name], ["x"])
+    compiled = native(form, session, ["value"])
+    assert compiled is not None
+    assert compiled.rest is None, "not native to its end"
+    operations = Operations(session, [form])
+    for seed in range(3):
+        lines = text_lines(random.Random(seed), 400)
+        found = operations.answer(form.chain, pa.record_batch([pa.array(lines)], ["value"]))
+        assert plain(found) == plain(here(form, lines)), seed
+        assert found.seconds > 0
+
+
+def short(record: dict[str, Any]) -> bool:
+    return len(record["ad"] or "") < 4
+
+
+def words(line: str) -> list[str]:
+    return line.split('"')
+
+
+MIXED: dict[str, tuple[Callable[[Stream], Any], bool]] = {
+    "Python behind columns": (lambda s: events(s).filter(short).key_by("ad").count().write(ps.sinks.Null()), True),
+    "records out": (lambda s: events(s).map(dict.items).map(sorted).write(ps.sinks.Null()), True),
+    "texts out": (lambda s: s.filter(ps.col("value").str.contains("view")).write(ps.sinks.Null()), True),
+    "Python alone": (lambda s: s.flat_map(words).key_by(str.lower).count().write(ps.sinks.Null()), False),
+    "a function as the time": (
+        lambda s: events(s).watermark(lambda r: r["time"]).key_by("ad").count().write(ps.sinks.Null()),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_is_no_column_goes_on_in_python(name: str, session: Session) -> None:
+    build, begins_native = MIXED[name]
+    form = form_of(build, ["x"])
+    compiled = native(form, session, ["value"])
+    assert (compiled is not None) == begins_native
+    assert compiled is None or compiled.rest is not None
+    operations = Operations(session, [form])
+    lines = text_lines(random.Random(1), 300)
+    expected = plain(here(form, lines))
+    found = plain(operations.answer(form.chain, pa.record_batch([pa.array(lines)], ["value"])))
+    encoded = plain(operations.answer(form.chain, as_columns(lines)))
+    for answer in (found, encoded):
+        assert answer[0] == expected[0], "in their order"
+        assert answer[2] == expected[2]
+        assert {key: sum(values) for key, values in answer[1].items()} == {
+            key: sum(values) for key, values in expected[1].items()
+        }
+
+
+def test_counts_of_words_of_many_lines(session: Session) -> None:
+    form = form_of(lambda s: s.flat_map(str.split).key_by(str.lower).count().write(ps.sinks.Null()), ["x"])
+    lines = ["To be or not to be"] * 20_000
+    answer = Operations(session, [form]).answer(form.chain, pa.record_batch([pa.array(lines)], ["value"]))
+    total: Counter[str] = Counter()
+    for batch in answer.batches:
+        assert isinstance(batch, KeyedBatch)
+        for key, n in zip(batch.keys, batch.values, strict=True):
+            total[key] += n
+    assert total == {"to": 40_000, "be": 40_000, "or": 20_000, "not": 20_000}
+
+
+@pytest.mark.parametrize(
+    ("rows", "build"),
+    [
+        ([{"k": "a", "n": 1}, {"k": "a", "n": None}], lambda s: s.key_by("k").sum("n")),
+        ([{"k": "a", "n": 1.0}, {"k": "a", "n": float("nan")}], lambda s: s.key_by("k").min("n")),
+        ([{"k": "a", "n": 2**62}, {"k": "a", "n": 2**62}], lambda s: s.key_by("k").sum("n")),
+        ([{"k": None, "n": 1}, {"k": "b", "n": 2}], lambda s: s.key_by("k").count()),
+    ],
+)
+def test_what_python_would_do_otherwise_is_left_to_it(rows: list[Any], build: Any, session: Session) -> None:
+    form = form_of(lambda s: build(s.filter(ps.col("k").is_null() | (ps.col("k") != "z"))).write(ps.sinks.Null()), rows)
+    operations = Operations(session, [form])
+    with pytest.raises(NotTheSame):
+        operations.answer(form.chain, pa.RecordBatch.from_pylist(rows))
+
+
+def broken(record: dict[str, Any]) -> Any:
+    raise ValueError(f"not {record['n']}")
+
+
+def test_a_function_that_fails_ends_the_micro_batch_and_not_the_session(session: Session) -> None:
+    form = form_of(lambda s: s.map(broken, on_error="skip").write(ps.sinks.Null()), [{"n": 1}])
+    operations = Operations(session, [form])
+    with pytest.raises(Exception, match="not 7"):
+        operations.answer(form.chain, as_columns([{"n": 7}]))
+    good = form_of(lambda s: s.map(str).write(ps.sinks.Null()), [1])
+    assert plain(Operations(session, [good]).answer(good.chain, as_columns([1, 2])))[0] == ["1", "2"]
+
+
+@pytest.mark.parametrize("name", ["count", "tumbling"])
+def test_a_range_is_warmed_by_running_it_on_nothing(name: str, session: Session) -> None:
+    Operations(session, [form_of(NATIVE[name], ["x"])]).warm(0)
+
+
+def test_records_that_have_columns_are_read_as_dicts() -> None:
+    rows = [{"k": "a", "n": 1}, {"k": None, "n": 2}]
+    assert as_records(pa.RecordBatch.from_pylist(rows)) == rows

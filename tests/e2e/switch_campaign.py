@@ -1,0 +1,269 @@
+"""The switch campaign: jobs that go to Spark and back every few seconds while processes are killed must be exact.
+
+    python -m tests.e2e.switch_campaign --runs 50 --seed 1
+    python -m tests.e2e.switch_campaign --runs 1 --seed 7 --flow windows --mode toggle:1 --kinds bridge,worker
+
+Each run has a seed of its own, from which flow, mode, victims and instants follow: a Spark executor, the bridge that
+holds the session, or a worker, at random instants while the job runs, so also in the middle of a switch. Only processes
+of this very job are killed, by their ids, by SIGKILL. The job must finish, and its output must be that of a plain loop
+over the same records. When something is wrong, the command that replays the run is printed, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import penstock as ps
+from penstock.bridge.session import SparkOptions
+
+RATE = 8_000.0
+LIMIT_S = 300.0
+KINDS = ("executor", "bridge", "worker")
+MODES = ("toggle:1", "toggle:3", "spark-only")
+WORDS = ["be", "To", "or", "not", "that", "is", "the", "Question"]
+CAMPAIGNS = [{"ad": f"ad{i}", "campaign": f"c{i // 10}"} for i in range(100)]
+BASE_MS = 1_700_000_000_000
+
+
+def draw(index: int) -> random.Random:
+    """Chance that belongs to a record's number."""
+    return random.Random(index * 2_654_435_761)
+
+
+def text_line(index: int) -> str:
+    return " ".join(draw(index).choices(WORDS, k=6))
+
+
+def event_line(index: int) -> str:
+    chance = draw(index)
+    kind = chance.choice(["view", "click", "purchase"])
+    time_ms = BASE_MS + index // 8 + chance.randrange(-50, 51)
+    return f'{{"ad": "ad{chance.randrange(110)}", "kind": "{kind}", "time": "{time_ms}"}}'
+
+
+def has_question(line: str) -> bool:
+    return "Question" in line
+
+
+@dataclass
+class Case:
+    """A flow over numbered lines, and what must come of the first n."""
+
+    line: Callable[[int], str]
+    build: Callable[[Any, Any], Any]  # (lines, sink): adds the flow's operators
+    expected: Callable[[int], Any]
+    found: Callable[[list[Any]], Any]
+
+
+def words(lines: Any, sink: Any) -> None:
+    counts = lines.flat_map(str.split, name="words").key_by(str.lower).count(emit="final", name="count")
+    counts.write(sink, name="out")
+
+
+def grep(lines: Any, sink: Any) -> None:
+    lines.filter(has_question, name="grep").write(sink, name="out")
+
+
+def windows(lines: Any, sink: Any) -> None:
+    value = ps.col("value")
+    fields = {name: value.json(name) for name in ("ad", "kind")}
+    events = lines.select(**fields, time=value.json("time").cast("bigint"), name="parse")
+    views = events.filter(ps.col("kind") == "view", name="views").select("ad", "time", name="project")
+    joined = views.lookup(CAMPAIGNS, on="ad", name="join").watermark("time", out_of_orderness_s=0.1, name="times")
+    counts = joined.key_by("campaign").window(ps.Tumbling(0.5), lateness_s=600).count(name="count")
+    counts.write(sink, name="out")
+
+
+def count_windows(n: int) -> dict[tuple[str, int], int]:
+    counts: Counter[tuple[str, int]] = Counter()
+    campaigns = {row["ad"]: row["campaign"] for row in CAMPAIGNS}
+    for index in range(n):
+        event = json.loads(event_line(index))
+        if event["kind"] == "view" and event["ad"] in campaigns:
+            counts[campaigns[event["ad"]], int(event["time"]) // 500 * 500] += 1
+    return dict(counts)
+
+
+CASES: dict[str, Case] = {
+    "words": Case(
+        text_line,
+        words,
+        lambda n: dict(Counter(word.lower() for index in range(n) for word in text_line(index).split())),
+        dict,
+    ),
+    "grep": Case(
+        text_line,
+        grep,
+        lambda n: Counter(line for index in range(n) if has_question(line := text_line(index))),
+        Counter,
+    ),
+    "windows": Case(
+        event_line,
+        windows,
+        count_windows,
+        lambda records: {(key, start): count for key, start, _, count in records},
+    ),
+}
+
+
+@dataclass
+class Run:
+    """What a run did."""
+
+    flow: str
+    mode: str
+    kills: list[str] = field(default_factory=list)
+    switches: int = 0  # seen in the status
+    in_spark: int = 0
+    seconds: float = 0.0
+
+
+def run_once(
+    seed: int, *, flow: str | None, mode: str | None, kinds: tuple[str, ...], seconds: float, kills: int, kind: str
+) -> Run:
+    """One run; raises AssertionError or what the job raised."""
+    rng = random.Random(seed)
+    flow = flow or rng.choice(sorted(CASES))
+    run = Run(flow, mode or rng.choice(MODES))
+    case = CASES[flow]
+    n = int(RATE * seconds)
+    graph = ps.Flow(f"switch-{seed}", parallelism=rng.choice((1, 2, 3)))
+    lines = graph.read(ps.sources.Generator(case.line, RATE, limit=n), name="lines")
+    sink = ps.sinks.Collect()
+    case.build(lines, sink)
+    with TemporaryDirectory(prefix="switch-") as checkpoints:
+        began = time.monotonic()
+        job = ps.run(
+            graph,
+            workers=rng.choice((1, 2)),
+            dual=run.mode,
+            spark=SparkOptions(kind=kind, cores=2),  # type: ignore[arg-type]
+            checkpoints=checkpoints,
+            epoch_interval_s=0.5,
+            max_restarts=100,
+        )
+        try:
+            _torment(job, run, rng, kinds, kills, began)
+            job.wait(LIMIT_S, progress=False)
+            found = case.found(list(sink.records()))
+        finally:
+            if job.state not in ("FINISHED", "CANCELLED", "FAILED"):
+                job.cancel()
+        run.seconds = time.monotonic() - began
+    expected = case.expected(n)
+    if found != expected:
+        missing = {key: value for key, value in expected.items() if found.get(key) != value}
+        raise AssertionError(
+            f"{len(missing)} of {len(expected)} results are wrong, such as {list(missing.items())[:3]}"
+        )
+    return run
+
+
+def _torment(job: Any, run: Run, rng: random.Random, kinds: tuple[str, ...], kills: int, began: float) -> None:
+    """Kill processes once Spark is there, at random distances, until the job has ended or enough are dead."""
+    state = ""
+    due: float | None = None
+    left = kills
+    while job.state not in ("FINISHED", "CANCELLED", "FAILED") and time.monotonic() - began < LIMIT_S:
+        status = job.status()
+        dual = status.get("dual") or {"ranges": [], "processes": {}}
+        states = [one["state"] for one in dual["ranges"]]
+        run.in_spark = max(run.in_spark, sum(one["records_in_spark"] for one in dual["ranges"]))
+        if states and states[0] != state:
+            run.switches += states[0] == "OPERATION"
+            state = states[0]
+        if due is None and dual["processes"]:
+            due = time.monotonic() + rng.uniform(0.0, 3.0)
+        if left and due is not None and time.monotonic() >= due:
+            what = rng.choice(kinds)
+            victims = {
+                "executor": list(dual["processes"].get("executors", {}).values()),
+                "bridge": [dual["processes"].get("bridge")],
+                "worker": [worker["pid"] for worker in status["workers"]],
+            }[what]
+            pid = rng.choice(victims) if victims else None
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    run.kills.append(f"{what} in {state}")
+                    left -= 1
+            due = time.monotonic() + rng.uniform(1.0, 6.0)
+        time.sleep(0.1)
+
+
+@contextmanager
+def own_cluster(cpus: int) -> Iterator[None]:
+    """A Ray cluster of this process."""
+    import ray
+
+    from penstock.actors import cluster
+
+    cluster.connect("local", cpus=cpus)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flow", choices=sorted(CASES))
+    parser.add_argument("--mode", help="off, on, spark-only, toggle:SECONDS (drawn)")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="victims, of " + ",".join(KINDS))
+    parser.add_argument("--kills", type=int, default=3, help="in a run")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of records in a run")
+    parser.add_argument("--spark", choices=("auto", "raydp", "pyspark"), default="pyspark")
+    options = parser.parse_args()
+    kinds = tuple(options.kinds.split(","))
+    failed = 0
+    runs: list[Run] = []
+    with own_cluster(cpus=8):
+        for seed in range(options.seed, options.seed + options.runs):
+            try:
+                run = run_once(
+                    seed,
+                    flow=options.flow,
+                    mode=options.mode,
+                    kinds=kinds,
+                    seconds=options.seconds,
+                    kills=options.kills,
+                    kind=options.spark,
+                )
+            except Exception as error:
+                failed += 1
+                print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
+                given = [f"--{name} {value}" for name in ("flow", "mode") if (value := getattr(options, name))]
+                again = f"--runs 1 --seed {seed} --kinds {options.kinds} --kills {options.kills}"
+                print(f"  again: python -m tests.e2e.switch_campaign {again} --seconds {options.seconds} "
+                      f"--spark {options.spark} {' '.join(given)}", flush=True)  # fmt: skip
+                continue
+            runs.append(run)
+            print(
+                f"seed {seed}: {run.flow} {run.mode}: exact in {run.seconds:.0f} s, {run.switches} times to Spark, "
+                f"{run.in_spark:,} records there; killed: {', '.join(run.kills) or 'nothing'}",
+                flush=True,
+            )
+    kills = Counter(kill.split()[0] for run in runs for kill in run.kills)
+    print(
+        f"{len(runs) + failed} runs, {failed} failed; {sum(run.switches for run in runs)} times to Spark; {dict(kills)}"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""Lookup joins: against DuckDB, and what a table must not be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.runtime.errors import FlowError, RecordError
+from tests.runtime.sim import Trickle
+
+CAMPAIGNS = [{"ad": 1, "campaign": "a", "budget": 5}, {"ad": 2, "campaign": "b", "budget": None}]
+
+
+def joined(records: list[Any], table: Any, on: Any, parallelism: int = 1, **options: Any) -> list[Any]:
+    """What comes out of a lookup, by penstock.testing.run."""
+    flow = ps.Flow("lookup")
+    looked = flow.read(Trickle([], 1), name="in").rebalance().lookup(table, on, **options)
+    looked.write(ps.sinks.Null(), name="out")
+    if options.get("on_error") == "dead_letter":
+        looked.dead_letters().map(lambda letter: letter.record).write(ps.sinks.Null(), name="letters")
+    found = ps.testing.run(flow, {"in": records}, parallelism=parallelism, batch_size=3)
+    return found["out"] + found.get("letters", [])
+
+
+def test_a_record_gets_the_columns_of_its_row() -> None:
+    records = [{"ad": 2, "n": 1}, {"ad": 3, "n": 2}, {"ad": 1, "n": 3}, {"ad": None, "n": 4}]
+    first = {"ad": 2, "n": 1, "campaign": "b", "budget": None}
+    last = {"ad": 1, "n": 3, "campaign": "a", "budget": 5}
+    nothing = {"campaign": None, "budget": None}
+    left = [first, {**records[1], **nothing}, last, {**records[3], **nothing}]
+    assert joined(records, CAMPAIGNS, "ad") == [first, last]
+    assert joined(records, CAMPAIGNS, "ad", how="left") == left
+    assert joined(records[:1], CAMPAIGNS, "ad", columns=["budget"]) == [{"ad": 2, "n": 1, "budget": None}]
+    assert joined(records, CAMPAIGNS, "ad", columns=[]) == [records[0], records[2]], "as a filter"
+    assert list(records[0]) == ["ad", "n"], "the records themselves are not changed"
+
+
+def test_the_fields_may_have_different_names() -> None:
+    table = [{"id": 1, "campaign": "a"}]
+    assert joined([{"ad": 1}], table, ("ad", "id")) == [{"ad": 1, "campaign": "a"}]
+    assert joined([{"ad": 1}], table, ("ad", "id"), columns=["id"]) == [{"ad": 1, "id": 1}]
+
+
+def test_as_in_sql_nothing_equals_null() -> None:
+    table = [{"ad": None, "campaign": "x"}, {"ad": None, "campaign": "y"}, *CAMPAIGNS[:1]]
+    assert joined([{"ad": None}], table, "ad", columns=["campaign"]) == []
+    assert joined([{"ad": None}], table, "ad", how="left", columns=["campaign"]) == [{"ad": None, "campaign": None}]
+
+
+def test_what_a_record_has_under_a_columns_name_gives_way() -> None:
+    """Where the fields are not known before; where they are, the flow is refused."""
+    assert joined([{"ad": 1, "budget": 9}], CAMPAIGNS, "ad") == [{"ad": 1, "budget": 5, "campaign": "a"}]
+    assert joined([{"ad": 7, "budget": 9}], CAMPAIGNS, "ad", how="left")[0]["budget"] is None
+
+
+keys = st.none() | st.integers(0, 6)
+tables = st.dictionaries(st.integers(0, 6), st.tuples(st.none() | st.integers(), st.text(max_size=3)), max_size=7)
+
+
+@given(st.lists(keys, max_size=30), tables, st.booleans(), st.integers(0, 2), st.sampled_from(("inner", "left")))
+@settings(max_examples=150, deadline=None)
+def test_random_tables_join_as_duckdb_joins_them(
+    records: list[int | None], table: dict[int, Any], arrow: bool, nulls: int, how: str
+) -> None:
+    schema = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.string())])
+    rows = [{"k": key, "a": a and a % 1000, "b": b} for key, (a, b) in table.items()]
+    rows += [{"k": None, "a": 1, "b": "null"}] * nulls
+    left = pa.table({"i": pa.array(range(len(records)), pa.int64()), "k": pa.array(records, pa.int64())})
+    right = pa.Table.from_pylist(rows, schema)
+    query = f"select i, l.k, a, b from l {how} join r on l.k = r.k"
+    with duckdb.connect() as connection:
+        connection.register("l", left)
+        connection.register("r", right)
+        expected = Counter(connection.execute(query).fetchall())
+    if not arrow and not rows:
+        return  # a list without rows does not say what columns it has
+    out = joined(left.to_pylist(), right if arrow else rows, "k", how=how, parallelism=len(records) % 3 + 1)
+    assert Counter((r["i"], r["k"], r["a"], r["b"]) for r in out) == expected
+
+
+def test_an_empty_arrow_table_still_has_columns() -> None:
+    table = pa.table({"k": pa.array([], pa.int64()), "a": pa.array([], pa.int64())})
+    assert joined([{"k": 1}], table, "k", how="left") == [{"k": 1, "a": None}]
+    with pytest.raises(FlowError, match="the table has no column 'x'; it has: k, a"):
+        joined([], table, "x")
+
+
+@pytest.mark.parametrize(
+    ("table", "on", "options", "message"),
+    [
+        (CAMPAIGNS, "ad", {"how": "outer"}, "how='outer'; use 'inner' or 'left'"),
+        (CAMPAIGNS, 7, {}, "on=7; give a field's name, or the record's and the table's as a pair"),
+        (CAMPAIGNS, ("a", "b", "c"), {}, "on="),
+        (CAMPAIGNS, "id", {}, "the table has no column 'id'; it has: ad, campaign, budget"),
+        (CAMPAIGNS, "ad", {"columns": ["x"]}, "the table has no column 'x'; it has: ad, campaign, budget"),
+        (CAMPAIGNS, "ad", {"columns": "budget"}, "columns='budget'; give a list of names"),
+        ([*CAMPAIGNS, {"ad": 1, "campaign": 0}], "ad", {}, "the table has two rows for ad=1; its key must be unique"),
+        ([*CAMPAIGNS, {"ad": 3}], "ad", {}, "the table's row for 3 has no column 'campaign'"),
+        ([{"ad": [1], "c": 1}], "ad", {}, r"ad=\[1\] in the table cannot be a key: unhashable type: 'list'"),
+        ({"ad": 1}, "ad", {}, "the table must be rows as dicts, or a pyarrow Table"),
+        ("ads.csv", "ad", {}, "the table must be rows as dicts, or a pyarrow Table"),
+        ([("ad", 1)], "ad", {}, r"the table's rows must be dicts, not \('ad', 1\)"),
+    ],
+)
+def test_a_table_that_cannot_be_looked_up_is_refused(table: Any, on: Any, options: Any, message: str) -> None:
+    with pytest.raises(FlowError, match=f"lookup 'ads': {message}"):
+        ps.Flow("refused").read(Trickle([], 1)).lookup(table, on, name="ads", **options)
+
+
+def test_fields_that_are_known_before_are_checked_before() -> None:
+    class Known(Trickle):
+        def fields(self) -> list[str]:
+            return ["ad", "n"]
+
+    read = ps.Flow("known").read(Known([], 1))
+    with pytest.raises(FlowError, match=r"lookup\(on='id'\): the records have no such field; they have: ad, n"):
+        read.lookup(CAMPAIGNS, ("id", "ad"))
+    with pytest.raises(FlowError, match="the records have a field 'n' already; leave it out: columns="):
+        read.lookup([{"ad": 1, "n": 2}], "ad", name="again")
+    looked = read.lookup(CAMPAIGNS, "ad", columns=["budget"])
+    with pytest.raises(FlowError, match=r"key_by\('campaign'\): the records have no such field; they have: ad, n, bud"):
+        looked.key_by("campaign")
+    looked.key_by("budget")
+
+
+@pytest.mark.parametrize("bad", [{"n": 1}, {"ad": [1]}, ("ad", 1), None], ids=repr)
+def test_a_record_that_cannot_be_looked_up_fails_by_the_policy(bad: Any) -> None:
+    good = {"ad": 1}
+    found = [{"ad": 1, "campaign": "a", "budget": 5}] * 2
+    with pytest.raises(RecordError, match="operator 'lookup' failed") as caught:
+        joined([good, bad, good], CAMPAIGNS, "ad")
+    assert caught.value.record == repr(bad)
+    assert joined([good, bad, good], CAMPAIGNS, "ad", on_error="skip") == found
+    assert joined([good, bad, good], CAMPAIGNS, "ad", on_error="dead_letter", how="left") == [*found, bad]
+
+
+def test_the_time_of_records_stays_known_behind_a_lookup() -> None:
+    flow = ps.Flow("timed")
+    stream = flow.read(Trickle([], 1), name="in").watermark("at").lookup(CAMPAIGNS, "ad")
+    stream.key_by("campaign").window(ps.Tumbling(1)).count().write(ps.sinks.Null(), name="out")
+    records = [{"ad": ad, "at": at} for ad, at in ((1, 0), (2, 999), (3, 1), (1, 1000), (1, 5))]
+    assert ps.testing.run(flow, records)["out"] == [("a", 0, 1000, 1), ("b", 0, 1000, 1), ("a", 1000, 2000, 1)]
+
+
+def test_the_plan_tells_of_the_table() -> None:
+    flow = ps.Flow("told")
+    flow.read(Trickle([], 1)).lookup(CAMPAIGNS, "ad", how="left").write(ps.sinks.Null())
+    assert "left lookup of 2 rows on ad  <- read" in flow.explain()
