@@ -1,0 +1,98 @@
+"""Jobs that go to Spark and back on real Ray: exact while processes are killed, and without Java as if it were off."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.bridge.session import SparkOptions
+from tests.e2e.jobs import run
+from tests.e2e.processes import kill, wait_until
+from tests.e2e.switch_campaign import CASES
+
+pytestmark = pytest.mark.ray
+LIMIT_S = 240.0
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
+@pytest.mark.timeout(900)
+def test_windows_are_exact_while_the_job_switches_and_processes_die(
+    cluster: str, fresh_name: Callable[[], str]
+) -> None:
+    case = CASES["windows"]
+    flow = ps.Flow(fresh_name(), parallelism=2)
+    lines = flow.read(ps.sources.Generator(case.line, 3_000), name="lines", parallelism=1).rebalance()
+    found = ps.sinks.Collect()
+    case.build(lines, found)
+    spark = SparkOptions(kind="pyspark", start_seconds=LIMIT_S)
+    job = run(flow, workers=2, dual="toggle:1", spark=spark, epoch_interval_s=0.5, max_restarts=20)
+
+    def seen(condition: Callable[[dict[str, Any], dict[str, Any]], object], what: str) -> dict[str, Any]:
+        """The first status of which something is true, of it and of its range."""
+        status: dict[str, Any] = {}
+
+        def met() -> bool:
+            nonlocal status
+            status = job.status()
+            return any(condition(status, one) for one in status.get("dual", {}).get("ranges", []))
+
+        wait_until(met, what, LIMIT_S)
+        return status
+
+    status = seen(lambda _, one: one["state"] == "OPERATION" and one["records_in_spark"] > 0, "records are in Spark")
+    kill(status["workers"][0]["pid"])
+    first = status["dual"]["processes"]["bridge"]
+    there = status["dual"]["ranges"][0]["records_in_spark"]
+    seen(lambda s, one: s["state"] == "RUNNING" and one["records_in_spark"] > there, "and again after a worker's death")
+    kill(first)
+    status = seen(lambda _, one: one["failed"], "the bridge's death is noticed")
+    read = status["records_read"]
+    seen(lambda s, _: s["records_read"] > read + 3_000, "the job goes on without it")
+    seen(lambda s, _: s["dual"]["processes"].get("bridge") not in (None, first), "another bridge is there")
+    job.stop()
+    job.wait(LIMIT_S, progress=False)
+    n = job.status()["records_read"]
+    assert n > read
+    assert case.found(found.records()) == case.expected(n)
+
+
+WITHOUT = """
+import penstock as ps
+flow = ps.Flow("without")
+out = ps.sinks.Collect()
+words = flow.read(ps.sources.Generator(str, 500, limit=3_000)).map(len, name="lengths")
+words.key_by(int).count(emit="final").write(out)
+job = ps.run(flow, dual="spark-only", address="local")
+job.wait(120, progress=False)
+assert sum(n for _, n in out.records()) == 3_000
+print(job.status()["dual"]["spark"])
+"""
+
+
+def test_without_java_a_job_goes_on_with_records_and_says_so_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "JAVA_HOME": str(tmp_path / "nothing"), "XDG_STATE_HOME": str(tmp_path)}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "JAVA_HOME" in done.stdout
+    warnings = [line for line in done.stderr.splitlines() if "job without:" in line]
+    assert len(warnings) == 1, done.stderr
+    assert "record by record" in warnings[0]
+
+
+def test_what_dual_can_be(fresh_name: Callable[[], str]) -> None:
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Memory([1])).map(str).write(ps.sinks.Null())
+    for wrong in ("maybe", "toggle", "toggle:0", "on:3", "toggle:x", ""):
+        with pytest.raises(ps.FlowError, match="use 'off', 'on', 'spark-only' or 'toggle:SECONDS'"):
+            ps.run(flow, dual=wrong)
