@@ -35,13 +35,15 @@ def master_name(job: str) -> str:
     return f"penstock.job.{job}"
 
 
-def connect(address: str | None, cpus: int = 1, *, lasting: bool = False) -> None:
+def connect(
+    address: str | None, cpus: int = 1, *, lasting: bool = False, store_bytes: int = _OBJECT_STORE_BYTES
+) -> None:
     """Make sure that this process is connected to Ray.
 
     An initialised Ray is used as it is. Otherwise `address` (or RAY_ADDRESS) is joined; with neither, a cluster that
-    runs on this machine is joined, and when there is none, or `address` is "local", one is started that ends with
-    this process and offers at least `cpus` CPUs, however many cores there are. `lasting`: only a cluster that outlives
-    this process will do; NoCluster is raised where there is none.
+    runs on this machine is joined, and when there is none, or `address` is "local", one is started that ends with this
+    process and offers at least `cpus` CPUs, however many cores there are, and an object store of `store_bytes`.
+    `lasting`: only a cluster that outlives this process will do; NoCluster is raised where there is none.
     """
     global _own  # noqa: PLW0603 - Ray's connection is a global of this process, and so is who started its cluster
     with _lock:
@@ -67,7 +69,7 @@ def connect(address: str | None, cpus: int = 1, *, lasting: bool = False) -> Non
             address="local",
             num_cpus=max(cpus, os.cpu_count() or 1),
             include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
+            object_store_memory=store_bytes,
             **common,
         )
         _own = True

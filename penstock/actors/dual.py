@@ -181,12 +181,13 @@ class Dual:
         state = detector.state
         workers = sorted({worker for worker, _ in tasks})
         if state in ("SWITCHING", "OPERATION"):
-            if self._bridge is None:
+            spark = self._spark
+            if self._bridge is None or not isinstance(spark, dict):
                 return
             form = range_.form
             divert = Divert(form.chain, form.position, decision.interval.seconds, columns=True)
             for worker in workers:
-                self._tell(worker, "divert", (divert, self._bridge_name))
+                self._tell(worker, "divert", (divert, self._bridge_name, spark["node"]))
             if state == "SWITCHING" and running and len(diverted) >= len(running):
                 detector.happened("switched", now)
         elif diverted or state == "RETURNING":

@@ -27,6 +27,9 @@ from penstock.runtime.errors import FlowError, JobExists, JobNotFound
 from penstock.runtime.operators import Write
 from penstock.runtime.rud import MEMORY_BYTES
 
+# RayDP's executors read micro-batches from Ray's object store: several of some hundred megabytes at a time.
+_DUAL_STORE_BYTES = 1 << 30
+
 if TYPE_CHECKING:
     from penstock.runtime.flow import Flow
     from penstock.runtime.plan import Plan
@@ -124,7 +127,7 @@ def run(
     )
     if store is not None:
         options = replace(options, program=cloudpickle.dumps((flow, options)))
-    cluster.connect(address, cpus=workers + 1 + _spark_cpus(both), lasting=detached)
+    _connect(address, workers, both, detached)
     return _start(flow, plan, options, detached)
 
 
@@ -144,9 +147,13 @@ def dual_options(dual: str, spark: SparkOptions | None, epoch_interval_s: float 
     return DualOptions(burst, spark or SparkOptions())
 
 
-def _spark_cpus(dual: DualOptions | None) -> int:
-    """CPUs that executors take in Ray's account."""
-    return 0 if dual is None else dual.spark.executors * dual.spark.cores
+def _connect(address: str | None, workers: int, dual: DualOptions | None, detached: bool) -> None:
+    """Connect to Ray; a cluster of our own has room for the job, and for Spark's executors and their micro-batches."""
+    if dual is None:
+        cluster.connect(address, cpus=workers + 1, lasting=detached)
+        return
+    cpus = workers + 1 + dual.spark.executors * dual.spark.cores
+    cluster.connect(address, cpus=cpus, lasting=detached, store_bytes=_DUAL_STORE_BYTES)
 
 
 def resume(
@@ -180,7 +187,7 @@ def resume(
         program=store.get(found[0].program),
     )
     plan = flow.plan(options.workers, list_splits=False, check_sinks=False)
-    cluster.connect(address, cpus=options.workers + 1 + _spark_cpus(options.dual), lasting=detached)
+    _connect(address, options.workers, options.dual, detached)
     return _start(flow, plan, options, detached)
 
 

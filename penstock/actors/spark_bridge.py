@@ -1,8 +1,10 @@
 """SparkBridge: the Ray actor that holds a job's Spark session, and a worker's end of it (PAPERS rows D1, D4).
 
-One actor a job, on the side of the JobMaster, which owns it. Workers hand it micro-batches as Arrow bytes through Ray's
-object store and get answers. It keeps nothing that would be missed: when it dies, what was under way is run by the
-record tasks, and the JobMaster starts another.
+One actor a job, on the side of the JobMaster, which owns it. Workers hand it micro-batches as Arrow streams and get
+answers. On one node a stream lies in memory without a name, which the bridge maps: Ray's object store would hold it a
+second time, and a worker would wait there for room. From another node it comes through the object store. It keeps
+nothing that would be missed: when it dies, what was under way is run by the record tasks, and the JobMaster starts
+another.
 """
 
 from __future__ import annotations
@@ -40,14 +42,19 @@ class SparkBridge:
         self._operations = Operations(session, self._forms)
         for form in self._forms:
             self._operations.warm(form.chain)
-        return {"session": session.describe(), "bridge": os.getpid(), "executors": dict(self.executors())}
+        return {
+            "session": session.describe(),
+            "bridge": os.getpid(),
+            "executors": dict(self.executors()),
+            "node": ray.get_runtime_context().get_node_id(),
+        }
 
-    def answer(self, chain: int, batch: pa.Buffer) -> Answer:
-        """What the range of a chain makes of a micro-batch, an Arrow stream."""
+    def answer(self, chain: int, batch: pa.Buffer | str) -> Answer:
+        """What the range of a chain makes of a micro-batch: an Arrow stream, or the path by which it can be mapped."""
         assert self._operations is not None
-        with pa.ipc.open_stream(batch) as stream:
-            (columns,) = stream
-        return self._operations.answer(chain, columns)
+        with pa.memory_map(batch) if isinstance(batch, str) else pa.BufferReader(batch) as source:
+            (columns,) = pa.ipc.open_stream(source)
+            return self._operations.answer(chain, columns)
 
     def executors(self) -> list[tuple[str, int | None]]:
         """(id, process) of each executor, those on this machine with their process."""
@@ -69,16 +76,34 @@ def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> Any:
 
 
 class BridgeLink(Bridge):
-    """A worker's end of the bridge of this name; PenstockError when there is none any more."""
+    """A worker's end of the bridge of this name on this node; PenstockError when there is none any more."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, node: str) -> None:
         self._actor = ray.get_actor(name, namespace=cluster.NAMESPACE)
+        self._is_near = node == ray.get_runtime_context().get_node_id()
 
     def submit(self, chain: int, input_: Any) -> Future[Answer]:
         """See Bridge."""
         columns = as_columns(input_)
-        out = pa.BufferOutputStream()
-        with pa.ipc.new_stream(out, columns.schema) as stream:
-            stream.write_batch(columns)
-        future: Future[Answer] = self._actor.answer.remote(chain, out.getvalue()).future()
+        if not self._is_near:
+            out = pa.BufferOutputStream()
+            _write(columns, out)
+            far: Future[Answer] = self._actor.answer.remote(chain, out.getvalue()).future()
+            return far
+        # The kernel frees it with the last descriptor or mapping, whoever dies; the bridge needs the path only until it
+        # has mapped it, and has when it answers.
+        fd = os.memfd_create("penstock-micro-batch", os.MFD_CLOEXEC)
+        try:
+            with pa.OSFile(f"/proc/self/fd/{fd}", "wb") as file:
+                _write(columns, file)
+            future: Future[Answer] = self._actor.answer.remote(chain, f"/proc/{os.getpid()}/fd/{fd}").future()
+        except BaseException:
+            os.close(fd)
+            raise
+        future.add_done_callback(lambda _: os.close(fd))
         return future
+
+
+def _write(columns: pa.RecordBatch, out: Any) -> None:
+    with pa.ipc.new_stream(out, columns.schema) as stream:
+        stream.write_batch(columns)

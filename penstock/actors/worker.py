@@ -238,10 +238,10 @@ class Worker:
         assert self._participant is not None
         self._participant.end().result()
 
-    def divert(self, divert: Divert, bridge: str) -> None:
-        """Send the input of a chain's tasks through the bridge of this name."""
+    def divert(self, divert: Divert, bridge: str, node: str) -> None:
+        """Send the input of a chain's tasks through the bridge of this name, on this node."""
         if self._bridge is None or self._bridge[0] != bridge:
-            self._bridge = (bridge, BridgeLink(bridge))
+            self._bridge = (bridge, BridgeLink(bridge, node))
         assert self._loop is not None
         loop, link = self._loop, self._bridge[1]
         loop.call(lambda: loop.divert(divert, link)).result()

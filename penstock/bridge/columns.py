@@ -85,12 +85,20 @@ class Compiled:
     def prepare(self, frame: DataFrame) -> DataFrame:
         """The table with the columns of all stages added; `columns` are columns of that."""
         for stage in self.stages:
-            frame = frame.select("*", *(column.alias(name) for name, column in stage.items()))
+            frame = frame.select("*", *(_once(column).alias(name) for name, column in stage.items()))
         return frame
 
     def select(self, frame: DataFrame) -> DataFrame:
         """The table of the columns, and of nothing else."""
         return self.prepare(frame).select(*(column.alias(name) for name, column in self.columns.items()))
+
+
+def _once(column: SparkColumn) -> SparkColumn:
+    """The column, computed once a row: Spark would move a filter before it, and compute it there as often as the filter
+    has conditions. It moves nothing past what is not deterministic."""
+    from pyspark.sql import functions as F  # noqa: N812  its usual name
+
+    return F.when(F.monotonically_increasing_id() >= F.lit(0), column)
 
 
 def column_types(schema: StructType | Mapping[str, str]) -> dict[str, str]:

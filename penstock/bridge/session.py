@@ -118,7 +118,7 @@ class SparkOptions:
     kind: Literal["auto", "raydp", "pyspark"] = "auto"
     cores: int = 2
     executors: int = 1
-    memory: str = "1g"
+    memory: str = "2g"
     conf: Mapping[str, str] = field(default_factory=dict)
     put: Callable[[bytes], Any] | None = None
     placement_group: Any = None
