@@ -1,7 +1,7 @@
 """Job status: worker counters put together into one plain dict, with rates from the difference to earlier ones.
 
     {name, state, error, started (unix s), uptime_s, running_s (since all workers had started),
-     operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, queued, busy,
+     operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, busy,
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
      workers: [{index, pid, node_id, tasks, queued, ring_bytes}],
@@ -95,7 +95,7 @@ class StatusBuilder:
     def _operator(
         self, operator: Operator, position: int, numbers: list[int], tasks: dict[int, dict[str, Any]]
     ) -> dict[str, Any]:
-        counts = {"records_in": 0, "records_out": 0, "skipped": 0}
+        counts = {"records_in": 0, "records_out": 0, "skipped": 0, "late": 0}
         rates = {"in_per_s": 0.0, "out_per_s": 0.0}
         queued, busy = 0, 0.0
         latency = Histogram()

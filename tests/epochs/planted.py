@@ -498,3 +498,20 @@ def _ends_before_commits() -> Any:
         return commands
 
     return _patch(Coordinator, "saved", at_once)
+
+
+# --- the operation stream --------------------------------------------------------------------------------------------
+
+
+def _diverts(faults: Faults) -> bool:
+    return faults.diversions > 0
+
+
+@_plant(lambda faults: _diverts(faults) and faults.unanswered > 0)
+def _unanswered_is_forgotten() -> Any:
+    """What the bridge did not answer is not run as records."""
+
+    def run(self: Task, input_: Any) -> Any:
+        return iter(())
+
+    return _patch(Task, "run_diverted", run)

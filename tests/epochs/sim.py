@@ -20,10 +20,15 @@ import json
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
+from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.runtime.build import Wiring
+from penstock.runtime.diversion import Answer, Bridge, Divert
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest
@@ -250,6 +255,10 @@ class Faults:
     rescales: int = 0
     rescale_rate: float = 0.01
 
+    # The operation stream: chains go there and back, worker by worker, whenever; some micro-batches are not answered.
+    diversions: float = 0.0
+    unanswered: float = 0.0
+
     # Deaths.
     kills: int = 3
     kill_rate: float = 0.003
@@ -315,6 +324,8 @@ def faults_of(seed: int) -> Faults:
         damages=choice((1, 2, 3)) if chance(0.2) else 0,
         inline_bytes=choice((0, 0, 100)),
         rescales=choice((0, 0, 0, 1, 2, 5)) if interval < 1 else 0,
+        diversions=choice((0.0, 0.0, 0.01, 0.02)),
+        unanswered=choice((0.0, 0.1, 0.5)),
     )
 
 
@@ -430,6 +441,41 @@ class Process:
     def queues(self) -> list[deque[Any]]:
         """Those in which something waits."""
         return [queue for queue in (self.commands, self.answers, self.said, self.work) if queue]
+
+
+class _Bridge(Bridge):
+    """The bridge as a process sees it: answers come some time later, in any order, or an error does."""
+
+    def __init__(self, cluster: EpochCluster, process: Process) -> None:
+        self.cluster = cluster
+        self.process = process
+
+    def submit(self, chain: int, input_: Any) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        cluster, columns = self.cluster, as_columns(input_)
+        plan = self.process.loop.wiring.plan
+        form = range_form(plan, plan.chains[chain])
+        assert isinstance(form, RangeForm)
+
+        def answer() -> None:
+            if not self.process.alive:
+                return
+            self.process.inbox.quiet = False
+            if cluster.rng.random() < cluster.faults.unanswered:
+                future.set_exception(ConnectionError("the bridge is gone"))
+                return
+            run = RangeRun(form)
+            try:
+                run.take(as_records(columns))
+                rows = answer_rows(run.answer())
+            except Exception as error:  # a record's: it is to fail where its operator's policy is known
+                future.set_exception(error)
+            else:
+                cluster.counts["answers"] += 1
+                future.set_result(answer_of(pa.Table.from_batches([rows])))
+
+        cluster._after(cluster.rng.random() ** 2 * 0.03, answer)
+        return future
 
 
 class EpochCluster:
@@ -875,6 +921,8 @@ class EpochCluster:
                 self._damage()
             if self.rescales and self.asked is None and random_() < 50 * faults.rescale_rate:
                 self._ask()
+            if faults.diversions and random_() < 50 * faults.diversions:
+                self._divert()
         if self.asked is not None:
             self._serve()
         if self.timers and self.timers[0][0] <= self.now:
@@ -922,6 +970,30 @@ class EpochCluster:
             return False
         return self._pass(process)
 
+    def _divert(self) -> None:
+        """Send a chain's input in some process through the operation stream, or take it back."""
+        if not self.live:
+            return
+        rng = self.rng
+        process = rng.choice(self.live)
+        plan = process.loop.wiring.plan
+        forms = {chain.index: form for chain in plan.chains if isinstance(form := range_form(plan, chain), RangeForm)}
+        tasks = [task for task in process.loop.tasks if task.task.chain in forms]
+        if not tasks:
+            return
+        process.inbox.quiet = False
+        task = rng.choice(tasks)
+        if rng.random() < 0.2:
+            process.loop.undivert(task.task.chain)
+            return
+        form = forms[task.task.chain]
+        interval_s, rows = rng.choice((0.0, 0.0, 0.003)), rng.choice((1, 2, 4, 30))
+        divert = Divert(form.chain, form.position, interval_s, False, rows)
+        if rng.random() < 0.5:
+            process.loop.divert(divert, _Bridge(self, process))
+        else:  # not at a barrier: nothing needs one
+            task.divert(divert, _Bridge(self, process), process.transport.wake, at_once=task._work is None)
+
     def _late(self, process: Process) -> None:
         for queue in (process.answers, process.said):
             if queue:
@@ -954,7 +1026,7 @@ class EpochCluster:
         for process in self.live:
             for task in process.loop.tasks:
                 at = task.ready_in()
-                if at is not None and not isinstance(task, SourceTask):
+                if at is not None and (task.diversion is not None or not isinstance(task, SourceTask)):
                     when.append(self.now + at)
         if self.faults.stop_at is not None and not self.stopping:
             when.append(1.0 + self.faults.stop_at)

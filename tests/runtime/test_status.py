@@ -46,7 +46,7 @@ def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[st
             "unsent": 1,
             "busy_ns": int(seconds * SECOND / 4),
             "operators": [
-                {"name": operator.name, "records_in": records, "records_out": records, "skipped": 1}
+                {"name": operator.name, "records_in": records, "records_out": records, "skipped": 1, "late": 0}
                 for operator in made.chains[made.tasks[number].chain].operators
             ],
             "skipped_on_the_way": 2,
