@@ -59,6 +59,7 @@ class Checks:
         self._at_end: dict[int, bytes] = {}  # and at the task's end
         self._ended: list[bytes] = []  # at the end of tasks that are in the plan no more
         self._decoded: dict[int, tuple[list[str], dict[str, SavedState]]] = {}
+        self._made_at: dict[int, int] = {}  # the epoch from which a task last went on
         self._marks: dict[str, set[int]] = {}  # channels whose watermark the task knew when it took a snapshot
         self._passes = 0
 
@@ -195,11 +196,13 @@ class Checks:
 
     def made(self, process: Process, command: protocol.Make) -> None:
         """A process has made its tasks again."""
+        self._made_at.update(dict.fromkeys(command.tasks, command.epoch))
         for task in process.loop.wiring.mine(command.tasks):
             entry = command.entries.get(task.number)
             if entry is not None and not entry.finished and not command.changed:
                 remade = process.loop.wiring.tasks[task.number]
-                self._must_learn(remade, set(self._marks[entry.blobs[-1].name]), command.tasks)
+                again = {number for number, epoch in self._made_at.items() if epoch == command.epoch}
+                self._must_learn(remade, set(self._marks[entry.blobs[-1].name]), again)
             found = in_memory(process.loop.wiring.tasks[task.number])
             if command.changed and command.entries:
                 expected = self._dealt(task, list(command.entries.values()))
@@ -214,9 +217,10 @@ class Checks:
                 times = [at for kept in stage._timers.saved.values.values() for at in kept]
                 assert stage.next_timer() == min(times, default=None), f"task {task.number} forgets its timers"
 
-    def _must_learn(self, task: Task, channels: set[int], remade: frozenset[int]) -> None:
+    def _must_learn(self, task: Task, channels: set[int], remade: set[int]) -> None:
         """A task that was made again is told the last watermark of these channels again, before anything else. Not by
-        senders that were made again too: one that was idle is not at once."""
+        senders that were made again too, now or before at the same epoch: one that was idle is not at once, and another
+        has first to be told."""
         plan = self._cluster.plan
         for exchange in plan.exchanges:
             if exchange.target == task.task.chain:
