@@ -71,33 +71,25 @@ def native(form: RangeForm, session: Session, names: list[str]) -> NativeRange |
     texts = names == [TEXT]
     steps: list[Step] = []
     at = 0
-    operators = form.operators
-    clock: Expr | None = None
-    while at < len(operators):
-        operator = operators[at]
+    for operator in form.operators:
+        rest = replace(form, operators=form.operators[at + 1 :])
+        step: Step | None
         if isinstance(operator, MakeWatermarks):
+            # The greatest time must be known with the answer: only partial aggregates say it.
             clock = expression_of(operator.time)
-            if clock is None or texts or _partials(replace(form, operators=operators[at + 1 :]), texts) is None:
-                break  # the greatest time must be known with the answer
-            steps.append(_keeping(clock))
-            at += 1
-            continue
-        step = _step(operator, session, texts)
-        if step is None or (clock is not None and not _keeps_columns(operator)):
+            step = None if clock is None or _partials(rest, texts) is None else _keeping(clock)
+        else:
+            step = _step(operator, session, texts)
+        if step is None:
             break
         steps.append(step)
         texts = texts and isinstance(operator, Columnar) and operator.closure.shape == "filter"
         at += 1
-    rest = replace(form, operators=operators[at:])
-    if at == len(operators) and (partials := _partials(rest, texts)) is not None:
+    rest = replace(form, operators=form.operators[at:])
+    if (partials := _partials(rest, texts)) is not None:
         step, end = partials
         return NativeRange([*steps, step], None, texts, end)
     return NativeRange(steps, rest, texts) if at else None
-
-
-def _keeps_columns(operator: Operator) -> bool:
-    """Behind a watermark, the column with the times has to last."""
-    return isinstance(operator, Lookup) or (isinstance(operator, Columnar) and operator.closure.shape != "select")
 
 
 def _step(operator: Operator, session: Session, texts: bool) -> Step | None:
@@ -135,7 +127,7 @@ def _join(operator: Lookup, session: Session) -> Step | None:
 
 
 def _keeping(clock: Expr) -> Step:
-    """Keep a record's time for the watermark, whatever the operators behind make of its field."""
+    """Keep a record's time for the watermark."""
     return lambda frame: frame.withColumn(_TIME, _ms(clock, frame))
 
 

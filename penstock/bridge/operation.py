@@ -45,18 +45,17 @@ class Operations:
             if prefix is not None and prefix.end is not None:
                 answer = prefix.end(to_arrow(frame))
             else:
-                answer = answer_of(to_arrow(frame.mapInArrow(partial(_run_partition, rest), ANSWER_SCHEMA)))
+                texts = prefix is None or prefix.texts
+                answer = answer_of(to_arrow(frame.mapInArrow(partial(_run_partition, rest, texts), ANSWER_SCHEMA)))
         answer.seconds = time.perf_counter() - began
         return answer
 
-    def warm(self, chain: int, sample: pa.RecordBatch | None = None) -> None:
-        """Have a range's code loaded and compiled, by running it in every core: on a sample of its input, or on
-        nothing."""
-        if sample is None:
-            nothing = pa.Table.from_batches([as_columns([])] * self.session.cores)
-            sample = nothing.combine_chunks().to_batches()[0]
+    def warm(self, chain: int) -> None:
+        """Have the code that a range's Python functions need loaded in every core, by running it on nothing. What of it
+        is native Spark compiles with its first micro-batch, when the columns of its input are known."""
+        nothing = pa.Table.from_batches([as_columns([])] * self.session.cores).combine_chunks().to_batches()[0]
         for _ in range(2):
-            self.answer(chain, sample)
+            self.answer(chain, nothing)
 
     def _compile(self, form: RangeForm, batch: pa.RecordBatch) -> tuple[NativeRange | None, bytes]:
         prefix = native(form, self.session, batch.schema.names)
@@ -64,9 +63,9 @@ class Operations:
         return prefix, b"" if rest is None else cloudpickle.dumps(rest)
 
 
-def _run_partition(form: bytes, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs in an executor's Python worker."""
+def _run_partition(form: bytes, texts: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs in an executor's Python worker. `texts`: rows of a single column "value" are texts, not dicts."""
     run = RangeRun(cloudpickle.loads(form))
     for batch in batches:
-        run.take(as_records(batch))
+        run.take(as_records(batch) if texts else batch.to_pylist())
     yield answer_rows(run.answer())

@@ -131,6 +131,10 @@ MIXED: dict[str, tuple[Callable[[Stream], Any], bool]] = {
     "Python behind columns": (lambda s: events(s).filter(short).key_by("ad").count().write(ps.sinks.Null()), True),
     "records out": (lambda s: events(s).map(dict.items).map(sorted).write(ps.sinks.Null()), True),
     "texts out": (lambda s: s.filter(ps.col("value").str.contains("view")).write(ps.sinks.Null()), True),
+    "a field called value": (
+        lambda s: s.select(value=ps.col("value").json("ad")).map(str).write(ps.sinks.Null()),
+        True,
+    ),
     "Python alone": (lambda s: s.flat_map(words).key_by(str.lower).count().write(ps.sinks.Null()), False),
     "a function as the time": (
         lambda s: events(s).watermark(lambda r: r["time"]).key_by("ad").count().write(ps.sinks.Null()),
