@@ -2,8 +2,8 @@
 
 It looks at the workers' counters a few times a second, lets a `BurstDetector` a range decide, and tells the workers.
 What it tells is what should be, not what should change: a worker that was started again, or that missed a word, is
-told at the next look. Spark is started when the detector first sees it coming, beside the running flow; when it cannot
-be had, the job goes on with records, and says so once.
+told at the next look. Spark is started beside the running flow, with the job or when the detector first sees it coming;
+when it cannot be had, the job goes on with records, and says so once.
 
 It must never hold up the job: it asks workers with a time limit, and nothing waits for it.
 """
@@ -44,7 +44,7 @@ _STOP_S = 20.0
 
 @dataclass(frozen=True)
 class DualOptions:
-    """How a job uses Spark: the detector's options, the session's, and the interval to begin with."""
+    """How a job uses Spark: the detector's options, and the session's."""
 
     burst: BurstOptions
     spark: SparkOptions
@@ -61,7 +61,7 @@ class _Range:
     taken: int = 0  # records by then, in both paradigms
     diverted: int = 0  # of those, in the operation stream
     busy_ns: int = 0
-    seen: dict[tuple[int, str], int] = field(default_factory=dict)  # the last micro-batch of each task
+    seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each task: its diversion, the last micro-batch
     failures: set[tuple[int, str]] = field(default_factory=set)  # diversions that ended by themselves, and why
     failed: str | None = None  # the last of them
 
@@ -97,8 +97,7 @@ class Dual:
                 self.stays[chain.name] = form
             else:
                 self._ranges.append(_Range(form, BurstDetector(options.burst, _FIRST_GUESS)))
-        self._thread = threading.Thread(target=self._run, name="penstock-dual", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="penstock-dual", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
         """Which operators are in which paradigm, and why."""
@@ -204,10 +203,14 @@ class Dual:
         in_spark = 0
         for task in tasks:
             story = task["diverted"]
-            for number, records, seconds in [] if story is None else story["recent"]:
-                place = (task["number"], story["id"])
-                if number > range_.seen.get(place, 0):
-                    range_.seen[place] = number
+            if story is None:
+                continue
+            diversion, last = range_.seen.get(task["number"], (story["id"], 0))
+            if diversion != story["id"]:
+                last = 0
+            for number, records, seconds in story["recent"]:
+                if number > last:
+                    range_.seen[task["number"]] = (story["id"], number)
                     in_spark += records
                     if number > 1:  # the first loads and compiles
                         batches.append(MicroBatch(records, seconds))

@@ -37,7 +37,7 @@ class SparkBridge:
         self._operations: Operations | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Start Spark, and run each range once on nothing: what loads and compiles is done before the switch."""
+        """Start Spark, and run each range on nothing, so that its Python code is loaded before the switch."""
         session = open_session(replace(self._options, put=ray.put))
         self._operations = Operations(session, self._forms)
         for form in self._forms:

@@ -11,7 +11,7 @@ which is then run by the record tasks, where it is counted once and goes to the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ from penstock.runtime.channel import decode_batch, encode_batch
 from penstock.runtime.codec import decode, encode
 from penstock.runtime.diversion import Answer
 from penstock.runtime.grouping import Key
-from penstock.runtime.operators import Aggregated, KeyBy, Operator, Stage, StageContext, add_all
+from penstock.runtime.operators import Aggregated, KeyBy, Operator, Stage, StageContext, add_all, run_stages
 from penstock.runtime.plan import Chain, Plan
 from penstock.runtime.sources.base import rows_of
 from penstock.runtime.userfunc import ErrorHandler, select
-from penstock.runtime.watermarks import MakeWatermarks, _Marking
+from penstock.runtime.watermarks import _Marking
 from penstock.runtime.windowing import LATE, WindowAggregated
 
 # The column of records that have no columns of their own: lists of them, encoded.
@@ -117,7 +117,7 @@ class RangeRun:
 
     def take(self, records: list[Any]) -> None:
         """Run some records through."""
-        for piece in self._run(records, 0) if records else ():
+        for piece in run_stages(self._stages, records, 0) if records else ():
             if self._form.combiner is None:
                 assert isinstance(piece, list)
                 self._records += piece
@@ -145,18 +145,6 @@ class RangeRun:
         records, keys = select(form.selector, piece, errors)
         keys, values = form.combiner.prepare(keys, records, errors)
         add_all(form.combiner.add, self._partials, keys, values, errors)
-
-    def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
-        stages = self._stages
-        for i in range(first, len(stages)):
-            if stages[i].expands:
-                for piece in stages[i].expand(batch):
-                    yield from self._run(piece, i + 1)
-                return
-            batch = stages[i].run(batch)
-            if not batch:
-                return
-        yield batch
 
 
 # --- micro-batches as Arrow ----------------------------------------------------------------------------------------
@@ -197,15 +185,10 @@ def answer_rows(answer: Answer) -> pa.RecordBatch:
     )
 
 
-def answer_of(rows: pa.Table, seconds: float = 0.0) -> Answer:
+def answer_of(rows: pa.Table) -> Answer:
     """The answer of all partitions, in their order."""
     batches = [
         batch for row in rows.column("batch").to_pylist() if row is not None and (batch := decode_batch(row).batch)
     ]
     greatest = [time for time in rows.column("greatest").to_pylist() if time is not None]
-    return Answer(batches, max(greatest, default=None), seconds)
-
-
-def has_watermark(form: RangeForm) -> bool:
-    """Whether a range has the operator that makes watermarks."""
-    return any(isinstance(operator, MakeWatermarks) for operator in form.operators)
+    return Answer(batches, max(greatest, default=None))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -141,6 +141,23 @@ class Stage:
 
     def commit(self, epoch: int) -> None:
         """Epochs up to this one are complete."""
+
+
+def run_stages(stages: Sequence[Stage], batch: Batch, first: int) -> Iterator[Batch]:
+    """The outputs of the stages from `first` on for a batch that is not empty: in bounded pieces, none empty."""
+    for i in range(first, len(stages)):
+        stage = stages[i]
+        stage.records_in += len(batch)
+        if stage.expands:
+            for piece in stage.expand(batch):
+                stage.records_out += len(piece)
+                yield from run_stages(stages, piece, i + 1)
+            return
+        batch = stage.run(batch)
+        if not batch:
+            return
+        stage.records_out += len(batch)
+    yield batch
 
 
 class Operator(ABC):

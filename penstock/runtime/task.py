@@ -30,7 +30,7 @@ from penstock.runtime.errors import RecordError, SourceError
 from penstock.runtime.event_time import END_OF_TIME, Watermark, Watermarks
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.metrics import RecentHistogram
-from penstock.runtime.operators import Stage
+from penstock.runtime.operators import Stage, run_stages
 from penstock.runtime.output import Output
 from penstock.runtime.plan import TaskId
 from penstock.runtime.rud import Rud
@@ -368,23 +368,7 @@ class Task:
 
     def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
         """The outputs of the stages from `first` on, in bounded pieces, none empty."""
-        if self.care is not None:
-            yield from self._run_carefully(batch, first)
-            return
-        stages = self.stages
-        for i in range(first, len(stages)):
-            stage = stages[i]
-            stage.records_in += len(batch)
-            if stage.expands:
-                for piece in stage.expand(batch):
-                    stage.records_out += len(piece)
-                    yield from self._run(piece, i + 1)
-                return
-            batch = stage.run(batch)
-            if not batch:
-                return
-            stage.records_out += len(batch)
-        yield batch
+        return run_stages(self.stages, batch, first) if self.care is None else self._run_carefully(batch, first)
 
     def _run_carefully(self, batch: Batch, position: int) -> Iterator[Batch]:
         """As `_run`, but record by record, each noted before an operator gets it (runtime/blackbox.py)."""
