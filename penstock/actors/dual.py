@@ -1,6 +1,11 @@
 """The central scheduler of the two paradigms (PAPERS rows D2, D4, D6): part of the JobMaster.
 
-It looks at the workers' counters a few times a second, lets a `BurstDetector` a range decide, and tells the workers.
+It looks at the workers' counters a few times a second, lets a `BurstDetector` decide for each chain whose operators can
+go to Spark, and tells the workers. When a chain's input goes there, `switch_range` says how far, by the magnifications
+that were measured; the range may go on into other chains, whose own detectors then wait. By default it reaches as far
+as operators can cross, and not only to where Eq. 8 ends it: the paper's operators pay a micro-batch each, a range here
+is one job in Spark, and the further it reaches the fewer records come back (`BurstOptions.range_below`).
+
 What it tells is what should be, not what should change: a worker that was started again, or that missed a word, is
 told at the next look. Spark is started beside the running flow, with the job or when the detector first sees it coming;
 when it cannot be had, the job goes on with records, and says so once.
@@ -13,16 +18,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from penstock.actors import spark_bridge
+from penstock.bridge import parts
 from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Event, Observation
 from penstock.bridge.cost import BatchCost, Calibration, MicroBatch
 from penstock.bridge.forms import RangeForm, range_form
+from penstock.bridge.range import NoRange, switch_range
 from penstock.bridge.session import SparkOptions
 from penstock.runtime.diversion import Divert
 from penstock.runtime.plan import Plan
@@ -37,6 +45,9 @@ _FIRST_GUESS = Calibration(batch=BatchCost(0.25, 400_000.0))
 
 # Within which a bridge that has failed to answer a micro-batch must show that it lives.
 _ALIVE_S = 5.0
+
+# What the counts of operators weigh at the next look: magnifications are those of the last ten seconds or so.
+_KEPT = 0.975
 
 # How long the bridge may take to end Spark with the job.
 _STOP_S = 20.0
@@ -62,8 +73,16 @@ class _Range:
     diverted: int = 0  # of those, in the operation stream
     busy_ns: int = 0
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each task: its diversion, the last micro-batch
-    failures: set[tuple[int, str]] = field(default_factory=set)  # diversions that ended by themselves, and why
-    failed: str | None = None  # the last of them
+    failed: str | None = None  # why the last diversion ended that did so by itself
+    parts: dict[int, int] = field(default_factory=dict)  # while it is in Spark: chain -> up to which position
+    extent: str = ""  # why it ends there
+
+
+_Tasks = list[tuple[int, dict[str, Any]]]  # (worker, the task's report)
+
+
+def _workers(tasks: _Tasks) -> list[int]:
+    return sorted({worker for worker, _ in tasks})
 
 
 class Dual:
@@ -77,6 +96,7 @@ class Dual:
         ask: Callable[[], list[dict[str, Any]]],
         tell: Callable[[int, str, tuple[Any, ...]], None],
     ) -> None:
+        self._plan = plan
         self._options = options
         self._name = name
         self._ask = ask
@@ -91,6 +111,9 @@ class Dual:
         self._over = threading.Event()
         self.stays: dict[str, str] = {}  # chain -> why nothing of it can cross
         self._ranges: list[_Range] = []
+        self._counts: dict[str, tuple[float, float]] = {}  # of operators that run as records
+        self._counted: dict[tuple[int, str], tuple[int, int]] = {}
+        self._failures: set[tuple[int, str]] = set()  # diversions that ended by themselves, and why
         for chain in plan.chains:
             form = range_form(plan, chain)
             if isinstance(form, str):
@@ -106,21 +129,25 @@ class Dual:
             "mode": self._options.burst.mode,
             "spark": spark if isinstance(spark, str) or spark is None else spark["session"],
             "processes": {what: spark[what] for what in ("bridge", "executors")} if isinstance(spark, dict) else {},
-            "ranges": [
-                {
-                    "chain": range_.form.chain,
-                    "operators": range_.form.names,
-                    "partials": range_.form.combiner is not None,
-                    "state": range_.detector.state,
-                    "paradigm": "operation" if range_.detector.state in ("OPERATION", "RETURNING") else "record",
-                    "reason": range_.decision.reason if range_.decision is not None else "",
-                    "figures": vars(range_.decision.figures) if range_.decision is not None else {},
-                    "records_in_spark": range_.diverted,
-                    "failed": range_.failed,
-                }
-                for range_ in self._ranges
-            ],
+            "ranges": [self._status(range_) for range_ in self._ranges],
             "stays": self.stays,
+        }
+
+    def _status(self, range_: _Range) -> dict[str, Any]:
+        parts_, form = range_.parts, range_.form
+        forms = [one.form for one in self._ranges if one.form.chain in parts_] if parts_ else [form]
+        leader = self._leader(range_) or range_
+        return {
+            "chain": form.chain,
+            "operators": [name for one in forms for name in one.before(parts_.get(one.chain, one.position)).names],
+            "partials": form.combiner is not None,
+            "extent": leader.extent,
+            "state": leader.detector.state,
+            "paradigm": "operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
+            "reason": "" if leader.decision is None else leader.decision.reason,
+            "figures": {} if leader.decision is None else vars(leader.decision.figures),
+            "records_in_spark": range_.diverted,
+            "failed": range_.failed,
         }
 
     def close(self) -> None:
@@ -150,50 +177,93 @@ class Dual:
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
             self._tell_detectors(outcome[0], now, outcome[1])
+            costs = self._spark["costs"] if isinstance(self._spark, dict) else {}
+            for range_ in self._ranges:
+                if (cost := costs.get(range_.form.chain)) is not None:
+                    range_.detector.tried(cost)
+        tasks: defaultdict[int, _Tasks] = defaultdict(list)
+        for report in reports:
+            for task in report["tasks"]:
+                tasks[task["chain"]].append((report["index"], task))
+                self._count(task)
         for range_ in self._ranges:
-            tasks = [
-                (report["index"], task)
-                for report in reports
-                for task in report["tasks"]
-                if task["chain"] == range_.form.chain
-            ]
-            if not tasks:
-                continue
-            self._decide(range_, tasks, now)
+            if tasks[range_.form.chain] and self._leader(range_) is None:
+                self._decide(range_, tasks, now)
 
-    def _decide(self, range_: _Range, tasks: list[tuple[int, dict[str, Any]]], now: float) -> None:
+    def _leader(self, range_: _Range) -> _Range | None:
+        """The range that begins before this one and has taken its operators to Spark too."""
+        chain = range_.form.chain
+        return next((other for other in self._ranges if other is not range_ and chain in other.parts), None)
+
+    def _count(self, task: dict[str, Any]) -> None:
+        """Take in what a task's operators took and gave; those of a diverted task know of their range's ends only."""
+        for operator in task["operators"]:
+            at = (task["number"], operator["name"])
+            taken, given = operator["records_in"], operator["records_out"]
+            before_taken, before_given = self._counted.get(at, (0, 0))
+            self._counted[at] = (taken, given)
+            if task["diverted"] is None and taken >= before_taken and given >= before_given:
+                so_far = self._counts.get(operator["name"], (0.0, 0.0))
+                self._counts[operator["name"]] = (
+                    _KEPT * so_far[0] + taken - before_taken,
+                    _KEPT * so_far[1] + given - before_given,
+                )
+
+    def _cut(self, range_: _Range) -> None:
+        """Find out how far a range reaches that is about to go to Spark."""
+        forms = [one.form for one in self._ranges if not one.parts]
+        plan = self._plan
+        found = switch_range(
+            parts.vertices(plan, forms, self._counts),
+            parts.head(plan, range_.form.chain),
+            parts.crosses(plan, forms),
+            below=self._options.burst.range_below,
+            absorb_ends=True,
+        )
+        range_.extent = found.reason
+        range_.parts = {} if isinstance(found, NoRange) else parts.parts(forms, found.operators)
+        range_.parts.setdefault(range_.form.chain, range_.form.position)
+
+    def _decide(self, range_: _Range, by_chain: Mapping[int, _Tasks], now: float) -> None:
         detector = range_.detector
-        decision = detector.observe(self._observation(range_, [task for _, task in tasks], now))
+        decision = detector.observe(self._observation(range_, [task for _, task in by_chain[range_.form.chain]], now))
         range_.decision = decision
         if decision.warning is not None:
             logger.warning("job %s: %s", self._name, decision.warning)
         if decision.prepare:
             self._prepare(now)
+        if detector.state == "SWITCHING" and not range_.parts:
+            self._cut(range_)
+        tasks = [one for chain in range_.parts or (range_.form.chain,) for one in by_chain[chain]]
         diverted = [worker for worker, task in tasks if task["diverted"] is not None]
         running = [task for _, task in tasks if not task["finished"]]
         failures = [task["diversion_failed"] for _, task in tasks if task["diversion_failed"]]
-        new = [failure for failure in failures if failure not in range_.failures]
+        new = [failure for failure in failures if failure not in self._failures]
         if new:
-            range_.failures.update(new)
+            self._failures.update(new)
             range_.failed = new[0][1]
             self._fail(range_, now, new[0][1])
         state = detector.state
-        workers = sorted({worker for worker, _ in tasks})
         if state in ("SWITCHING", "OPERATION"):
             spark = self._spark
             if self._bridge is None or not isinstance(spark, dict):
                 return
-            form = range_.form
-            divert = Divert(form.chain, form.position, decision.interval.seconds, columns=True)
-            for worker in workers:
-                self._tell(worker, "divert", (divert, self._bridge_name, spark["node"]))
+            for chain, position in range_.parts.items():
+                divert = Divert(chain, position, decision.interval.seconds, columns=True)
+                for worker in _workers(by_chain[chain]):
+                    self._tell(worker, "divert", (divert, self._bridge_name, spark["node"]))
             if state == "SWITCHING" and running and len(diverted) >= len(running):
                 detector.happened("switched", now)
-        elif diverted or state == "RETURNING":
-            for worker in workers:
-                self._tell(worker, "undivert", (range_.form.chain,))
-            if state == "RETURNING" and not diverted:
+            return
+        if diverted or state == "RETURNING":
+            for chain in range_.parts or (range_.form.chain,):
+                for worker in _workers(by_chain[chain]):
+                    self._tell(worker, "undivert", (chain,))
+            if diverted:
+                return
+            if state == "RETURNING":
                 detector.happened("returned", now)
+        range_.parts = {}
 
     def _observation(self, range_: _Range, tasks: list[dict[str, Any]], now: float) -> Observation:
         taken = sum(task["operators"][0]["records_in"] for task in tasks)

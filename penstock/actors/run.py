@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,6 +31,9 @@ from penstock.runtime.rud import MEMORY_BYTES
 # RayDP's executors read micro-batches from Ray's object store: several of some hundred megabytes at a time.
 _DUAL_STORE_BYTES = 1 << 30
 
+# What of BurstOptions can be set by text.
+_DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interval_min_s", "interval_max_s")
+
 if TYPE_CHECKING:
     from penstock.runtime.flow import Flow
     from penstock.runtime.plan import Plan
@@ -54,7 +58,7 @@ def run(
     max_attempts: int = 3,
     hang_timeout_s: float = 60.0,
     savepoint: str | os.PathLike[str] | None = None,
-    dual: str = "off",
+    dual: str | BurstOptions = "off",
     spark: SparkOptions | None = None,
 ) -> Job:
     """Start `flow` as a job on Ray and return at once.
@@ -82,7 +86,8 @@ def run(
     `dual`: "off" runs all records one by one; "on" sends the input of operators whose queues grow to Spark in
     micro-batches and takes it back when the burst is over (Spark is started with the job, and kept warm);
     "spark-only" sends all there as soon as Spark is ready; "toggle:3" there and back every 3 seconds. `spark`: the
-    session to start (penstock.bridge.session.SparkOptions).
+    session to start (penstock.bridge.session.SparkOptions). Behind a comma `dual` takes settings of the detector, as in
+    "on,delta=0.3"; penstock.bridge.burst.BurstOptions, which may stand for the text, says what they mean.
     Without Java or Spark the job goes on with records, and says so once.
 
     Raises FlowError or SourceError for a flow that cannot run, StoreError where `checkpoints` cannot be used, JobExists
@@ -131,19 +136,33 @@ def run(
     return _start(flow, plan, options, detached)
 
 
-def dual_options(dual: str, spark: SparkOptions | None, epoch_interval_s: float | None) -> DualOptions | None:
+def dual_options(
+    dual: str | BurstOptions, spark: SparkOptions | None, epoch_interval_s: float | None
+) -> DualOptions | None:
     """What `run(dual=, spark=)` says; FlowError for anything else."""
-    mode, _, seconds = dual.partition(":")
+    if isinstance(dual, BurstOptions):
+        return DualOptions(replace(dual, epoch_s=epoch_interval_s), spark or SparkOptions())
+    mode, *settings = dual.split(",")
+    mode, _, seconds = mode.partition(":")
     modes: dict[str, Mode] = {"on": "auto", "spark-only": "spark-only", "toggle": "toggle"}
     if dual == "off":
         return None
     try:
-        toggle_s = float(seconds) if mode == "toggle" else 10.0
-        if mode not in modes or (seconds and mode != "toggle") or not 0 < toggle_s < float("inf"):
-            raise ValueError
-    except ValueError:
-        raise FlowError(f"dual={dual!r}; use 'off', 'on', 'spark-only' or 'toggle:SECONDS'") from None
-    burst = BurstOptions(mode=modes[mode], toggle_s=toggle_s, epoch_s=epoch_interval_s, ahead=True)
+        if mode not in modes or (seconds and mode != "toggle"):
+            raise ValueError("what is before the first comma is none of the modes")
+        numbers = {name: float(value) for name, _, value in (setting.partition("=") for setting in settings)}
+        if unknown := sorted(set(numbers) - set(_DUAL_SETTINGS)):
+            raise ValueError(f"there is no setting {unknown[0]!r}")
+        if mode == "toggle":
+            numbers["toggle_s"] = float(seconds or "nan")
+        if not all(map(math.isfinite, numbers.values())):
+            raise ValueError("a number is not finite")
+        burst = BurstOptions(mode=modes[mode], epoch_s=epoch_interval_s, ahead=True, **numbers)
+    except ValueError as error:
+        raise FlowError(
+            f"dual={dual!r}: {error}; use 'off', 'on', 'spark-only' or 'toggle:SECONDS', and behind a comma settings "
+            f"such as delta=0.3, of {', '.join(_DUAL_SETTINGS)}"
+        ) from None
     return DualOptions(burst, spark or SparkOptions())
 
 

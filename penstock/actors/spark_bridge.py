@@ -9,6 +9,7 @@ another.
 
 from __future__ import annotations
 
+import logging
 import os
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,12 +18,16 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from penstock.actors import cluster
+from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import SparkOptions, open_session
 from penstock.runtime.diversion import Answer, Bridge
+
+logger = logging.getLogger(__name__)
 
 # How many micro-batches it works on at a time; more wait in Ray.
 _AT_A_TIME = 8
@@ -35,26 +40,43 @@ class SparkBridge:
         self._options = options
         self._forms: list[RangeForm] = cloudpickle.loads(forms)
         self._operations: Operations | None = None
+        self._group: Any = None
 
     def prepare(self) -> dict[str, Any]:
-        """Start Spark, and run each range on nothing, so that its Python code is loaded before the switch."""
-        session = open_session(replace(self._options, put=ray.put))
+        """Start Spark, and try each range, so that all its code is compiled and loaded before the switch."""
+        options = replace(self._options, put=ray.put)
+        if options.kind != "pyspark" and options.existing is None and options.placement_group is None:
+            self._group = _reserve(options)
+            options = replace(options, placement_group=self._group)
+        try:
+            session = open_session(options)
+        except BaseException:
+            self._release()
+            raise
+        if session.kind != "raydp":
+            self._release()
         self._operations = Operations(session, self._forms)
+        costs: dict[int, BatchCost | None] = {}
         for form in self._forms:
-            self._operations.warm(form.chain)
+            try:
+                costs[form.chain] = self._operations.prepare(form.chain)
+            except Exception as error:  # a record that fails there, or that Spark would not treat alike
+                logger.info("the range %s could not be tried in Spark: %s", ", ".join(form.names), error)
         return {
             "session": session.describe(),
+            "costs": costs,
             "bridge": os.getpid(),
             "executors": dict(self.executors()),
             "node": ray.get_runtime_context().get_node_id(),
         }
 
-    def answer(self, chain: int, batch: pa.Buffer | str) -> Answer:
-        """What the range of a chain makes of a micro-batch: an Arrow stream, or the path by which it can be mapped."""
+    def answer(self, chain: int, position: int, batch: pa.Buffer | str) -> Answer:
+        """What the range of a chain before a position makes of a micro-batch: an Arrow stream, or the path by which it
+        can be mapped."""
         assert self._operations is not None
         with pa.memory_map(batch) if isinstance(batch, str) else pa.BufferReader(batch) as source:
             (columns,) = pa.ipc.open_stream(source)
-            return self._operations.answer(chain, columns)
+            return self._operations.answer(chain, position, columns)
 
     def executors(self) -> list[tuple[str, int | None]]:
         """(id, process) of each executor, those on this machine with their process."""
@@ -65,6 +87,25 @@ class SparkBridge:
         """End the session."""
         if self._operations is not None:
             self._operations.session.stop()
+        self._release()
+
+    def _release(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            remove_placement_group(group)
+
+
+def _reserve(options: SparkOptions) -> Any:
+    """A bundle for each executor, which nobody else is given then; Ray takes it back when this process ends. None where
+    no executors will be: what is wrong is said by the session that is to be started."""
+    try:
+        from raydp.utils import parse_memory_size
+
+        memory = float(parse_memory_size(options.memory))
+    except Exception:
+        return None
+    cpus = options.cores if options.cpus is None else options.cpus
+    return placement_group([{"CPU": cpus, "memory": memory}] * options.executors, strategy="PACK")
 
 
 def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> Any:
@@ -82,13 +123,13 @@ class BridgeLink(Bridge):
         self._actor = ray.get_actor(name, namespace=cluster.NAMESPACE)
         self._is_near = node == ray.get_runtime_context().get_node_id()
 
-    def submit(self, chain: int, input_: Any) -> Future[Answer]:
+    def submit(self, chain: int, position: int, input_: Any) -> Future[Answer]:
         """See Bridge."""
         columns = as_columns(input_)
         if not self._is_near:
             out = pa.BufferOutputStream()
             _write(columns, out)
-            far: Future[Answer] = self._actor.answer.remote(chain, out.getvalue()).future()
+            far: Future[Answer] = self._actor.answer.remote(chain, position, out.getvalue()).future()
             return far
         # The kernel frees it with the last descriptor or mapping, whoever dies; the bridge needs the path only until it
         # has mapped it, and has when it answers.
@@ -96,7 +137,8 @@ class BridgeLink(Bridge):
         try:
             with pa.OSFile(f"/proc/self/fd/{fd}", "wb") as file:
                 _write(columns, file)
-            future: Future[Answer] = self._actor.answer.remote(chain, f"/proc/{os.getpid()}/fd/{fd}").future()
+            path = f"/proc/{os.getpid()}/fd/{fd}"
+            future: Future[Answer] = self._actor.answer.remote(chain, position, path).future()
         except BaseException:
             os.close(fd)
             raise

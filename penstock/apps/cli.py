@@ -455,7 +455,7 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         metavar="MODE",
         default="off",
         help="on: a burst goes through Spark in micro-batches and comes back when it is over; spark-only: everything "
-        "does; toggle:S: there and back every S seconds; off: nothing (off)",
+        "does; toggle:S: there and back every S seconds; off: nothing (off). Behind a comma settings, as on,delta=0.3",
     )
     _add_driver_options(parser)
 

@@ -266,6 +266,8 @@ class EventSource(Source):
     Offset: the number of events that the split gave.
     """
 
+    hands_columns = True
+
     def __init__(
         self,
         events: Events,
@@ -297,6 +299,10 @@ class EventSource(Source):
 
     def reader(self, splits: list[Split], context: SourceContext) -> EventReader:
         return EventReader(self, splits)
+
+    def sample(self, rows: int) -> pa.RecordBatch:
+        """See Source: the first events, due or not."""
+        return self.events.events_arrow(0, rows if self.limit is None else min(rows, self.limit))
 
     def describe(self) -> str:
         steps = self.events.schedule.steps

@@ -21,7 +21,8 @@ records: K is a plain number, V*T records, C seconds, PD records/s.
 Where we differ from the paper, and why:
 
 - **K is measured.** The paper sets it "empirically to 0.2", though it defines it as PD/PO and its own throughput
-  figures (Spark 3.0/1.14 times JStorm's) make it 0.38. A K that is wrong by hand switches when it cannot pay.
+  figures (Spark 3.0/1.14 times JStorm's) make it 0.38. A K that is wrong by hand switches when it cannot pay. (With
+  `BurstOptions.k` it is set by hand, to decide as the paper does: by Eq. 7 alone, whether it pays or not.)
 - **PO is Spark's speed without its fixed cost**, which is t_s + t_ot and stands in C already (`cost.py` fits both). An
   average of the two would count the fixed cost twice.
 - **C is not below 0.** t_dt must be the way of a record that waits for nobody. Measured under load it holds queues as
@@ -135,6 +136,7 @@ class BurstOptions:
 
     mode: Mode = "auto"
     delta: float = 0.2  # Eq. 7; the paper leaves it to the user
+    k: float | None = None  # K of Eq. 6 by hand (the paper: 0.2), and no question whether a switch pays; None: measured
     margin: float = 0.2  # by which a paradigm must be the quicker one; below a tenth or so it is noise that decides
     ahead: bool = False  # prepare Spark when the job starts, and not only when load nears the threshold
     near: float = 0.7  # share of the threshold from which Spark is prepared ahead
@@ -149,6 +151,7 @@ class BurstOptions:
     headroom: float = 0.2  # share of an interval that a micro-batch leaves free
     catch_up_s: float = 10.0  # in which Spark is to work off what was waiting
     epoch_s: float | None = 1.0
+    range_below: float = 0.0  # where a range ends: the 1 of Eq. 8 (range.py); 0: as far as operators can cross
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "off", "spark-only", "toggle"):
@@ -162,6 +165,8 @@ class BurstOptions:
                 f"dwell_min_s={self.dwell_min_s} is below interval_max_s={self.interval_max_s}; "
                 "a range must be watched for a whole interval before it can be called calm"
             )
+        if self.k is not None and not self.k > 0:
+            raise ValueError(f"k={self.k}; it must be above 0 (DO takes 0.2), or None: as measured")
         times = (self.smoothing_s, self.backoff_first_s, self.backoff_max_s, self.toggle_s, self.catch_up_s)
         if min(times) <= 0:
             raise ValueError(
@@ -222,9 +227,11 @@ def switch_length(
     schedule_s: float,
     operation_transmit_s: float = 0.0,
     record_transmit_s: float = 0.0,
+    k: float | None = None,
 ) -> float:
-    """L_switch, the queue length from which on Spark answers sooner (Eq. 6); C is 0 where it would be less."""
-    k = record_rate / operation_rate
+    """L_switch, the queue length from which on Spark answers sooner (Eq. 6); C is 0 where it would be less. `k`: K by
+    hand."""
+    k = record_rate / operation_rate if k is None else k
     c = interval_s / 2 + schedule_s + operation_transmit_s - record_transmit_s
     return k * (arrival_rate * interval_s) + max(0.0, c) * record_rate
 
@@ -280,6 +287,10 @@ class BurstDetector:
         self._batches = BatchSpeed(calibration.batch)
         self._prepare_s = calibration.prepare_s
         self._switch_s = self._return_s = calibration.switch_s
+
+    def tried(self, cost: BatchCost) -> None:
+        """Go by this cost of Spark's micro-batches, until there are measurements; those of the record tasks stay."""
+        self._batches = BatchSpeed(cost)
 
     @property
     def awaits_preparation(self) -> bool:
@@ -363,7 +374,13 @@ class BurstDetector:
         if record_rate is None:
             return replace(figures, interval_s=seconds)
         length = switch_length(
-            arrival_rate, record_rate, cost.rate, seconds, cost.fixed_s, record_transmit_s=seen.record_transmit_s
+            arrival_rate,
+            record_rate,
+            cost.rate,
+            seconds,
+            cost.fixed_s,
+            record_transmit_s=seen.record_transmit_s,
+            k=self.options.k,
         )
         up, down = thresholds(length, self.options.delta)
         return replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
@@ -478,7 +495,9 @@ class BurstDetector:
         return f"calibrate first: {' and '.join(missing)} speed on this range is not known"
 
     def _slower(self, f: Figures, margin: float) -> str | None:
-        """Why Spark is not quicker than the record tasks by the margin, or None if it is."""
+        """Why Spark is not quicker than the record tasks by the margin, or None if it is, or nobody asks."""
+        if self.options.k is not None:
+            return None
         assert f.operation_capacity is not None
         assert f.record_rate is not None
         if f.operation_capacity > (1 + margin) * f.record_rate:
@@ -487,12 +506,15 @@ class BurstDetector:
         return f"Spark would process {f.operation_capacity:,.0f} records/s, the record tasks {f.record_rate:,.0f}{more}"
 
     def _too_late(self, time_s: float, f: Figures) -> str | None:
-        """Why the record tasks are through with the queue before Spark would be, or None if they are not.
+        """Why the record tasks are through with the queue before Spark would be, or None if they are not, or nobody
+        asks.
 
         The record tasks work off L at PD - V. Spark is ready after `prepare_s`, in which they go on; nobody works while
         the range switches; then the queue falls at Spark's capacity - V. As Spark is the quicker one, there is a queue
         length from which on it is sooner: more waiting never speaks for the record tasks.
         """
+        if self.options.k is not None:
+            return None
         assert f.operation_capacity is not None
         assert f.record_rate is not None
         assert f.fixed_s is not None

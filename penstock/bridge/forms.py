@@ -11,7 +11,7 @@ which is then run by the record tasks, where it is counted once and goes to the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from penstock.runtime.diversion import Answer
 from penstock.runtime.grouping import Key
 from penstock.runtime.operators import Aggregated, KeyBy, Operator, Stage, StageContext, add_all, run_stages
 from penstock.runtime.plan import Chain, Plan
-from penstock.runtime.sources.base import rows_of
+from penstock.runtime.sources.base import Source, rows_of
 from penstock.runtime.userfunc import ErrorHandler, select
 from penstock.runtime.watermarks import _Marking
 from penstock.runtime.windowing import LATE, WindowAggregated
@@ -38,18 +38,36 @@ _RECORDS_A_ROW = 2048
 @dataclass(frozen=True)
 class RangeForm:
     """A range of a chain: its operators, the stage behind them, and how it ends: with `selector` and `combiner` in
-    partial aggregates by key, else in records."""
+    partial results of the operator `aggregate`, by key, else in records. `source`: that of the chain."""
 
     chain: int
     position: int
     operators: tuple[Operator, ...]
     selector: Callable[[Any], Any] | None = None
     combiner: Aggregate | None = None
+    aggregate: str | None = None
+    source: Source | None = None
 
     @property
     def names(self) -> list[str]:
         """The operators that cross."""
         return [operator.name for operator in self.operators]
+
+    def within(self, operators: Collection[str]) -> int | None:
+        """The position up to which it goes when only these operators go to Spark; None: nothing of it goes."""
+        n = 0
+        while n < len(self.operators) and self.operators[n].name in operators:
+            n += 1
+        if n == len(self.operators):
+            return self.position if n or self.aggregate in operators else None
+        return n + (self.source is not None) if n else None
+
+    def before(self, position: int) -> RangeForm:
+        """The range that ends before a position that `within` gave."""
+        if position == self.position:
+            return self
+        n = position - (self.source is not None)
+        return RangeForm(self.chain, position, self.operators[:n], source=self.source)
 
 
 def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
@@ -59,20 +77,23 @@ def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
     while at < len(chain.operators) and _obstacle(plan, chain.operators[at]) is None:
         at += 1
     operators = tuple(map(_strict, chain.operators[first:at]))
-    if chain.source is None and chain.operators[0].keyed:
+    source = None if chain.source is None else chain.source.source
+    if source is None and chain.operators[0].keyed:
         return f"{chain.operators[0].name}: {chain.operators[0].stays}"
     if at == len(chain.operators):
         leaving = [exchange for exchange in plan.exchanges if exchange.source == chain.index]
-        if len(leaving) == 1 and isinstance(leaving[0].grouping, Key) and leaving[0].combiner is not None:
-            return RangeForm(chain.index, at, operators, leaving[0].grouping.selector, leaving[0].combiner)
+        if len(leaving) == 1 and isinstance(key := leaving[0].grouping, Key) and leaving[0].combiner is not None:
+            aggregate = plan.chains[leaving[0].target].operators[0].name
+            return RangeForm(chain.index, at, operators, key.selector, leaving[0].combiner, aggregate, source)
     elif isinstance(key_by := chain.operators[at], KeyBy):
-        combiner = _combiner(plan, chain.operators[at + 1])
+        aggregated = chain.operators[at + 1]
+        combiner = _combiner(plan, aggregated)
         if combiner is not None:
-            return RangeForm(chain.index, at + 1, operators, key_by.selector, combiner)
+            return RangeForm(chain.index, at + 1, operators, key_by.selector, combiner, aggregated.name, source)
     if not operators:
         stopped = chain.operators[min(at, len(chain.operators) - 1)]
         return f"{stopped.name}: {_obstacle(plan, stopped) or 'nothing is left to do between the source and it'}"
-    return RangeForm(chain.index, at, operators)
+    return RangeForm(chain.index, at, operators, source=source)
 
 
 def _obstacle(plan: Plan, operator: Operator) -> str | None:

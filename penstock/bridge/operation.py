@@ -15,10 +15,15 @@ import cloudpickle
 import pyarrow as pa
 
 from penstock.bridge.arrow import micro_batch, to_arrow
+from penstock.bridge.cost import BatchCost, BatchSpeed, MicroBatch
 from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records
 from penstock.bridge.native import NativeRange, native
 from penstock.bridge.session import Session
 from penstock.runtime.diversion import Answer
+
+# What a range is tried on: enough rows to tell what they cost from what a micro-batch costs.
+_SAMPLE_ROWS = 100_000
+_SOME_ROWS = 2_000
 
 
 class Operations:
@@ -27,19 +32,19 @@ class Operations:
     def __init__(self, session: Session, forms: Iterable[RangeForm]) -> None:
         self.session = session
         self._forms = {form.chain: form for form in forms}
-        self._compiled: dict[tuple[int, tuple[str, ...]], tuple[NativeRange | None, bytes]] = {}
+        self._compiled: dict[tuple[int, int, tuple[str, ...]], tuple[NativeRange | None, bytes]] = {}
 
-    def answer(self, chain: int, batch: pa.RecordBatch) -> Answer:
-        """What the range of a chain makes of a micro-batch."""
+    def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> Answer:
+        """What the range of a chain that ends before a position makes of a micro-batch."""
         began = time.perf_counter()
         columns = tuple(batch.schema.names)
-        known = self._compiled.get((chain, columns))
+        known = self._compiled.get((chain, position, columns))
         if known is None:
-            known = self._compiled[chain, columns] = self._compile(self._forms[chain], batch)
+            known = self._compiled[chain, position, columns] = self._compile(self._forms[chain].before(position), batch)
         prefix, rest = known
         # Rows of encoded lists are few: a part for each core, however few they are.
         parts = min(self.session.cores, batch.num_rows) or 1
-        with micro_batch(self.session, batch, parts=parts) as frame:
+        with micro_batch(self.session, batch, parts=parts, pool=f"chain {chain}") as frame:
             if prefix is not None:
                 frame = prefix.apply(frame)  # noqa: PLW2901
             if prefix is not None and prefix.end is not None:
@@ -50,12 +55,23 @@ class Operations:
         answer.seconds = time.perf_counter() - began
         return answer
 
-    def warm(self, chain: int) -> None:
-        """Have the code that a range's Python functions need loaded in every core, by running it on nothing. What of it
-        is native Spark compiles with its first micro-batch, when the columns of its input are known."""
-        nothing = pa.Table.from_batches([as_columns([])] * self.session.cores).combine_chunks().to_batches()[0]
-        for _ in range(2):
-            self.answer(chain, nothing)
+    def prepare(self, chain: int) -> BatchCost | None:
+        """Have the code of a range compiled and loaded in every core, by running it on a sample of its source's
+        records, or on nothing where there is none. What a micro-batch costs, as far as the sample can tell."""
+        form = self._forms[chain]
+        sample = None if form.source is None else form.source.sample(_SAMPLE_ROWS)
+        if sample is None or not sample.num_rows:
+            nothing = pa.Table.from_batches([as_columns([])] * self.session.cores).combine_chunks().to_batches()[0]
+            for _ in range(2):
+                self.answer(chain, form.position, nothing)
+            return None
+        speed = BatchSpeed()
+        some = sample.slice(0, min(_SOME_ROWS, sample.num_rows))
+        for rows in (some, sample, sample, some):  # the JVM becomes quicker with use
+            self.answer(chain, form.position, rows)
+        for rows in (some, sample, sample, some):
+            speed.add([MicroBatch(rows.num_rows, self.answer(chain, form.position, rows).seconds)])
+        return speed.cost
 
     def _compile(self, form: RangeForm, batch: pa.RecordBatch) -> tuple[NativeRange | None, bytes]:
         prefix = native(form, self.session, batch.schema.names)

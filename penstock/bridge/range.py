@@ -218,8 +218,10 @@ class _Graph:
         if reason is not None:
             return reason
         for feeding in self.before[vertex.name]:
-            if feeding not in inside:
+            if feeding not in inside and not vertex.mergeable:
                 return f"{feeding!r}, which is not in the range, feeds it too"
+            if feeding not in inside:
+                continue
             if self.vertices[feeding].mergeable:
                 return f"the state of {feeding!r} stays with the record tasks"
             if vertex.name in self.vertices[feeding].side_successors:

@@ -86,6 +86,7 @@ _APP_MASTER_OPENS = ("java.lang", "java.math", "java.util", "java.util.concurren
 _DRIVER_OPENS = ("java.math", "java.text")
 _APP_MASTER_OPTIONS = "spark.ray.raydp_app_master.extraJavaOptions"
 _DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+_EXECUTOR_CPUS = "spark.ray.raydp_spark_executor.actor.resource.cpu"
 
 _OLDEST_JAVA, _NEWEST_JAVA = 11, 23  # Spark 3.5 uses what Java 24 has removed
 _STOP_SECONDS = 20.0  # after which the JVM is killed
@@ -111,8 +112,9 @@ class SparkOptions:
     `kind`. With `master`, plain PySpark uses that instead of cores of this machine. `memory` is an executor's. `conf`
     wins over SETTINGS; an adopted session takes of both what Spark SQL can change. `put` is `ray.put`, which RayDP
     needs, with Ray connected; the executors go to the bundles of `placement_group` that `bundle_indexes` names, or to
-    all. `python` is the interpreter for executors that run Python functions, this one unless named. `start_seconds`
-    bounds the start, then the wait for executors, then the test.
+    all. `cpus`: what of Ray's CPUs an executor of RayDP takes up; None: its cores, reserved for it; less, and it uses
+    those that idle record tasks leave free. `python` is the interpreter for executors that run Python functions, this
+    one unless named. `start_seconds` bounds the start, then the wait for executors, then the test.
     """
 
     kind: Literal["auto", "raydp", "pyspark"] = "auto"
@@ -123,6 +125,7 @@ class SparkOptions:
     put: Callable[[bytes], Any] | None = None
     placement_group: Any = None
     bundle_indexes: Sequence[int] | None = None
+    cpus: float | None = None
     existing: SparkSession | None = None
     master: str | None = None
     name: str = "penstock"
@@ -132,6 +135,8 @@ class SparkOptions:
     def __post_init__(self) -> None:
         if self.cores < 1 or self.executors < 1:
             raise ValueError(f"a Spark session needs executors and cores, got {self.executors} of {self.cores}")
+        if self.cpus is not None and self.cpus < 0:
+            raise ValueError(f"cpus={self.cpus}; an executor takes up 0 of Ray's CPUs or more")
 
 
 @dataclass(frozen=True)
@@ -749,6 +754,7 @@ def _start_raydp(options: SparkOptions) -> Session:
         {
             _APP_MASTER_OPTIONS: _opens(_APP_MASTER_OPENS),
             _DRIVER_OPTIONS: _opens(_DRIVER_OPENS),
+            **({} if options.cpus is None else {_EXECUTOR_CPUS: str(options.cpus)}),
             **_settings(options),
         }
     )

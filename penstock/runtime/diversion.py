@@ -67,8 +67,9 @@ class Bridge(ABC):
     """What a worker knows of the bridge."""
 
     @abstractmethod
-    def submit(self, chain: int, input_: Any) -> Future[Answer]:
-        """Have a micro-batch answered: a pyarrow RecordBatch of the source's columns, or a list of records."""
+    def submit(self, chain: int, position: int, input_: Any) -> Future[Answer]:
+        """Have a micro-batch of the range before a position answered: a pyarrow RecordBatch of the source's columns, or
+        a list of records."""
 
 
 @dataclass
@@ -197,7 +198,7 @@ class Diversion:
         self._due = now if full else now + int(self.divert.interval_s * 1e9)
         if not records:
             return False
-        answer = self._bridge.submit(self.divert.chain, input_)
+        answer = self._bridge.submit(self.divert.chain, self.divert.position, input_)
         self._queue.append(_UnderWay(input_, records, stamp, answer, now))
         self._under_way += 1
         answer.add_done_callback(lambda _: self._wake())

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter_ns, time
 from typing import Any
@@ -469,7 +469,8 @@ class Task:
         """Send the input through the operation stream: from the next barrier on, or at once."""
         if self.diversion is not None:
             if not self.diversion.leaving:
-                self.diversion.divert = divert
+                # Answers are under way that go on from where the range ended when it left.
+                self.diversion.divert = replace(divert, position=self.diversion.divert.position)
         elif not self.finished and self.care is None:
             self._divert = (divert, bridge, wake)
             if at_once:

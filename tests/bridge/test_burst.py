@@ -80,6 +80,27 @@ def test_with_the_paper_s_k_and_its_second() -> None:
     assert switch_length(76_000, 30_000, 150_000, 1.0, 0.012, 0.22, 0.061) == pytest.approx(15_200 + 0.671 * 30_000)
 
 
+def test_with_k_by_hand_it_decides_by_the_length_alone_as_the_paper_does() -> None:
+    slower = Calibration(RECORD_RATE, BatchCost(0.2, RECORD_RATE / 2), prepare_s=5.0, switch_s=1.0)
+    measured = detector(BurstOptions(), slower)
+    refused = after(measured, 5.0, 1_000_000)
+    assert refused.state == "RECORD"
+    by_hand = detector(BurstOptions(k=0.2), slower)
+    figures = after(by_hand, 5.0, 1_000).figures
+    assert figures.interval_s is not None
+    expected = switch_length(10_000, RECORD_RATE, 1e9, figures.interval_s, 0.2, k=0.2)
+    assert figures.queue_switch == pytest.approx(expected)
+    assert by_hand.state == "RECORD"
+    decision = after(by_hand, 5.1, 2 * expected)
+    assert decision.state == "PREPARING"
+    by_hand.happened("ready", 6.0)
+    by_hand.happened("switched", 7.0)
+    for tenth in range(71, 400):
+        after(by_hand, tenth / 10, 0)
+    assert by_hand.state == "RETURNING"
+    assert "(over: at most 0 records wait" in by_hand.story[-1]
+
+
 def test_transmission_that_was_measured_with_its_queues_does_not_turn_the_rule_round() -> None:
     """Table 2 at 40,000/s: C by the letter is -0.95 s, and the switch length would be negative."""
     length = switch_length(40_000, 20_000, 100_000, 1.0, 0.039, 0.044, 1.533)
@@ -500,11 +521,21 @@ def test_toggling_goes_to_and_fro_whatever_the_load() -> None:
         ({"dwell_min_s": 1.0}, "dwell_min_s=1.0 is below interval_max_s=2.0"),
         ({"margin": -0.1}, "margin=-0.1"),
         ({"toggle_s": 0.0}, "they must be above 0"),
+        ({"k": 0.0}, "k=0.0; it must be above 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BurstOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_trial_of_spark_leaves_what_is_known_of_the_record_tasks() -> None:
+    made = detector(calibration=Calibration(RECORD_RATE))
+    assert after(made, 5.0, 10).calibrate
+    made.tried(SPARK)
+    figures = after(made, 5.1, 10).figures
+    assert figures.record_rate == pytest.approx(RECORD_RATE)
+    assert figures.operation_rate == pytest.approx(SPARK.rate)
 
 
 def test_time_does_not_go_back() -> None:

@@ -45,19 +45,19 @@ class Here(Bridge):
         self.rng = rng
         self.lost = lost
         self.parts = parts
-        self.waiting: list[tuple[int, Any, Future[Answer]]] = []
+        self.waiting: list[tuple[int, int, Any, Future[Answer]]] = []
         self.answered = 0
 
-    def submit(self, chain: int, input_: Any) -> Future[Answer]:
+    def submit(self, chain: int, position: int, input_: Any) -> Future[Answer]:
         future: Future[Answer] = Future()
-        self.waiting.append((chain, as_columns(input_), future))
+        self.waiting.append((chain, position, as_columns(input_), future))
         return future
 
     def answer_some(self) -> None:
         """Answer one that waits, not the first of them always."""
         if not self.waiting:
             return
-        chain, columns, future = self.waiting.pop(self.rng.randrange(len(self.waiting)))
+        chain, position, columns, future = self.waiting.pop(self.rng.randrange(len(self.waiting)))
         if self.rng.random() < self.lost:
             future.set_exception(Lost("gone"))
             return
@@ -66,7 +66,7 @@ class Here(Bridge):
             rows = []
             step = max(1, -(-columns.num_rows // self.parts))
             for start in range(0, columns.num_rows, step):
-                run = RangeRun(self.forms[chain])
+                run = RangeRun(self.forms[chain].before(position))
                 run.take(as_records(columns.slice(start, step)))
                 rows.append(answer_rows(run.answer()))
             import pyarrow as pa
@@ -125,9 +125,9 @@ def run_diverted(
         for form in bridge.forms.values():
             if rng.random() < (0.2 if toggle else 1.0):
                 rows = rng.choice((1, 7, 100, 10_000))
-                loop.divert(
-                    Divert(form.chain, form.position, rng.choice((0.0, 0.05)), rng.random() < 0.5, rows), bridge
-                )
+                inner = [n + (form.source is not None) for n in range(1, len(form.operators))]
+                position = rng.choice([form.position, form.position, *inner])
+                loop.divert(Divert(form.chain, position, rng.choice((0.0, 0.05)), rng.random() < 0.5, rows), bridge)
             elif rng.random() < 0.1:
                 loop.undivert(form.chain)
         if rng.random() < 0.5:

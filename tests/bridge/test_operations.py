@@ -6,6 +6,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -114,7 +115,7 @@ def test_native_ranges_answer_as_the_record_form_does(name: str, session: Sessio
     operations = Operations(session, [form])
     for seed in range(3):
         lines = text_lines(random.Random(seed), 400)
-        found = operations.answer(form.chain, pa.record_batch([pa.array(lines)], ["value"]))
+        found = operations.answer(form.chain, form.position, pa.record_batch([pa.array(lines)], ["value"]))
         assert plain(found) == plain(here(form, lines)), seed
         assert found.seconds > 0
 
@@ -153,8 +154,8 @@ def test_what_is_no_column_goes_on_in_python(name: str, session: Session) -> Non
     operations = Operations(session, [form])
     lines = text_lines(random.Random(1), 300)
     expected = plain(here(form, lines))
-    found = plain(operations.answer(form.chain, pa.record_batch([pa.array(lines)], ["value"])))
-    encoded = plain(operations.answer(form.chain, as_columns(lines)))
+    found = plain(operations.answer(form.chain, form.position, pa.record_batch([pa.array(lines)], ["value"])))
+    encoded = plain(operations.answer(form.chain, form.position, as_columns(lines)))
     for answer in (found, encoded):
         assert answer[0] == expected[0], "in their order"
         assert answer[2] == expected[2]
@@ -166,7 +167,9 @@ def test_what_is_no_column_goes_on_in_python(name: str, session: Session) -> Non
 def test_counts_of_words_of_many_lines(session: Session) -> None:
     form = form_of(lambda s: s.flat_map(str.split).key_by(str.lower).count().write(ps.sinks.Null()), ["x"])
     lines = ["To be or not to be"] * 20_000
-    answer = Operations(session, [form]).answer(form.chain, pa.record_batch([pa.array(lines)], ["value"]))
+    answer = Operations(session, [form]).answer(
+        form.chain, form.position, pa.record_batch([pa.array(lines)], ["value"])
+    )
     total: Counter[str] = Counter()
     for batch in answer.batches:
         assert isinstance(batch, KeyedBatch)
@@ -188,7 +191,7 @@ def test_what_python_would_do_otherwise_is_left_to_it(rows: list[Any], build: An
     form = form_of(lambda s: build(s.filter(ps.col("k").is_null() | (ps.col("k") != "z"))).write(ps.sinks.Null()), rows)
     operations = Operations(session, [form])
     with pytest.raises(NotTheSame):
-        operations.answer(form.chain, pa.RecordBatch.from_pylist(rows))
+        operations.answer(form.chain, form.position, pa.RecordBatch.from_pylist(rows))
 
 
 def broken(record: dict[str, Any]) -> Any:
@@ -199,14 +202,29 @@ def test_a_function_that_fails_ends_the_micro_batch_and_not_the_session(session:
     form = form_of(lambda s: s.map(broken, on_error="skip").write(ps.sinks.Null()), [{"n": 1}])
     operations = Operations(session, [form])
     with pytest.raises(Exception, match="not 7"):
-        operations.answer(form.chain, as_columns([{"n": 7}]))
+        operations.answer(form.chain, form.position, as_columns([{"n": 7}]))
     good = form_of(lambda s: s.map(str).write(ps.sinks.Null()), [1])
-    assert plain(Operations(session, [good]).answer(good.chain, as_columns([1, 2])))[0] == ["1", "2"]
+    assert plain(Operations(session, [good]).answer(good.chain, good.position, as_columns([1, 2])))[0] == ["1", "2"]
 
 
 @pytest.mark.parametrize("name", ["count", "tumbling"])
-def test_a_range_is_warmed_by_running_it_on_nothing(name: str, session: Session) -> None:
-    Operations(session, [form_of(NATIVE[name], ["x"])]).warm(0)
+def test_a_range_without_a_sample_is_prepared_by_running_it_on_nothing(name: str, session: Session) -> None:
+    assert Operations(session, [form_of(NATIVE[name], ["x"])]).prepare(0) is None
+
+
+def test_a_range_is_prepared_by_running_it_on_a_sample_of_its_source(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "events.txt"
+    file.write_text("".join(line + "\n" for line in text_lines(random.Random(0), 9_000)))
+    flow = Flow("sampled", parallelism=2)
+    NATIVE["tumbling"](flow.read(ps.sources.TextFiles(str(file))))
+    plan = flow.plan(1, check_sinks=False)
+    form = range_form(plan, plan.chains[0])
+    assert isinstance(form, RangeForm)
+    operations = Operations(session, [form])
+    cost = operations.prepare(0)
+    assert cost is not None
+    assert cost.rate > 0
+    assert (0, form.position, ("value",)) in operations._compiled
 
 
 def test_records_that_have_columns_are_read_as_dicts() -> None:

@@ -149,6 +149,17 @@ def test_a_union_with_an_input_from_outside_is_where_the_range_ends() -> None:
     assert result.reason == "before 'union': 'b', which is not in the range, feeds it too"
 
 
+def test_partial_results_merge_with_what_comes_from_outside_the_range() -> None:
+    vertices = [
+        Vertex("read", ("p",), source=True),
+        Vertex("other", ("count",), source=True),
+        Vertex("p", ("count",)),
+        Vertex("count", ("write",), mergeable=True),
+        Vertex("write", sink=True),
+    ]
+    assert found(switch_range(vertices, "p", anything)).operators == ("p", "count")
+
+
 def test_a_branch_that_cannot_cross_keeps_the_union_out() -> None:
     """Or records would leave the range and come back."""
     result = found(switch_range(diamond(1, 1), "p", all_but(left="no batch form")))
@@ -328,14 +339,15 @@ def test_on_any_graph(drawn: tuple[list[Vertex], str, set[str]]) -> None:
     assert point in core
     assert all(able(name) for name in core)
 
-    # one piece, behind the switch point, entered there only
+    # one piece, behind the switch point, entered there only: save for partial results, which merge with anything
     assert reachable({point}, core) == core
-    assert all(before[name] <= core for name in core - {point})
+    passing = {name for name in core if not by_name[name].mergeable}
+    assert all(before[name] <= core for name in passing - {point})
 
     # convex: what is on a way from the range to the range is in it
     everything = set(by_name)
     outside_behind = reachable({n for name in core for n in after[name] - core}, everything)
-    assert not any(after[name] & core for name in outside_behind)
+    assert not any(after[name] & passing for name in outside_behind)
 
     # the order is the flow's, and the ends are those whose results leave
     position = {name: i for i, name in enumerate(result.operators)}
@@ -358,10 +370,10 @@ def test_on_any_graph(drawn: tuple[list[Vertex], str, set[str]]) -> None:
         if name in core and name != point:
             volume[name] = handed(name)
             assert volume[name] >= 1
-            assert not any(by_name[feeding].mergeable for feeding in before[name])
+            assert not any(by_name[feeding].mergeable for feeding in before[name] & core)
     for name in {n for inner in core for n in after[inner]} - core:
-        alone = before[name] <= core and not any(
-            by_name[f].mergeable or name in by_name[f].side_successors for f in before[name]
+        alone = (before[name] <= core or by_name[name].mergeable) and not any(
+            by_name[f].mergeable or name in by_name[f].side_successors for f in before[name] & core
         )
         assert handed(name) < 1 or not able(name) or not alone
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.actors.run import dual_options
+from penstock.bridge.burst import BurstOptions
 from penstock.bridge.session import SparkOptions
 from tests.e2e.jobs import run
 from tests.e2e.processes import kill, wait_until
@@ -93,6 +95,15 @@ def test_without_java_a_job_goes_on_with_records_and_says_so_once(tmp_path: Path
 def test_what_dual_can_be(fresh_name: Callable[[], str]) -> None:
     flow = ps.Flow(fresh_name())
     flow.read(ps.sources.Memory([1])).map(str).write(ps.sinks.Null())
-    for wrong in ("maybe", "toggle", "toggle:0", "on:3", "toggle:x", ""):
+    wrongs = ("maybe", "toggle", "toggle:0", "on:3", "toggle:x", "", "on,delta=2", "on,speed=3", "on,k", "on,k=inf")
+    for wrong in wrongs:
         with pytest.raises(ps.FlowError, match="use 'off', 'on', 'spark-only' or 'toggle:SECONDS'"):
             ps.run(flow, dual=wrong)
+    for right, burst in (
+        ("on,delta=0.3,k=0.2", BurstOptions(delta=0.3, k=0.2, ahead=True, epoch_s=2.0)),
+        ("toggle:3", BurstOptions(mode="toggle", toggle_s=3.0, ahead=True, epoch_s=2.0)),
+        (BurstOptions(range_below=1.0), BurstOptions(range_below=1.0, epoch_s=2.0)),
+    ):
+        options = dual_options(right, None, 2.0)
+        assert options is not None
+        assert options.burst == burst

@@ -450,7 +450,7 @@ class _Bridge(Bridge):
         self.cluster = cluster
         self.process = process
 
-    def submit(self, chain: int, input_: Any) -> Future[Answer]:
+    def submit(self, chain: int, position: int, input_: Any) -> Future[Answer]:
         future: Future[Answer] = Future()
         cluster, columns = self.cluster, as_columns(input_)
         plan = self.process.loop.wiring.plan
@@ -464,7 +464,7 @@ class _Bridge(Bridge):
             if cluster.rng.random() < cluster.faults.unanswered:
                 future.set_exception(ConnectionError("the bridge is gone"))
                 return
-            run = RangeRun(form)
+            run = RangeRun(form.before(position))
             try:
                 run.take(as_records(columns))
                 rows = answer_rows(run.answer())
@@ -988,7 +988,9 @@ class EpochCluster:
             return
         form = forms[task.task.chain]
         interval_s, rows = rng.choice((0.0, 0.0, 0.003)), rng.choice((1, 2, 4, 30))
-        divert = Divert(form.chain, form.position, interval_s, False, rows)
+        inner = [n + (form.source is not None) for n in range(1, len(form.operators))]
+        position = self.rng.choice([form.position, form.position, *inner])
+        divert = Divert(form.chain, position, interval_s, False, rows)
         if rng.random() < 0.5:
             process.loop.divert(divert, _Bridge(self, process))
         else:  # not at a barrier: nothing needs one

@@ -101,6 +101,7 @@ class Source(ABC):
     """A description of an input; see the module's docstring."""
 
     bounded = True
+    hands_columns = False  # its readers are ColumnReaders
 
     @abstractmethod
     def splits(self, parallelism: int) -> list[Split]:
@@ -113,6 +114,11 @@ class Source(ABC):
 
     def fields(self) -> list[str] | None:
         """The names of its records' fields, when they are known before the job runs."""
+        return None
+
+    def sample(self, rows: int) -> Any:
+        """Up to about `rows` of its records as a RecordBatch, such as its readers' read_arrow() gives, taken without a
+        trace: to try a range on before it is needed. None: there are none to be had like that."""
         return None
 
     def describe(self) -> str:

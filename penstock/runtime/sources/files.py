@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceContext, Split
+from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceContext, Split, together
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files, unreadable
+from penstock.runtime.userfunc import ErrorHandler
 
 MIN_RANGE = 256 << 10  # bytes; a shorter range costs more to start than it gains
 MAX_LINE = 64 << 20
@@ -96,6 +97,8 @@ class TextFiles(LineFiles):
     restart decompresses up to it again); -1 behind a damaged place.
     """
 
+    hands_columns = True
+
     def __init__(
         self,
         patterns: Patterns,
@@ -111,7 +114,19 @@ class TextFiles(LineFiles):
     def decoder(self) -> Decoder:
         return TextDecoder(self.encoding)
 
-    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+    def sample(self, rows: int) -> Any:
+        """See Source."""
+        reader = self.reader(self.splits(1)[:1], SourceContext("sample", 0, 1, ErrorHandler("sample", "skip")))
+        try:
+            parts: list[Any] = []
+            while rows > 0 and not reader.finished:
+                parts.append(reader.read_arrow(rows))
+                rows -= len(parts[-1])
+        finally:
+            reader.close()
+        return together(parts) if parts else None
+
+    def reader(self, splits: list[Split], context: SourceContext) -> TextReader:
         decoder = TextDecoder(self.encoding)
         return TextReader(splits, context, decoder, self.max_line_bytes, type(self).__name__, decoder.column)
 

@@ -1,0 +1,78 @@
+"""A job's plan as the switch range sees it, and a range as parts of the plan's chains (PAPERS row D3).
+
+`range.py` cuts a range out of a graph of operators; what goes to the operation stream is the input of tasks, and a task
+runs a chain. So a range that spans several chains has a part in each: the first operators of that chain. Each part's
+micro-batches are its own, and go from one part to the next by the channels that there are, which is why nothing else
+changes when a range does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from penstock.bridge.forms import RangeForm
+from penstock.bridge.range import Crosses, Vertex
+from penstock.runtime.operators import KeyBy, Operator
+from penstock.runtime.plan import Chain, Plan
+from penstock.runtime.userfunc import DEAD_LETTERS
+
+Counts = Mapping[str, tuple[float, float]]
+"""Records in and out of operators, of one period."""
+
+
+def vertices(plan: Plan, forms: Iterable[RangeForm], counts: Counts) -> list[Vertex]:
+    """The plan's operators. A key function is no operator of its own: it belongs to what it feeds."""
+    merged = {form.aggregate for form in forms}
+    found = []
+    for chain in plan.chains:
+        operators = _operators(chain)
+        for operator, following in zip(operators, [*operators[1:], None], strict=True):
+            main = [] if following is None else [following.name]
+            side = {}
+            for exchange in plan.exchanges:
+                if exchange.operator == operator.name:
+                    target = plan.chains[exchange.target].operators[0].name
+                    if exchange.output is None:
+                        main.append(target)
+                    else:
+                        side[target] = exchange.output
+            records_in, records_out = counts.get(operator.name, (0.0, 0.0))
+            is_source = operator is chain.source
+            found.append(
+                Vertex(
+                    operator.name,
+                    tuple(main),
+                    tuple(side),
+                    records_in,
+                    records_out,
+                    source=is_source,
+                    sink=operator.kind == "write",
+                    mergeable=operator.name in merged,
+                    hands_columns=is_source and chain.source is not None and chain.source.source.hands_columns,
+                    # In the operation stream a record that fails sends the micro-batch back to the record tasks.
+                    side_outputs_cross=all(output == DEAD_LETTERS for output in side.values()),
+                )
+            )
+    return found
+
+
+def crosses(plan: Plan, forms: Iterable[RangeForm]) -> Crosses:
+    """Why an operator of the plan has no batch form, None if it has one."""
+    merged = {form.aggregate for form in forms}
+    stays = {operator.name: operator.stays for chain in plan.chains for operator in chain.operators}
+    return lambda name: None if name in merged else stays[name]
+
+
+def parts(forms: Iterable[RangeForm], operators: Collection[str]) -> dict[int, int]:
+    """Chain -> position: up to where the tasks of which chains are diverted when these operators go to Spark."""
+    found = {form.chain: form.within(operators) for form in forms}
+    return {chain: position for chain, position in found.items() if position is not None}
+
+
+def head(plan: Plan, chain: int) -> str:
+    """The operator before which a chain's input waits."""
+    return plan.chains[chain].operators[0].name
+
+
+def _operators(chain: Chain) -> list[Operator]:
+    return [operator for operator in chain.operators if not isinstance(operator, KeyBy)]
