@@ -32,7 +32,7 @@ from penstock.bridge.cost import BatchCost, Calibration, MicroBatch
 from penstock.bridge.forms import RangeForm, range_form
 from penstock.bridge.range import NoRange, switch_range
 from penstock.bridge.session import SparkOptions
-from penstock.runtime.diversion import Divert
+from penstock.runtime.diversion import ROWS_MAX, UNDER_WAY_MAX, Divert
 from penstock.runtime.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,9 @@ _FIRST_GUESS = Calibration(batch=BatchCost(0.25, 400_000.0))
 
 # Within which a bridge that has failed to answer a micro-batch must show that it lives.
 _ALIVE_S = 5.0
+
+# A micro-batch under load has so many records at least: below that its fixed cost is most of it.
+_ROWS_LEAST = 50_000
 
 # What the counts of operators weigh at the next look: magnifications are those of the last ten seconds or so.
 _KEPT = 0.975
@@ -78,7 +81,7 @@ class _Range:
     extent: str = ""  # why it ends there
 
 
-_Tasks = list[tuple[int, dict[str, Any]]]  # (worker, the task's report)
+_Tasks = list[tuple[int, dict[str, Any]]]  # (worker, the task's load)
 
 
 def _workers(tasks: _Tasks) -> list[int]:
@@ -86,14 +89,14 @@ def _workers(tasks: _Tasks) -> list[int]:
 
 
 class Dual:
-    """See the module's docstring. `ask` gives the workers' reports, `tell(worker, method, arguments)` sends a word."""
+    """See the module's docstring. `ask` gives each worker's load, `tell(worker, method, arguments)` sends a word."""
 
     def __init__(
         self,
         plan: Plan,
         options: DualOptions,
         name: str,
-        ask: Callable[[], list[dict[str, Any]]],
+        ask: Callable[[], list[tuple[int, list[dict[str, Any]]]]],
         tell: Callable[[int, str, tuple[Any, ...]], None],
     ) -> None:
         self._plan = plan
@@ -182,9 +185,9 @@ class Dual:
                 if (cost := costs.get(range_.form.chain)) is not None:
                     range_.detector.tried(cost)
         tasks: defaultdict[int, _Tasks] = defaultdict(list)
-        for report in reports:
-            for task in report["tasks"]:
-                tasks[task["chain"]].append((report["index"], task))
+        for worker, loads in reports:
+            for task in loads:
+                tasks[task["chain"]].append((worker, task))
                 self._count(task)
         for range_ in self._ranges:
             if tasks[range_.form.chain] and self._leader(range_) is None:
@@ -197,14 +200,13 @@ class Dual:
 
     def _count(self, task: dict[str, Any]) -> None:
         """Take in what a task's operators took and gave; those of a diverted task know of their range's ends only."""
-        for operator in task["operators"]:
-            at = (task["number"], operator["name"])
-            taken, given = operator["records_in"], operator["records_out"]
+        for name, taken, given in task["operators"]:
+            at = (task["number"], name)
             before_taken, before_given = self._counted.get(at, (0, 0))
             self._counted[at] = (taken, given)
             if task["diverted"] is None and taken >= before_taken and given >= before_given:
-                so_far = self._counts.get(operator["name"], (0.0, 0.0))
-                self._counts[operator["name"]] = (
+                so_far = self._counts.get(name, (0.0, 0.0))
+                self._counts[name] = (
                     _KEPT * so_far[0] + taken - before_taken,
                     _KEPT * so_far[1] + given - before_given,
                 )
@@ -248,8 +250,9 @@ class Dual:
             spark = self._spark
             if self._bridge is None or not isinstance(spark, dict):
                 return
+            rows = self._rows_max(decision)
             for chain, position in range_.parts.items():
-                divert = Divert(chain, position, decision.interval.seconds, columns=True)
+                divert = Divert(chain, position, decision.interval.seconds, columns=True, rows_max=rows)
                 for worker in _workers(by_chain[chain]):
                     self._tell(worker, "divert", (divert, self._bridge_name, spark["node"]))
             if state == "SWITCHING" and running and len(diverted) >= len(running):
@@ -265,12 +268,22 @@ class Dual:
                 detector.happened("returned", now)
         range_.parts = {}
 
+    def _rows_max(self, decision: Decision) -> int:
+        """The largest micro-batch: what Spark can do in the longest interval, so that an overload shows in the queue
+        and not in answers that take ever longer."""
+        capacity = decision.figures.operation_capacity
+        if capacity is None:
+            return ROWS_MAX
+        return min(ROWS_MAX, max(_ROWS_LEAST, int(capacity * self._options.burst.interval_max_s / UNDER_WAY_MAX)))
+
     def _observation(self, range_: _Range, tasks: list[dict[str, Any]], now: float) -> Observation:
-        taken = sum(task["operators"][0]["records_in"] for task in tasks)
+        taken = sum(task["operators"][0][1] for task in tasks)
         queue = float(sum(task["queued"] + task["behind"] for task in tasks))
         busy = sum(task["busy_ns"] for task in tasks)
         batches: list[MicroBatch] = []
         in_spark = 0
+        # Those under way share Spark's cores: each takes as much longer, and all together no less.
+        beside = max(1, sum(task["diverted"]["under_way"] for task in tasks if task["diverted"] is not None))
         for task in tasks:
             story = task["diverted"]
             if story is None:
@@ -283,7 +296,7 @@ class Dual:
                     range_.seen[task["number"]] = (story["id"], number)
                     in_spark += records
                     if number > 1:  # the first loads and compiles
-                        batches.append(MicroBatch(records, seconds))
+                        batches.append(MicroBatch(records, seconds / beside))
         before, range_.queue = range_.queue, queue
         more, range_.taken = max(0, taken - range_.taken), taken
         busy, range_.busy_ns = max(0, busy - range_.busy_ns), busy

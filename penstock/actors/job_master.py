@@ -397,7 +397,7 @@ class JobMaster:
         if options.dual is not None:
             name = self._plan.name
             self._dual = Dual(
-                self._plan, options.dual, name, lambda: self._control.call("status", _CONTROL_S), self._tell
+                self._plan, options.dual, name, lambda: self._control.call("load", _CONTROL_S), self._tell
             )
         return None
 

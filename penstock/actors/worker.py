@@ -97,6 +97,7 @@ class Worker:
             {
                 "ping": lambda: None,
                 "status": self.status,
+                "load": self.load,
                 "stop": self.stop,
                 "cancel": self.cancel,
                 "cut": self.cut,
@@ -171,6 +172,10 @@ class Worker:
         tasks = self._loop.status() if self._loop is not None else []
         ring_bytes = self._transport.ring_bytes if self._transport is not None else 0
         return {"index": self._index, "time_ns": time.monotonic_ns(), "tasks": tasks, "ring_bytes": ring_bytes}
+
+    def load(self) -> tuple[int, list[dict[str, Any]]]:
+        """This worker's index and what its tasks have to do."""
+        return self._index, self._loop.load() if self._loop is not None else []
 
     def stop(self) -> None:
         """End the sources; what they have read goes through."""

@@ -79,6 +79,7 @@ class Story:
     id: int  # tells it from the task's other diversions
     batches: int = 0
     records: int = 0
+    under_way: int = 0  # micro-batches, now
     spark_ns: int = 0  # the bridge's own time for them
     waited_ns: int = 0  # from the hand-over to the answer
     failed: str | None = None  # why the last micro-batch had to be run here
@@ -119,7 +120,6 @@ class Diversion:
         self._bridge = bridge
         self._wake = wake
         self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()
-        self._under_way = 0
         self._due = 0  # ns; when the next micro-batch leaves
 
     @property
@@ -142,13 +142,13 @@ class Diversion:
         task = self.task
         if task.has_barrier_to_take():
             return True
-        if self.leaving or self._under_way >= UNDER_WAY_MAX or not task.has_input_to_divert():
+        if self.leaving or self.story.under_way >= UNDER_WAY_MAX or not task.has_input_to_divert():
             return False
         return task.clock() >= self._due
 
     def ready_in(self) -> float | None:
         """Seconds until the next micro-batch leaves; None: not because of the time."""
-        if self.leaving or self._under_way >= UNDER_WAY_MAX:
+        if self.leaving or self.story.under_way >= UNDER_WAY_MAX:
             return None
         return max(0.0, (self._due - self.task.clock()) / 1e9)
 
@@ -166,7 +166,7 @@ class Diversion:
                     return self.task.advance_to(head.value)
                 if head.answer.done():
                     self._queue.popleft()
-                    self._under_way -= 1
+                    self.story.under_way -= 1
                     return self._outputs(head)
             elif self._is_over():
                 self.task.diversion = None
@@ -185,7 +185,7 @@ class Diversion:
         if task.has_barrier_to_take():
             self._queue.append(_Barrier(*task.take_barrier()))
             return True
-        if self.leaving or self._under_way >= UNDER_WAY_MAX or not task.has_input_to_divert():
+        if self.leaving or self.story.under_way >= UNDER_WAY_MAX or not task.has_input_to_divert():
             return False
         now = task.clock()
         if now < self._due:
@@ -200,7 +200,7 @@ class Diversion:
             return False
         answer = self._bridge.submit(self.divert.chain, self.divert.position, input_)
         self._queue.append(_UnderWay(input_, records, stamp, answer, now))
-        self._under_way += 1
+        self.story.under_way += 1
         answer.add_done_callback(lambda _: self._wake())
         return True
 

@@ -118,6 +118,10 @@ class RunLoop:
         """One plain dict a task: counters since the start, queue lengths, latency in us (sparse histograms)."""
         return [_task_status(task) for task in self.tasks]
 
+    def load(self) -> list[dict[str, Any]]:
+        """The part of status() that the scheduler of the paradigms goes by; operators as (name, records in, out)."""
+        return [_task_load(task) for task in self.tasks]
+
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -304,6 +308,21 @@ def _close(tasks: list[Task], failed: bool) -> None:
         raise first
 
 
+def _task_load(task: Task) -> dict[str, Any]:
+    """What decides in which paradigm a task runs; cheap, as it is asked for all the time."""
+    return {
+        "number": task.task.number,
+        "chain": task.task.chain,
+        "finished": task.finished,
+        "queued": task.queued,
+        "diverted": None if task.diversion is None else task.diversion.story.plain(),
+        "diversion_failed": task.diversion_failed,
+        "behind": task.behind(),
+        "busy_ns": task.busy_ns,
+        "operators": [(stage.context.operator.name, stage.records_in, stage.records_out) for stage in task.stages],
+    }
+
+
 def _task_status(task: Task) -> dict[str, Any]:
     operators = [
         {
@@ -316,18 +335,11 @@ def _task_status(task: Task) -> dict[str, Any]:
         for stage in task.stages
     ]
     return {
-        "number": task.task.number,
-        "chain": task.task.chain,
+        **_task_load(task),
         "name": task.name,
-        "finished": task.finished,
         "blocked": task.blocked,
-        "queued": task.queued,
         "under_way": task.diversion.records if task.diversion is not None else 0,
-        "diverted": None if task.diversion is None else task.diversion.story.plain(),
-        "diversion_failed": task.diversion_failed,
-        "behind": task.behind(),
         "unsent": sum(channel.queued() for channel in task.channels),
-        "busy_ns": task.busy_ns,
         "operators": operators,
         "skipped_on_the_way": sum(errors.skipped for errors in task.edge_errors),
         "watermark_ms": None if task.marks.current in (IDLE, END_OF_TIME) else task.marks.current,
