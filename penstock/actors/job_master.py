@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import cloudpickle
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -87,6 +88,9 @@ _CONSOLE_LINES_MAX = 10_000
 # Between two looks for a store that does not answer.
 _STORE_RETRY_S = 1.0
 
+# Ray puts arguments of 100 KB and more into the object store.
+_PART_BYTES = 64 << 10
+
 
 @dataclass(frozen=True)
 class JobOptions:
@@ -117,10 +121,21 @@ class JobEnd:
     kind: Literal["failed", "resources"] = "failed"
 
 
+def in_parts(plan: Plan, options: JobOptions) -> list[bytes]:
+    """The arguments of a JobMaster. Ray would leave a larger one in the object store of the driver, and when that has
+    gone start no JobMaster again."""
+    whole = cloudpickle.dumps((plan, options))
+    return [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
+
+
 class JobMaster:
     """See the module's docstring."""
 
-    def __init__(self, plan: Plan, options: JobOptions) -> None:
+    def __init__(self, *parts: bytes) -> None:
+        """`parts`: what `in_parts` made of the plan and the JobOptions."""
+        plan: Plan
+        options: JobOptions
+        plan, options = cloudpickle.loads(b"".join(parts))
         self._plan = plan
         self._options = options
         self._state: State = "STARTING"

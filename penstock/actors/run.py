@@ -15,7 +15,7 @@ import ray
 from penstock.actors import cluster
 from penstock.actors.dual import DualOptions
 from penstock.actors.job import Job
-from penstock.actors.job_master import REPORTS, JobMaster, JobOptions
+from penstock.actors.job_master import REPORTS, JobMaster, JobOptions, in_parts
 from penstock.actors.keeper import SAVEPOINT
 from penstock.actors.worker import WorkerOptions
 from penstock.bridge.burst import BurstOptions, Mode
@@ -236,7 +236,7 @@ def _start(flow: Flow, plan: Plan, options: JobOptions, detached: bool) -> Job:
     )
     while True:
         try:
-            master = actor.remote(plan, options)
+            master = actor.remote(*in_parts(plan, options))
             break
         except ValueError as error:
             if not cluster.is_ending(flow.name):

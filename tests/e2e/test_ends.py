@@ -165,8 +165,10 @@ import ray
 
 address, name, detached = sys.argv[1], sys.argv[2], sys.argv[3] == "detached"
 flow = ps.Flow(name)
+table = {i: f"{i:01000d}" for i in range(1000)} if "large" in sys.argv else {}
 (flow.read(ps.sources.Generator(lambda i: f"w{i % 100}", rate=5000))
-     .rebalance().map(str.upper).key_by(str.lower).count().write(ps.sinks.Null()))
+     .rebalance().map(lambda word: (word + table.get(word, "")).upper())
+     .key_by(str.lower).count().write(ps.sinks.Null()))
 job = ps.run(flow, workers=2, address=address, detached=detached)
 while not job.status().get("records_written"):
     time.sleep(0.05)
@@ -183,9 +185,12 @@ def driver(tmp_path: Path) -> Iterator[Callable[..., tuple[Any, list[int]]]]:
     script.write_text(DRIVER)
     running: list[subprocess.Popen[str]] = []
 
-    def start(address: str, name: str, kind: str = "attached") -> tuple[Any, list[int]]:
+    def start(address: str, name: str, *kind: str) -> tuple[Any, list[int]]:
         process = subprocess.Popen(
-            [sys.executable, str(script), address, name, kind], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+            [sys.executable, str(script), address, name, *(kind or ("attached",))],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
         )
         running.append(process)
         assert process.stdout is not None
@@ -235,6 +240,28 @@ def test_detached_job_outlives_its_driver(
     with pytest.raises(ps.JobExists, match=name):
         ps.run(busy_flow(name))
     assert all(map(alive, pids))
+    job.stop()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    assert_gone(name, pids)
+
+
+def test_the_master_of_a_large_flow_starts_again_without_the_driver(
+    cluster: str, fresh_name: Callable[[], str], driver: Callable[..., tuple[Any, list[int]]]
+) -> None:
+    """What Ray keeps of large arguments goes with the driver."""
+    name = fresh_name()
+    process, pids = driver(cluster, name, "detached", "large")
+    job = ps.attach(name)
+    wait_until(lambda: (job.status().get("epochs") or {}).get("complete"), "an epoch is complete")
+    kill(process.pid)
+    process.wait()
+    kill(pids[-1])
+
+    def goes_on() -> bool:
+        status = job.status()
+        return status["state"] == "RUNNING" and status.get("records_written", 0) > 0
+
+    wait_until(goes_on, "the job goes on", LIMIT_S)
     job.stop()
     assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
     assert_gone(name, pids)
