@@ -57,13 +57,15 @@ _number = itertools.count()
 
 @dataclass(frozen=True)
 class Draws:
-    """What a source hands out: every one of `keys` once, then keys drawn at random, as quickly as they are taken or,
-    with a `rate` (of all tasks together), (key, due ns) pairs for `seconds` that begin `settle_s` later."""
+    """What a source hands out: every one of `keys` once, then keys drawn at random, all alike or, `zipf`, as words are
+    (the n-th 1/n as often as the first), as quickly as they are taken or, with a `rate` (of all tasks together),
+    (key, due ns) pairs for `seconds` that begin `settle_s` later."""
 
     keys: int
     rate: int | None = None
     settle_s: float = 0.0
     seconds: float = 0.0
+    zipf: bool = False
 
     @property
     def paced(self) -> int:
@@ -92,7 +94,8 @@ class _KeysReader(Reader):
         self._name = split.name
         keys = [f"key-{i:07d}" for i in range(draws.keys)]
         self._fill = keys[split.payload :: WORKERS]
-        self._pool = random.Random(split.payload).choices(keys, k=2 * draws.keys)
+        weights = list(itertools.accumulate(1 / n for n in range(1, len(keys) + 1))) if draws.zipf else None
+        self._pool = random.Random(split.payload).choices(keys, cum_weights=weights, k=2 * draws.keys)
         self._made = 0  # of both parts
         self._start: int | None = None
         self._rate = 0 if draws.rate is None else draws.rate // WORKERS
@@ -361,13 +364,13 @@ def _place(options: dict[str, Any]) -> Path | None:
 # --- the jobs ------------------------------------------------------------------------------------------------------
 
 
-def keyed_throughput(kind: str, keys: int, seconds: float, settle_s: float) -> Measured:
+def keyed_throughput(kind: str, keys: int, seconds: float, settle_s: float, *, zipf: bool = False) -> Measured:
     """Random keys, counted, with a count for each key in the state from the start."""
     with scratch() as folder, store(kind, folder) as options:
         out = folder / "out"
         out.mkdir()
         flow = ps.Flow(f"bench-epochs-{next(_number)}", parallelism=WORKERS)
-        flow.read(Keys(Draws(keys))).key_by(same).count(emit="final").write(Tally(str(out)))
+        flow.read(Keys(Draws(keys, zipf=zipf))).key_by(same).count(emit="final").write(Tally(str(out)))
         job = start_job(flow, workers=WORKERS, **options)
         try:
             wait_until(lambda: job.status().get("records_read", 0) >= 2 * keys, "the state is filled", every_s=0.1)

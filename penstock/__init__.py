@@ -20,7 +20,10 @@ from penstock.runtime.errors import (
     StoreError,
     StoreUnreachable,
 )
-from penstock.runtime.expressions import Expr, coalesce, col, concat, lit, when
+from penstock.runtime.expressions import Expr, coalesce, col, concat, count, lit, mean, when
+from penstock.runtime.expressions import max_ as max
+from penstock.runtime.expressions import min_ as min
+from penstock.runtime.expressions import sum_ as sum
 from penstock.runtime.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.userfunc import DeadLetter
@@ -59,11 +62,16 @@ __all__ = [
     "coalesce",
     "col",
     "concat",
+    "count",
     "lit",
+    "max",
+    "mean",
+    "min",
     "resume",
     "run",
     "sinks",
     "sources",
+    "sum",
     "testing",
     "when",
 ]

@@ -24,7 +24,7 @@ from penstock.actors import cluster
 from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.operation import Operations
-from penstock.bridge.session import SparkOptions, open_session
+from penstock.bridge.session import SparkOptions, executor_needs, open_session
 from penstock.runtime.diversion import Answer, Bridge
 
 logger = logging.getLogger(__name__)
@@ -98,14 +98,8 @@ class SparkBridge:
 def _reserve(options: SparkOptions) -> Any:
     """A bundle for each executor, which nobody else is given then; Ray takes it back when this process ends. None where
     no executors will be: what is wrong is said by the session that is to be started."""
-    try:
-        from raydp.utils import parse_memory_size
-
-        memory = float(parse_memory_size(options.memory))
-    except Exception:
-        return None
-    cpus = options.cores if options.cpus is None else options.cpus
-    return placement_group([{"CPU": cpus, "memory": memory}] * options.executors, strategy="PACK")
+    needs = executor_needs(options)
+    return None if needs is None else placement_group([needs] * options.executors, strategy="PACK")
 
 
 def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> Any:

@@ -144,7 +144,7 @@ def filter_rows(frame: DataFrame, expr: Expr) -> DataFrame:
 
 def aggregate_rows(frame: DataFrame, keys: Exprs, aggregations: Mapping[str, Aggregation]) -> DataFrame:
     """The partials of aggregations for each group of rows with equal keys: a table of the keys and of the columns that
-    `Aggregation.parts` names, whose values `Aggregation.from_parts` takes."""
+    `Aggregation.columns` names."""
     wanted = named(keys)
     inputs = {f"__input{i}": each.input for i, each in enumerate(aggregations.values()) if each.input is not None}
     rows = select_columns(frame, {**wanted, **inputs})
@@ -159,7 +159,7 @@ def aggregate_rows(frame: DataFrame, keys: Exprs, aggregations: Mapping[str, Agg
 def partial_columns(
     name: str, aggregation: Aggregation, schema: StructType | Mapping[str, str] | None = None
 ) -> list[SparkColumn]:
-    """The aggregate columns whose values are an aggregation's partial, under the names of `Aggregation.parts`."""
+    """The aggregate columns whose values are an aggregation's parts, under the names of `Aggregation.columns`."""
     from pyspark.sql import functions as F  # noqa: N812  its usual name
 
     aggregation.type(None if schema is None else column_types(schema))
@@ -176,7 +176,7 @@ def partial_columns(
         found = [F.sum(value.cast(DOUBLE)), F.count(value)]
     else:
         found = [functions[aggregation.kind](value)]
-    return [column.alias(part) for column, part in zip(found, aggregation.parts(name), strict=True)]
+    return [column.alias(part) for column, part in zip(found, aggregation.columns(name), strict=True)]
 
 
 def _check_condition(expr: Expr, types: Mapping[str, str]) -> None:
@@ -198,7 +198,7 @@ def _type_name(spark: DataType) -> str:
         return BIGINT
     if isinstance(spark, T.FractionalType) and not isinstance(spark, T.DecimalType):
         return DOUBLE
-    return str(spark.simpleString())
+    return NULL if isinstance(spark, T.NullType) else str(spark.simpleString())
 
 
 class _Writer:

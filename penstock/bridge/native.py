@@ -8,23 +8,49 @@ that cannot be promised, the operator is not native.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import Decimal
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.bridge.arrow import to_dataframe
-from penstock.bridge.columns import column_types, filter_rows, select_columns, to_column, with_columns
+from penstock.bridge.columns import (
+    Compiled,
+    column_types,
+    compile_all,
+    filter_rows,
+    partial_columns,
+    select_columns,
+    to_column,
+    with_columns,
+)
 from penstock.bridge.forms import ENCODED, RangeForm
 from penstock.bridge.session import Session
+from penstock.runtime.agg import Agg
 from penstock.runtime.aggregate import Aggregate, Count, Max, Mean, Min, Sum
 from penstock.runtime.batch import KeyedBatch
 from penstock.runtime.columnar import TEXT, Columnar, expression_of
 from penstock.runtime.diversion import Answer
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.expressions import Expr
-from penstock.runtime.expressions.typed import BIGINT, TIMESTAMP, infer
+from penstock.runtime.expressions import Aggregation, Expr, col, count, lit, max_, tree, when
+from penstock.runtime.expressions.aggregates import inputs_of
+from penstock.runtime.expressions.tree import DECIMAL_DIGITS
+from penstock.runtime.expressions.typed import (
+    BIGINT,
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    STRING,
+    TIMESTAMP,
+    Schema,
+    decimal_size,
+    infer,
+)
 from penstock.runtime.lookup import Lookup
 from penstock.runtime.operators import Operator
 from penstock.runtime.watermarks import MakeWatermarks
@@ -34,10 +60,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _KEY, _START, _TIME = "penstock:key", "penstock:start", "penstock:time"
-_PART, _DOUBTS = "penstock:part", "penstock:doubts"
+_VALUE, _PART, _DOUBTS = "penstock:value", "penstock:part", "penstock:doubts"
 
 # Integers up to here can be added a million times and more without leaving 64 bits.
 _SAFE = 1 << 40
+
+# Decimals of up to so many digits can be added ten billion times.
+_SAFE_DIGITS = DECIMAL_DIGITS - 10
 
 
 class NotTheSame(PenstockError):
@@ -151,59 +180,90 @@ def _partials(form: RangeForm, texts: bool) -> tuple[Step, Callable[[pa.Table], 
     if combiner is None or key is None or texts or form.operators:
         return None
     inner = combiner.inner if isinstance(combiner, Windowed) else combiner
-    value = None if inner.selector is None else expression_of(inner.selector)
-    if not isinstance(inner, Count) and value is None:
-        return None
-    if type(inner) not in (Count, Sum, Min, Max, Mean):
+    aggregations = _aggregations(inner)
+    if aggregations is None:
         return None
     time: Expr | None = None
     if isinstance(combiner, Windowed):
         time = expression_of(combiner.time)
         if time is None:
             return None
+    values = {f"{_VALUE}{i}": value for i, value in enumerate(inputs_of(aggregations))}
+    over = _over(aggregations, values)
 
     def aggregate(frame: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812  its usual name
-
-        schema = frame.schema
-        keys = [to_column(key, schema).alias(_KEY)]
+        types = column_types(frame.schema)
+        for each in aggregations:
+            each.type(types)
+        compiled = compile_all({_KEY: key, **values}, frame.schema)
+        columns = dict(compiled.columns)
         if time is not None:
             assert isinstance(combiner, Windowed)
-            keys.append(_starts(combiner, _ms(time, frame)).alias(_START))
-        columns = [*keys, *([F.col(f"`{_TIME}`")] if _TIME in schema.names else [])]
-        if value is not None:
-            columns.append(to_column(value, schema).alias(_PART))
-        rows = frame.select(*columns)
-        makers = {Count: F.count, Sum: F.sum, Min: F.min, Max: F.max, Mean: F.sum}
-        over = F.lit(1) if isinstance(inner, Count) else F.col(f"`{_PART}`")
-        parts = [makers[type(inner)](over).alias(_PART)]
-        if value is not None:
-            parts.append(F.sum(_doubtful(over, rows.schema[_PART].dataType.simpleString())).alias(_DOUBTS))
-        if isinstance(inner, Mean):
-            parts.append(F.count(over).alias(_PART + "2"))
-        if _TIME in schema.names:
-            parts.append(F.max(f"`{_TIME}`").alias(_TIME))
-        return rows.groupBy(*(f"`{name}`" for name in [_KEY, _START][: len(keys)])).agg(*parts)
+            columns[_START] = _starts(combiner, _ms(time, frame))
+        if _TIME in types:
+            columns[_TIME] = to_column(col(_TIME), frame.schema)
+        rows = Compiled(compiled.stages, columns).select(frame)
+        keys = [f"`{name}`" for name in (_KEY, _START) if name in columns]
+        return rows.groupBy(*keys).agg(*_parts(inner, over, column_types(rows.schema)))
 
     def read(rows: pa.Table) -> Answer:
-        return _read(rows, inner, time is not None)
+        return _read(rows, inner, over, time is not None)
 
     return aggregate, read
 
 
-def _doubtful(value: Column, kind: str) -> Column:
-    """1 where Python would not do with a value what Spark does: nulls are errors there, NaN is like no other, and
-    integers have no end."""
-    from pyspark.sql import functions as F  # noqa: N812  its usual name
+def _aggregations(inner: Aggregate) -> list[Aggregation] | None:
+    """The aggregations whose parts, side by side, are the aggregate's partial; None: it calls a function."""
+    if isinstance(inner, Agg):
+        return list(inner.aggregations.values())
+    if type(inner) is Count:
+        return [count()]
+    value = expression_of(inner.selector)
+    if value is None or type(inner) not in (Sum, Min, Max, Mean):
+        return None
+    return [Aggregation(kind, value) for kind in (("sum", "count") if isinstance(inner, Mean) else (inner.name,))]
 
-    doubtful = F.isnull(value)
-    if kind == "double":
-        doubtful = doubtful | F.isnan(value)
-    elif kind == "bigint":
-        doubtful = doubtful | (F.abs(value) > F.lit(_SAFE))
-    elif kind not in ("string", "timestamp", "date", "boolean"):
-        doubtful = F.lit(True)
-    return F.when(doubtful, 1).otherwise(0)
+
+def _over(aggregations: list[Aggregation], values: dict[str, Expr]) -> list[Aggregation]:
+    """The same aggregations over columns that hold the values."""
+    places = {tree.key(value): col(name) for name, value in values.items()}
+    inputs = [None if each.input is None else places[tree.key(each.input)] for each in aggregations]
+    return [Aggregation(each.kind, input_) for each, input_ in zip(aggregations, inputs, strict=True)]
+
+
+def _parts(inner: Aggregate, over: list[Aggregation], types: Schema) -> list[Column]:
+    """The aggregate columns: the parts, in how many rows a value is in doubt, the greatest time."""
+    parts = [column for i, each in enumerate(over) for column in partial_columns(f"{_PART}{i}", each, types)]
+    if isinstance(inner, Agg):
+        sums = inputs_of(each for each in over if each.kind == "sum")
+        doubts = [doubt for value in sums for doubt in _overflowing(value, types)]
+    else:
+        doubts = [doubt for value in inputs_of(over) for doubt in _differing(value, types)]
+    if doubts:
+        parts += partial_columns(_DOUBTS, count(when(reduce(or_, doubts), 1)), types)
+    if _TIME in types:
+        parts += partial_columns(_TIME, max_(_TIME), types)
+    return parts
+
+
+def _differing(value: Expr, types: Schema) -> list[Expr]:
+    """Where Python would not do with a value what Spark does: nulls are errors there, NaN is like no other, and
+    integers have no end."""
+    kind = infer(value, types)
+    if kind == DOUBLE:
+        return [value.is_null(), value == lit(math.nan)]
+    if kind == BIGINT:
+        return [value.is_null(), ~value.between(-_SAFE, _SAFE)]
+    return [value.is_null() if kind in (STRING, TIMESTAMP, DATE, BOOLEAN) else lit(True)]
+
+
+def _overflowing(value: Expr, types: Schema) -> list[Expr]:
+    """Where a sum of decimals might need more digits than there are: an error here, and a null in Spark."""
+    size = decimal_size(infer(value, types))
+    if size is None or size[0] <= _SAFE_DIGITS:
+        return []
+    limit = Decimal(1).scaleb(_SAFE_DIGITS - size[1])
+    return [~value.between(-limit, limit)]
 
 
 def _starts(combiner: Windowed, time: Column) -> Column:
@@ -218,16 +278,20 @@ def _starts(combiner: Windowed, time: Column) -> Column:
     return F.explode(F.sequence(last, time - F.lit(window.size) + F.lit(1), F.lit(-window.slide)))
 
 
-def _read(rows: pa.Table, inner: Aggregate, windowed: bool) -> Answer:
+def _read(rows: pa.Table, inner: Aggregate, over: list[Aggregation], windowed: bool) -> Answer:
     for name in (_KEY, _START):
         if name in rows.column_names and rows.column(name).null_count:
             raise NotTheSame("a record without a key or a time")
     if _DOUBTS in rows.column_names and any(rows.column(_DOUBTS).to_pylist()):
-        raise NotTheSame("values that Python and Spark do not aggregate alike (null, NaN, integers past 2**40)")
+        raise NotTheSame(
+            "decimals whose sum may have more than 38 digits"
+            if isinstance(inner, Agg)
+            else "values that Python and Spark do not aggregate alike (null, NaN, integers past 2**40)"
+        )
     keys = rows.column(_KEY).to_pylist()
-    partials = rows.column(_PART).to_pylist()
-    if isinstance(inner, Mean):
-        partials = list(zip(partials, rows.column(_PART + "2").to_pylist(), strict=True))
+    names = [name for i, each in enumerate(over) for name in each.columns(f"{_PART}{i}")]
+    columns = [rows.column(name).to_pylist() for name in names]
+    partials = list(zip(*columns, strict=True)) if isinstance(inner, Agg | Mean) else columns[0]
     if windowed:
         partials = list(zip(rows.column(_START).to_pylist(), partials, strict=True))
     greatest = None

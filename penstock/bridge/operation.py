@@ -44,7 +44,7 @@ class Operations:
         prefix, rest = known
         # Rows of encoded lists are few: a part for each core, however few they are.
         parts = min(self.session.cores, batch.num_rows) or 1
-        with micro_batch(self.session, batch, parts=parts, pool=f"chain {chain}") as frame:
+        with micro_batch(self.session, batch, parts=parts) as frame:
             if prefix is not None:
                 frame = prefix.apply(frame)  # noqa: PLW2901
             if prefix is not None and prefix.end is not None:

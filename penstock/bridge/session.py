@@ -235,6 +235,17 @@ def open_session(options: SparkOptions | None = None) -> Session:
     return session
 
 
+def executor_needs(options: SparkOptions) -> dict[str, float] | None:
+    """What an executor of RayDP asks of Ray; None where there is no RayDP, or its memory is no amount."""
+    try:
+        from raydp.utils import parse_memory_size
+
+        memory = float(parse_memory_size(options.memory))
+    except Exception:
+        return None
+    return {"CPU": float(options.cores) if options.cpus is None else options.cpus, "memory": memory}
+
+
 def self_test(session: Session, seconds: float = 60.0) -> None:
     """Run a small real micro-batch through the session: Arrow in, a shuffle, Arrow out. SparkUnavailable if it fails.
 

@@ -161,11 +161,11 @@ def partition(
     position as its attribute `index`.
     """
 
-def classify(records: list[Any], /) -> int:
+def classify(records: list[Any] | dict[Any, Any], /) -> int:
     """
     classify(records) -> int
 
     Which codec keeps the types of all records: 0 none but pickle, 1 all str, 2 scalars,
     3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists
-    and dicts.
+    and dicts. Of a dict as a whole: 5 its keys are scalars and its values nested, else 0.
     """

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from penstock.runtime.expressions.aggregates import Adder, merge_function
 from penstock.runtime.userfunc import ErrorHandler, select_values
 
 
@@ -22,10 +23,19 @@ class Aggregate(ABC):
     """One aggregate over the values of a key; `selector` picks the value from a record, None takes the record."""
 
     name: str
+    merging = ""  # how partials merge, for `merge_of`; "": only the aggregate itself can
     identity_result = True  # result() returns the state value itself
 
     def __init__(self, selector: Callable[[Any], Any] | None = None) -> None:
         self.selector = selector
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def state_kind(self) -> str:
+        """What its state is, in words: what one kind has saved, no other goes on with."""
+        return self.name
 
     def new_state(self) -> dict[Any, Any]:
         """An empty state: key -> partial."""
@@ -63,7 +73,7 @@ class Aggregate(ABC):
 class Count(Aggregate):
     """How many records a key has had; `selector` is not used."""
 
-    name = "count"
+    name = merging = "count"
 
     def new_state(self) -> dict[Any, Any]:
         return Counter()
@@ -84,7 +94,7 @@ class Count(Aggregate):
 class Sum(Aggregate):
     """The sum of the selected values, which must be numbers (or support +, starting from their first value)."""
 
-    name = "sum"
+    name = merging = "sum"
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
         for key, value in zip(keys, values, strict=True):
@@ -100,7 +110,7 @@ class Sum(Aggregate):
 class Min(Aggregate):
     """The least of the selected values."""
 
-    name = "min"
+    name = merging = "min"
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
         for key, value in zip(keys, values, strict=True):
@@ -114,7 +124,7 @@ class Min(Aggregate):
 class Max(Aggregate):
     """The greatest of the selected values."""
 
-    name = "max"
+    name = merging = "max"
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
         for key, value in zip(keys, values, strict=True):
@@ -128,7 +138,7 @@ class Max(Aggregate):
 class Mean(Aggregate):
     """The mean of the selected values; its partial is (sum, number)."""
 
-    name = "mean"
+    name = merging = "mean"
     identity_result = False
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
@@ -149,5 +159,20 @@ class Mean(Aggregate):
         return total / n
 
 
-#: Aggregates whose partials can be merged without anything of the user's: by name, as snapshots name them.
+#: The aggregates of one value a record, by name.
 MERGEABLE: dict[str, Aggregate] = {aggregate.name: aggregate() for aggregate in (Count, Sum, Min, Max, Mean)}
+
+_PARTS = "agg of "
+
+
+def merging_parts(parts: Iterable[str]) -> str:
+    """How tuples of such parts merge (`expressions.aggregates`), for `merge_of`."""
+    return _PARTS + ",".join(parts)
+
+
+def merge_of(merging: str) -> Adder:
+    """What merges partials, by what `merging` of their aggregate says: snapshots name it, and whoever reads them has
+    nothing else of the flow."""
+    if merging.startswith(_PARTS):
+        return merge_function(tuple(merging.removeprefix(_PARTS).split(",")))
+    return MERGEABLE[merging].merge

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import cloudpickle
@@ -32,6 +33,7 @@ TEXT = 1  # all str
 SCALARS = 2  # None, bool, int of 64 bits, float, str, bytes
 TUPLES = 3  # tuples of one arity, of scalars or nested values; the arity is in the code's higher bits
 NESTED = 4  # lists of, and dicts from str to, scalars or such lists and dicts
+MAP = 5  # not a list: a dict from scalars to nested values
 KIND_BITS = 3
 MOST_ARITY = 255
 
@@ -39,6 +41,7 @@ _Decode: TypeAlias = Callable[[Buffer], list[Any]]
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 _decode_any: _Decode = msgspec.msgpack.Decoder(list[Any]).decode
+_decode_map: Callable[[Buffer], dict[Any, Any]] = msgspec.msgpack.Decoder(dict[Any, Any]).decode
 # Grows by one decoder for each arity seen, at most MOST_ARITY.
 _decoders: dict[int, _Decode] = {
     TEXT: msgspec.msgpack.Decoder(list[str]).decode,
@@ -62,6 +65,26 @@ def encode(records: list[Any]) -> tuple[int, bytes]:
         return PICKLE, pickled(records)
     except Exception as error:
         raise _unsendable(records, error) from error
+
+
+def encode_map(entries: dict[Any, Any]) -> tuple[int, bytes]:
+    """Encode a dict, for `decode_map`; raises what pickling it raises.
+
+    In one go: two lists made of a large dict would cost as much again for each time that all its objects are touched.
+    """
+    if classify(entries) == MAP:
+        with suppress(ValueError, OverflowError):
+            return MAP, _to_msgpack(entries)
+    return PICKLE, pickled(entries)
+
+
+def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
+    """The dict of which `encode_map` made this, or an equal one."""
+    try:
+        found: dict[Any, Any] = _decode_map(payload) if code == MAP else pickle.loads(payload)
+    except Exception as error:
+        raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {error}") from error
+    return found
 
 
 def pickled(value: Any) -> bytes:

@@ -6,7 +6,7 @@ compiled Python function here and as native Spark columns in the operation strea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -15,7 +15,7 @@ from penstock.runtime.expressions import Closure, Expr, col, compile_filter, com
 from penstock.runtime.expressions import compile_with_columns as compile_with
 from penstock.runtime.expressions.tree import Column
 from penstock.runtime.operators import Operator, Stage, StageContext
-from penstock.runtime.userfunc import apply
+from penstock.runtime.userfunc import ListSelector, apply
 
 #: The field of a record that is a text.
 TEXT = "value"
@@ -67,7 +67,7 @@ def adding(exprs: dict[str, Expr], **common: Any) -> Columnar:
     return Columnar(compile_with(exprs), **common)
 
 
-class Taken:
+class Taken(ListSelector):
     """A selector that is an expression."""
 
     def __init__(self, expr: Expr) -> None:
@@ -77,8 +77,31 @@ class Taken:
     def __call__(self, record: Any) -> Any:
         return self._closure.evaluate({TEXT: record} if type(record) is str else record)
 
+    def many(self, records: list[Any]) -> list[Any]:
+        return self._closure(_rows(records))
+
     def __repr__(self) -> str:
         return repr(self.expr)
+
+
+class TakenTogether(ListSelector):
+    """A selector of the values of several expressions: a tuple of them."""
+
+    def __init__(self, exprs: Sequence[Expr]) -> None:
+        self._closures = list(map(compile_value, exprs))
+
+    def __call__(self, record: Any) -> tuple[Any, ...]:
+        row = {TEXT: record} if type(record) is str else record
+        return tuple(closure.evaluate(row) for closure in self._closures)
+
+    def many(self, records: list[Any]) -> list[Any]:
+        rows = _rows(records)
+        return list(zip(*(closure(rows) for closure in self._closures), strict=True))
+
+
+def _rows(records: list[Any]) -> list[Any]:
+    """Records as dicts; all are texts if the first is."""
+    return [{TEXT: text} for text in records] if records and type(records[0]) is str else records
 
 
 def taking(expr: Expr) -> Callable[[Any], Any]:

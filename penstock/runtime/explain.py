@@ -60,11 +60,13 @@ def describe(operator: Operator) -> str:
         return operator.source.describe()
     if isinstance(operator, Write):
         return operator.sink.describe()
-    if isinstance(operator, Aggregated | Reduce):
+    if isinstance(operator, Aggregated):
+        return f"{operator.aggregate}, emits {operator.emit}"
+    if isinstance(operator, Reduce):
         return f"{operator.kind}, emits {operator.emit}"
     if isinstance(operator, WindowAggregated):
         late = f", {operator.lateness_ms} ms late" if operator.lateness_ms else ""
-        return f"{operator.aggregate.name} in {operator.window}{late}, emits {operator.emit}"
+        return f"{operator.aggregate} in {operator.window}{late}, emits {operator.emit}"
     if isinstance(operator, MakeWatermarks):
         return f"watermark {operator.out_of_orderness_ms} ms behind {_function(operator.time)}"
     if isinstance(operator, Columnar):

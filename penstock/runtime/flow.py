@@ -14,6 +14,7 @@ are raised here, at the line that made them, before anything runs.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -22,9 +23,10 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.runtime import aggregate, grouping
+from penstock.runtime.agg import Agg
 from penstock.runtime.columnar import adding, expression_of, filtering, selecting, taking
 from penstock.runtime.errors import FlowError
-from penstock.runtime.expressions import Expr, named
+from penstock.runtime.expressions import Aggregation, Expr, named
 from penstock.runtime.expressions.tree import Column
 from penstock.runtime.graph import Edge, Graph
 from penstock.runtime.lookup import Lookup
@@ -383,6 +385,41 @@ class Stream:
         check_picklable(sink, f"sink {operator.name!r}")
         return self._flow._add(operator, (self,))
 
+    def to_spark(
+        self,
+        fn: Callable[[Any, int], object],
+        *,
+        spark: Any,
+        folder: str | os.PathLike[str],
+        schema: Any = None,
+        keep: bool = True,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> Stream:
+        """End the stream in a table, and call fn(DataFrame, epoch) in this process for each of its complete epochs.
+
+            orders.to_spark(lambda df, epoch: df.write.insertInto("orders"), spark=spark, folder="/shared/orders")
+
+        The records go to `folder` as Parquet (what they become, and `schema` and `overwrite`, are as in sinks.Parquet);
+        Spark's executors, the job's workers and this program share it. When an epoch is complete, fn gets its records
+        as a DataFrame of your session, `spark`, in a thread of this process; epochs come one after the other, in order,
+        those without records are left out, and no recovery takes one back. `keep=False` deletes an epoch's files when
+        fn has returned.
+
+        Guarantee: once for each epoch as long as this process lives. Otherwise fn is called again for the epoch that
+        was under way, with the same number and the same records, by `penstock.bridge.follow`, which goes on in another
+        program. (Only an epoch that turns out to be damaged after it was complete comes again under other numbers.)
+
+        `job.wait()` returns when fn has been called for all epochs. When fn raises, it is called no more, wait() raises
+        JobError, and the job goes on writing to the folder. The job needs epochs. Options: name, parallelism, on_error.
+
+        Errors: FlowError for arguments that cannot work, and before the start for a folder that another job has used.
+        """
+        from penstock.runtime.sinks.to_spark import ToSpark
+
+        sink = ToSpark(fn, spark=spark, folder=folder, schema=schema, keep=keep, overwrite=overwrite)
+        return self.write(sink, **options)
+
 
 class KeyedStream:
     """Records with keys; its operators keep state by key."""
@@ -411,6 +448,21 @@ class KeyedStream:
     def mean(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Any) -> Stream:
         """(key, mean of the values so far)."""
         return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
+
+    def agg(
+        self,
+        *,
+        emit: Emit = "latest",
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        **results: Aggregation,
+    ) -> Stream:
+        """(key, {name: result, ...}): name=penstock.count(), name=penstock.sum("price") and so on, of fields or
+        expressions. Nulls are not counted in, as in SQL. `emit`, `name`, `parallelism` and `on_error` are the
+        operator's."""
+        options = {"name": name, "parallelism": parallelism, "on_error": on_error}
+        return self._aggregate(_agg(self._stream, results, emit=emit, **options), emit, options)
 
     def window(
         self, window: Sliding, *, time: Selector | None = None, lateness_s: float | timedelta = 0.0
@@ -485,12 +537,34 @@ class WindowedStream:
         """The mean of the values."""
         return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
 
+    def agg(
+        self,
+        *,
+        emit: WindowEmit = "final",
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        **results: Aggregation,
+    ) -> Stream:
+        """{name: result, ...}, as `KeyedStream.agg` has them."""
+        options = {"name": name, "parallelism": parallelism, "on_error": on_error}
+        return self._aggregate(_agg(self._stream, results, emit=emit, **options), emit, options)
+
     def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
         return None if value is None else _selector(value, method, self._stream._fields)
 
     def _aggregate(self, what: aggregate.Aggregate, emit: WindowEmit, options: dict[str, Any]) -> Stream:
         operator = WindowAggregated(what, self._window, self._time, self._lateness, emit, **options)
         return self._stream._flow._add(operator, (self._stream,))
+
+
+def _agg(stream: Stream, results: dict[str, Aggregation], **options: object) -> Agg:
+    for option, value in options.items():
+        if isinstance(value, Aggregation):
+            raise FlowError(f"agg({option}={value!r}): {option} is the operator's option; give the result another name")
+    what = Agg(results)
+    stream._check_fields("agg", {name: each.input for name, each in results.items() if each.input is not None})
+    return what
 
 
 def _selector(selector: Selector, method: str, fields: list[str] | None) -> Callable[[Any], Any]:

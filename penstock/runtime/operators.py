@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 import cloudpickle
 
-from penstock.runtime.aggregate import MERGEABLE, Aggregate
+from penstock.runtime.aggregate import Aggregate
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.errors import FlowError, RecordError
 from penstock.runtime.process import Process, ProcessContext
@@ -182,6 +182,11 @@ class Operator(ABC):
         self.on_error = on_error
         self.declared_at: str | None = None
         self.outputs: tuple[str, ...] = (DEAD_LETTERS,) if on_error == "dead_letter" else ()
+
+    @property
+    def state_kind(self) -> str:
+        """What its state is, in words: only an operator of the same goes on with what it has saved."""
+        return self.kind
 
     @abstractmethod
     def stage(self, context: StageContext) -> Stage:
@@ -377,6 +382,10 @@ class Aggregated(Operator):
         self.emit = emit
 
     @property
+    def state_kind(self) -> str:
+        return self.aggregate.state_kind
+
+    @property
     def combiner(self) -> Aggregate | None:
         """The aggregate that senders may apply before records travel; not when every record must show."""
         return None if self.emit == "every" else self.aggregate
@@ -411,7 +420,7 @@ class _Aggregating(Stage):
         self._emit = emit
         self.state = aggregate.new_state()
         self._map: KeyedMap | LoggedMap
-        if aggregate.name in MERGEABLE:
+        if aggregate.merging:
             self._map = LoggedMap(self.state, aggregate, context.epochs)
         else:
             self._map = KeyedMap(self.state, context.epochs)

@@ -39,19 +39,24 @@ _BLIND_EPOCHS = 16
 
 @dataclass
 class KeyedDelta:
-    """Changes of a keyed map: `values[i]` is now that of `keys[i]`, `gone` have none any more. `whole`: there are no
-    other keys."""
+    """Changes of a keyed map: `values[i]` is now that of `keys[i]`, `gone` have none any more."""
 
     keys: list[Any]
     values: list[Any]
     gone: list[Any]
-    whole: bool
+
+
+@dataclass
+class KeyedWhole:
+    """All entries of a keyed map: the map itself, which must be encoded before it changes."""
+
+    entries: dict[Any, Any]
 
 
 @dataclass
 class KeyedLog:
-    """What was merged into a keyed map: pairs of encoded keys and encoded partials, in order. `merge` names the
-    aggregate that does it."""
+    """What was merged into a keyed map: pairs of encoded keys and encoded partials, in order. `merge` says how, for
+    `aggregate.merge_of`."""
 
     chunks: list[tuple[Encoded, Encoded]]
     merge: str
@@ -61,7 +66,7 @@ class KeyedLog:
 class StageState:
     """What a stage saves: keyed maps by name, and something of the task's own that must be picklable."""
 
-    maps: dict[str, KeyedDelta | KeyedLog] = field(default_factory=dict)
+    maps: dict[str, KeyedDelta | KeyedLog | KeyedWhole] = field(default_factory=dict)
     own: Any = None
 
 
@@ -85,9 +90,6 @@ class _Saved:
     def restore(self, saved: dict[Any, Any]) -> None:
         """Start from saved values."""
         dict.update(self.values, saved)
-
-    def _everything(self) -> KeyedDelta:
-        return KeyedDelta(list(self.values), list(self.values.values()), [], True)
 
 
 class KeyedMap(_Saved):
@@ -126,7 +128,7 @@ class KeyedMap(_Saved):
             return self._noted > 0
         return self._saved + len(self._fresh) > _DELTAS_MOST * len(self.values)
 
-    def delta(self, whole: bool) -> KeyedDelta:
+    def delta(self, whole: bool) -> KeyedDelta | KeyedWhole:
         """The changes since the last delta, or everything."""
         assert self._tracked
         values, fresh, noted = self.values, self._fresh, self._noted
@@ -140,17 +142,17 @@ class KeyedMap(_Saved):
             self._fresh = {}
         if whole:
             self._saved = 0
-            return self._everything()
+            return KeyedWhole(self.values)
         if not fresh:
-            return KeyedDelta([], [], [], False)
+            return KeyedDelta([], [], [])
         self._saved += len(fresh)
         if not self._any_gone:
-            return KeyedDelta(list(fresh), list(fresh.values()), [], False)
+            return KeyedDelta(list(fresh), list(fresh.values()), [])
         self._any_gone = False
         gone = [key for key, value in fresh.items() if value is _GONE]
         for key in gone:
             del fresh[key]
-        return KeyedDelta(list(fresh), list(fresh.values()), gone, False)
+        return KeyedDelta(list(fresh), list(fresh.values()), gone)
 
 
 class LoggedMap(_Saved):
@@ -196,7 +198,7 @@ class LoggedMap(_Saved):
             return self._saved + self._merged > _DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
         return self._spoiled or self._merged > 0
 
-    def delta(self, whole: bool) -> KeyedDelta | KeyedLog:
+    def delta(self, whole: bool) -> KeyedWhole | KeyedLog:
         """The changes since the last delta, or everything."""
         assert self._tracked
         if self._keys and not whole:
@@ -209,9 +211,9 @@ class LoggedMap(_Saved):
         self._spoiled, self._merged = False, 0
         if whole:
             self._saved = 0
-            return self._everything()
+            return KeyedWhole(self.values)
         self._saved += merged
-        return KeyedLog(chunks, self._aggregate.name)
+        return KeyedLog(chunks, self._aggregate.merging)
 
     def _encode(self) -> None:
         try:

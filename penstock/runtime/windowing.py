@@ -24,8 +24,8 @@ from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time import IDLE, are_plain, as_ms, duration_ms
 from penstock.runtime.operators import EXPAND_RECORDS_MAX, Operator, Stage, StageContext, add_all
-from penstock.runtime.state import KeyedDelta, SavedState, StageState
-from penstock.runtime.userfunc import ErrorHandler, check_function, consume
+from penstock.runtime.state import KeyedDelta, KeyedWhole, SavedState, StageState
+from penstock.runtime.userfunc import ErrorHandler, check_function, consume, each
 from penstock.runtime.windows import Sliding
 
 #: The side output of records that no window takes any more.
@@ -106,7 +106,7 @@ def _each(
     are, each is mended or its record fails."""
     values: list[Any] = []
     with suppress(Exception):  # which one failed is found by taking them one by one
-        values = list(map(fn, records))
+        values = each(fn, records)
     if len(values) == len(records) and right(values):
         return values, set()
     values = []
@@ -152,6 +152,10 @@ class WindowAggregated(Operator):
         self.lateness_ms = duration_ms(lateness, f"{self.name!r}: lateness_s", least=0)
         self.time_grain = math.gcd(window.grain, self.lateness_ms)
         self.outputs = (LATE, *self.outputs)
+
+    @property
+    def state_kind(self) -> str:
+        return f"window_{self.aggregate.state_kind}"
 
     @property
     def combiner(self) -> Windowed:
@@ -326,16 +330,18 @@ class _WindowMap:
         """The next delta had better be whole."""
         return 2 * len(self._touched) > sum(map(len, self.windows.values()))
 
-    def delta(self, whole: bool) -> KeyedDelta:
+    def delta(self, whole: bool) -> KeyedDelta | KeyedWhole:
         """The changes since the last delta, or everything."""
         windows = self.windows
         touched, self._touched = self._touched, set()
         keys: Iterable[Any] = dict.fromkeys(key for window in windows.values() for key in window) if whole else touched
         values = {key: {start: window[key] for start, window in windows.items() if key in window} for key in keys}
+        if whole:
+            return KeyedWhole(values)
         gone = [key for key, value in values.items() if not value]
         for key in gone:
             del values[key]
-        return KeyedDelta(list(values), list(values.values()), gone, whole)
+        return KeyedDelta(list(values), list(values.values()), gone)
 
     def restore(self, saved: dict[Any, dict[int, Any]]) -> None:
         """Go on from what was saved."""

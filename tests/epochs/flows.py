@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from typing import Any
 
+from penstock.runtime.expressions import count, max_, mean, sum_
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.sinks.collect import Collect
 from tests.runtime.random_flows import Place, RandomFlow, mix, random_flow
@@ -72,6 +73,9 @@ def epoch_flow(seed: int) -> RandomFlow:
         _rounds(made, rng.choice(made.places), rng)
     if rng.random() < 0.5:
         _changed(made, max(made.places, key=lambda place: min(len(place.records), 100)), rng)
+    totals = random.Random(f"totals {seed}")  # of its own: the rest of a seed's flow stays as it was
+    if totals.random() < 0.3:
+        _totals(made, totals.choice(made.places), totals)
     return made
 
 
@@ -112,6 +116,29 @@ def _rounds(made: RandomFlow, place: Place, rng: random.Random) -> None:
     expected = [("round", k) for k, n in rounds.items() for _ in range(n // size)]
     stream = place.stream.key_by(key).process(work, parallelism=rng.randrange(1, 4))
     _write(made, f"rounds of {size}", stream, expected, rng)
+
+
+def _totals(made: RandomFlow, place: Place, rng: random.Random) -> None:
+    """Several results of a key at once, of values of which some are null; sums of them are exact in any order."""
+    key, salt = _key(rng), rng.randrange(100)
+
+    def row(record: Any) -> dict[str, Any]:
+        n = mix(record, salt) % 3000
+        return {"key": key(record), "n": n, "x": n / 8 if n % 3 else None}
+
+    results = place.stream.map(row, parallelism=rng.randrange(1, 4)).key_by("key")
+    stream = results.agg(
+        n=count(), total=sum_("n"), top=max_("x"), mean=mean("x"), emit="final", parallelism=rng.randrange(1, 4)
+    )
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for each in map(row, place.records):
+        groups.setdefault(each["key"], []).append(each)
+    expected = []
+    for found, rows in groups.items():
+        xs = [each["x"] for each in rows if each["x"] is not None]
+        total = sum(each["n"] for each in rows)
+        expected.append((found, len(rows), total, max(xs, default=None), sum(xs) / len(xs) if xs else None))
+    _write(made, "totals", stream.map(lambda pair: (pair[0], *pair[1].values()), parallelism=1), expected, rng)
 
 
 def _changed(made: RandomFlow, place: Place, rng: random.Random) -> None:

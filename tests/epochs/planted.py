@@ -24,7 +24,7 @@ from penstock.runtime.event_time import Watermark
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.rud import Entry, OutputCache
-from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, LoggedMap
+from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, KeyedWhole, LoggedMap
 from penstock.runtime.task import Task
 from penstock.runtime.timers import Timers
 from penstock.runtime.windowing import _Windowing, _WindowMap
@@ -227,8 +227,9 @@ def _no_gone_keys() -> Any:
     """A delta does not tell of keys that are gone."""
     delta = KeyedMap.delta
 
-    def without(self: KeyedMap, whole: bool) -> KeyedDelta:
-        return replace(delta(self, whole), gone=[])
+    def without(self: KeyedMap, whole: bool) -> KeyedDelta | KeyedWhole:
+        found = delta(self, whole)
+        return replace(found, gone=[]) if isinstance(found, KeyedDelta) else found
 
     return _patch(KeyedMap, "delta", without)
 

@@ -18,7 +18,7 @@ from penstock.runtime.partition import key_groups
 from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
-from penstock.runtime.state import KeyedDelta, StageState
+from penstock.runtime.state import KeyedWhole, StageState
 
 GROUPS = 16
 STATE = {f"key {i}": i for i in range(200)}
@@ -46,7 +46,7 @@ def saved(plan: Plan, finished: bool = False) -> list[TaskEntry]:
             if operator.name == "count":
                 mine = set(plan.groups(task) or ())
                 kept = [key for key, group in zip(STATE, groups_of(list(STATE)), strict=True) if group in mine]
-                state = StageState({"state": KeyedDelta(kept, [STATE[key] for key in kept], [], True)})
+                state = StageState({"state": KeyedWhole({key: STATE[key] for key in kept})})
             elif operator.kind == "read":
                 state = StageState(own=[split.at(split.payload[0] + 1) for split in chain.splits[task.index]])
             elif operator.is_sink:

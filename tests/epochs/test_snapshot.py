@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot, worth_compacting
 from penstock.runtime.errors import PenstockError, RecordError, SnapshotDamaged, StoreError
 from penstock.runtime.partition import key_groups
-from penstock.runtime.state import KeyedDelta, KeyedMap, StageState
+from penstock.runtime.state import KeyedDelta, KeyedMap, KeyedWhole, StageState
 
 GROUPS = 8
 keys = st.one_of(st.integers(0, 20), st.text(max_size=2), st.tuples(st.integers(0, 3), st.booleans()))
@@ -111,7 +111,8 @@ class Nameless:
 @pytest.mark.parametrize("whole", [True, False])
 def test_keys_that_no_other_plan_could_share_out_are_refused_at_once(whole: bool) -> None:
     """Where a key_by is fused nobody has asked for their key group before."""
-    delta = KeyedDelta([1, Nameless()], [1, 2], [], whole)
+    nameless = Nameless()
+    delta = KeyedWhole({1: 1, nameless: 2}) if whole else KeyedDelta([1, nameless], [1, 2], [])
     with pytest.raises(RecordError, match=r"operator 'op': a key of its state cannot be saved .* Nameless"):
         encode_snapshot({"op": (StageState({"state": delta}), (0, 0, 0))}, GROUPS)
 

@@ -7,7 +7,7 @@ import contextlib
 import math
 import struct
 import threading
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -22,7 +22,19 @@ from hypothesis import strategies as st
 
 from penstock.runtime import codec
 from penstock.runtime._native import classify
-from penstock.runtime.codec import KIND_BITS, NESTED, PICKLE, SCALARS, TEXT, TUPLES, decode, encode
+from penstock.runtime.codec import (
+    KIND_BITS,
+    MAP,
+    NESTED,
+    PICKLE,
+    SCALARS,
+    TEXT,
+    TUPLES,
+    decode,
+    decode_map,
+    encode,
+    encode_map,
+)
 from penstock.runtime.errors import CodecError
 
 
@@ -306,3 +318,28 @@ def test_a_decoder_is_made_once_for_each_arity() -> None:
     decode(code, payload)
     assert codec._decoders[code] is made
     assert msgspec.msgpack.decode(payload) == [[1, 2, 3, 4, 5, 6, 7]]
+
+
+@given(
+    st.dictionaries(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
+        st.recursive(
+            st.none() | st.integers() | st.floats() | st.text() | st.tuples(st.integers()),
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+            max_leaves=5,
+        ),
+        max_size=8,
+    ),
+    st.sampled_from([dict, Counter]),
+)
+def test_maps_come_back_as_they_were(entries: dict[Any, Any], kind: type[dict[Any, Any]]) -> None:
+    code, payload = encode_map(kind(entries))
+    found = decode_map(code, memoryview(payload))
+    assert same(dict(found), entries)
+
+
+def test_a_map_of_plain_values_is_not_pickled() -> None:
+    assert encode_map(Counter({"a": 1, 2: 3, b"x": 4, 1.5: -1}))[0] == MAP
+    assert encode_map({("a", 1): 1})[0] == PICKLE
+    assert encode_map({"a": (1, 2)})[0] == PICKLE
+    assert encode_map({"a": 1 << 64})[0] == PICKLE

@@ -11,7 +11,7 @@ import pickle
 import random
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal, localcontext
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
 from penstock.runtime.expressions import (
-    AGGREGATIONS,
     Closure,
     EvaluationError,
     Expr,
@@ -38,7 +37,6 @@ from penstock.runtime.expressions import (
     lit,
     max_,
     mean,
-    min_,
     named,
     sum_,
     when,
@@ -554,49 +552,18 @@ def test_an_expression_cannot_smuggle_code_into_the_function() -> None:
 
 # --- aggregations -----------------------------------------------------------------------------------------------
 
-values = st.lists(st.none() | st.integers(-(2**63), 2**63 - 1), max_size=20)
-
-
-@pytest.mark.parametrize("name", AGGREGATIONS)
-@given(parts=st.lists(values, min_size=1, max_size=4))
-def test_partials_of_any_parts_merge_to_the_whole(name: str, parts: list[list[int | None]]) -> None:
-    it = AGGREGATIONS[name]("v")
-    merged = it.result(reduce(it.merge, map(it.partial, parts)))
-    present = [each for part in parts for each in part if each is not None]
-    if name == "count":
-        assert merged == len(present)
-    elif not present:
-        assert merged is None
-    elif name == "mean":
-        assert merged == pytest.approx(sum(present) / len(present), rel=1e-9, abs=1e5)
-    elif name == "sum":
-        assert (merged - sum(present)) % 2**64 == 0
-        assert -(2**63) <= merged < 2**63
-    else:
-        assert merged == {"min": min, "max": max}[name](present)
-
 
 def test_aggregations() -> None:
-    records = [{"v": 1.5, "d": Decimal("0.10")}, {"v": math.nan, "d": None}, {"v": None, "d": Decimal("0.25")}]
-    of = partial(map, lambda each: each)
-    assert count().partial(of(records)) == 3
-    column = [each["v"] for each in records]
-    assert count("v").partial(column) == 2
-    assert min_("v").partial(column) == 1.5
-    assert math.isnan(max_("v").partial(column))
-    assert sum_("d").partial([each["d"] for each in records]) == Decimal("0.35")
-    assert mean("d").result(mean("d").partial([each["d"] for each in records])) == pytest.approx(0.175)
     assert repr(sum_(col("a") * 2)) == 'sum(col("a") * 2)'
     assert repr(count()) == "count()"
     assert pickle.loads(pickle.dumps(mean("v"))).same(mean(col("v")))
     assert not mean("v").same(sum_("v"))
     assert not count().same(count("v"))
     assert sum_(col("a") + col("b")).fields() == ("a", "b")
-    assert mean("v").parts("m") == ("m__sum", "m__count")
+    assert mean("v").columns("m") == ("m__sum", "m__count")
+    assert max_("v").columns("m") == ("m",)
     assert sum_("p").type(SCHEMA) == "decimal(20,2)"
     assert mean("i").type(SCHEMA) == "double"
     assert (count().type(SCHEMA), max_("s").type(SCHEMA)) == ("bigint", "string")
     with pytest.raises(FlowError, match="there is no sum of a string"):
         sum_("s").type(SCHEMA)
-    with pytest.raises(TypeError, match="no mean of 'x'"):
-        mean("v").partial(["x"])

@@ -73,12 +73,13 @@ def same_tasks(plan: Plan, entries: Iterable[TaskEntry]) -> bool:
 def kinds_with_state(plan: Plan) -> dict[str, str]:
     """The operators that have something to go on with, and their kinds."""
     operators = [operator for chain in plan.chains for operator in chain.operators]
-    return {operator.name: operator.kind for operator in operators if operator.keyed or isinstance(operator, Read)}
+    stateful = [operator for operator in operators if operator.keyed or isinstance(operator, Read)]
+    return {operator.name: operator.state_kind for operator in stateful}
 
 
 def check(plan: Plan, saved: Mapping[str, str], key_groups: int) -> None:
     """FlowError when a flow cannot go on with what operators of these names and kinds have saved."""
-    now = {operator.name: operator.kind for chain in plan.chains for operator in chain.operators}
+    now = {operator.name: operator.state_kind for chain in plan.chains for operator in chain.operators}
     lost = sorted(saved.keys() - now.keys())
     if lost:
         new = sorted(now.keys() - saved.keys())

@@ -22,11 +22,11 @@ from typing import Any
 import cloudpickle
 import msgspec
 
-from penstock.runtime.aggregate import MERGEABLE
-from penstock.runtime.codec import PICKLE, decode, encode, pickled
+from penstock.runtime.aggregate import merge_of
+from penstock.runtime.codec import PICKLE, decode, decode_map, encode, encode_map, pickled
 from penstock.runtime.errors import KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
 from penstock.runtime.partition import partition
-from penstock.runtime.state import KeyedDelta, KeyedLog, SavedState, StageState
+from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedWhole, SavedState, StageState
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.userfunc import describe
 
@@ -37,7 +37,8 @@ States = dict[str, "tuple[StageState | None, tuple[int, int, int]]"]
 
 
 class _Chunk(msgspec.Struct, array_like=True):
-    """Some entries: codec and bytes of keys, of values, and of keys that are gone."""
+    """Some entries: codec and bytes of keys, of values, and of keys that are gone. Of a whole map the keys are a dict,
+    and the values there."""
 
     keys: tuple[int, int]
     values: tuple[int, int]
@@ -47,7 +48,7 @@ class _Chunk(msgspec.Struct, array_like=True):
 class _Map(msgspec.Struct, array_like=True):
     name: str
     whole: bool
-    merge: str  # the aggregate that merges its values into those before; "": they take their place
+    merge: str  # how its values merge into those before, for merge_of; "": they take their place
     chunks: list[_Chunk]
 
 
@@ -85,8 +86,10 @@ def encode_snapshot(states: States, key_groups: int) -> list[Buffer]:
 
 
 def _encode_map(
-    operator: str, title: str, delta: KeyedDelta | KeyedLog, key_groups: int, segments: list[Buffer]
+    operator: str, title: str, delta: KeyedDelta | KeyedLog | KeyedWhole, key_groups: int, segments: list[Buffer]
 ) -> _Map:
+    if isinstance(delta, KeyedWhole):
+        return _encode_whole(operator, title, delta.entries, key_groups, segments)
     if isinstance(delta, KeyedLog):
         chunks = []
         for (key_codec, keys), (codec, partials) in delta.chunks:
@@ -94,7 +97,7 @@ def _encode_map(
             chunks.append(_Chunk((key_codec, len(keys)), (codec, len(partials)), (0, 0)))
         return _Map(title, False, delta.merge, chunks)
     if not delta.keys and not delta.gone:
-        return _Map(title, delta.whole, "", [])
+        return _Map(title, False, "", [])
     sizes = []
     for records in (delta.keys, delta.values, delta.gone):
         try:
@@ -105,11 +108,29 @@ def _encode_map(
             segments.append(data)
         sizes.append((codec, len(data)))
     if sizes[0][0] == PICKLE:
-        try:  # other keys can be sorted by key group for sure
-            partition(delta.keys, (), _each_group(key_groups), key_groups)
-        except KeyTypeError as error:
-            raise _unsaved(operator, "a key of its state", error) from error
-    return _Map(title, delta.whole, "", [_Chunk(*sizes)])
+        _check_keys(operator, delta.keys, key_groups)
+    return _Map(title, False, "", [_Chunk(*sizes)])
+
+
+def _encode_whole(operator: str, title: str, entries: dict[Any, Any], key_groups: int, segments: list[Buffer]) -> _Map:
+    if not entries:
+        return _Map(title, True, "", [])
+    try:
+        codec, data = encode_map(entries)
+    except Exception as error:
+        raise _unsaved_entry(operator, list(entries), list(entries.values()), error) from error
+    if codec == PICKLE:
+        _check_keys(operator, list(entries), key_groups)
+    segments.append(data)
+    return _Map(title, True, "", [_Chunk((codec, len(data)), (0, 0), (0, 0))])
+
+
+def _check_keys(operator: str, keys: list[Any], key_groups: int) -> None:
+    """Whether keys that were pickled can be sorted by key group; others can for sure."""
+    try:
+        partition(keys, (), _each_group(key_groups), key_groups)
+    except KeyTypeError as error:
+        raise _unsaved(operator, "a key of its state", error) from error
 
 
 def _each_group(key_groups: int) -> bytes:
@@ -212,10 +233,17 @@ def _apply(
                 entries.clear()
                 if keep_gone is not None:
                     keep_gone.add((operator.name, kept.name))
-            merge = MERGEABLE[kept.merge].merge if kept.merge else None
+            merge = merge_of(kept.merge) if kept.merge else None
             if kept.merge and logged is not None:
                 logged[operator.name, kept.name] = kept.merge
             for chunk in kept.chunks:
+                if kept.whole:
+                    codec, length = chunk.keys
+                    if chosen:
+                        all_entries = decode_map(codec, view[at : at + length])
+                        entries.update(all_entries if groups is None else _those_of(groups, key_groups, all_entries))
+                    at += length
+                    continue
                 parts: list[list[Any]] = []
                 for codec, length in (chunk.keys, chunk.values, chunk.gone):
                     parts.append(decode(codec, view[at : at + length]) if chosen and length else [])
@@ -249,6 +277,11 @@ def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *column
     return found
 
 
+def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    keys, values = _of_groups(groups, key_groups, list(entries), list(entries.values()))
+    return zip(keys, values, strict=True)
+
+
 def compact(snapshots: Sequence[Buffer], key_groups: int) -> list[Buffer]:
     """One snapshot that says what consecutive snapshots of a task, oldest first, say together; whole as the first."""
     merged: dict[str, SavedState] = {}
@@ -258,15 +291,18 @@ def compact(snapshots: Sequence[Buffer], key_groups: int) -> list[Buffer]:
         _apply(snapshot, None, merged, key_groups, keep_gone=whole, logged=logged)
     states: States = {}
     for name, state in merged.items():
-        maps: dict[str, KeyedDelta | KeyedLog] = {}
+        maps: dict[str, KeyedDelta | KeyedLog | KeyedWhole] = {}
         for title, entries in state.maps.items():
             if (name, title) in logged and (name, title) not in whole:
                 chunk = (encode(list(entries)), encode(list(entries.values())))
                 maps[title] = KeyedLog([chunk] if entries else [], logged[name, title])
                 continue
+            if (name, title) in whole:
+                maps[title] = KeyedWhole(entries)
+                continue
             keys = [key for key, value in entries.items() if value is not _GONE]
             gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
-            maps[title] = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone, (name, title) in whole)
+            maps[title] = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone)
         states[name] = (StageState(maps, state.own[0] if state.own else None), state.counters)
     return encode_snapshot(states, key_groups)
 

@@ -1,25 +1,33 @@
 """What `agg(n=count(), total=sum_("price"))` computes of a group of records, in parts that can be merged.
 
-Each aggregation reduces the values of its input expression to a partial, wherever they are: a list in the data stream,
-a group of rows in Spark (`bridge.columns`). Partials of any parts of a group merge, in any order, to that of the whole;
-`result` makes the answer of it. So the records of a group may be dealt out between both paradigms (D1, D4).
+The *partial* of a group is a tuple of *parts*: one an aggregation, but a mean has two, the sum as a double and the
+number of values. A part is that of a single record, or two parts merged, wherever they are: records in the data stream,
+a group of rows in Spark (`bridge.columns` makes the same parts as columns). Partials of any parts of a group merge, in
+any order, to that of the whole; a result is made of it. So the records of a group may be dealt out between both
+paradigms (D1, D4).
 
 As in SQL, nulls are not counted, added or compared, and of no values the sum, least, greatest and mean are null. A sum
-of integers wraps at 64 bits. A mean is a double, of decimals too; its partial is (sum as a double, number of values).
-Sums of doubles may differ in their last digits with the order of adding.
+of integers wraps at 64 bits. A mean is a double, of decimals too. Sums of doubles may differ in their last digits with
+the order of adding.
+
+Functions over lists are written as Python text, as those of expressions are: what is the same for values of one simple
+class stands in line, everything else is a call of `kernels`. A value that cannot be counted in must never be counted in
+by half: it raises, and the partial stays what it was.
 
 The names end in an underscore where Python's own would be hidden; `AGGREGATIONS` has them by the short ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
 from typing import Any
 
 from penstock.runtime.errors import FlowError, shorten
-from penstock.runtime.expressions import kernels
-from penstock.runtime.expressions.tree import DECIMAL_DIGITS, Expr, bare, col
+from penstock.runtime.expressions import kernels, tree
+from penstock.runtime.expressions.tree import BIGINT_MAX, BIGINT_MIN, DECIMAL_DIGITS, Expr, bare, col
 from penstock.runtime.expressions.typed import (
     BIGINT,
     BOOLEAN,
@@ -35,6 +43,9 @@ from penstock.runtime.expressions.typed import (
     infer,
     kind,
 )
+
+#: Adds records or partials to those of their keys: function(state, keys, values).
+Adder = Callable[[dict[Any, Any], Iterator[Any], Iterator[Any]], None]
 
 _NUMBERS = (BIGINT, DOUBLE, "decimal")
 _ORDERED = (*_NUMBERS, BOOLEAN, STRING, TIMESTAMP, DATE)
@@ -75,42 +86,14 @@ class Aggregation:
             return decimal_type(min(size[0] + 10, DECIMAL_DIGITS), size[1])
         return DOUBLE if self.kind == "mean" else found
 
-    # --- partials -------------------------------------------------------------------------------------------
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """How each of its parts merges: as a count, a sum, a min or a max."""
+        return ("sum", "count") if self.kind == "mean" else (self.kind,)
 
-    def partial(self, values: Iterable[Any]) -> Any:
-        """The partial of the input's values for some records (of the records themselves for count())."""
-        if self.input is None:
-            return sum(1 for _ in values)
-        present = [value for value in values if value is not None]
-        if self.kind == "count":
-            return len(present)
-        if self.kind == "mean":
-            return (float(sum(map(_double, present))), len(present))
-        return _fold(_STEPS[self.kind], present)
-
-    def merge(self, left: Any, right: Any) -> Any:
-        """The partial of the records of two partials."""
-        if self.kind == "mean":
-            return (left[0] + right[0], left[1] + right[1])
-        if left is None or right is None:
-            return right if left is None else left
-        return _STEPS[self.kind](left, right)
-
-    def result(self, partial: Any) -> Any:
-        """What the user sees."""
-        if self.kind == "mean":
-            total, n = partial
-            return total / n if n else None
-        return partial
-
-    def parts(self, name: str) -> tuple[str, ...]:
-        """The names of the columns that hold the partial of a result called `name`, in a table of partials."""
-        return (f"{name}__sum", f"{name}__count") if self.kind == "mean" else (name,)
-
-    def from_parts(self, values: Iterable[Any]) -> Any:
-        """The partial that such columns hold: the values in the order of `parts`."""
-        found = tuple(values)
-        return (found[0] or 0.0, found[1]) if self.kind == "mean" else found[0]
+    def columns(self, name: str) -> tuple[str, ...]:
+        """The columns that hold its parts in a table of partials, when its result is called `name`."""
+        return tuple(f"{name}__{part}" for part in self.parts) if len(self.parts) > 1 else (name,)
 
 
 def count(of: Expr | str | None = None) -> Aggregation:
@@ -156,24 +139,158 @@ def _input(of: object, what: str) -> Expr:
     raise FlowError(f"{what} takes an expression or a field name, got {shorten(of)}")
 
 
-def _double(value: Any) -> float:
-    found = kernels.to_double(value) if not isinstance(value, str | bool) else None
-    if found is None:
+# --- functions over lists -------------------------------------------------------------------------------------
+
+_SIMPLE = frozenset({int, float, str, bool, date})  # classes of which < is the order, but for NaN
+
+# The part of one value {b}.
+_FIRST = {
+    "count": "(0 if {b} is None else 1)",
+    "sum": "({b} if {b} is None or {b}.__class__ in REALS else number({b}))",
+    "min": "({b} if {b} is None or {b}.__class__ in SIMPLE else ordered({b}))",
+    "max": "({b} if {b} is None or {b}.__class__ in SIMPLE else ordered({b}))",
+    "mean": "({b} if {b} is None or {b}.__class__ is float else double({b}))",  # its sum
+}
+
+# The parts {a} and {b} merged. NaN is the greatest of numbers.
+_MERGED = {
+    "count": "{a} + {b}",
+    "sum": (
+        "({a} + {b} if {a}.__class__ is {b}.__class__ is float else t if {a}.__class__ is {b}.__class__ is int "
+        f"and {BIGINT_MIN} <= (t := {{a}} + {{b}}) <= {BIGINT_MAX} else total({{a}}, {{b}}))"
+    ),
+    "min": (
+        "(({b} if {b} < {a} or {a} != {a} else {a}) if {a}.__class__ is {b}.__class__ and {a}.__class__ in SIMPLE "
+        "else least({a}, {b}))"
+    ),
+    "max": (
+        "(({b} if {a} < {b} or {b} != {b} else {a}) if {a}.__class__ is {b}.__class__ and {a}.__class__ in SIMPLE "
+        "else greatest({a}, {b}))"
+    ),
+}
+
+# The part {a} with one value {b} more.
+_ADDED = {
+    **_MERGED,
+    "count": "({a} if {b} is None else {a} + 1)",
+    "mean": "({a} + {b} if {a}.__class__ is float and {b}.__class__ in REALS else total({a}, double({b})))",
+}
+
+
+def inputs_of(aggregations: Iterable[Aggregation]) -> list[Expr]:
+    """What aggregations take from each record, in order, each once."""
+    return list({tree.key(each.input): each.input for each in aggregations if each.input is not None}.values())
+
+
+def add_function(aggregations: Sequence[Aggregation]) -> Adder:
+    """Adds records to the partials of their keys. A record's value is the tuple of its `inputs_of`; where there are
+    none, it may be anything."""
+    first, added = _codes(aggregations, _FIRST, "1"), _codes(aggregations, _ADDED, "{a} + 1")
+    return _loop(_values(aggregations), first, added)
+
+
+def partials_function(aggregations: Sequence[Aggregation]) -> Callable[[list[Any]], list[tuple[Any, ...]]]:
+    """The partial of each record by itself, of the values that `add_function` takes."""
+    first = ", ".join(_codes(aggregations, _FIRST, "1"))
+    return _function(f"def made(values):\n    return [({first},) for {_values(aggregations)} in values]\n")
+
+
+@lru_cache(maxsize=256)
+def merge_function(parts: tuple[str, ...]) -> Adder:
+    """Adds partials of such parts to those of their keys."""
+    news = [f"b{i}" for i in range(len(parts))]
+    merged = [_MERGED[part].format(a=f"a{i}", b=f"b{i}") for i, part in enumerate(parts)]
+    return _loop(f"({', '.join(news)},)", news, merged)
+
+
+def _codes(aggregations: Sequence[Aggregation], codes: Mapping[str, str], of_records: str) -> list[str]:
+    """The code of each part; `of_records`: of that which counts records."""
+    inputs = [tree.key(each) for each in inputs_of(aggregations)]
+    found: list[str] = []
+    for each in aggregations:
+        v = "" if each.input is None else f"v{inputs.index(tree.key(each.input))}"
+        for part in each.parts:
+            code = codes["mean" if part == "sum" and each.kind == "mean" else part] if v else of_records
+            found.append(code.format(a=f"a{len(found)}", b=v))
+    return found
+
+
+def _values(aggregations: Sequence[Aggregation]) -> str:
+    """The names of the values of a record."""
+    names = "".join(f"v{i}, " for i in range(len(inputs_of(aggregations))))
+    return f"({names})" if names else "_"
+
+
+def _loop(target: str, first: Sequence[str], more: Sequence[str]) -> Adder:
+    """A function that adds to a state what stands in `target` by key: the first makes a partial, the next changes it,
+    of which the parts are a0, a1 and so on. New tuples, so that nothing half done can stay."""
+    parts = "".join(f"a{i}, " for i in range(len(first)))
+    return _function(
+        "def made(state, keys, values):\n"
+        "    get = state.get\n"
+        f"    for key, {target} in zip(keys, values, strict=True):\n"
+        "        old = get(key)\n"
+        "        if old is None:\n"
+        f"            state[key] = ({', '.join(first)},)\n"
+        "        else:\n"
+        f"            ({parts}) = old\n"
+        f"            state[key] = ({', '.join(more)},)\n"
+    )
+
+
+def result_function(aggregations: Mapping[str, Aggregation]) -> Callable[[tuple[Any, ...]], dict[str, Any]]:
+    """partial -> the results by their names."""
+    codes, at = [], 0
+    for name, each in aggregations.items():
+        code = f"p[{at}] / p[{at + 1}] if p[{at + 1}] else None" if each.kind == "mean" else f"p[{at}]"
+        codes.append(f"{name!a}: {code}")
+        at += len(each.parts)
+    return _function(f"def made(p):\n    return {{{', '.join(codes)}}}\n")
+
+
+def _function(text: str) -> Callable[..., Any]:
+    """The function `made` that a text defines."""
+    names: dict[str, Any] = dict(_NAMES)
+    exec(compile(text, _GENERATED, "exec"), names)
+    made: Callable[..., Any] = names["made"]
+    return made
+
+
+def _number(value: Any) -> Any:
+    return kernels.add(0, value)
+
+
+def _ordered(value: Any) -> Any:
+    kernels.lt(value, value)  # raises when there is no order
+    return value
+
+
+def _double(value: Any) -> float | None:
+    if isinstance(value, str | bool):
         raise TypeError(f"there is no mean of {shorten(value, 80)} ({type(value).__name__})")
-    return found
+    return kernels.to_double(value)
 
 
-def _fold(step: Callable[[Any, Any], Any], values: list[Any]) -> Any:
-    rest = iter(values)
-    found = next(rest, None)
-    for value in rest:
-        found = step(found, value)
-    return found
+def _total(a: Any, b: Any) -> Any:
+    return _number(b) if a is None else a if b is None else kernels.add(a, b)
 
 
-_STEPS: dict[str, Callable[[Any, Any], Any]] = {
-    "count": lambda a, b: a + b,
-    "sum": kernels.add,
-    "min": lambda a, b: b if kernels.lt(b, a) else a,
-    "max": lambda a, b: b if kernels.lt(a, b) else a,
+def _least(a: Any, b: Any) -> Any:
+    return _ordered(b) if a is None or kernels.lt(b, a) else a
+
+
+def _greatest(a: Any, b: Any) -> Any:
+    return _ordered(b) if a is None or kernels.lt(a, b) else a
+
+
+_GENERATED = __file__.removesuffix(".py") + ".generated"  # in tracebacks, so that nobody takes it for the user's code
+_NAMES = {
+    "REALS": kernels.REALS,
+    "SIMPLE": _SIMPLE,
+    "number": _number,
+    "ordered": _ordered,
+    "double": _double,
+    "total": _total,
+    "least": _least,
+    "greatest": _greatest,
 }

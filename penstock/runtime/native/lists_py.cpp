@@ -386,7 +386,7 @@ PyObject *partition(PyObject *, PyObject *const *args, Py_ssize_t count) {
 // ---- classify ----
 
 // What classify() answers: a kind, with the arity of tuples in the bits above it. codec.py holds the same numbers.
-enum Kind : int { other = 0, text = 1, scalars = 2, tuples = 3, nested = 4 };
+enum Kind : int { other = 0, text = 1, scalars = 2, tuples = 3, nested = 4, map = 5 };
 constexpr int kKindBits = 3;
 constexpr Py_ssize_t kArityMost = 255;
 // Deeper or cyclic values go to the codec that follows references. Low, as each level may multiply shared parts.
@@ -481,7 +481,18 @@ int kind_of(PyObject *records) {
     return i == size ? nested : other;
 }
 
+// A dict of any kind, as a whole. Runs no Python code either.
+int kind_of_map(PyObject *entries) {
+    Py_ssize_t place = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(entries, &place, &key, &value)) {
+        if (!is_scalar(key) || !is_nested(value, 0)) return other;
+    }
+    return map;
+}
+
 PyObject *classify(PyObject *, PyObject *records) {
+    if (PyDict_Check(records)) return PyLong_FromLong(kind_of_map(records));
     return check_list(records, "records") ? PyLong_FromLong(kind_of(records)) : nullptr;
 }
 
@@ -510,7 +521,7 @@ void bind_lists(nanobind::module_ &m) {
          PyDoc_STR("classify(records) -> int\n\n"
                    "Which codec keeps the types of all records: 0 none but pickle, 1 all str, 2 scalars,\n"
                    "3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists\n"
-                   "and dicts.")},
+                   "and dicts. Of a dict as a whole: 5 its keys are scalars and its values nested, else 0.")},
         {nullptr, nullptr, 0, nullptr},
     };
     if (PyModule_AddFunctions(m.ptr(), methods) < 0) nanobind::raise_python_error();

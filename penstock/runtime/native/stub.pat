@@ -26,5 +26,5 @@ partition$:
         \doc
 
 classify$:
-    def classify(records: list[Any], /) -> int:
+    def classify(records: list[Any] | dict[Any, Any], /) -> int:
         \doc
