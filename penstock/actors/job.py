@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from penstock.actors.job_master import JobEnd
 from penstock.actors.progress import Progress
 from penstock.actors.status import ENDED
-from penstock.runtime.errors import JobError, JobFailed, NotEnoughResources
+from penstock.runtime.errors import JobError, JobFailed, NotEnoughResources, PenstockError
 from penstock.runtime.sinks.base import Sink
 
 # How long the JobMaster may take to remove its epochs when the last driver has what it wants.
@@ -34,6 +34,9 @@ class Job:
         self._insisting: dict[str, Any] = {}  # calls that are pending until the end
         self._last_status: dict[str, Any] | None = None
         self._over = threading.Event()
+        self._news = threading.Event()  # for wait(): it is over, or there is trouble
+        self._trouble: PenstockError | None = None
+        self._lock = threading.Lock()  # of the two above
         self._drained = threading.Event()  # nothing more is reported by the workers
         self._collected: dict[str, list[Any]] = {}  # by channel, once the job has ended
         self._sinks = sinks
@@ -46,6 +49,8 @@ class Job:
             self._console = threading.Thread(target=self._print_console, name="penstock-console", daemon=True)
             self._console.start()
         threading.Thread(target=self._finish, name="penstock-job", daemon=True).start()
+        for sink in sinks.values():
+            sink.started(self)
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.state})"
@@ -72,24 +77,48 @@ class Job:
 
         Shows live progress on stderr when it takes longer than a second (`progress=False`: never). Raises JobFailed
         when the job failed, NotEnoughResources when it could not start, TimeoutError after `timeout` seconds; a job
-        that was cancelled or stopped ends without an error. Ctrl-C interrupts the waiting, not a detached job.
+        that was cancelled or stopped ends without an error. Ctrl-C interrupts the waiting, not a detached job. What
+        sinks do in this process (`to_spark`) is done when it returns; when that has failed it raises JobError at once,
+        and the job goes on.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         with Progress(self.name, shown=progress is not False) as shown:
-            while not self._over.wait(shown.wait_s(deadline)):
+            while not self._over.is_set():
+                if self._news.wait(shown.wait_s(deadline)):
+                    if not self._over.is_set():
+                        self._raise_trouble()
+                    continue
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError(f"job {self.name!r} still runs after {timeout:g} s")
                 if shown.due():
                     shown.update(self.status())
             status = self.status()
             shown.finish(status)
+        for sink in self._sinks.values():
+            if not sink.ended(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise TimeoutError(f"job {self.name!r} has ended, but not what its sinks do here, after {timeout:g} s")
         assert self._end is not None
         if self._end.state == "FAILED":
             message = f"job {self.name!r} failed: {self._end.error}"
             if self._end.kind == "resources":
                 raise NotEnoughResources(message)
             raise JobFailed(message, self._end.operator)
+        self._raise_trouble()
         return status
+
+    def trouble(self, error: PenstockError) -> None:
+        """What a sink does in this process has failed; for sinks."""
+        with self._lock:
+            self._trouble = error
+            self._news.set()
+
+    def _raise_trouble(self) -> None:
+        with self._lock:
+            error, self._trouble = self._trouble, None
+            if not self._over.is_set():
+                self._news.clear()
+        if error is not None:
+            raise error
 
     def stop(self) -> None:
         """End the sources; the job finishes when all that they have read has gone through. Returns at once."""
@@ -193,7 +222,9 @@ class Job:
                 "tasks": [],
             }
         self._end = end
-        self._over.set()
+        with self._lock:
+            self._over.set()
+            self._news.set()
 
     def _print_console(self) -> None:
         seen = 0

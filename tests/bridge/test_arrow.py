@@ -16,10 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from penstock.bridge import arrow
+from penstock.bridge import arrow, follow, from_spark
 from penstock.bridge.arrow import micro_batch, spark_form, to_arrow, to_dataframe
 from penstock.bridge.session import Session, SparkOptions, open_session
 from penstock.runtime.errors import CodecError
+from penstock.runtime.sinks import Parquet, SinkContext
+from penstock.runtime.sources.base import SourceContext
+from penstock.runtime.userfunc import ErrorHandler
 
 pytest.importorskip("pyspark", reason="PySpark is not installed")
 
@@ -284,6 +287,31 @@ def test_nothing_stays_behind(session: Session, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OSError, match="no room"):
         to_dataframe(session, table)
     assert memory_files() == []
+
+
+def test_frames_of_users(session: Session, tmp_path: Path) -> None:
+    """Through files, whose other end is in executors that are processes of their own."""
+    if session.kind != "raydp":
+        pytest.skip("tests/e2e/test_spark.py has plain sessions")
+    rows = [{"id": i, "text": str(i)} for i in range(100)]
+    source = from_spark(session.spark.range(100).selectExpr("id", "string(id) text").repartition(3))
+    reader = source.reader(source.splits(1), SourceContext("read", 0, 1, ErrorHandler("read")))
+    found: list[Any] = []
+    while not reader.finished:
+        found += reader.read(1000)
+    assert sorted(found, key=lambda row: row["id"]) == rows
+    writer = Parquet(tmp_path).writer(SinkContext("write", 0, 1, epochs=True))
+    epochs: dict[int, list[Any]] = {}
+    for epoch in (1, 2):
+        writer.write(rows[50 * epoch - 50 : 50 * epoch])
+        writer.prepare(epoch)
+        writer.commit(epoch)
+
+    def take(frame: Any, epoch: int) -> None:
+        epochs[epoch] = to_arrow(frame).to_pylist()
+
+    follow(None, take, spark=session.spark, folder=tmp_path).wait(60)
+    assert epochs == {1: rows[:50], 2: rows[50:]}
 
 
 def test_the_executor_is_known(session: Session) -> None:

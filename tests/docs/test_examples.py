@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.apps import cli
+from penstock.bridge.session import SparkOptions, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -32,14 +37,21 @@ WITH_EXAMPLES = [document for document in DOCUMENTS if blocks(document)]
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda document: document.name)
 def test_examples(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All examples of a document in order, in one namespace, where a `corpus` lies."""
+    """All examples of a document in order, in one namespace, where a `corpus` lies; in that for users of Spark there is
+    a session `spark`."""
     (tmp_path / "corpus").mkdir()
     for name, text in CORPUS.items():
         (tmp_path / "corpus" / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "__main__"}
-    for line, block in blocks(document):
-        exec(compile("\n" * line + block, str(document), "exec"), namespace)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    with ExitStack() as stack:
+        if document.name == "spark.md":
+            pytest.importorskip("pyspark", reason="PySpark is not installed")
+            if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+                pytest.skip("there is no Java here")
+            namespace["spark"] = stack.enter_context(open_session(SparkOptions(kind="pyspark", cores=1))).spark
+        for line, block in blocks(document):
+            exec(compile("\n" * line + block, str(document), "exec"), namespace)
     if document.name == "README.md":
         counted = [line.split("\t") for part in Path("counts").iterdir() for line in part.read_text().splitlines()]
         expected = Counter(word.lower() for text in CORPUS.values() for word in text.split())

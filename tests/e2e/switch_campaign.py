@@ -76,6 +76,27 @@ def grep(lines: Any, sink: Any) -> None:
     lines.filter(has_question, name="grep").write(sink, name="out")
 
 
+def fork(lines: Any, sink: Any) -> None:
+    """A range of three chains: its parts go to Spark and back together."""
+    lower = lines.map(str.lower, name="lower")
+    few = lower.filter(begins_well, name="few").key_by(len).count(emit="final", name="lengths")
+    many = lower.flat_map(str.split, name="many").key_by(str.strip).count(emit="final", name="words")
+    few.union(many).write(sink, name="out")
+
+
+def begins_well(line: str) -> bool:
+    return line.startswith("be")
+
+
+def count_fork(n: int) -> dict[int | str, int]:
+    counts: Counter[int | str] = Counter()
+    for line in map(str.lower, map(text_line, range(n))):
+        counts.update(line.split())
+        if begins_well(line):
+            counts[len(line)] += 1
+    return dict(counts)
+
+
 def windows(lines: Any, sink: Any) -> None:
     value = ps.col("value")
     fields = {name: value.json(name) for name in ("ad", "kind")}
@@ -109,6 +130,7 @@ CASES: dict[str, Case] = {
         lambda n: Counter(line for index in range(n) if has_question(line := text_line(index))),
         Counter,
     ),
+    "fork": Case(text_line, fork, count_fork, dict),
     "windows": Case(
         event_line,
         windows,

@@ -1,9 +1,25 @@
 """Sinks: where a flow's records go. `ps.sinks.Files("counts/")`."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Call, Null
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.sinks.console import Console
 from penstock.runtime.sinks.files import Files
 
-__all__ = ["Call", "Collect", "Console", "Files", "Null", "Sink", "SinkContext", "SinkWriter"]
+if TYPE_CHECKING:
+    from penstock.runtime.sinks.parquet import Parquet
+
+__all__ = ["Call", "Collect", "Console", "Files", "Null", "Parquet", "Sink", "SinkContext", "SinkWriter"]
+
+
+def __getattr__(name: str) -> object:
+    """`Parquet` loads pyarrow, which takes a quarter of a second: only when it is used."""
+    if name == "Parquet":
+        from penstock.runtime.sinks.parquet import Parquet
+
+        return Parquet
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -112,7 +112,7 @@ def sync_directory(path: str) -> None:
             raise failed_write(path, error, True) from error
 
 
-def failed_write(path: str, error: OSError, epochs: bool = False) -> PenstockError:
+def failed_write(path: str, error: OSError, epochs: bool = False, sink: str = "Files") -> PenstockError:
     """The error for an OSError on writing `path`."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -122,4 +122,4 @@ def failed_write(path: str, error: OSError, epochs: bool = False) -> PenstockErr
         remedy = "Give the user that runs the job's workers the right to write there."
     else:
         remedy = "Check the disk or the mount on the node that runs the task."
-    return PenstockError(f"Files: cannot write {path!r}: {reason}. {remedy}")
+    return PenstockError(f"{sink}: cannot write {path!r}: {reason}. {remedy}")

@@ -22,8 +22,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+from penstock.runtime.errors import PenstockError
 from penstock.runtime.userfunc import ErrorHandler
 
 Guarantee = Literal["exactly once", "idempotent", "at least once"]
@@ -82,6 +83,18 @@ class SinkWriter(ABC):
         """Release what is held."""
 
 
+class RunningJob(Protocol):
+    """What a sink that has something to do on the driver sees of its job there."""
+
+    name: str
+
+    def status(self) -> dict[str, Any]:
+        """What the job does now; see actors/status.py."""
+
+    def trouble(self, error: PenstockError) -> None:
+        """What the sink does on the driver has failed, and the job goes on: the job's wait() raises this once."""
+
+
 class Sink(ABC):
     """A description of an output.
 
@@ -99,6 +112,14 @@ class Sink(ABC):
 
     def bind(self, fetch: Callable[[], list[Any]]) -> None:
         """On the driver, when the job has started: `fetch()` gives all records reported so far."""
+
+    def started(self, job: RunningJob) -> None:
+        """On the driver, when the job has started."""
+
+    def ended(self, timeout: float | None) -> bool:
+        """On the driver, when the job has ended: wait until what the sink does there is done, too; False when it is not
+        within `timeout` seconds."""
+        return True
 
     @abstractmethod
     def writer(self, context: SinkContext) -> SinkWriter:

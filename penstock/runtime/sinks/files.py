@@ -1,32 +1,27 @@
 """Files as a sink: part files, of which each appears under its name when it is whole.
 
-A writer must never leave a half-written file under a part file's name, nor touch a file that it has not made unless
-the user said so. Without epochs a task writes one part, which it names at its end; how a job with epochs
-writes parts that are final epoch by epoch is in `parts.py`.
+A writer must never leave a half-written file under a part file's name. Without epochs a task writes one part, which it
+names at its end (`whole.py`); how a job with epochs writes parts that are final epoch by epoch is in `parts.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.sinks.append import AppendFile, failed_write
-from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
-from penstock.runtime.sinks.parts import PartNames, PartsWriter
+from penstock.runtime.sinks.append import AppendFile
+from penstock.runtime.sinks.folder import PartFolder
+from penstock.runtime.sinks.parts import PartFile
 from penstock.runtime.sinks.text import Formatter, formatted, json_lines, text_lines
 from penstock.runtime.userfunc import check_function
-
-_PART = re.compile(r"part-(\d{5,})(?:-\d{10,})?\..*")
 
 Format = Literal["text", "jsonl"] | Callable[[Any], "str | bytes"]
 
 
-class Files(Sink):
+class Files(PartFolder):
     """Files in a directory, one or more a task: part-00000.txt, part-00001.txt, ...
 
         stream.write(ps.sinks.Files("counts/"))
@@ -58,7 +53,7 @@ class Files(Sink):
     is full or fails, or when files that a job goes on from are gone.
     """
 
-    guarantee: Guarantee = "exactly once"
+    title = "Files"
 
     def __init__(
         self,
@@ -71,8 +66,6 @@ class Files(Sink):
         part_bytes: int = 128 << 20,
         part_seconds: float = 60.0,
     ) -> None:
-        if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
-            raise FlowError(f"Files needs a directory, got {directory!r}")
         if not callable(format) and format not in ("text", "jsonl"):
             raise FlowError(f"Files: format must be 'text', 'jsonl' or a function, got {format!r}")
         if compression not in (None, "gzip"):
@@ -92,63 +85,22 @@ class Files(Sink):
                 f"Files: part_seconds must be a number of seconds, 0 or more, got {part_seconds!r}; "
                 "float('inf') closes parts by their size only"
             )
-        self.directory = os.path.abspath(os.path.expanduser(os.fspath(directory)))
+        super().__init__(directory, suffix, overwrite)
         self.format = format
         self.compression = compression
-        self.overwrite = overwrite
-        self.suffix = suffix
         self.part_bytes = part_bytes
         self.part_seconds = part_seconds
 
-    def check(self) -> None:
-        place = self.directory
-        if os.path.exists(place) and not os.path.isdir(place):
-            raise FlowError(f"Files: {place!r} is a file; give a directory, in which each task writes a part")
-        parts = self._parts() if os.path.isdir(place) else []
-        if parts and not self.overwrite:
-            raise FlowError(
-                f"Files: {place!r} already holds {len(parts)} part files ({parts[0]}, ...). "
-                "Write to another directory, delete them, or give overwrite=True to have them deleted at the start."
-            )
-        while not os.path.exists(place):
-            place = os.path.dirname(place)
-        if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
-            raise FlowError(
-                f"Files: cannot write in {place!r}, so {self.directory!r} cannot be written. "
-                "Give the user that runs the job the right to, or another directory."
-            )
-
-    def writer(self, context: SinkContext) -> SinkWriter:
-        formatter: Formatter
+    def formatter(self) -> Formatter:
         if self.format == "jsonl":
-            formatter = json_lines
-        elif self.format == "text":
-            formatter = text_lines
-        else:
-            assert callable(self.format)
-            formatter = partial(formatted, self.format)
-        try:
-            os.makedirs(self.directory, exist_ok=True)
-            if not context.restoring:  # else there are parts of the same job
-                self._delete_old(context)
-            if context.epochs:
-                return PartsWriter(
-                    self._names(),
-                    formatter,
-                    self.compression is not None,
-                    context,
-                    part_bytes=self.part_bytes,
-                    part_seconds=self.part_seconds,
-                    delete_old=partial(self._delete_old, context),
-                )
-            return _WholeWriter(
-                self._names().path(self._names().plain(context.index)),
-                formatter,
-                self.compression is not None,
-                context,
-            )
-        except OSError as error:
-            raise failed_write(self.directory, error, context.epochs) from error
+            return json_lines
+        if self.format == "text":
+            return text_lines
+        assert callable(self.format)
+        return partial(formatted, self.format)
+
+    def open_part(self, path: str, *, epochs: bool) -> PartFile:
+        return AppendFile(path, compress=self.compression is not None, exclusive=epochs, epochs=epochs)
 
     def describe(self) -> str:
         name = self.format if isinstance(self.format, str) else getattr(self.format, "__name__", "function")
@@ -157,66 +109,3 @@ class Files(Sink):
 
     def __repr__(self) -> str:
         return self.describe()
-
-    def _parts(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.directory) if _PART.fullmatch(name))
-
-    def _names(self) -> PartNames:
-        return PartNames(self.directory, self.suffix)
-
-    def _delete_old(self, context: SinkContext) -> None:
-        """Each task deletes what there is of its own index from an earlier job, task 0 also what is of no task now:
-        parts when told to, hidden files as they would be in the way."""
-        names = self._names()
-        old: list[tuple[str, int]] = []
-        if self.overwrite:
-            old += [(name, int(match.group(1))) for name in self._parts() if (match := _PART.fullmatch(name))]
-        if self.overwrite or context.epochs:
-            old += [(name, index) for name, index, _ in names.hidden_ones()]
-        if context.epochs:
-            old.append((_hidden(names.plain(context.index)), context.index))
-        for name, index in old:
-            if index == context.index or (context.index == 0 and index >= context.parallelism):
-                names.remove(name)
-
-
-def _hidden(name: str) -> str:
-    return f".{name}.inprogress"
-
-
-class _WholeWriter(SinkWriter):
-    """One part, for jobs without epochs."""
-
-    def __init__(self, path: str, formatter: Formatter, compress: bool, context: SinkContext) -> None:
-        self._path = path
-        head, tail = os.path.split(path)
-        self._format = formatter
-        self._errors = context.errors
-        self._file = AppendFile(os.path.join(head, _hidden(tail)), compress=compress)
-        self._leftover: str | None = self._file.path  # to be deleted unless the job goes well
-        self._finished = False
-
-    def write(self, records: list[Any]) -> None:
-        if records:
-            self._file.append(self._format(records, self._errors))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def finish(self) -> None:
-        self._file.end_member(last=True)
-        self._file.sync()
-        try:
-            os.replace(self._file.path, self._path)
-        except OSError as error:
-            raise failed_write(self._path, error) from error
-        self._leftover = self._path
-        self._finished = True
-
-    def close(self, failed: bool) -> None:
-        self._file.close()
-        # A writer that did not finish has only part of its output, whatever the job's end.
-        if self._leftover is not None and (failed or not self._finished):
-            with contextlib.suppress(OSError):
-                os.unlink(self._leftover)
-        self._leftover = None

@@ -8,13 +8,18 @@ shows results while it runs, and a short epoch makes no more files than a long o
     part-00002-0000000061.txt                        the same, committed
     part-00002.txt                                   all of a task whose records made only one part
 
+A file that cannot be gone on with once it may be needed (Parquet has its index at the end) is closed in every epoch,
+and its part has the number of the epoch by which it was closed:
+
+    part-00002-0000000061.parquet                    the records of epoch 61
+
 What must never happen: that a record is in no part or in two when an epoch is complete and committed, or that a name is
 used for two contents. Why it does not:
 
-- A part is numbered by the epoch that its first record belongs to. Numbers of a task only grow, no two tasks share a
-  name, whatever the parallelism was before, and what came after epoch 60 is told by its number: `restore(60)` deletes
-  higher numbers, of parts that were committed, too (an older epoch than the last may have to do when a snapshot is
-  damaged). Nobody needs to know how far a writer got that is gone.
+- A part is numbered by the epoch that its first record belongs to, or all of them do. Numbers of a task only grow, no
+  two tasks share a name, whatever the parallelism was before, and what came after epoch 60 is told by its number:
+  `restore(60)` deletes higher numbers, of parts that were committed, too (an older epoch than the last may have to do
+  when a snapshot is damaged). Nobody needs to know how far a writer got that is gone.
 - A writer never goes on in a file of another: the other process may be slow rather than dead, and append to it for a
   while. `restore` copies the file up to the noted length, which such a *stale* writer has behind it, and makes the copy
   a part of its own at once: its records are of complete epochs. That is one part more for each failure; in return a
@@ -38,8 +43,8 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypedDict
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.sinks.append import AppendFile, failed_write, sync_directory
@@ -47,6 +52,27 @@ from penstock.runtime.sinks.base import SinkContext, SinkWriter
 from penstock.runtime.sinks.text import Formatter
 
 _COPY = 1 << 20  # bytes read at a time
+
+
+class PartFile(Protocol):
+    """A file that is being written, of any format; AppendFile says what each method is for."""
+
+    length: int
+
+    def append(self, data: Any) -> None:
+        """Take what the format made of a list of records."""
+
+    def end_member(self, last: bool = False) -> None:
+        """Let the file be whole if it is cut behind what it has taken so far."""
+
+    def flush(self) -> None:
+        """Write what is held back."""
+
+    def sync(self) -> None:
+        """Have everything on the disk, and close the file."""
+
+    def close(self) -> None:
+        """Let go of the file, and forget what was not written."""
 
 
 class Begun(TypedDict):
@@ -77,6 +103,7 @@ class PartNames:
 
     directory: str
     suffix: str
+    sink: str = "Files"  # which kind of sink, for the error messages
 
     def plain(self, index: int) -> str:
         """Of a task's only part."""
@@ -119,34 +146,40 @@ class PartNames:
 
 
 class PartsWriter(SinkWriter):
-    """See the module's docstring."""
+    """See the module's docstring. `open_part(path)`: makes a new file. `gone_back(epoch)`: called at the end of each
+    `restore`. `by_epoch`: a part is the records of one epoch, and named after it; a task without records has none.
+    `taken_away`: somebody may delete committed parts at any time."""
 
     def __init__(
         self,
         names: PartNames,
         formatter: Formatter,
-        compress: bool,
+        open_part: Callable[[str], PartFile],
         context: SinkContext,
         *,
-        part_bytes: int,
-        part_seconds: float,
-        delete_old: Callable[[], None],
+        gone_back: Callable[[int], None],
+        part_bytes: int = 1,
+        part_seconds: float = 0.0,
+        by_epoch: bool = False,
+        taken_away: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._names = names
         self._format = formatter
-        self._compress = compress
+        self._open_part = open_part
+        self._by_epoch = by_epoch
+        self._taken_away = taken_away
         self._errors = context.errors
         self._index = context.index
         self._parallelism = context.parallelism
         self._part_bytes = part_bytes
         self._part_seconds = part_seconds
-        self._delete_old = delete_old  # of an earlier job
+        self._gone_back = gone_back
         self._clock = clock
         self._writer = secrets.token_hex(4)  # in the names of its hidden files, which so are no other writer's
         self._awaits_restore = context.restoring
         self._number = 1  # the epoch that is being written
-        self._file: AppendFile | None = None
+        self._file: PartFile | None = None
         self._file_name = ""
         self._file_number = 0
         self._file_since = 0.0
@@ -174,7 +207,7 @@ class PartsWriter(SinkWriter):
     def finish(self) -> None:
         self._check_restored()
         self._finished = True
-        if not self._parts:  # a task without records has a part, too
+        if not self._parts and not self._by_epoch:  # a task without records has a part, too
             self._begin()
         self.flush()
 
@@ -195,15 +228,14 @@ class PartsWriter(SinkWriter):
                     if self._mine(index):
                         self._names.remove(name)
 
-    def _begin(self) -> AppendFile:
+    def _begin(self) -> PartFile:
         """The file that is written to."""
         if self._file is None:
             self._file_number = self._number
             self._file_name = self._names.hidden(self._index, self._number, self._writer)
             self._file_since = self._clock()
             self._promised = False
-            path = self._names.path(self._file_name)
-            self._file = AppendFile(path, compress=self._compress, exclusive=True, epochs=True)
+            self._file = self._open_part(self._names.path(self._file_name))
         return self._file
 
     # --- the two phases ------------------------------------------------------------------------------------------
@@ -219,7 +251,7 @@ class PartsWriter(SinkWriter):
             if self._finished or old or file.length >= self._part_bytes:
                 sync_directory(self._names.directory)
                 file.sync()
-                self._pending.append((epoch, self._file_name, self._final_name()))
+                self._pending.append((epoch, self._file_name, self._final_name(epoch)))
                 self._parts = True
                 self._file = None
             else:
@@ -238,7 +270,9 @@ class PartsWriter(SinkWriter):
             finished=self._finished,
         )
 
-    def _final_name(self) -> str:
+    def _final_name(self, epoch: int) -> str:
+        if self._by_epoch:
+            return self._names.numbered(self._index, epoch)
         if self._first and self._finished and not self._parts:
             self._plain = True
             return self._names.plain(self._index)
@@ -248,7 +282,7 @@ class PartsWriter(SinkWriter):
         if any(prepared <= epoch for prepared, _, _ in self._pending):
             for prepared, hidden, final in self._pending:
                 if prepared <= epoch:
-                    _publish(self._names, hidden, final, prepared)
+                    self._publish(self._names, hidden, final, prepared)
             # The next state does not mention them, so that they have their names must outlast the machine.
             sync_directory(self._names.directory)
             self._pending = [entry for entry in self._pending if entry[0] > epoch]
@@ -267,10 +301,9 @@ class PartsWriter(SinkWriter):
             for state in states:
                 self._finish_what(state, epoch)
             self._delete_later_than(epoch)
-            if epoch == 0:  # the first writer may have died before it did so
-                self._delete_old()
+            self._gone_back(epoch)
         except OSError as error:
-            raise failed_write(error.filename or self._names.directory, error, True) from error
+            raise failed_write(error.filename or self._names.directory, error, True, self._names.sink) from error
         sync_directory(self._names.directory)
         for state in states:
             if state["index"] == self._index:
@@ -279,9 +312,9 @@ class PartsWriter(SinkWriter):
 
     def _finish_what(self, state: PartsState, epoch: int) -> None:
         """Commit what a state describes, and delete what else its writer, and stale ones, had begun until then."""
-        names = PartNames(self._names.directory, state["suffix"])
+        names = replace(self._names, suffix=state["suffix"])
         for hidden, final in state["pending"].items():
-            _publish(names, hidden, final, state["epoch"])
+            self._publish(names, hidden, final, state["epoch"])
         plain = names.plain(state["index"])
         may_be_plain = state["first"] and not state["plain"]  # it got the plain name after this epoch, if at all
         begun = state["begun"]
@@ -318,6 +351,20 @@ class PartsWriter(SinkWriter):
         os.replace(names.path(copy), names.path(final))
         sync_directory(names.directory)  # before the source is deleted
 
+    def _publish(self, names: PartNames, hidden: str, final: str, epoch: int) -> None:
+        """Give a closed file its name, unless it has it."""
+        try:
+            os.replace(names.path(hidden), names.path(final))
+        except FileNotFoundError as error:
+            if not self._taken_away and not names.exists(final):
+                raise PenstockError(
+                    f"{names.sink}: the part {names.path(final)!r} of epoch {epoch} is lost: neither it nor the hidden "
+                    f"file {hidden!r}, which was to become it, is in the directory. If it was moved away on purpose, "
+                    "put an empty file of its name there; else put it back, or run the job anew with overwrite=True."
+                ) from error
+        except OSError as error:
+            raise failed_write(names.path(final), error, True, names.sink) from error
+
     def _delete_later_than(self, epoch: int) -> None:
         for name, index, number in [*self._names.parts(), *self._names.hidden_ones()]:
             later = epoch == 0 if number is None else number > epoch  # of other plain names states know
@@ -331,21 +378,6 @@ class PartsWriter(SinkWriter):
     def _check_restored(self) -> None:
         if self._awaits_restore:
             raise RuntimeError("the writer of a job that goes on was used before restore()")
-
-
-def _publish(names: PartNames, hidden: str, final: str, epoch: int) -> None:
-    """Give a closed file its name, unless it has it."""
-    try:
-        os.replace(names.path(hidden), names.path(final))
-    except FileNotFoundError as error:
-        if not names.exists(final):
-            raise PenstockError(
-                f"Files: the part {names.path(final)!r} of epoch {epoch} is lost: neither it nor the hidden file "
-                f"{hidden!r}, which was to become it, is in the directory. If it was moved away on purpose, put an "
-                "empty file of its name there; else put it back, or run the job anew with overwrite=True."
-            ) from error
-    except OSError as error:
-        raise failed_write(names.path(final), error, True) from error
 
 
 def _copy(source: str, target: str, length: int) -> None:

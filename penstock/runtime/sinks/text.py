@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.runtime.userfunc import ErrorHandler, apply
 
-#: format(records, errors) -> what to append to the file
-Formatter = Callable[[list[Any], ErrorHandler], bytes]
+#: format(records, errors) -> what to append to the file, of length 0 when that is nothing
+Formatter = Callable[[list[Any], ErrorHandler], Any]
 
 
 def text_lines(records: list[Any], errors: ErrorHandler) -> bytes:

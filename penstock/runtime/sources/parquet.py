@@ -114,7 +114,8 @@ class Parquet(Source):
             extra = {name for conditions in self.filters for name, _, _ in conditions}
             columns = columns + sorted(extra.difference(columns))
         try:
-            with parquet.ParquetFile(path) as file:
+            # Spark's old timestamps have room for nanoseconds, and nothing in them; a datetime has none.
+            with parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
                     if self.filters is None and self.columns is None:
                         yield batch

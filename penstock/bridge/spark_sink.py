@@ -1,0 +1,40 @@
+"""`follow`: goes on with what `Stream.to_spark` began, in another program than the one that started the job.
+
+A session and a function of the driver's end with its process; the table that they work on does not, nor does the note
+in it of how far they have come.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.sinks import to_spark
+from penstock.runtime.sinks.base import RunningJob
+from penstock.runtime.sinks.follower import Follower
+from penstock.runtime.sinks.to_spark import EpochFunction, Frames
+
+
+def follow(
+    job: RunningJob | None, fn: EpochFunction, *, spark: Any, folder: str | os.PathLike[str], keep: bool = True
+) -> Follower:
+    """Call fn(DataFrame, epoch) for the complete epochs of a job that `to_spark` writes to a folder.
+
+        job = ps.resume("orders")
+        following = penstock.bridge.follow(job, save, spark=spark, folder="/shared/orders")
+        job.wait()
+        following.wait()
+
+    `job`: what `resume`, `attach` or `run` returned; None: it has ended well. `spark`, `folder`, `keep`: as in
+    `Stream.to_spark`. It begins behind the last epoch for which a function returned. Two programs that follow one
+    folder at the same time both call their functions.
+
+    The Follower has `wait(timeout)`, which waits for the job's end and all calls and raises what fn has raised;
+    `epoch`, the last one handed over; `error`; and `stop()`. Raises FlowError for arguments that cannot work.
+    """
+    to_spark.check_folder(folder)
+    directory = os.path.abspath(os.path.expanduser(os.fspath(folder)))
+    if not os.path.isdir(directory):
+        raise FlowError(f"follow: there is no directory {directory!r}; give the folder that the job writes to")
+    return to_spark.follow(job, Frames(fn, spark), directory, keep=keep)

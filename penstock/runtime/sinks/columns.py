@@ -1,0 +1,81 @@
+"""Python values as an Arrow column of a given type, exactly.
+
+pyarrow by itself takes 2.5 for an int64 column and makes a 2 of it, drops the fields that a struct does not have, and
+makes dates of numbers. No value must ever change on its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+
+def column(values: list[Any], type: pa.DataType) -> pa.Array:
+    """The values as this type. Raises TypeError for values of another kind, ValueError (of which pyarrow's errors are)
+    for those that it does not hold."""
+    if _has_map(type):  # of which values do not show that they are one
+        return pa.array(values, type)
+    found = pa.array(values)
+    if found.type == type:
+        return found
+    if not _is_kind_of(found.type, type):
+        raise TypeError(f"the value is {found.type}")
+    if pa.types.is_integer(found.type) and pa.types.is_decimal(type):
+        return pa.array(values, type)  # the cast asks for room for the greatest int64
+    return found.cast(type)
+
+
+def _is_kind_of(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a value of the one type may be one of the other; the cast says whether it is."""
+    is_ = pa.types
+    if is_.is_null(found):
+        return True
+    if is_.is_dictionary(wanted):
+        return _is_kind_of(found, wanted.value_type)
+    if is_.is_timestamp(wanted):
+        # A time without a zone is not the same instant everywhere.
+        return is_.is_timestamp(found) and (found.tz is None) == (wanted.tz is None)
+    if is_.is_struct(wanted):
+        theirs = {wanted.field(i).name: wanted.field(i).type for i in range(wanted.num_fields)}
+        return is_.is_struct(found) and all(
+            found.field(i).name in theirs and _is_kind_of(found.field(i).type, theirs[found.field(i).name])
+            for i in range(found.num_fields)
+        )
+    if _is_list(wanted):
+        return is_.is_list(found) and _is_kind_of(found.value_type, wanted.value_type)
+    if is_.is_integer(found):
+        return any(test(wanted) for test in (is_.is_integer, is_.is_floating, is_.is_decimal))
+    return found == wanted or any(test(found) and test(wanted) for test in _KINDS)
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type) or pa.types.is_large_string(type))
+
+
+def _is_bytes(type: pa.DataType) -> bool:
+    is_ = pa.types
+    return bool(is_.is_binary(type) or is_.is_large_binary(type) or is_.is_fixed_size_binary(type))
+
+
+def _is_list(type: pa.DataType) -> bool:
+    is_ = pa.types
+    return bool(is_.is_list(type) or is_.is_large_list(type) or is_.is_fixed_size_list(type))
+
+
+_KINDS = (
+    pa.types.is_floating,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_duration,
+    _is_text,
+    _is_bytes,
+)
+
+
+def _has_map(type: pa.DataType) -> bool:
+    is_ = pa.types
+    if is_.is_struct(type):
+        return any(_has_map(type.field(i).type) for i in range(type.num_fields))
+    return bool(is_.is_map(type)) or (_is_list(type) and _has_map(type.value_type))

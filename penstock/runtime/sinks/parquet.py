@@ -1,0 +1,178 @@
+"""Parquet files as a sink: a table that grows by the records of each complete epoch.
+
+A reader must never see a file that is not whole, or of an epoch that may yet be undone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import partial
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.sinks import schema as table_schema
+from penstock.runtime.sinks.append import failed_write
+from penstock.runtime.sinks.base import SinkContext
+from penstock.runtime.sinks.folder import PartFolder
+from penstock.runtime.sinks.parts import PartFile
+from penstock.runtime.sinks.rows import Rows, nullable
+from penstock.runtime.sinks.text import Formatter
+
+# A row group is what a reader takes at a time, and what a task holds and writes at once.
+_GROUP_ROWS = 1 << 15
+_GROUP_BYTES = 16 << 20
+# At a low rate batches are of single records: so many are put together.
+_PIECES = 64
+
+CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
+
+
+class Parquet(PartFolder):
+    """A table: Parquet files in a directory, one a task and epoch.
+
+        stream.write(ps.sinks.Parquet("orders/", schema=pa.schema([("id", pa.int64()), ("price", pa.float64())])))
+
+    `directory`: made when it is missing. All nodes that run tasks of the sink must share it, and its readers see it.
+    `schema`: the columns, a pyarrow.Schema (None: those of the first records that come, integers as int64, decimals as
+    decimal(38, 18); say it where a field may be None at first, and in all that is meant to last).
+    `overwrite`: delete the part files that are in the directory when the job starts. `codec`: how columns are
+    compressed, "snappy", "zstd", "gzip", "lz4" or "none".
+
+    A dict has its fields as columns, a missing one is null. A tuple or list has its items, in the order of `schema`, or
+    as columns `_1`, `_2` and so on; a named tuple its fields; anything else is the column `value`.
+
+    In a job with epochs records are in the table exactly once, whatever fails. Each epoch makes a file of each task
+    that had records in it, "part-00002-0000000061.parquet" of task 2 in epoch 61, which appears when the epoch is
+    complete. So `run(epoch_interval_s=)` and the sink's parallelism say how many files there are. Without epochs a
+    task writes one file, which appears at the end. Only when an epoch turns out to be damaged after it was complete
+    are files taken back that have appeared; their names are not used again.
+
+    Do not delete files of a running job, or a recovery may miss them.
+
+    Errors: FlowError before the start when the directory holds part files, cannot be made or cannot be written to, and
+    for a schema that is none. A record with a field that the table does not have, or a value that its column does not
+    take exactly, is a failed record. PenstockError when the disk is full or fails, when the first records do not show
+    the type of a field, or when files that a job goes on from are gone.
+    """
+
+    title = "Parquet"
+    by_epoch = True
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        schema: pa.Schema | None = None,
+        overwrite: bool = False,
+        codec: str = "snappy",
+    ) -> None:
+        if schema is not None and not isinstance(schema, pa.Schema):
+            raise FlowError(f"{self.title}: schema must be a pyarrow.Schema, or None, got {shorten(schema)}")
+        if codec not in CODECS:
+            raise FlowError(f"{self.title}: codec must be one of {', '.join(CODECS)}, got {codec!r}")
+        super().__init__(directory, ".parquet", overwrite)
+        self.schema = None if schema is None else nullable(schema)
+        self.codec = codec
+
+    def formatter(self) -> Formatter:
+        return Rows(self.schema, partial(table_schema.agree, self.directory, sink=self.title))
+
+    def open_part(self, path: str, *, epochs: bool) -> PartFile:
+        return ParquetPart(path, self.codec, exclusive=epochs, epochs=epochs, sink=self.title)
+
+    def begin(self, context: SinkContext) -> None:
+        super().begin(context)
+        if context.index == 0:
+            table_schema.forget(self.directory)
+
+    def describe(self) -> str:
+        return f"Parquet({self.directory!r})"
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class ParquetPart:
+    """A Parquet file while it is written, of record batches of one schema. Its rows are on the disk only when it is
+    closed by `sync`, as is what makes it a Parquet file."""
+
+    def __init__(self, path: str, codec: str, *, exclusive: bool, epochs: bool, sink: str) -> None:
+        self.path = path
+        self.length = 0
+        self._codec = codec
+        self._epochs = epochs
+        self._sink = sink
+        self._pieces: list[pa.RecordBatch] = []
+        self._whole: list[pa.RecordBatch] = []  # pieces that were put together
+        self._rows = 0
+        self._bytes = 0
+        self._writer: parquet.ParquetWriter | None = None
+        try:
+            self._file = open(path, "xb" if exclusive else "wb", buffering=0)  # noqa: SIM115  closed by close()
+        except OSError as error:
+            raise failed_write(path, error, epochs, sink) from error
+
+    def append(self, data: pa.RecordBatch) -> None:
+        """Take rows, which are held back until they make a row group."""
+        self._pieces.append(data)
+        self._rows += data.num_rows
+        self._bytes += data.nbytes
+        if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
+            self._write_group(data.schema)
+        elif len(self._pieces) >= _PIECES:
+            table = pa.Table.from_batches(self._pieces).combine_chunks()
+            self._whole += table.to_batches()
+            self._pieces.clear()
+
+    def end_member(self, last: bool = False) -> None:
+        """A Parquet file cannot be cut and be whole."""
+
+    def flush(self) -> None:
+        """Nobody could read what was written."""
+
+    def sync(self) -> None:
+        """Write the rest, and have all of it on the disk."""
+        self._write_group((self._pieces or self._whole)[0].schema if self._rows else None)
+        try:
+            if self._writer is not None:
+                self._writer.close()
+            self.length = self._file.tell()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            raise failed_write(self.path, error, self._epochs, self._sink) from error
+
+    def close(self) -> None:
+        """Let go of the file, which must not look like a whole one."""
+        self._pieces.clear()
+        self._whole.clear()
+        self._rows = self._bytes = 0
+        if self._file.closed:
+            return
+        with contextlib.suppress(OSError, pa.ArrowException):
+            if self._writer is not None:
+                self._writer.close()  # it would do so by itself later, into a file that is closed
+        with contextlib.suppress(OSError):
+            self._file.truncate(0)
+            self._file.close()
+
+    def _write_group(self, schema: pa.Schema | None) -> None:
+        if not self._rows:
+            return
+        try:
+            if self._writer is None:
+                codec = self._codec.upper()
+                # Spark knows no nanoseconds.
+                self._writer = parquet.ParquetWriter(
+                    self._file, schema, compression=codec, coerce_timestamps="us", use_deprecated_int96_timestamps=False
+                )
+            table = pa.Table.from_batches([*self._whole, *self._pieces])
+            self._writer.write_table(table, row_group_size=self._rows)
+        except OSError as error:
+            raise failed_write(self.path, error, self._epochs, self._sink) from error
+        self._pieces.clear()
+        self._whole.clear()
+        self._rows = self._bytes = 0

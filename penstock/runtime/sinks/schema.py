@@ -1,0 +1,83 @@
+"""The schema of a table that nobody has described: taken from the first records, and the same for all of its files.
+
+The first task that has records writes it into the table's directory, the others read it there, as do the tasks that
+come after a failure. It must never differ between two files of a table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.sinks.append import failed_write, sync_directory
+
+_NAME = "_schema"  # readers of tables pass over names that begin so
+
+# What Spark, too, takes for decimals of which only some values are known.
+_DECIMAL = pa.decimal128(38, 18)
+
+
+def infer(rows: list[Mapping[str, Any]]) -> pa.Schema:
+    """The schema of these rows. Raises PenstockError for a field without a value in any of them, or without fields in
+    its values; ValueError or TypeError (of which pyarrow's are) when they do not have one."""
+    names = list(dict.fromkeys(chain.from_iterable(rows)))
+    if not names:
+        raise ValueError("the record has no fields")
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"a field's name must be a text, got {next(n for n in names if not isinstance(n, str))!r}")
+    types = [pa.array([row.get(name) for row in rows]).type for name in names]
+    return pa.schema([(name, _settled(type, name)) for name, type in zip(names, types, strict=True)])
+
+
+def _settled(type: pa.DataType, field: str) -> pa.DataType:
+    """A type that later values fit into as well."""
+    is_ = pa.types
+    if is_.is_null(type) or (is_.is_struct(type) and not type.num_fields):
+        raise PenstockError(
+            f"the first records do not show the type of their field {field!r}, as it has no value there (None, an "
+            "empty list or dict); say what the columns are: schema=pyarrow.schema(...)"
+        )
+    if is_.is_decimal(type):
+        return _DECIMAL
+    if is_.is_timestamp(type):
+        return pa.timestamp("us", "UTC" if type.tz else None)
+    if is_.is_list(type):
+        return pa.list_(_settled(type.value_type, field))
+    if is_.is_struct(type):
+        inner = [type.field(i) for i in range(type.num_fields)]
+        return pa.struct([(each.name, _settled(each.type, f"{field}.{each.name}")) for each in inner])
+    return type
+
+
+def agree(directory: str, schema: pa.Schema, sink: str) -> pa.Schema:
+    """The schema of the table in a directory: this one, unless another task was first."""
+    path = os.path.join(directory, _NAME)
+    mine = os.path.join(directory, f".{_NAME}-{secrets.token_hex(4)}")
+    try:
+        with open(mine, "xb") as file:
+            file.write(schema.serialize())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(mine, path)  # as a whole, and only if there is none
+        finally:
+            os.unlink(mine)
+        sync_directory(directory)
+        with open(path, "rb") as file:
+            return pa.ipc.read_schema(pa.py_buffer(file.read()))
+    except OSError as error:
+        raise failed_write(path, error, True, sink) from error
+
+
+def forget(directory: str) -> None:
+    """Another table begins in the directory."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(directory, _NAME))
