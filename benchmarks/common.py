@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
-_PEERS = ("bytewax", "ray", "pyzmq", "iceoryx2", "pyarrow", "msgspec", "numpy")
+_PEERS = ("bytewax", "ray", "raydp", "pyspark", "pyzmq", "iceoryx2", "pyarrow", "msgspec", "numpy")
 
 
 class WrongResult(Exception):
@@ -99,8 +99,12 @@ class Bench:
         self._out = out
         self._about = about
         out.mkdir(parents=True, exist_ok=True)
-        self.file = out / f"{name}.jsonl"
+        self.file = self.path(f"{name}.jsonl")
         self.file.write_text("")
+
+    def path(self, file: str) -> Path:
+        """Where a file of its results goes."""
+        return self._out / file
 
     def pick(self, normal: T, quick: T) -> T:
         """A setting that --quick makes smaller."""
@@ -164,7 +168,7 @@ class Bench:
         axes.grid(visible=True, alpha=0.3)
         axes.legend()
         figure.tight_layout()
-        figure.savefig(self._out / file, dpi=120)
+        figure.savefig(self.path(file), dpi=120)
         plt.close(figure)
 
 
@@ -178,9 +182,9 @@ def best(results: dict[str, list[float]], pick: Callable[..., str] = max) -> str
     return pick(results, key=lambda label: median(results[label]))
 
 
-def quantile(ordered: list[float], q: float) -> float:
-    """The q-quantile of a sorted list: the least value that at least this share does not exceed."""
-    return ordered[min(len(ordered) - 1, max(0, -(-int(q * 1e6) * len(ordered) // 1_000_000) - 1))]
+def quantile(ordered: Any, q: float) -> float:
+    """The q-quantile of a sorted list or array: the least value that at least this share does not exceed."""
+    return float(ordered[min(len(ordered) - 1, max(0, -(-int(q * 1e6) * len(ordered) // 1_000_000) - 1))])
 
 
 def about() -> dict[str, Any]:
@@ -298,6 +302,9 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0
 _started_ray = False
 
 
+_STORE_BYTES = 1 << 30  # as `run` has it for a job with Spark: RayDP's executors read micro-batches from there
+
+
 def ray_cluster() -> None:
     """The one Ray of this invocation, started on first use; Penstock's jobs and the plain actors run in it."""
     global _started_ray
@@ -306,7 +313,7 @@ def ray_cluster() -> None:
     from penstock.actors import cluster
 
     if not ray.is_initialized():
-        cluster.connect("local", cpus=16)
+        cluster.connect("local", cpus=16, store_bytes=_STORE_BYTES)
         _started_ray = True
 
 
@@ -352,6 +359,17 @@ def alive(pid: int) -> bool:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """A table that is no list of figures."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def print_cases(cases: list[Case]) -> None:

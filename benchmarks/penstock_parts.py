@@ -20,7 +20,7 @@ class StampedText(ps.sources.TextFiles):
         super().__init__(paths)
         self._out = out
 
-    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:  # type: ignore[override]
         return _StampedReader(super().reader(splits, context), FirstRead(self._out))
 
 
