@@ -46,7 +46,9 @@ _FIRST_GUESS = Calibration(batch=BatchCost(0.25, 400_000.0))
 # Within which a bridge that has failed to answer a micro-batch must show that it lives.
 _ALIVE_S = 5.0
 
-# A micro-batch under load has so many records at least: below that its fixed cost is most of it.
+# Micro-batches of an overload are of a size that has all under way at a time fit into Spark's memory, whatever that
+# answers, and an answer come within seconds; but not below the least, where its fixed cost is most of it.
+_ROWS_UNDER_WAY = 600_000
 _ROWS_LEAST = 50_000
 
 # What the counts of operators weigh at the next look: magnifications are those of the last ten seconds or so.
@@ -250,7 +252,7 @@ class Dual:
             spark = self._spark
             if self._bridge is None or not isinstance(spark, dict):
                 return
-            rows = self._rows_max(decision)
+            rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * max(1, len(running)))))
             for chain, position in range_.parts.items():
                 divert = Divert(chain, position, decision.interval.seconds, columns=True, rows_max=rows)
                 for worker in _workers(by_chain[chain]):
@@ -268,17 +270,10 @@ class Dual:
                 detector.happened("returned", now)
         range_.parts = {}
 
-    def _rows_max(self, decision: Decision) -> int:
-        """The largest micro-batch: what Spark can do in the longest interval, so that an overload shows in the queue
-        and not in answers that take ever longer."""
-        capacity = decision.figures.operation_capacity
-        if capacity is None:
-            return ROWS_MAX
-        return min(ROWS_MAX, max(_ROWS_LEAST, int(capacity * self._options.burst.interval_max_s / UNDER_WAY_MAX)))
-
     def _observation(self, range_: _Range, tasks: list[dict[str, Any]], now: float) -> Observation:
         taken = sum(task["operators"][0][1] for task in tasks)
-        queue = float(sum(task["queued"] + task["behind"] for task in tasks))
+        # What is under way in Spark waits too: it counts as taken when it is answered.
+        queue = float(sum(task["queued"] + task["behind"] + task["under_way"] for task in tasks))
         busy = sum(task["busy_ns"] for task in tasks)
         batches: list[MicroBatch] = []
         in_spark = 0

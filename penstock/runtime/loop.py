@@ -318,6 +318,7 @@ def _task_load(task: Task) -> dict[str, Any]:
         "diverted": None if task.diversion is None else task.diversion.story.plain(),
         "diversion_failed": task.diversion_failed,
         "behind": task.behind(),
+        "under_way": task.diversion.records if task.diversion is not None else 0,
         "busy_ns": task.busy_ns,
         "operators": [(stage.context.operator.name, stage.records_in, stage.records_out) for stage in task.stages],
     }
@@ -338,7 +339,6 @@ def _task_status(task: Task) -> dict[str, Any]:
         **_task_load(task),
         "name": task.name,
         "blocked": task.blocked,
-        "under_way": task.diversion.records if task.diversion is not None else 0,
         "unsent": sum(channel.queued() for channel in task.channels),
         "operators": operators,
         "skipped_on_the_way": sum(errors.skipped for errors in task.edge_errors),

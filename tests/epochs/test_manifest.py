@@ -127,7 +127,6 @@ def test_fields_that_a_later_release_adds_to_this_format_are_passed_over() -> No
         {"job": "\ud800"},
         {"tasks": [object()]},
     ],
-    ids=str,
 )
 def test_what_json_cannot_keep_is_refused_when_it_is_written(changes: Any) -> None:
     with pytest.raises(StoreError, match="manifest of epoch 2"):

@@ -38,7 +38,7 @@ def test_concat_makes_a_list_of_its_own(lists: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     "record",
     [1, "text", b"", None, (1, 2), [], {"a": 1}, {1, 2}, object(), int, np.zeros(3), np.float64(1), (int, str), [dict]],
-    ids=repr,
+    ids=lambda record: type(record).__name__,
 )
 def test_any_record_has_a_size(record: Any) -> None:
     assert approximate_bytes([record]) >= 56

@@ -134,7 +134,7 @@ def test_equal_keys_meet_in_the_task_of_their_group(parts: list[list[int]], n: i
         assert channel.records() == [(key, record) for key, record in whole if owner[key] == task]
 
 
-@pytest.mark.parametrize("aggregate", [Count(), Sum(), Sum(lambda n: -n), Mean()], ids=repr)
+@pytest.mark.parametrize("aggregate", [Count(), Sum(), Sum(lambda n: -n), Mean()], ids=lambda made: type(made).__name__)
 @given(parts=batches, n=tasks)
 def test_combining_sends_one_partial_a_key_and_changes_nothing(
     aggregate: Aggregate, parts: list[list[int]], n: int

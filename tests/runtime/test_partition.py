@@ -117,7 +117,7 @@ GOLDEN: list[tuple[Any, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "expected"), GOLDEN, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("key", "expected"), GOLDEN, ids=lambda value: type(value).__name__)
 def test_hashes_never_change(key: object, expected: int) -> None:
     assert stable_hash(key) == expected
 
@@ -176,7 +176,7 @@ EQUAL_KEYS: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.parametrize("keys", EQUAL_KEYS, ids=lambda keys: repr(keys[0]))
+@pytest.mark.parametrize("keys", EQUAL_KEYS, ids=lambda keys: type(keys[0]).__name__)
 def test_equal_keys_hash_alike(keys: tuple[Any, ...]) -> None:
     assert all(key == keys[0] for key in keys)
     assert len({stable_hash(key) for key in keys}) == 1
