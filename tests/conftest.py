@@ -14,6 +14,7 @@ import pytest
 TOGETHER = {"e2e": "ray", "docs": "ray", "benchmarks": "ray", "apps": "ray", "actors": "ray", "bridge": "spark"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that have to run in the same process."""
     here = Path(__file__).parent

@@ -90,6 +90,7 @@ def test_the_model_switches_only_where_spark_is_quicker() -> None:
 
 @pytest.mark.ray
 def test_bursts_of_records_are_counted_right_and_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="what plots comes with `make bench`")
     assert main(["--quick", "--out", str(tmp_path), "ysb_bursts"]) == 0
     names = {json.loads(line)["name"] for line in tmp_path.joinpath("ysb_bursts.jsonl").read_text().splitlines()}
     assert {"bridge off: most that wait", "bridge off: p99 delay in the bursts"} <= names
