@@ -38,7 +38,7 @@ setup: .venv/installed ## make .venv with everything pinned, and build the nativ
 run: setup ## count the words of a real text, with live progress
 	$(BIN)/penstock run wordcount $(ARGS)
 
-test: setup lint ## lint, types and the whole test suite; JOBS=2: in two processes, quicker on more cores
+test: setup lint ## lint, types and the whole test suite (JOBS=N: in N processes)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 lint: setup ## ruff and mypy

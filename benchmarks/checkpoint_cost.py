@@ -488,12 +488,13 @@ def run(bench: Bench) -> None:
     seconds, settle_s = bench.pick((10.0, 3.0), (2.0, 1.0))
     kinds = bench.pick(("none", "epochs", "disk"), ("none", "epochs"))
     config = f"{WORKERS} workers, {WORKERS} counting tasks, an epoch every {INTERVAL_S:g} s"
-    _throughput(
-        bench,
-        f"{keys:,} keys",
-        {kind: partial(keyed_throughput, kind, keys, seconds, settle_s) for kind in kinds},
-        config,
-    )
+    for name, zipf in ((f"{keys:,} keys", False), (f"{keys:,} keys, drawn as words are", True)):
+        _throughput(
+            bench,
+            name,
+            {kind: partial(keyed_throughput, kind, keys, seconds, settle_s, zipf=zipf) for kind in kinds},
+            config,
+        )
     source = Sentences(text.sentences(20_000))
     _throughput(
         bench, "wordcount", {kind: partial(wordcount, kind, source, seconds, settle_s) for kind in kinds}, config

@@ -1,5 +1,6 @@
 """What tests of several folders share: one Ray cluster a session, which outlives the jobs run on it, and how tests are
-dealt out to the processes of `make test`: those that need the cluster to one, those that need Spark's JVM to one."""
+dealt out where `make test JOBS=2` asks for several processes: those that need the cluster to one, those that need
+Spark's JVM to one."""
 
 from __future__ import annotations
 
