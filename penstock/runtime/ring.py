@@ -108,8 +108,9 @@ class Wait:
     """How long a consumer looks for messages before it sleeps.
 
     Looking finds a message in under a microsecond and keeps a core busy; waking from sleep takes tens of
-    microseconds. `adaptive`: look only while messages come closer together than waking takes, about as long as
-    they are apart; otherwise always look for `max_spin_us`.
+    microseconds. `adaptive`: look while messages come closer together than waking takes, about as long as they are
+    apart; sleep through most of a slower, steady beat (up to about a millisecond) and look around the time at which
+    the next message is due; sleep for all others. Otherwise always look for `max_spin_us`.
     """
 
     max_spin_us: float = 150.0

@@ -54,6 +54,11 @@ def counts(summary: str) -> dict[str, int]:
     return {name: int(n) for n, name in itertools.pairwise(words) if n.isdigit()}
 
 
+def test_a_consumer_looks_when_the_next_message_is_due_and_sleeps_else() -> None:
+    done = subprocess.run([str(build("plain") / "rhythm_check")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ok\n")
+
+
 def test_processes_killed_at_every_step_lose_nothing() -> None:
     summary = run(build("plain") / "ring_torture", 30)
     seen = counts(summary)

@@ -40,6 +40,7 @@
 #include <utility>
 #include <vector>
 
+#include "rhythm.hpp"
 #include "ring_os.hpp"
 
 // Fault points let the torture programs stop a process or a thread between any two steps. They vanish elsewhere.
@@ -351,7 +352,7 @@ class Producer {
 // tens of microseconds; a looking one costs a core.
 struct Wait {
     uint64_t max_spin_ns = 150'000;
-    bool adaptive = true;  // look only while messages come quickly enough for it to pay
+    bool adaptive = true;  // look only when it pays, by the rhythm in which messages come
 };
 
 struct Taken {
@@ -373,9 +374,6 @@ class Consumer {
     static constexpr uint64_t kGrace = 1'000'000;        // a younger unfinished slot is not worth a look at /proc
     static constexpr uint64_t kCopySpin = 60'000;        // how long a copy under way may take before we sleep
     static constexpr uint64_t kSlice = 100'000'000;      // bounds the harm of a producer that died before its wake
-    static constexpr uint64_t kQuickGap = 100'000;       // messages closer than this make looking worth while
-    static constexpr uint64_t kLongestGap = 1'000'000;   // a night of silence must not blunt the average
-    static constexpr uint64_t kLeastSpin = 20'000;
 
     // Returns 0, or the identity of the living consumer that holds the place.
     os::Identity attach(Control &c, os::Identity self, uint32_t window, Wait wait) {
@@ -394,7 +392,7 @@ class Consumer {
         left_pos_ = next_pos_ = r.pos;
         states_.assign(slots_, State::done);
         calls_seen_ = c.wakes.load(std::memory_order_acquire);
-        last_arrival_ = os::now_ns();
+        rhythm_.begin(os::now_ns());
         return 0;
     }
 
@@ -468,23 +466,36 @@ class Consumer {
 
     // Sleeps until collect() may have something to do, someone called, or `ns` have passed.
     void wait(uint64_t ns) {
-        const uint64_t start = os::now_ns();
-        uint64_t spin = std::min(ns, spin_budget());
-        if (!stuck_.empty() && start < stuck_.back().since + kCopySpin)
-            spin = std::max(spin, stuck_.back().since + kCopySpin - start);
-        if (spin > 0)
-            do {
-                for (int i = 0; i < 16; ++i) {
-                    if (pending()) return;
-                    os::pause();
-                }
-            } while (os::now_ns() - start < spin);
-        uint64_t sleep = std::min(ns, kSlice);
-        for (const Stuck &s : stuck_) sleep = std::min(sleep, s.check_at > start ? s.check_at - start : 0);
-        control_->doorbell.store(1, std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR doorbell
-        if (!pending()) os::futex_wait(control_->doorbell, 1, sleep);
-        control_->doorbell.store(0, std::memory_order_relaxed);
+        const uint64_t start = os::now_ns(), end = start + std::min(ns, kSlice);
+        Rhythm::Watch watch = wait_.adaptive ? rhythm_.watch(start, wait_.max_spin_ns)
+                                             : Rhythm::Watch{0, start + wait_.max_spin_ns};
+        if (!stuck_.empty()) watch = {0, std::max(watch.look_until, stuck_.back().since + kCopySpin)};
+        if (watch.sleep_until > start) {
+            {
+                os::ExactTimers exact;
+                sleep(std::min(watch.sleep_until, end) - start);
+            }
+            const uint64_t now = os::now_ns();
+            if (now < watch.sleep_until) return;
+            rhythm_.woke(watch.sleep_until, now);
+        }
+        uint64_t now = os::now_ns();
+        for (const uint64_t until = std::min(watch.look_until, end); now < until; now = os::now_ns())
+            for (int i = 0; i < 16; ++i) {
+                if (pending()) return;
+                os::pause();
+            }
+        uint64_t until = end;
+        for (const Stuck &s : stuck_) until = std::min(until, s.check_at);
+        if (until > now) sleep(until - now);
+    }
+
+    // Lets messages gather for some microseconds at most, if they come in a flood.
+    void gather() const {
+        if (!wait_.adaptive) return;
+        const uint64_t until = rhythm_.gather_until();
+        if (until != 0)
+            while (os::now_ns() < until) os::pause();
     }
 
     // Whether call_consumer() was used since this last said so.
@@ -647,17 +658,15 @@ class Consumer {
 
     void count_arrivals(size_t n) {
         control_->delivered.store(control_->delivered.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
-        if (!wait_.adaptive) return;
-        const uint64_t now = os::now_ns();
-        const uint64_t gap = std::min((now - last_arrival_) / n, kLongestGap);
-        gap_ += (int64_t(gap) - gap_) / 8;
-        last_arrival_ = now;
+        if (wait_.adaptive) rhythm_.arrived(n, os::now_ns());
     }
 
-    uint64_t spin_budget() const {
-        if (!wait_.adaptive) return wait_.max_spin_ns;
-        if (uint64_t(gap_) > kQuickGap) return 0;
-        return std::min(std::max(2 * uint64_t(gap_), kLeastSpin), wait_.max_spin_ns);
+    // Until something is pending, somebody called, or the time is up.
+    void sleep(uint64_t ns) {
+        control_->doorbell.store(1, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR doorbell
+        if (!pending()) os::futex_wait(control_->doorbell, 1, ns);
+        control_->doorbell.store(0, std::memory_order_relaxed);
     }
 
     Control *control_ = nullptr;
@@ -676,8 +685,7 @@ class Consumer {
     std::vector<Stuck> stuck_;  // by seq
     std::vector<Skipped> skips_;
     uint32_t calls_seen_ = 0;
-    int64_t gap_ = kLongestGap;  // running mean of the time between messages
-    uint64_t last_arrival_ = 0;
+    Rhythm rhythm_;
 };
 
 }  // namespace penstock

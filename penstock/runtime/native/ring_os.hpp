@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -49,6 +50,18 @@ inline void futex_wait(std::atomic<uint32_t> &word, uint32_t while_equal, uint64
 inline void futex_wake(std::atomic<uint32_t> &word, int count) {
     syscall(SYS_futex, &word, FUTEX_WAKE, count, nullptr, nullptr, 0);
 }
+
+// While it lives, this thread's timers are exact; else Linux lets them be late by 50 microseconds.
+class ExactTimers {
+  public:
+    ExactTimers() : slack_(prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)) { prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0); }
+    ~ExactTimers() { prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_), 0, 0, 0); }
+    ExactTimers(const ExactTimers &) = delete;
+    ExactTimers &operator=(const ExactTimers &) = delete;
+
+  private:
+    int slack_;
+};
 
 // Who a process is, in one word that can be stored atomically: its pid (below 2^22 on 64-bit Linux) and the
 // clock tick at which it started. The tick tells a process from a later one that was given the same pid.

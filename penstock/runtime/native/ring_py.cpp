@@ -438,7 +438,12 @@ nb::object PyConsumer::drain(uint32_t most, std::optional<double> timeout) {
         core_.release_copies();  // all there was may have been a flush, and a writer may be waiting for its room
         return false;
     };
-    if (!look() && !(timeout && *timeout == 0)) {
+    const bool may_wait = !(timeout && *timeout == 0);
+    if (may_wait) {
+        core_.release_copies();
+        core_.gather();
+    }
+    if (!look() && may_wait) {
         const Deadline deadline(timeout);
         const std::shared_ptr<Segment> keep = segment;
         do {
