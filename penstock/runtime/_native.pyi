@@ -1,5 +1,5 @@
 """
-Penstock's native core: the OSRBuffer ring, and hashing and partitioning of whole lists.
+Penstock's native core: the OSRBuffer ring, and hashing, partitioning and packing of whole lists.
 """
 
 from collections.abc import Sequence
@@ -161,11 +161,12 @@ def partition(
     position as its attribute `index`.
     """
 
-def classify(records: list[Any] | dict[Any, Any], /) -> int:
+def pack(records: list[Any] | dict[Any, Any], /) -> tuple[int, bytes] | None:
     """
-    classify(records) -> int
+    pack(records) -> (code, msgpack) or None
 
-    Which codec keeps the types of all records: 0 none but pickle, 1 all str, 2 scalars,
-    3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists
-    and dicts. Of a dict as a whole: 5 its keys are scalars and its values nested, else 0.
+    A list as msgpack, with the code of what keeps the types of all records: 1 all str, 2 scalars,
+    3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists and
+    dicts. Of a dict as a whole: 5 its keys are scalars and its values nested. None: msgpack would
+    not keep them.
     """

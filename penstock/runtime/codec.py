@@ -1,8 +1,8 @@
 """Lists of records as bytes and back, one call for a whole list.
 
 What comes out equals what went in and has the same types, at every depth: a tuple never becomes a list, an
-IntEnum never an int. So the quick format (msgpack) is used only for lists whose types it keeps, which a
-native pass over the list finds out; everything else is pickled. The choice is made for each list and travels
+IntEnum never an int. So the quick format (msgpack) is used only for lists whose types it keeps, which the
+native pass that packs a list finds out; everything else is pickled. The choice is made for each list and travels
 beside it as a small number, so the two ends of an edge need not agree on anything beforehand.
 
 Decoding copies: nothing returned may refer to the payload, which can be shared memory about to be reused.
@@ -15,18 +15,17 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import cloudpickle
 import msgspec
 
-from penstock.runtime._native import classify
+from penstock.runtime._native import pack
 from penstock.runtime.errors import CodecError, shorten
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# Kinds of lists, as the native classify() numbers them: the low bits of a code. Codes travel in messages and
+# Kinds of lists, as the native pack() numbers them: the low bits of a code. Codes travel in messages and
 # fit 16 bits. All but PICKLE are msgpack.
 PICKLE = 0  # anything that can be pickled
 TEXT = 1  # all str
@@ -39,7 +38,6 @@ MOST_ARITY = 255
 
 _Decode: TypeAlias = Callable[[Buffer], list[Any]]
 
-_to_msgpack = msgspec.msgpack.Encoder().encode
 _decode_any: _Decode = msgspec.msgpack.Decoder(list[Any]).decode
 _decode_map: Callable[[Buffer], dict[Any, Any]] = msgspec.msgpack.Decoder(dict[Any, Any]).decode
 # Grows by one decoder for each arity seen, at most MOST_ARITY.
@@ -55,12 +53,9 @@ def encode(records: list[Any]) -> tuple[int, bytes]:
 
     Raises CodecError naming the first record that cannot be encoded.
     """
-    code = classify(records)
-    if code:
-        try:
-            return code, _to_msgpack(records)
-        except (ValueError, OverflowError):
-            pass  # a single value of 4 GiB or more, which msgpack cannot hold
+    packed = pack(records)
+    if packed is not None:
+        return packed
     try:
         return PICKLE, pickled(records)
     except Exception as error:
@@ -72,10 +67,7 @@ def encode_map(entries: dict[Any, Any]) -> tuple[int, bytes]:
 
     In one go: two lists made of a large dict would cost as much again for each time that all its objects are touched.
     """
-    if classify(entries) == MAP:
-        with suppress(ValueError, OverflowError):
-            return MAP, _to_msgpack(entries)
-    return PICKLE, pickled(entries)
+    return pack(entries) or (PICKLE, pickled(entries))
 
 
 def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import math
 import struct
 import threading
@@ -21,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.runtime import codec
-from penstock.runtime._native import classify
+from penstock.runtime._native import pack
 from penstock.runtime.codec import (
     KIND_BITS,
     MAP,
@@ -217,7 +218,8 @@ def deep(levels: int) -> list[Any]:
     ids=lambda value: repr(value)[:40],
 )
 def test_the_quick_format_is_chosen_exactly_when_it_keeps_the_types(records: list[Any], code: int) -> None:
-    assert classify(records) == code
+    packed = pack(records)
+    assert (PICKLE if packed is None else packed[0]) == code
     chosen, decoded = round_trip(records)
     assert chosen == code
     assert same(decoded, records)
@@ -296,18 +298,32 @@ def test_a_class_that_is_not_installed_is_explained() -> None:
         decode(PICKLE, b"cno_such_module_at_all\nThing\n.")
 
 
-def test_what_msgpack_cannot_hold_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_long(_: object) -> bytes:
-        raise ValueError("Can't encode strings longer than 2**32 - 1")
-
-    monkeypatch.setattr(codec, "_to_msgpack", too_long)
-    code, payload = encode(["pretend that this is 4 GiB"])
-    assert code == PICKLE
-    assert decode(code, payload) == ["pretend that this is 4 GiB"]
+EDGES = [n + d for n in (0, 32, 128, 2**8, 2**15, 2**16, 2**31, 2**32, 2**63) for d in (-1, 0, 1)]
 
 
-def test_only_lists_are_classified() -> None:
-    with pytest.raises(TypeError, match="records must be a list, not tuple"):
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 31, 32, 255, 256, 65_535, 65_536, 200_000])
+def test_lengths_and_numbers_are_msgpack_at_every_edge(size: int) -> None:
+    texts = ["x" * size, "\xe9" * size, "\u4e2d" * size, "\U0001f600" * size]
+    numbers = [n for edge in EDGES for n in (edge, -edge) if -(2**63) <= n < 2**64]
+    for records in (texts, [*texts, b"x" * size], numbers, [1.5] * size, [[None] * size, {"a": [True] * size}]):
+        packed = pack(records)
+        assert packed is not None
+        assert msgspec.msgpack.decode(packed[1]) == records
+    entries = dict(zip(map(str, range(size)), itertools.cycle(numbers), strict=False))
+    assert decode_map(*encode_map(entries)) == entries
+
+
+def test_texts_of_every_short_length_keep_every_byte() -> None:
+    alphabet = "".join(map(chr, range(32, 127)))
+    texts = [(alphabet * 4)[shift : shift + size] for size in range(300) for shift in (0, 1, 7)]
+    assert round_trip(texts)[1] == texts
+    pairs = [(text, len(text)) for text in texts]
+    assert round_trip(pairs)[1] == pairs
+    assert decode_map(*encode_map(dict(pairs))) == dict(pairs)
+
+
+def test_only_lists_and_maps_are_packed() -> None:
+    with pytest.raises(TypeError, match="records must be a list or a dict, not tuple"):
         encode(("a",))  # type: ignore[arg-type]
 
 

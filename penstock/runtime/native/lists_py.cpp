@@ -1,6 +1,5 @@
-// Work done on whole lists of records in one call: stable hashes of keys, splitting a batch by key, and finding
-// the codec that keeps a batch's types. It speaks the raw Python C API, as a wrapper's cost per call or per
-// element would be most of the time spent here.
+// Work done on whole lists of records in one call: stable hashes of keys, and splitting a batch by key. It speaks the
+// raw Python C API, as a wrapper's cost per call or per element would be most of the time spent here.
 //
 // Two rules hold throughout. Hashing may run Python code (the canonical form of a datetime, say), which may
 // change the lists being read: their sizes are read anew after any such call. And objects are only borrowed
@@ -383,119 +382,6 @@ PyObject *partition(PyObject *, PyObject *const *args, Py_ssize_t count) {
     return parts.release();
 }
 
-// ---- classify ----
-
-// What classify() answers: a kind, with the arity of tuples in the bits above it. codec.py holds the same numbers.
-enum Kind : int { other = 0, text = 1, scalars = 2, tuples = 3, nested = 4, map = 5 };
-constexpr int kKindBits = 3;
-constexpr Py_ssize_t kArityMost = 255;
-// Deeper or cyclic values go to the codec that follows references. Low, as each level may multiply shared parts.
-constexpr int kDepthMost = 8;
-
-// Whether an exact int lies within what msgpack holds: -2**63 to 2**64 - 1.
-bool fits_64_bits(PyObject *number) {
-#if PY_VERSION_HEX >= 0x030c0000
-    if (PyUnstable_Long_IsCompact(reinterpret_cast<PyLongObject *>(number))) return true;
-#else
-    if (static_cast<std::size_t>(Py_SIZE(number) + 2) <= 4) return true;  // -2 to 2 digits of 30 bits
-#endif
-    int overflow = 0;
-    PyLong_AsLongLongAndOverflow(number, &overflow);
-    if (overflow <= 0) return overflow == 0;
-    if (PyLong_AsUnsignedLongLong(number) != std::numeric_limits<unsigned long long>::max()) return true;
-    if (PyErr_Occurred() == nullptr) return true;
-    PyErr_Clear();
-    return false;
-}
-
-// The text codec writes UTF-8, which has no lone surrogates. Only wide strings can hold one.
-bool is_valid_text(PyObject *object) {
-    if (PyUnicode_IS_ASCII(object)) return true;
-    const Py_ssize_t length = PyUnicode_GET_LENGTH(object);
-    const int kind = PyUnicode_KIND(object);
-    if (kind == PyUnicode_1BYTE_KIND) return true;
-    const void *data = PyUnicode_DATA(object);
-    for (Py_ssize_t i = 0; i < length; ++i) {
-        if ((PyUnicode_READ(kind, data, i) & ~Py_UCS4{0x7ff}) == 0xd800) return false;
-    }
-    return true;
-}
-
-bool is_exact_text(PyObject *object) {
-#if PY_VERSION_HEX < 0x030c0000
-    if (PyUnicode_CheckExact(object) && !PyUnicode_IS_READY(object)) return false;  // nobody makes these now
-#endif
-    return PyUnicode_CheckExact(object) && is_valid_text(object);
-}
-
-bool is_scalar(PyObject *object) {
-    PyTypeObject *type = Py_TYPE(object);
-    if (type == &PyUnicode_Type) return is_exact_text(object);
-    if (type == &PyLong_Type) return fits_64_bits(object);
-    return type == &PyFloat_Type || object == Py_None || type == &PyBool_Type || type == &PyBytes_Type;
-}
-
-// Scalars, and lists of, and dicts from text to, such values.
-bool is_nested(PyObject *object, int depth) {
-    if (is_scalar(object)) return true;
-    if (depth == kDepthMost) return false;
-    if (PyList_CheckExact(object)) {
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) {
-            if (!is_nested(PyList_GET_ITEM(object, i), depth + 1)) return false;
-        }
-        return true;
-    }
-    if (PyDict_CheckExact(object)) {
-        Py_ssize_t place = 0;
-        PyObject *key, *value;
-        while (PyDict_Next(object, &place, &key, &value)) {
-            if (!is_exact_text(key) || !is_nested(value, depth + 1)) return false;
-        }
-        return true;
-    }
-    return false;
-}
-
-// Runs no Python code, so the list cannot change under it.
-int kind_of(PyObject *records) {
-    const Py_ssize_t size = PyList_GET_SIZE(records);
-    PyObject **items = reinterpret_cast<PyListObject *>(records)->ob_item;
-    if (size > 0 && PyTuple_CheckExact(items[0])) {
-        const Py_ssize_t arity = PyTuple_GET_SIZE(items[0]);
-        if (arity == 0 || arity > kArityMost) return other;
-        for (Py_ssize_t i = 0; i < size; ++i) {
-            PyObject *record = items[i];
-            if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != arity) return other;
-            for (Py_ssize_t f = 0; f < arity; ++f) {
-                if (!is_nested(PyTuple_GET_ITEM(record, f), 0)) return other;
-            }
-        }
-        return tuples | static_cast<int>(arity) << kKindBits;
-    }
-    Py_ssize_t i = 0;
-    while (i < size && is_exact_text(items[i])) ++i;
-    if (i == size) return text;
-    while (i < size && is_scalar(items[i])) ++i;
-    if (i == size) return scalars;
-    while (i < size && is_nested(items[i], 0)) ++i;
-    return i == size ? nested : other;
-}
-
-// A dict of any kind, as a whole. Runs no Python code either.
-int kind_of_map(PyObject *entries) {
-    Py_ssize_t place = 0;
-    PyObject *key, *value;
-    while (PyDict_Next(entries, &place, &key, &value)) {
-        if (!is_scalar(key) || !is_nested(value, 0)) return other;
-    }
-    return map;
-}
-
-PyObject *classify(PyObject *, PyObject *records) {
-    if (PyDict_Check(records)) return PyLong_FromLong(kind_of_map(records));
-    return check_list(records, "records") ? PyLong_FromLong(kind_of(records)) : nullptr;
-}
-
 template <typename Function>
 PyCFunction as_method(Function function) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -517,11 +403,6 @@ void bind_lists(nanobind::module_ &m) {
                    "(keys, *columns) of what is its own, in order. `table` gives the task of each key group as\n"
                    "native unsigned 16-bit numbers. The exception for a key that cannot be hashed has the key's\n"
                    "position as its attribute `index`.")},
-        {"classify", classify, METH_O,
-         PyDoc_STR("classify(records) -> int\n\n"
-                   "Which codec keeps the types of all records: 0 none but pickle, 1 all str, 2 scalars,\n"
-                   "3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists\n"
-                   "and dicts. Of a dict as a whole: 5 its keys are scalars and its values nested, else 0.")},
         {nullptr, nullptr, 0, nullptr},
     };
     if (PyModule_AddFunctions(m.ptr(), methods) < 0) nanobind::raise_python_error();

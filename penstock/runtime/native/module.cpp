@@ -1,8 +1,10 @@
-// The extension module penstock.runtime._native: the ring (ring_py.cpp) and the list kernels (lists_py.cpp).
+// The extension module penstock.runtime._native: the ring (ring_py.cpp), the list kernels (lists_py.cpp) and
+// the packing of lists (pack_py.cpp).
 #include "module.hpp"
 
 NB_MODULE(_native, m) {
-    m.doc() = "Penstock's native core: the OSRBuffer ring, and hashing and partitioning of whole lists.";
+    m.doc() = "Penstock's native core: the OSRBuffer ring, and hashing, partitioning and packing of whole lists.";
     bind_ring(m);
     bind_lists(m);
+    bind_pack(m);
 }

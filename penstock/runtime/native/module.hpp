@@ -5,3 +5,4 @@
 
 void bind_ring(nanobind::module_ &m);
 void bind_lists(nanobind::module_ &m);
+void bind_pack(nanobind::module_ &m);

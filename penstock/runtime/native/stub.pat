@@ -25,6 +25,6 @@ partition$:
     ) -> list[tuple[list[Any], ...]]:
         \doc
 
-classify$:
-    def classify(records: list[Any] | dict[Any, Any], /) -> int:
+pack$:
+    def pack(records: list[Any] | dict[Any, Any], /) -> tuple[int, bytes] | None:
         \doc

@@ -1,0 +1,378 @@
+// Lists of records as msgpack, in one pass that also finds out whether that keeps their types: codec.py says what for.
+// Most of what is packed lies all over the heap, so the pass asks for objects some way ahead of reading them.
+//
+// No Python code runs here, so no list or dict can change while it is read.
+#include "module.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "hash.hpp"
+
+namespace {
+
+// A kind of list, with the arity of tuples in the bits above it. codec.py holds the same numbers.
+enum Kind : int { other = 0, text = 1, scalars = 2, tuples = 3, nested = 4, map = 5 };
+constexpr int kKindBits = 3;
+constexpr Py_ssize_t kArityMost = 255;
+// Deeper or cyclic values go to the codec that follows references. Low, as each level may multiply shared parts.
+constexpr int kDepthMost = 8;
+constexpr Py_ssize_t kAhead = 12;  // objects: about as many as memory brings at a time
+constexpr std::size_t kLengthMost = std::numeric_limits<std::uint32_t>::max();  // msgpack's
+constexpr std::size_t kHeaderMost = 9;  // of a value, or the whole of a number
+
+void ask_for(PyObject *object) noexcept {
+    __builtin_prefetch(object);
+    __builtin_prefetch(reinterpret_cast<char *>(object) + 48);  // where the text of a short string begins
+}
+
+// A bytes object that grows.
+class Out {
+  public:
+    explicit Out(std::size_t size) noexcept : bytes_(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(size))) {
+        if (bytes_ == nullptr) return;
+        at_ = begin();
+        end_ = at_ + size;
+    }
+    Out(const Out &) = delete;
+    Out &operator=(const Out &) = delete;
+    ~Out() { Py_XDECREF(bytes_); }
+
+    // Room for `size` bytes more; false with a MemoryError.
+    bool room(std::size_t size) noexcept {
+        if (bytes_ != nullptr && std::size_t(end_ - at_) >= size) [[likely]]
+            return true;
+        if (bytes_ == nullptr) return false;
+        const std::size_t used = std::size_t(at_ - begin()), wanted = 2 * (used + size);
+        if (_PyBytes_Resize(&bytes_, Py_ssize_t(wanted)) < 0) return false;
+        at_ = begin() + used;
+        end_ = begin() + wanted;
+        return true;
+    }
+
+    // What follows writes into room that was made.
+    void put(unsigned byte) noexcept { *at_++ = char(byte); }
+    template <class Number>
+    void put(unsigned byte, Number number) noexcept {  // big-endian
+        *at_++ = char(byte);
+        for (int shift = 8 * int(sizeof number) - 8; shift >= 0; shift -= 8) *at_++ = char(number >> shift);
+    }
+    void put(const void *data, std::size_t size) noexcept {
+        std::memcpy(at_, data, size);
+        at_ += size;
+    }
+    char *at() noexcept { return at_; }
+    void advance_to(char *at) noexcept { at_ = at; }
+    char *end() noexcept { return end_; }
+
+    // The bytes, or null with a MemoryError.
+    PyObject *finish() noexcept {
+        if (bytes_ != nullptr) _PyBytes_Resize(&bytes_, Py_ssize_t(at_ - begin()));
+        return std::exchange(bytes_, nullptr);
+    }
+
+  private:
+    char *begin() noexcept { return PyBytes_AS_STRING(bytes_); }
+    PyObject *bytes_;
+    char *at_ = nullptr, *end_ = nullptr;
+};
+
+// A copy without a call, for the short texts that keys mostly are; nothing outside of the data is read.
+inline void copy(char *to, const void *data, std::size_t size) noexcept {
+    const auto *from = static_cast<const char *>(data);
+    const auto ends = [=](std::size_t part) {
+        std::memcpy(to, from, part);
+        std::memcpy(to + size - part, from + size - part, part);
+    };
+    if (size > 32) {  // not by one memcpy: as the size is known to be small, a compiler makes string instructions of it
+        for (std::size_t done = 0; done + 16 < size; done += 16) std::memcpy(to + done, from + done, 16);
+        std::memcpy(to + size - 16, from + size - 16, 16);
+    } else if (size >= 16) {
+        ends(16);
+    } else if (size >= 8) {
+        ends(8);
+    } else if (size >= 4) {
+        ends(4);
+    } else if (size > 0) {
+        to[0] = from[0];
+        to[size / 2] = from[size / 2];
+        to[size - 1] = from[size - 1];
+    }
+}
+
+// Writes a short ASCII text or a small int and returns where it ends; null: it is neither, or might not fit before `end`.
+// `is_text` tells which. Without `Out`, which every byte written might change, as far as a compiler knows.
+inline char *put_quickly(char *at, char *end, PyObject *object, bool &is_text) noexcept {
+    PyTypeObject *type = Py_TYPE(object);
+    is_text = type == &PyUnicode_Type;
+    if (is_text) {
+        if (!PyUnicode_IS_COMPACT_ASCII(object)) return nullptr;
+        const Py_ssize_t length = PyUnicode_GET_LENGTH(object);
+        if (length > 0xff || length + 2 > end - at) return nullptr;
+        if (length >= 32) *at++ = char(0xd9);
+        *at++ = char(length < 32 ? 0xa0 | length : length);
+        copy(at, PyUnicode_1BYTE_DATA(object), std::size_t(length));
+        return at + length;
+    }
+    if (end - at < 5) return nullptr;
+    if (type != &PyLong_Type) return nullptr;
+#if PY_VERSION_HEX >= 0x030c0000
+    if (!PyUnstable_Long_IsCompact(reinterpret_cast<PyLongObject *>(object))) return nullptr;
+    const Py_ssize_t value = PyUnstable_Long_CompactValue(reinterpret_cast<PyLongObject *>(object));
+#else
+    const Py_ssize_t size = Py_SIZE(object);
+    if (size != 0 && size != 1) return nullptr;
+    const Py_ssize_t value = size == 0 ? 0 : Py_ssize_t(reinterpret_cast<PyLongObject *>(object)->ob_digit[0]);
+#endif
+    if (value < 0) return nullptr;
+    if (value < 128) {
+        *at++ = char(value);
+    } else if (value <= 0xffff) {
+        *at++ = char(0xcd);
+        *at++ = char(value >> 8);
+        *at++ = char(value);
+    } else {
+        *at++ = char(0xce);
+        for (int shift = 24; shift >= 0; shift -= 8) *at++ = char(value >> shift);
+    }
+    return at;
+}
+
+// Every function below that says bool: false is "not in msgpack, or not with its type", or a MemoryError.
+
+bool put_length(Out &out, std::size_t length, unsigned fix, unsigned fix_most, unsigned code16) {
+    if (length > kLengthMost || !out.room(kHeaderMost)) return false;
+    if (length <= fix_most) out.put(fix | unsigned(length));
+    else if (length <= 0xffff) out.put(code16, std::uint16_t(length));
+    else out.put(code16 + 1, std::uint32_t(length));
+    return true;
+}
+bool put_list(Out &out, Py_ssize_t size) { return put_length(out, std::size_t(size), 0x90, 15, 0xdc); }
+bool put_map(Out &out, Py_ssize_t size) { return put_length(out, std::size_t(size), 0x80, 15, 0xde); }
+
+// The header of a text or of bytes of up to `most` bytes, and room for them.
+bool put_text_header(Out &out, std::size_t most, bool is_text, std::size_t exact) {
+    if (most > kLengthMost || !out.room(kHeaderMost + most)) return false;
+    if (is_text && most < 32) out.put(0xa0 | unsigned(exact));
+    else if (most <= 0xff) out.put(is_text ? 0xd9 : 0xc4, std::uint8_t(exact));
+    else if (most <= 0xffff) out.put(is_text ? 0xda : 0xc5, std::uint16_t(exact));
+    else out.put(is_text ? 0xdb : 0xc6, std::uint32_t(exact));
+    return true;
+}
+
+template <class Unit>
+bool put_wide(Out &out, const Unit *units, std::size_t length) {
+    std::size_t size = 0;
+    for (std::size_t i = 0; i < length; ++i) {
+        const std::uint32_t c = units[i];
+        if ((c & ~std::uint32_t{0x7ff}) == 0xd800) return false;  // a lone surrogate: UTF-8 has none
+        size += c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    }
+    if (!put_text_header(out, size, true, size)) return false;
+    auto *at = reinterpret_cast<unsigned char *>(out.at());
+    out.advance_to(reinterpret_cast<char *>(penstock::encode_utf8(units, length, at)));
+    return true;
+}
+
+bool put_text(Out &out, PyObject *object) {
+#if PY_VERSION_HEX < 0x030c0000
+    if (!PyUnicode_IS_READY(object)) return false;  // nobody makes these now
+#endif
+    const auto length = std::size_t(PyUnicode_GET_LENGTH(object));
+    const void *data = PyUnicode_DATA(object);
+    if (PyUnicode_IS_ASCII(object)) [[likely]] {
+        if (!put_text_header(out, length, true, length)) return false;
+        out.put(data, length);
+        return true;
+    }
+    switch (PyUnicode_KIND(object)) {
+        case PyUnicode_1BYTE_KIND: return put_wide(out, static_cast<const Py_UCS1 *>(data), length);
+        case PyUnicode_2BYTE_KIND: return put_wide(out, static_cast<const Py_UCS2 *>(data), length);
+        default: return put_wide(out, static_cast<const Py_UCS4 *>(data), length);
+    }
+}
+
+bool put_int(Out &out, PyObject *object) {
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    if (!out.room(kHeaderMost) || overflow < 0) return false;
+    if (overflow > 0) {
+        const unsigned long long large = PyLong_AsUnsignedLongLong(object);
+        if (large == std::numeric_limits<unsigned long long>::max() && PyErr_Occurred()) {
+            PyErr_Clear();
+            return false;
+        }
+        out.put(0xcf, std::uint64_t(large));
+    } else if (value >= -32 && value < 128) {
+        out.put(unsigned(value) & 0xff);
+    } else if (value >= 0) {
+        if (value <= 0xff) out.put(0xcc, std::uint8_t(value));
+        else if (value <= 0xffff) out.put(0xcd, std::uint16_t(value));
+        else if (value <= 0xffffffff) out.put(0xce, std::uint32_t(value));
+        else out.put(0xcf, std::uint64_t(value));
+    } else {
+        if (value >= INT8_MIN) out.put(0xd0, std::uint8_t(value));
+        else if (value >= INT16_MIN) out.put(0xd1, std::uint16_t(value));
+        else if (value >= INT32_MIN) out.put(0xd2, std::uint32_t(value));
+        else out.put(0xd3, std::uint64_t(value));
+    }
+    return true;
+}
+
+// A scalar that is not a text.
+bool put_scalar(Out &out, PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    if (type == &PyLong_Type) return put_int(out, object);
+    if (type == &PyFloat_Type) {
+        if (!out.room(kHeaderMost)) return false;
+        out.put(0xcb, std::bit_cast<std::uint64_t>(PyFloat_AS_DOUBLE(object)));
+    } else if (type == &PyBytes_Type) {
+        const auto size = std::size_t(PyBytes_GET_SIZE(object));
+        if (!put_text_header(out, size, false, size)) return false;
+        out.put(PyBytes_AS_STRING(object), size);
+    } else if (object == Py_None || type == &PyBool_Type) {
+        if (!out.room(1)) return false;
+        out.put(object == Py_None ? 0xc0 : object == Py_True ? 0xc3 : 0xc2);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+// A scalar, or a list of, or a dict from text to, such values. `kind` rises to what a list of it is.
+bool put_value(Out &out, PyObject *object, int depth, Kind &kind) {
+    if (PyUnicode_CheckExact(object)) return put_text(out, object);
+    const bool is_list = PyList_CheckExact(object);
+    if (!is_list && !PyDict_CheckExact(object)) {
+        kind = std::max(kind, scalars);
+        return put_scalar(out, object);
+    }
+    kind = nested;
+    if (depth == kDepthMost) return false;
+    if (is_list) {
+        const Py_ssize_t size = PyList_GET_SIZE(object);
+        if (!put_list(out, size)) return false;
+        for (Py_ssize_t i = 0; i < size; ++i) {
+            if (!put_value(out, PyList_GET_ITEM(object, i), depth + 1, kind)) return false;
+        }
+        return true;
+    }
+    if (!put_map(out, PyDict_GET_SIZE(object))) return false;
+    Py_ssize_t place = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(object, &place, &key, &value)) {
+        if (!PyUnicode_CheckExact(key) || !put_text(out, key) || !put_value(out, value, depth + 1, kind)) return false;
+    }
+    return true;
+}
+
+// The code of a list, or `other`.
+int put_records(Out &out, PyObject *records) {
+    const Py_ssize_t size = PyList_GET_SIZE(records);
+    PyObject **items = reinterpret_cast<PyListObject *>(records)->ob_item;
+    if (!put_list(out, size)) return other;
+    Kind kind = text;
+    if (size == 0 || !PyTuple_CheckExact(items[0])) {
+        for (Py_ssize_t i = 0; i < size;) {
+            char *at = out.at(), *const end = out.end();
+            bool only_texts = true;
+            for (; i < size; ++i) {
+                if (i + kAhead < size) ask_for(items[i + kAhead]);
+                bool is_text;
+                char *next = put_quickly(at, end, items[i], is_text);
+                if (next == nullptr) break;
+                only_texts = only_texts && is_text;
+                at = next;
+            }
+            out.advance_to(at);
+            if (!only_texts) kind = std::max(kind, scalars);
+            if (i < size && !put_value(out, items[i++], 0, kind)) return other;
+        }
+        return kind;
+    }
+    const Py_ssize_t arity = PyTuple_GET_SIZE(items[0]);
+    if (arity == 0 || arity > kArityMost) return other;
+    for (Py_ssize_t i = 0; i < size; ++i) {
+        PyObject *record = items[i];
+        if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != arity || !put_list(out, arity)) return other;
+        for (Py_ssize_t f = 0; f < arity; ++f) {
+            PyObject *field = PyTuple_GET_ITEM(record, f);
+            bool is_text;
+            if (char *at = put_quickly(out.at(), out.end(), field, is_text)) out.advance_to(at);
+            else if (!put_value(out, field, 0, kind)) return other;
+        }
+    }
+    return tuples | int(arity) << kKindBits;
+}
+
+// The code of a dict of any class, as a whole, or `other`.
+int put_entries(Out &out, PyObject *entries) {
+    if (!put_map(out, PyDict_GET_SIZE(entries))) return other;
+    Py_ssize_t place = 0, ahead = 0;
+    PyObject *key, *value;
+    for (Py_ssize_t i = 0; i < kAhead && PyDict_Next(entries, &ahead, &key, &value); ++i) ask_for(key);
+    Kind kind = text;
+    while (PyDict_Next(entries, &place, &key, &value)) {
+        if (PyObject *later, *of_it; PyDict_Next(entries, &ahead, &later, &of_it)) {
+            ask_for(later);
+            __builtin_prefetch(of_it);
+        }
+        bool is_text;
+        if (char *at = put_quickly(out.at(), out.end(), key, is_text)) {
+            if ((at = put_quickly(at, out.end(), value, is_text)) != nullptr) {
+                out.advance_to(at);
+                continue;
+            }
+        }
+        if (!(PyUnicode_CheckExact(key) ? put_text(out, key) : put_scalar(out, key))) return other;
+        if (!put_value(out, value, 0, kind)) return other;
+    }
+    return map;
+}
+
+// About what a list will take, by some of its records: to grow by doubling costs as much again, for texts.
+std::size_t estimate(PyObject *records) {
+    constexpr Py_ssize_t kLooks = 8;
+    const Py_ssize_t size = PyList_GET_SIZE(records), step = std::max<Py_ssize_t>(1, size / kLooks);
+    std::size_t seen = 0, bytes = 0;
+    for (Py_ssize_t i = step / 2; i < size; i += step, ++seen) {
+        PyObject *record = PyList_GET_ITEM(records, i);
+        bytes += PyUnicode_CheckExact(record) ? std::size_t(PyUnicode_GET_LENGTH(record)) + 3
+                 : PyTuple_CheckExact(record) ? 12 * std::size_t(PyTuple_GET_SIZE(record)) + 1
+                                              : 6;
+    }
+    return seen == 0 ? 0 : (bytes * 9 / 8 / seen + 1) * std::size_t(size);
+}
+
+PyObject *pack(PyObject *, PyObject *records) {
+    const bool is_map = PyDict_Check(records);
+    if (!is_map && !PyList_Check(records)) {
+        PyErr_Format(PyExc_TypeError, "records must be a list or a dict, not %.100s", Py_TYPE(records)->tp_name);
+        return nullptr;
+    }
+    Out out(64 + (is_map ? 20 * std::size_t(PyDict_GET_SIZE(records)) : estimate(records)));
+    const int code = is_map ? put_entries(out, records) : put_records(out, records);
+    if (PyErr_Occurred()) return nullptr;
+    if (code == other) Py_RETURN_NONE;
+    PyObject *bytes = out.finish();
+    return bytes == nullptr ? nullptr : Py_BuildValue("(iN)", code, bytes);
+}
+
+}  // namespace
+
+void bind_pack(nanobind::module_ &m) {
+    static PyMethodDef methods[] = {
+        {"pack", pack, METH_O,
+         PyDoc_STR("pack(records) -> (code, msgpack) or None\n\n"
+                   "A list as msgpack, with the code of what keeps the types of all records: 1 all str, 2 scalars,\n"
+                   "3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists and\n"
+                   "dicts. Of a dict as a whole: 5 its keys are scalars and its values nested. None: msgpack would\n"
+                   "not keep them.")},
+        {nullptr, nullptr, 0, nullptr},
+    };
+    if (PyModule_AddFunctions(m.ptr(), methods) < 0) nanobind::raise_python_error();
+}
