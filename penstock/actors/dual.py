@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,10 @@ _FIRST_GUESS = Calibration(batch=BatchCost(0.25, 400_000.0))
 
 # Within which a bridge that has failed to answer a micro-batch must show that it lives.
 _ALIVE_S = 5.0
+
+# A switch at which for so long nobody has gone to Spark may be one to a bridge that has died unused: workers cannot
+# find it then, and no micro-batch fails that would tell.
+_UNHEARD_S = 10.0
 
 # Micro-batches of an overload are of a size that has all under way at a time fit into Spark's memory, whatever that
 # answers, and an answer come within seconds; but not below the least, where its fixed cost is most of it.
@@ -73,10 +77,11 @@ class _Range:
     form: RangeForm
     detector: BurstDetector
     decision: Decision | None = None
-    queue: float | None = None  # at the last look
-    taken: int = 0  # records by then, in both paradigms
-    diverted: int = 0  # of those, in the operation stream
-    busy_ns: int = 0
+    # Of each task by the last observation: records taken in both paradigms, records that waited, ns busy.
+    done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    answered: dict[int, int] = field(default_factory=dict)  # of each task: records that Spark has answered
+    diverted: int = 0  # of all
+    observed: int = 0  # of those, by the last observation
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # of each task: its diversion, the last micro-batch
     failed: str | None = None  # why the last diversion ended that did so by itself
     parts: dict[int, int] = field(default_factory=dict)  # while it is in Spark: chain -> up to which position
@@ -100,12 +105,14 @@ class Dual:
         name: str,
         ask: Callable[[], list[tuple[int, list[dict[str, Any]]]]],
         tell: Callable[[int, str, tuple[Any, ...]], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._plan = plan
         self._options = options
         self._name = name
         self._ask = ask
         self._tell = tell
+        self._clock = clock
         self._lives = 0  # of the bridge
         self._bridge: Any = None
         self._bridge_name = ""
@@ -117,8 +124,9 @@ class Dual:
         self.stays: dict[str, str] = {}  # chain -> why nothing of it can cross
         self._ranges: list[_Range] = []
         self._counts: dict[str, tuple[float, float]] = {}  # of operators that run as records
-        self._counted: dict[tuple[int, str], tuple[int, int]] = {}
+        self._counted: dict[tuple[int, str], tuple[int, int, bool]] = {}  # by the last look; the task was diverted
         self._failures: set[tuple[int, str]] = set()  # diversions that ended by themselves, and why
+        self._warned: set[str] = set()  # since Spark was there
         for chain in plan.chains:
             form = range_form(plan, chain)
             if isinstance(form, str):
@@ -178,7 +186,7 @@ class Dual:
 
     def _look(self) -> None:
         reports = self._ask()
-        now = time.monotonic()
+        now = self._clock()
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
             self._tell_detectors(outcome[0], now, outcome[1])
@@ -190,32 +198,38 @@ class Dual:
         for worker, loads in reports:
             for task in loads:
                 tasks[task["chain"]].append((worker, task))
-                self._count(task)
+        self._count(task for _, loads in reports for task in loads)
         for range_ in self._ranges:
-            if tasks[range_.form.chain] and self._leader(range_) is None:
+            own = tasks[range_.form.chain]
+            if own and self._leader(range_) is None:
                 self._decide(range_, tasks, now)
+            else:
+                self._answered(range_, [task for _, task in own])
 
     def _leader(self, range_: _Range) -> _Range | None:
         """The range that begins before this one and has taken its operators to Spark too."""
         chain = range_.form.chain
         return next((other for other in self._ranges if other is not range_ and chain in other.parts), None)
 
-    def _count(self, task: dict[str, Any]) -> None:
-        """Take in what a task's operators took and gave; those of a diverted task know of their range's ends only."""
-        for name, taken, given in task["operators"]:
-            at = (task["number"], name)
-            before_taken, before_given = self._counted.get(at, (0, 0))
-            self._counted[at] = (taken, given)
-            if task["diverted"] is None and taken >= before_taken and given >= before_given:
-                so_far = self._counts.get(name, (0.0, 0.0))
-                self._counts[name] = (
-                    _KEPT * so_far[0] + taken - before_taken,
-                    _KEPT * so_far[1] + given - before_given,
-                )
+    def _count(self, loads: Iterable[dict[str, Any]]) -> None:
+        """Take in what operators took and gave; those of a diverted task know of their range's ends only."""
+        found: dict[str, tuple[int, int]] = {}
+        for task in loads:
+            diverted = task["diverted"] is not None
+            for name, taken, given in task["operators"]:
+                at = (task["number"], name)
+                before_taken, before_given, was_diverted = self._counted.get(at, (0, 0, False))
+                self._counted[at] = (taken, given, diverted)
+                if not (diverted or was_diverted) and taken >= before_taken and given >= before_given:
+                    so_far = found.get(name, (0, 0))
+                    found[name] = (so_far[0] + taken - before_taken, so_far[1] + given - before_given)
+        for name, (taken, given) in found.items():
+            kept = self._counts.get(name, (0.0, 0.0))
+            self._counts[name] = (_KEPT * kept[0] + taken, _KEPT * kept[1] + given)
 
     def _cut(self, range_: _Range) -> None:
         """Find out how far a range reaches that is about to go to Spark."""
-        forms = [one.form for one in self._ranges if not one.parts]
+        forms = [one.form for one in self._ranges if not one.parts and self._leader(one) is None]
         plan = self._plan
         found = switch_range(
             parts.vertices(plan, forms, self._counts),
@@ -232,7 +246,8 @@ class Dual:
         detector = range_.detector
         decision = detector.observe(self._observation(range_, [task for _, task in by_chain[range_.form.chain]], now))
         range_.decision = decision
-        if decision.warning is not None:
+        if decision.warning is not None and decision.warning not in self._warned:  # each range has it to say
+            self._warned.add(decision.warning)
             logger.warning("job %s: %s", self._name, decision.warning)
         if decision.prepare:
             self._prepare(now)
@@ -247,6 +262,8 @@ class Dual:
             self._failures.update(new)
             range_.failed = new[0][1]
             self._fail(range_, now, new[0][1])
+        elif detector.state == "SWITCHING" and not diverted and now - (detector.since_s or now) > _UNHEARD_S:
+            self._lose_if_dead(now, "the bridge does not answer")
         state = detector.state
         if state in ("SWITCHING", "OPERATION"):
             spark = self._spark
@@ -271,15 +288,38 @@ class Dual:
         range_.parts = {}
 
     def _observation(self, range_: _Range, tasks: list[dict[str, Any]], now: float) -> Observation:
-        taken = sum(task["operators"][0][1] for task in tasks)
-        # What is under way in Spark waits too: it counts as taken when it is answered.
-        queue = float(sum(task["queued"] + task["behind"] + task["under_way"] for task in tasks))
-        busy = sum(task["busy_ns"] for task in tasks)
+        batches = self._answered(range_, tasks)
+        in_spark, range_.observed = range_.diverted - range_.observed, range_.diverted
+        waiting = arrivals = more = busy_ns = 0
+        for task in tasks:
+            taken, busy = task["operators"][0][1], task["busy_ns"]
+            # What is under way in Spark waits too: it counts as taken when it is answered.
+            queue = task["queued"] + task["behind"] + task["under_way"]
+            waiting += queue
+            # Task by task: one of a worker that has missed a look, or was started again, counts from where it was.
+            taken_before, queue_before, busy_before = range_.done.get(task["number"], (taken, queue, busy))
+            range_.done[task["number"]] = (taken, queue, busy)
+            more += max(0, taken - taken_before)
+            arrivals += max(0, taken - taken_before) + queue - queue_before
+            busy_ns += max(0, busy - busy_before)
+        return Observation(
+            now,
+            float(waiting),
+            arrivals=float(max(0, arrivals)),
+            processed=float(max(0, more - in_spark)),
+            busy_s=busy_ns / 1e9 / len(tasks),
+            batches=batches,
+        )
+
+    def _answered(self, range_: _Range, tasks: list[dict[str, Any]]) -> tuple[MicroBatch, ...]:
+        """Count the records that Spark has answered; the micro-batches to measure it by."""
         batches: list[MicroBatch] = []
-        in_spark = 0
         # Those under way share Spark's cores: each takes as much longer, and all together no less.
         beside = max(1, sum(task["diverted"]["under_way"] for task in tasks if task["diverted"] is not None))
         for task in tasks:
+            answered, before = task["answered"], range_.answered.get(task["number"], 0)
+            range_.answered[task["number"]] = answered
+            range_.diverted += answered - before if answered >= before else answered  # it was started again
             story = task["diverted"]
             if story is None:
                 continue
@@ -289,23 +329,9 @@ class Dual:
             for number, records, seconds in story["recent"]:
                 if number > last:
                     range_.seen[task["number"]] = (story["id"], number)
-                    in_spark += records
                     if number > 1:  # the first loads and compiles
                         batches.append(MicroBatch(records, seconds / beside))
-        before, range_.queue = range_.queue, queue
-        more, range_.taken = max(0, taken - range_.taken), taken
-        busy, range_.busy_ns = max(0, busy - range_.busy_ns), busy
-        range_.diverted += in_spark
-        if before is None:
-            return Observation(now, queue, 0.0)
-        return Observation(
-            now,
-            queue,
-            arrivals=max(0.0, more + queue - before),
-            processed=max(0.0, more - in_spark),
-            busy_s=busy / 1e9 / len(tasks),
-            batches=tuple(batches),
-        )
+        return tuple(batches)
 
     # --- the bridge ------------------------------------------------------------------------------------------------
 
@@ -342,23 +368,33 @@ class Dual:
         self._outcome = ("ready", "")
 
     def _tell_detectors(self, event: Event, now: float, why: str = "") -> None:
+        if event == "ready":
+            self._warned.clear()
         for range_ in self._ranges:
             if range_.detector.awaits_preparation:
                 range_.detector.happened(event, now, why)
 
     def _fail(self, range_: _Range, now: float, why: str) -> None:
         """A micro-batch of a range was not answered: its tasks go on with records."""
+        # Of a range that comes back already the loss is known, or is none.
+        if not self._lose_if_dead(now, why) and range_.detector.state != "RETURNING":
+            range_.detector.happened("bridge lost", now, why)
+
+    def _lose_if_dead(self, now: float, why: str) -> bool:
+        """Whether the bridge has died: then it is lost for all ranges."""
         with self._lock:
             bridge = self._bridge
-        others = False
-        if bridge is not None:
-            try:
-                ray.get(bridge.executors.remote(), timeout=_ALIVE_S)
-            except Exception:
-                others = True  # it is gone for all
-                ray.kill(bridge)
-                with self._lock:
-                    self._bridge = None
+        if bridge is None:
+            return False
+        try:
+            ray.get(bridge.executors.remote(), timeout=_ALIVE_S)
+            return False
+        except Exception:
+            ray.kill(bridge)
+        with self._lock:
+            if self._bridge is not bridge:  # the job has ended meanwhile
+                return False
+            self._bridge, self._spark = None, f"lost: {why}"
         for one in self._ranges:
-            if one is range_ or others:
-                one.detector.happened("bridge lost", now, why)
+            one.detector.happened("bridge lost", now, why)
+        return True

@@ -110,7 +110,7 @@ class _Barrier:
 
 
 class Diversion:
-    """The diverted input of one task; see the module's docstring. Used by the loop's thread only."""
+    """The diverted input of one task; see the module's docstring. Used by the loop's thread, but for `records`."""
 
     def __init__(self, task: Task, divert: Divert, bridge: Bridge, wake: Callable[[], None]) -> None:
         self.task = task
@@ -124,8 +124,8 @@ class Diversion:
 
     @property
     def records(self) -> int:
-        """Records under way."""
-        return sum(item.records for item in self._queue if isinstance(item, _UnderWay))
+        """Records under way; other threads may ask."""
+        return sum(item.records for item in tuple(self._queue) if isinstance(item, _UnderWay))
 
     def leave(self) -> None:
         """Take nothing more up; the task goes on with records when all is answered."""
@@ -217,6 +217,7 @@ class Diversion:
         story = self.story
         story.batches += 1
         story.records += item.records
+        task.answered += item.records
         story.spark_ns += int(answer.seconds * 1e9)
         waited = task.clock() - item.since
         story.waited_ns += waited

@@ -310,15 +310,17 @@ def _close(tasks: list[Task], failed: bool) -> None:
 
 def _task_load(task: Task) -> dict[str, Any]:
     """What decides in which paradigm a task runs; cheap, as it is asked for all the time."""
+    diversion = task.diversion  # which may end meanwhile: this is another thread than the loop's
     return {
         "number": task.task.number,
         "chain": task.task.chain,
         "finished": task.finished,
         "queued": task.queued,
-        "diverted": None if task.diversion is None else task.diversion.story.plain(),
+        "diverted": None if diversion is None else diversion.story.plain(),
         "diversion_failed": task.diversion_failed,
+        "answered": task.answered,
         "behind": task.behind(),
-        "under_way": task.diversion.records if task.diversion is not None else 0,
+        "under_way": 0 if diversion is None else diversion.records,
         "busy_ns": task.busy_ns,
         "operators": [(stage.context.operator.name, stage.records_in, stage.records_out) for stage in task.stages],
     }

@@ -92,6 +92,7 @@ class Task:
         self._mark_sent: int | None = None
         self.diversion: Diversion | None = None  # set while its input goes to the operation stream
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
+        self.answered = 0  # records of its input, by the operation stream
         self._own_diverted: StageState | None = None  # what a source had read at a barrier that is passed on later
         self._divert: tuple[Divert, Bridge, Callable[[], None]] | None = None  # from the next barrier on
         self.care: Care | None = None  # set in a task that has died in a step before
