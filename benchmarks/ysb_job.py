@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import penstock as ps
 from benchmarks.common import ray_cluster, scratch, wait_until
-from benchmarks.ysb_load import NS, Gated, Load, Results, UpdateSink, start
+from benchmarks.ysb_load import NS, Gated, GatedFiles, Load, Results, UpdateSink, start
 from penstock.actors import Job
 from penstock.actors import run as start_job
 from penstock.apps import ysb
@@ -90,18 +90,22 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
 
 
-def flow_of(load: Load, folder: Path, *, updates: bool) -> ps.Flow:
+def flow_of(load: Load, folder: Path, *, updates: bool, files: list[str] | None = None) -> ps.Flow:
     """The topology with a gate before it and the noting store behind it."""
     sink: Sink = UpdateSink(str(folder))
     campaigns = load.events.campaigns()
-    return ysb.topology(Gated(load, str(folder)), campaigns, sink, updates=updates, name=f"bench-ysb-{next(_number)}")
+    source = Gated(load, str(folder)) if files is None else GatedFiles(files, str(folder))
+    return ysb.topology(source, campaigns, sink, updates=updates, name=f"bench-ysb-{next(_number)}")
 
 
-def play(load: Load, form: Form, *, updates: bool = True, every_s: float | None = None) -> Run:
+def play(
+    load: Load, form: Form, *, updates: bool = True, every_s: float | None = None, files: list[str] | None = None
+) -> Run:
     """Run the load through a job. `updates`: counts leave whenever they have changed, not when windows have ended.
-    `every_s`: take a status so often, from the start to the end."""
+    `every_s`: take a status so often, from the start to the end. `files`: where its events are, unless they are to be
+    made as they are read."""
     with scratch() as folder:
-        job = begin(flow_of(load, folder, updates=updates), form, folder)
+        job = begin(flow_of(load, folder, updates=updates, files=files), form, folder)
         try:
             _await_ready(job, form)
             began = start(folder)

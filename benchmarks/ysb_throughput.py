@@ -1,11 +1,11 @@
 """The most Yahoo events a second: records only, everything in Spark, and Spark without Penstock.
 
-A source that is never waited for hands over lines of JSON: to the record tasks as lists, to Spark as Arrow columns.
-Penstock's figure is a steady rate: events of the windows whose counts have left, over the time between the first and
-the last of these, without the first quarter (`Results.steady_rate`), so no start and no compiling is in it.
+All read the same lines of JSON from text files in memory; Penstock hands them to the record tasks as lists and to Spark
+as Arrow columns. Its figure is a steady rate: events of the windows whose counts have left, over the time between the
+first and the last of these, without the first quarter (`Results.steady_rate`), so no start and no compiling is in it.
 
-Spark alone is a batch job over the same lines in text files in memory: the same parse, filter, join and count, in the
-form that is quickest in a short trial, run several times in a warm session; the median counts. It keeps no state, is
+Spark alone is a batch job over the first of these files: the same parse, filter, join and count, in the form that is
+quickest in a short trial, run several times in a warm session; the median counts. It keeps no state, is
 never interrupted, and pays no micro-batch: more than any streaming engine on it could do. All run on the same two
 cores, and the counts of all are compared with what they must be.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +31,7 @@ FORMS = {
     RAYDP: Form(dual="spark-only", kind="raydp"),
 }
 STEPS = "20000:1000000s"  # event time: a window has 200,000 events
-_FILES = 8
+_FILE = 250_000  # events
 _PAPER = "the paper: 1.14 times Spark Streaming, 2.1 times Flink, on a cluster"
 
 
@@ -48,13 +48,22 @@ class Lines:
     def write(cls, folder: Path, load: Load) -> Lines:
         """Write them."""
         folder.mkdir()
-        share = load.number // _FILES
-        files = [folder / f"{i}.txt" for i in range(_FILES)]
-        for i, file in enumerate(files):
-            write_lines(load.events, i * share, share, file)
+        files = []
+        for first in range(0, load.number, _FILE):
+            files.append(folder / f"{first:010}.txt")
+            write_lines(load.events, first, min(_FILE, load.number - first), files[-1])
         campaigns = folder / "campaigns.json"
         campaigns.write_text(json.dumps(load.events.campaigns()))
         return cls(load, [str(file) for file in files], str(campaigns), folder / "result.json")
+
+    def beginning(self, number: int) -> Lines:
+        """The first `number` events, whole files."""
+        load = replace(self.load, limit=number)
+        return Lines(load, self.files[: number // _FILE], self.campaigns, self.result)
+
+    def job(self, form: Form) -> float:
+        """Events a second of a Penstock job."""
+        return ysb_job.play(self.load, form, updates=False, files=self.files).results.steady_rate()
 
     def spark_alone(self, forms: list[str], warm: int, repeats: int) -> dict[str, float]:
         """Events a second of each form: the median of the repeats. Checked."""
@@ -76,32 +85,23 @@ class Lines:
         return {form: self.load.number / median(times) for form, times in seconds.items()}
 
 
-def job(load: Load, form: Form) -> float:
-    """Events a second of a Penstock job."""
-    return ysb_job.play(load, form, updates=False).results.steady_rate()
-
-
 def run(bench: Bench) -> None:
     """See the module."""
-    numbers = bench.pick(
-        {RECORDS: 16_000_000, PYSPARK: 8_000_000, RAYDP: 8_000_000, ALONE: 2_000_000},
-        {RECORDS: 2_400_000, ALONE: 400_000},
-    )
-    loads = {who: Load(STEPS, paced=False, limit=number) for who, number in numbers.items()}
+    number, alone, short = bench.pick((8_000_000, 2_000_000, 500_000), (2_500_000, 500_000, 0))
     with scratch() as folder:
-        full = Lines.write(folder / "full", loads[ALONE])
+        lines = Lines.write(folder / "lines", Load(STEPS, paced=False, limit=number))
         parser = "from_json"
-        if not bench.quick:
-            trial = Lines.write(folder / "trial", Load(STEPS, paced=False, limit=400_000)).spark_alone([*PARSERS], 3, 3)
+        if short:
+            trial = lines.beginning(short).spark_alone([*PARSERS], 3, 3)
             parser = max(trial, key=lambda name: trial[name])
             for name, rate in trial.items():
                 bench.say(f"trial of Spark alone, {name}: {rate:,.0f} events/s")
-        contestants: dict[str, Callable[[], float]] = {
-            who: partial(job, loads[who], form) for who, form in FORMS.items() if who in loads
-        }
-        contestants[ALONE] = lambda: full.spark_alone([parser], *bench.pick((2, 3), (0, 1)))[parser]
+        forms = {RECORDS: FORMS[RECORDS]} if bench.quick else FORMS
+        contestants: dict[str, Callable[[], float]] = {who: partial(lines.job, form) for who, form in forms.items()}
+        part = lines.beginning(alone)
+        contestants[ALONE] = lambda: part.spark_alone([parser], *bench.pick((2, 3), (0, 1)))[parser]
         results = bench.take_turns(contestants, runs=(bench.runs + 1) // 2, unit="events/s")
-    peer_config = f"local[{CORES}], {parser}, {_FILES} files in memory"
+    peer_config = f"local[{CORES}], {parser}, {alone // _FILE} of the files"
     for who, form in FORMS.items():
         if who not in results:
             continue
