@@ -6,7 +6,8 @@ everything (it is *whole*). There are two ways to know what has changed:
 - `KeyedMap` notes the entries that a batch has changed, right behind it, while they are in the processor's caches:
   looking them up again at the barrier would stop the task for many times as long.
 - `LoggedMap`, for aggregates, keeps the partials that were merged, encoded: no look-up at all. Whoever reads them back
-  merges them again.
+  merges them again. When most of the map changes it saves all values and no key that was saved before (`KeyedValues`):
+  nothing of it is ever removed, so the keys keep their order, and the keys are most of what there is to touch.
 
 Both give up noting when that costs more than to save the map whole, and say so (`wants_whole`). Values may be changed
 in place by their owner after a delta was taken, so whoever takes one must encode it before the stage runs again.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from penstock.runtime.aggregate import Aggregate
@@ -32,6 +34,9 @@ _CHUNK_RECORDS = 4096
 
 # Deltas since the last whole snapshot may hold so many times the entries of the map: reading a task back takes as long.
 _DELTAS_MOST = 2
+
+# As many values cost about as much as one entry.
+_VALUES_COST = 4
 
 # Epochs for which a map of which most changes is saved whole before it is tried again to note changes.
 _BLIND_EPOCHS = 16
@@ -63,10 +68,25 @@ class KeyedLog:
 
 
 @dataclass
+class KeyedValues:
+    """All values of a keyed map, in its order. Its first `known` keys are those of the last snapshot of it that was
+    whole or of this kind, then come `keys`. `log`: what was merged into it behind that."""
+
+    known: int
+    keys: list[Any]
+    values: list[Any]
+    log: KeyedLog | None = None
+
+
+#: What a snapshot holds of a keyed map.
+Delta = KeyedDelta | KeyedWhole | KeyedLog | KeyedValues
+
+
+@dataclass
 class StageState:
     """What a stage saves: keyed maps by name, and something of the task's own that must be picklable."""
 
-    maps: dict[str, KeyedDelta | KeyedLog | KeyedWhole] = field(default_factory=dict)
+    maps: dict[str, Delta] = field(default_factory=dict)
     own: Any = None
 
 
@@ -169,6 +189,12 @@ class LoggedMap(_Saved):
         self._merged = 0  # records since the last delta
         self._saved = 0  # records in deltas since the last whole one
         self._blind = 0  # epochs to come in which nothing is logged
+        self._known: int | None = None  # entries whose place was saved since this began; None: none were
+
+    def restore(self, saved: dict[Any, Any]) -> None:
+        """Start from saved values."""
+        super().restore(saved)
+        self._known = None  # of what is behind a log, only who reads it all knows the order
 
     def log(self, keys: list[Any], values: list[Any], partial: bool) -> None:
         """These values have been added to those of these keys, or merged when they are partials; all of them."""
@@ -177,7 +203,7 @@ class LoggedMap(_Saved):
         self._merged += len(keys)
         if not self._logging:
             return
-        if self._merged > max(_CHUNK_RECORDS, len(self.values)):
+        if self._merged > max(_CHUNK_RECORDS, len(self.values) // 2):
             self._stop()
             self._blind = _BLIND_EPOCHS
             return
@@ -194,26 +220,36 @@ class LoggedMap(_Saved):
     @property
     def wants_whole(self) -> bool:
         """The next delta had better be whole."""
+        entries = len(self.values)
         if self._logging:
-            return self._saved + self._merged > _DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
-        return self._spoiled or self._merged > 0
+            return self._saved + self._merged > _DELTAS_MOST * max(_CHUNK_RECORDS, entries)
+        if self._known is None or 2 * self._known < entries or self._saved > _DELTAS_MOST * entries:
+            return self._spoiled or self._merged > 0
+        return self._spoiled
 
-    def delta(self, whole: bool) -> KeyedWhole | KeyedLog:
+    def delta(self, whole: bool) -> Delta:
         """The changes since the last delta, or everything."""
         assert self._tracked
         if self._keys and not whole:
             self._encode()
-        whole = whole or (not self._logging and self.wants_whole)
+        logged = self._logging
+        whole = whole or (not logged and self.wants_whole)
         chunks, merged = self._chunks, self._merged
         self._stop()
         self._blind = max(0, self._blind - 1)
-        self._logging = not self._blind or 2 * merged < len(self.values)
+        self._logging = not self._blind or 4 * merged < len(self.values)
         self._spoiled, self._merged = False, 0
         if whole:
-            self._saved = 0
+            self._saved, self._known = 0, len(self.values)
             return KeyedWhole(self.values)
-        self._saved += merged
-        return KeyedLog(chunks, self._aggregate.merging)
+        if logged or not merged:
+            self._saved += merged
+            return KeyedLog(chunks, self._aggregate.merging)
+        assert self._known is not None
+        known, self._known = self._known, len(self.values)
+        self._saved += len(self.values) // _VALUES_COST
+        new = list(islice(reversed(self.values), len(self.values) - known))
+        return KeyedValues(known, new[::-1], list(self.values.values()))
 
     def _encode(self) -> None:
         try:

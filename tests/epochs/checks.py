@@ -190,7 +190,7 @@ class Checks:
         files = self._cluster.store.files
         for blob in chain[len(done) :]:
             data = blob.data if blob.data is not None else files[blob.name]
-            _apply(data, None, states, self._cluster.plan.key_groups)
+            _apply(data, states, self._cluster.plan.key_groups)
         self._decoded[task] = (names, states)
         return states
 
@@ -350,7 +350,7 @@ class Checks:
                 states: dict[str, SavedState] = {}
                 blob = entry.blobs[-1]
                 data = blob.data if blob.data is not None else store.files[blob.name]
-                _apply(data, None, states, plan.key_groups)
+                _apply(data, states, plan.key_groups)
                 for own in states[source.name].own:
                     for split in own:
                         parts: list[list[Any]] = source.source.parts  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from penstock.runtime.event_time import Watermark
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.rud import Entry, OutputCache
-from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, KeyedWhole, LoggedMap
+from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, KeyedValues, KeyedWhole, LoggedMap
 from penstock.runtime.task import Task
 from penstock.runtime.timers import Timers
 from penstock.runtime.windowing import _Windowing, _WindowMap
@@ -246,6 +246,18 @@ def _log_twice() -> Any:
         return given
 
     return _patch(LoggedMap, "delta", again)
+
+
+@_plant()
+def _values_out_of_order() -> Any:
+    """The values of a map come in another order than its keys did."""
+    delta = LoggedMap.delta
+
+    def sorted_values(self: LoggedMap, whole: bool) -> Any:
+        given = delta(self, whole)
+        return replace(given, values=given.values[::-1]) if isinstance(given, KeyedValues) else given
+
+    return _patch(LoggedMap, "delta", sorted_values)
 
 
 @_plant(_several_epochs)

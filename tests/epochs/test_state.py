@@ -12,8 +12,19 @@ import pytest
 from penstock.runtime import state as module
 from penstock.runtime.aggregate import MERGEABLE, Aggregate
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot
+from penstock.runtime.errors import RecordError, SnapshotDamaged
 from penstock.runtime.partition import key_groups
-from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, KeyedWhole, LoggedMap, StageState
+from penstock.runtime.state import (
+    Delta,
+    KeyedDelta,
+    KeyedLog,
+    KeyedMap,
+    KeyedValues,
+    KeyedWhole,
+    LoggedMap,
+    SavedState,
+    StageState,
+)
 
 GROUPS = 8
 
@@ -24,14 +35,14 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BLIND_EPOCHS", 3)
 
 
-def packed(delta: KeyedDelta | KeyedLog | KeyedWhole) -> bytes:
+def packed(delta: Delta) -> bytes:
     return b"".join(encode_snapshot({"op": (StageState({"state": delta}), (0, 0, 0))}, GROUPS))
 
 
 def read(snapshots: list[bytes], groups: set[int] | None = None) -> dict[Any, Any]:
     merged = Merged(GROUPS)
     merged.add_task(snapshots, groups)
-    return merged.operators["op"].maps["state"]
+    return merged.operators.get("op", SavedState()).maps.get("state", {})
 
 
 def check(rng: Random, chain: list[bytes], state: dict[Any, Any]) -> None:
@@ -71,6 +82,7 @@ def test_a_keyed_map_noted_blind_or_whole(seed: int) -> None:
             chain, entries = [], 0
         else:
             assert not whole
+            assert isinstance(delta, KeyedDelta)
             entries += len(delta.keys) + len(delta.gone)
         chain.append(packed(delta))
         assert entries <= 2 * max(len(kept.values), 1)
@@ -87,10 +99,10 @@ def test_a_log_merges_to_the_state(name: str, seed: int) -> None:
     kept = LoggedMap(values, aggregate, tracked=True)
     chain: list[bytes] = []
     seen = set()
-    for _ in range(40):
+    for _ in range(60):
         for _ in range(rng.choice((0, 1, 3))):
-            count = rng.choice((1, 2, 9))
-            keys = [rng.choice((0, 1, "x", (2, "y"), rng.randrange(30))) for _ in range(count)]
+            count = rng.choice((1, 2, 9, 40))
+            keys = [rng.choice((0, 1, "x", (2, "y"), rng.randrange(90))) for _ in range(count)]
             added = [rng.randrange(-50, 50) for _ in range(count)]
             partials = aggregate.partials(added)
             if rng.random() < 0.5:
@@ -101,16 +113,70 @@ def test_a_log_merges_to_the_state(name: str, seed: int) -> None:
                 kept.log(keys, partials, True)
             if rng.random() < 0.03:
                 kept.lose()
+        if chain and rng.random() < 0.05:  # back to what was saved last, in another life
+            values = aggregate.new_state()
+            kept = LoggedMap(values, aggregate, tracked=True)
+            kept.restore(read(chain))
         whole = not chain or rng.random() < 0.05 or kept.wants_whole
         delta = kept.delta(whole)
-        assert isinstance(delta, KeyedLog) != whole
+        assert isinstance(delta, KeyedWhole) == whole, "the task would not know that the chain may begin here"
         if whole:
             chain = []
         seen.add(type(delta))
         chain.append(packed(delta))
-        assert len(chain) < 40
+        assert len(chain) < 60
         check(rng, chain, dict(values))
-    assert seen == {KeyedWhole, KeyedLog}
+    assert seen == {KeyedWhole, KeyedLog, KeyedValues}
+
+
+def changing(entries: int) -> LoggedMap:
+    """A map of counts that was saved whole, and of which most changes."""
+    values = MERGEABLE["count"].new_state()
+    kept = LoggedMap(values, MERGEABLE["count"], tracked=True)
+    kept.values.update(dict.fromkeys(range(entries), 1))
+    kept.log([], [], False)
+    kept.delta(True)
+    return kept
+
+
+def count(kept: LoggedMap, keys: list[Any]) -> None:
+    MERGEABLE["count"].add(kept.values, iter(keys), iter(keys))
+    kept.log(keys, keys, False)
+
+
+def test_keys_that_were_saved_are_not_saved_again() -> None:
+    kept = changing(100)
+    count(kept, list(range(10, 120)))
+    assert not kept.wants_whole
+    delta = kept.delta(False)
+    assert delta == KeyedValues(100, list(range(100, 120)), list(kept.values.values()))
+    count(kept, list(range(119, 0, -1)))
+    assert kept.delta(False) == KeyedValues(120, [], list(kept.values.values()))
+
+
+def test_a_map_that_has_doubled_or_was_read_back_is_saved_whole() -> None:
+    kept = changing(100)
+    count(kept, list(range(201)))
+    assert kept.wants_whole
+    kept = changing(100)
+    kept.restore(dict(kept.values))
+    count(kept, list(range(100)))
+    assert kept.wants_whole
+
+
+def test_values_that_do_not_fit_the_keys_before_them_are_damage() -> None:
+    whole = packed(KeyedWhole({"a": 1, "b": 2}))
+    for later in (KeyedValues(3, [], [1, 2, 3]), KeyedValues(2, ["c"], [1, 2]), KeyedValues(2, [], [1, 2, 3])):
+        with pytest.raises(SnapshotDamaged, match="values for"):
+            read([whole, packed(later)])
+    parts = [packed(KeyedValues(2, ["c"], [1, 2, 3])), packed(KeyedValues(2, [], [1, 2]))]
+    with pytest.raises(SnapshotDamaged, match="builds on 2 keys, where 3 were saved"):
+        compact(parts, GROUPS)
+
+
+def test_a_value_that_cannot_be_saved_beside_keys_that_were_is_shown() -> None:
+    with pytest.raises(RecordError, match=r"the state of key .*lock"):
+        packed(KeyedValues(1, [], [Lock()]))
 
 
 def test_a_quiet_map_saves_nothing_even_after_it_was_blind() -> None:

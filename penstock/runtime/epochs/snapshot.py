@@ -17,6 +17,8 @@ import pickle
 import struct
 from array import array
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import cloudpickle
@@ -26,7 +28,7 @@ from penstock.runtime.aggregate import merge_of
 from penstock.runtime.codec import PICKLE, decode, decode_map, encode, encode_map, pickled
 from penstock.runtime.errors import KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
 from penstock.runtime.partition import partition
-from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedWhole, SavedState, StageState
+from penstock.runtime.state import Delta, KeyedDelta, KeyedLog, KeyedValues, KeyedWhole, SavedState, StageState
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.userfunc import describe
 
@@ -50,6 +52,7 @@ class _Map(msgspec.Struct, array_like=True):
     whole: bool
     merge: str  # how its values merge into those before, for merge_of; "": they take their place
     chunks: list[_Chunk]
+    known: int = -1  # of KeyedValues, whose keys and values are the first chunk; -1: it is none
 
 
 class _Operator(msgspec.Struct, array_like=True):
@@ -85,31 +88,44 @@ def encode_snapshot(states: States, key_groups: int) -> list[Buffer]:
     return [_LENGTH.pack(len(header)) + header, *segments]
 
 
-def _encode_map(
-    operator: str, title: str, delta: KeyedDelta | KeyedLog | KeyedWhole, key_groups: int, segments: list[Buffer]
-) -> _Map:
+def _encode_map(operator: str, title: str, delta: Delta, key_groups: int, segments: list[Buffer]) -> _Map:
     if isinstance(delta, KeyedWhole):
         return _encode_whole(operator, title, delta.entries, key_groups, segments)
     if isinstance(delta, KeyedLog):
-        chunks = []
-        for (key_codec, keys), (codec, partials) in delta.chunks:
-            segments += [keys, partials]
-            chunks.append(_Chunk((key_codec, len(keys)), (codec, len(partials)), (0, 0)))
-        return _Map(title, False, delta.merge, chunks)
+        return _Map(title, False, delta.merge, _encode_log(delta, segments))
+    if isinstance(delta, KeyedValues):
+        chunks = [_encode_lists(operator, delta.keys, delta.values, [], key_groups, segments)]
+        if delta.log is None:
+            return _Map(title, False, "", chunks, delta.known)
+        return _Map(title, False, delta.log.merge, chunks + _encode_log(delta.log, segments), delta.known)
     if not delta.keys and not delta.gone:
         return _Map(title, False, "", [])
+    return _Map(title, False, "", [_encode_lists(operator, delta.keys, delta.values, delta.gone, key_groups, segments)])
+
+
+def _encode_log(log: KeyedLog, segments: list[Buffer]) -> list[_Chunk]:
+    chunks = []
+    for (key_codec, keys), (codec, partials) in log.chunks:
+        segments += [keys, partials]
+        chunks.append(_Chunk((key_codec, len(keys)), (codec, len(partials)), (0, 0)))
+    return chunks
+
+
+def _encode_lists(
+    operator: str, keys: list[Any], values: list[Any], gone: list[Any], key_groups: int, segments: list[Buffer]
+) -> _Chunk:
     sizes = []
-    for records in (delta.keys, delta.values, delta.gone):
+    for records in (keys, values, gone):
         try:
             codec, data = encode(records) if records else (0, b"")
         except Exception as error:
-            raise _unsaved_entry(operator, delta.keys, delta.values, error) from error
+            raise _unsaved_entry(operator, keys, values, error) from error
         if data:
             segments.append(data)
         sizes.append((codec, len(data)))
-    if sizes[0][0] == PICKLE:
-        _check_keys(operator, delta.keys, key_groups)
-    return _Map(title, False, "", [_Chunk(*sizes)])
+    if keys and sizes[0][0] == PICKLE:
+        _check_keys(operator, keys, key_groups)
+    return _Chunk(*sizes)
 
 
 def _encode_whole(operator: str, title: str, entries: dict[Any, Any], key_groups: int, segments: list[Buffer]) -> _Map:
@@ -157,7 +173,10 @@ def _unsaved(operator: str, what: str, error: Exception, record: str = "") -> Re
 
 
 def _unsaved_entry(operator: str, keys: Sequence[Any], values: Sequence[Any], error: Exception) -> RecordError:
-    """Of a list that cannot be encoded, the first entry that is to blame."""
+    """Of a list that cannot be encoded, the first entry that is to blame. There may be values whose keys come from
+    elsewhere; then all that is known of the entry is its value."""
+    if len(keys) != len(values):
+        keys = ["?"] * len(values)
     for key, value in zip(keys, values, strict=True):
         try:
             cloudpickle.dumps((key, value), protocol=5)
@@ -180,11 +199,12 @@ class Merged:
         (None: all)."""
         whole: dict[str, SavedState] = {}
         for snapshot in snapshots:
-            _apply(snapshot, groups, whole, self.key_groups, operators)
+            _apply(snapshot, whole, self.key_groups, operators)
         for name, state in whole.items():
             merged = self.operators.setdefault(name, SavedState())
             for title, entries in state.maps.items():
-                merged.maps.setdefault(title, {}).update(entries)
+                wanted = entries if groups is None else _those_of(groups, self.key_groups, entries)
+                merged.maps.setdefault(title, {}).update(wanted)
             merged.own += state.own
             merged.counters = tuple(a + b for a, b in zip(merged.counters, state.counters, strict=True))  # type: ignore[assignment]
 
@@ -193,19 +213,24 @@ class Merged:
 _GONE = object()
 
 
+@dataclass
+class _Run:
+    """What is noted of snapshots that are put together without those before them; maps by operator and name."""
+
+    whole: set[tuple[str, str]] = field(default_factory=set)
+    logged: dict[tuple[str, str], str] = field(default_factory=dict)  # with what merges the log
+    values: dict[tuple[str, str], KeyedValues] = field(default_factory=dict)  # what comes later is among the entries
+
+
 def _apply(
     snapshot: Buffer,
-    groups: Container[int] | None,
     operators: dict[str, SavedState],
     key_groups: int,
     wanted_operators: Container[str] | None = None,
-    *,
-    keep_gone: set[tuple[str, str]] | None = None,
-    logged: dict[tuple[str, str], str] | None = None,
+    run: _Run | None = None,
 ) -> None:
-    """Bring a task's state up to its next snapshot. `keep_gone`: note keys that are gone as such, in the maps that are
-    not in this set; a map comes into it when it is whole. `logged`: the maps of which there is a log come into it,
-    with what merges it."""
+    """Bring a task's state up to its next snapshot. With `run` keys that are gone from maps that are not whole in it
+    are noted as such."""
     view = memoryview(snapshot)
     try:
         (size,) = _LENGTH.unpack_from(view)
@@ -229,19 +254,20 @@ def _apply(
                     f"key_groups={key_groups}: give Flow(key_groups={header.key_groups})"
                 )
             entries = state.maps.setdefault(kept.name, {})
+            place = (operator.name, kept.name)
             if kept.whole:
                 entries.clear()
-                if keep_gone is not None:
-                    keep_gone.add((operator.name, kept.name))
+                if run is not None:
+                    run.whole.add(place)
+                    run.values.pop(place, None)
             merge = merge_of(kept.merge) if kept.merge else None
-            if kept.merge and logged is not None:
-                logged[operator.name, kept.name] = kept.merge
-            for chunk in kept.chunks:
+            if kept.merge and run is not None:
+                run.logged[place] = kept.merge
+            for number, chunk in enumerate(kept.chunks):
                 if kept.whole:
                     codec, length = chunk.keys
                     if chosen:
-                        all_entries = decode_map(codec, view[at : at + length])
-                        entries.update(all_entries if groups is None else _those_of(groups, key_groups, all_entries))
+                        entries.update(decode_map(codec, view[at : at + length]))
                     at += length
                     continue
                 parts: list[list[Any]] = []
@@ -249,20 +275,48 @@ def _apply(
                     parts.append(decode(codec, view[at : at + length]) if chosen and length else [])
                     at += length
                 keys, values, gone = parts
-                if groups is not None:
-                    keys, values = _of_groups(groups, key_groups, keys, values)
-                    gone = _of_groups(groups, key_groups, gone)[0]
-                if merge is not None:
+                if number == 0 and kept.known >= 0:
+                    if not chosen:
+                        continue
+                    if run is None or place in run.whole:
+                        _replace_values(entries, kept.known, keys, values)
+                    else:
+                        entries.clear()
+                        run.values[place] = _later_values(run.values.get(place), KeyedValues(kept.known, keys, values))
+                elif merge is not None:
                     merge(entries, iter(keys), iter(values))
-                    continue
-                entries.update(zip(keys, values, strict=True))
-                if keep_gone is not None and (operator.name, kept.name) not in keep_gone:
-                    entries.update(dict.fromkeys(gone, _GONE))
                 else:
+                    entries.update(zip(keys, values, strict=True))
+                    if run is not None and place not in run.whole:
+                        entries.update(dict.fromkeys(gone, _GONE))
+                        continue
                     for key in gone:
                         entries.pop(key, None)
     if at != len(view):
         raise SnapshotDamaged(f"a snapshot has {len(view):,} bytes where its header speaks of {at:,}")
+
+
+def _replace_values(entries: dict[Any, Any], known: int, keys: list[Any], values: list[Any]) -> None:
+    """Give a map all its values, as KeyedValues has them; what lies behind the known entries comes from a log."""
+    if len(entries) < known or known + len(keys) != len(values):
+        raise SnapshotDamaged(
+            f"a snapshot has {len(values):,} values for {known:,} keys of earlier ones, which have {len(entries):,}, "
+            f"and {len(keys):,} keys of its own"
+        )
+    in_order = [*islice(entries, known), *keys]
+    entries.clear()
+    entries.update(zip(in_order, values, strict=True))
+
+
+def _later_values(before: KeyedValues | None, later: KeyedValues) -> KeyedValues:
+    """The later of two, or of one, so that it builds on what the earlier built on."""
+    if before is None:
+        return later
+    if before.known + len(before.keys) != later.known:
+        raise SnapshotDamaged(
+            f"a snapshot builds on {later.known:,} keys, where {before.known + len(before.keys):,} were saved before it"
+        )
+    return KeyedValues(before.known, before.keys + later.keys, later.values)
 
 
 def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *columns: list[Any]) -> list[list[Any]]:
@@ -277,34 +331,38 @@ def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *column
     return found
 
 
-def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) -> dict[Any, Any]:
     keys, values = _of_groups(groups, key_groups, list(entries), list(entries.values()))
-    return zip(keys, values, strict=True)
+    return dict(zip(keys, values, strict=True))
 
 
 def compact(snapshots: Sequence[Buffer], key_groups: int) -> list[Buffer]:
     """One snapshot that says what consecutive snapshots of a task, oldest first, say together; whole as the first."""
     merged: dict[str, SavedState] = {}
-    whole: set[tuple[str, str]] = set()
-    logged: dict[tuple[str, str], str] = {}
+    run = _Run()
     for snapshot in snapshots:
-        _apply(snapshot, None, merged, key_groups, keep_gone=whole, logged=logged)
+        _apply(snapshot, merged, key_groups, run=run)
     states: States = {}
     for name, state in merged.items():
-        maps: dict[str, KeyedDelta | KeyedLog | KeyedWhole] = {}
-        for title, entries in state.maps.items():
-            if (name, title) in logged and (name, title) not in whole:
-                chunk = (encode(list(entries)), encode(list(entries.values())))
-                maps[title] = KeyedLog([chunk] if entries else [], logged[name, title])
-                continue
-            if (name, title) in whole:
-                maps[title] = KeyedWhole(entries)
-                continue
-            keys = [key for key, value in entries.items() if value is not _GONE]
-            gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
-            maps[title] = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone)
+        maps = {title: _together(entries, (name, title), run) for title, entries in state.maps.items()}
         states[name] = (StageState(maps, state.own[0] if state.own else None), state.counters)
     return encode_snapshot(states, key_groups)
+
+
+def _together(entries: dict[Any, Any], place: tuple[str, str], run: _Run) -> Delta:
+    if place in run.whole:
+        return KeyedWhole(entries)
+    log: KeyedLog | None = None
+    if place in run.logged:
+        chunk = (encode(list(entries)), encode(list(entries.values())))
+        log = KeyedLog([chunk] if entries else [], run.logged[place])
+    if (values := run.values.get(place)) is not None:
+        return replace(values, log=log)
+    if log is not None:
+        return log
+    keys = [key for key, value in entries.items() if value is not _GONE]
+    gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
+    return KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone)
 
 
 def worth_compacting(sizes: Sequence[int], run: int = 8) -> int | None:
