@@ -350,8 +350,9 @@ class Results:
         return max(int(at[-1]) for _, at in self._updates.values()) / NS
 
     def steady_rate(self) -> float:
-        """Events a second of an unpaced run whose counts leave when their window has ended, without the first quarter
-        of its windows: from the last result of one window to that of the last but one."""
+        """Events a second of an unpaced run whose counts leave when their window has ended: from the last result of one
+        window to that of the last but one, without the first half, as Spark compiles what it runs for millions of
+        events."""
         ended: dict[int, int] = {}  # window -> when the first results of all campaigns had come
         sizes: Counter[int] = Counter()
         for (_, begin), (_, at) in self._updates.items():
@@ -363,7 +364,7 @@ class Results:
         at = np.maximum.accumulate([ended[window] for window in windows])
         views = np.cumsum([sizes[window] for window in windows])
         # Windows that end in one micro-batch come together: begin with the last of those.
-        first = int(np.searchsorted(at, at[len(at) // 4] + NS // 20)) - 1
+        first = int(np.searchsorted(at, at[len(at) // 2] + NS // 20)) - 1
         if at[-1] <= at[first]:
             raise WrongResult("the run is too short to have a steady rate")
         share = (views[-1] - views[first]) / self.expected.views

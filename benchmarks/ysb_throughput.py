@@ -2,10 +2,10 @@
 
 All read the same lines of JSON from text files in memory; Penstock hands them to the record tasks as lists and to Spark
 as Arrow columns. Its figure is a steady rate: events of the windows whose counts have left, over the time between the
-first and the last of these, without the first quarter (`Results.steady_rate`), so no start and no compiling is in it.
+first and the last of these, without the first half (`Results.steady_rate`): no start and next to no compiling is in it.
 
 Spark alone is a batch job over the first of these files: the same parse, filter, join and count, in the form that is
-quickest in a short trial, run several times in a warm session; the median counts. It keeps no state, is
+quickest in a short trial, run several times in a session that is as warm; the median counts. It keeps no state, is
 never interrupted, and pays no micro-batch: more than any streaming engine on it could do. All run on the same two
 cores, and the counts of all are compared with what they must be.
 """

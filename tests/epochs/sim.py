@@ -86,7 +86,15 @@ class Outside:
         """Forget what the task has written since an epoch."""
         for key in [key for key in self.open if key[:2] == (sink, task)]:
             del self.open[key]
-        for key in [key for key, (at, _) in self.done.items() if key[:2] == (sink, task) and at > epoch]:
+        self._retract(epoch, lambda key: key[:2] == (sink, task))
+
+    def go_back_beyond(self, sink: str, tasks: int, epoch: int) -> None:
+        """Forget what was committed since an epoch by tasks that there are no more."""
+        # What they had prepared for it is open perhaps: whoever has got their state is to commit that, if not yet.
+        self._retract(epoch, lambda key: key[0] == sink and key[1] >= tasks)
+
+    def _retract(self, epoch: int, whose: Callable[[Key], bool]) -> None:
+        for key in [key for key, (at, _) in self.done.items() if at > epoch and whose(key)]:
             assert self.may_retract, f"{key} was committed with epoch {self.done[key][0]}, and goes back to {epoch}"
             del self.done[key]
 
@@ -115,14 +123,15 @@ class Transactions(Sink):
         self.outside = outside
 
     def writer(self, context: SinkContext) -> SinkWriter:
-        return _Transaction(self, context.index)
+        return _Transaction(self, context)
 
 
 class _Transaction(SinkWriter):
-    def __init__(self, sink: Transactions, index: int) -> None:
+    def __init__(self, sink: Transactions, context: SinkContext) -> None:
         self._outside = sink.outside
         self._name = sink.name
-        self._index = index
+        self._index = context.index
+        self._parallelism = context.parallelism
         self._prepared: list[tuple[int, Key]] = []
         self._key: Key | None = None
 
@@ -156,6 +165,8 @@ class _Transaction(SinkWriter):
                 self._outside.commit(key, number, epoch)
             self._outside.go_back(self._name, index, epoch)  # there may be no such task any more
         self._outside.go_back(self._name, self._index, epoch)
+        if self._index == 0:
+            self._outside.go_back_beyond(self._name, self._parallelism, epoch)
 
 
 class MemoryStore:
@@ -625,6 +636,11 @@ class EpochCluster:
             self._tell(command)
 
     def _rewind(self, epoch: int) -> None:
+        if any(process.commands for process in self.live):
+            # A sink's task that there is no more must not commit what others have undone: what it was told to commit
+            # comes first. In a job it does, as the JobMaster lets nobody make tasks before all have answered the cut.
+            self._after(self.rng.random() * 0.001, lambda: self._rewind(epoch))
+            return
         self._do(self.coordinator.rewind(self._older(epoch), self.now))
 
     def _save(self, manifest: Manifest) -> None:

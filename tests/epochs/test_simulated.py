@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.runtime.epochs.coordinator import Complete
 from penstock.runtime.flow import Flow
 from penstock.runtime.process import ProcessContext
 from penstock.runtime.sinks.collect import Collect
@@ -155,6 +156,39 @@ def test_epochs_quicker_than_a_worker_do_not_stop_its_sources() -> None:
 
         cluster.until(ended)
         assert source.stages[0].records_in == 100
+
+
+@pytest.mark.parametrize("how", ["by another master", "after a rescale", "while commits are late"])
+def test_fewer_tasks_undo_what_more_have_committed(how: str) -> None:
+    """A sink had one task, then two, and goes back to an epoch at which there was one; that knows nothing of the other,
+    whose records come again."""
+
+    def rescale(parallelism: int) -> None:
+        cluster.asked = ("last", parallelism, None)
+        cluster.until(lambda: cluster.asked is None)
+        assert len(cluster.plan.tasks) == parallelism + 2
+
+    with small_steps(1):
+        cluster = Scene(line(1000), 1, Faults(workers=2, kills=0, hurry=0.5, interval_s=0.002))
+        cluster.placed.update({0: 0, 1: 0, 2: 0})
+        cluster.chosen = [1]
+        cluster.until(lambda: cluster.coordinator.epoch > 0)
+        rescale(2)
+        last = cluster.coordinator.epoch
+        cluster.until(lambda: any(task == 1 for _, task, _ in cluster.outside.done))
+        if how != "by another master":
+            rescale(1)
+        if how == "while commits are late":
+            cluster.processes[1].slow = 0.99
+            assert any(isinstance(command, Complete) for command in cluster.processes[1].commands)
+        for epoch, manifest in cluster.store.manifests.items():
+            if epoch > last:
+                cluster.store.damaged.add(manifest.tasks[2].blobs[-1].name)
+        if how == "by another master":
+            cluster.master_kills = 1
+            cluster._kill_master()
+        cluster.run()
+        assert cluster.counts["fall-backs"] == 1
 
 
 def test_a_timer_that_is_always_due_does_not_stop_its_task() -> None:

@@ -77,7 +77,10 @@ class SinkWriter(ABC):
     def restore(self, epoch: int, prepared: list[Any]) -> None:
         """Called on a new writer before anything else when the job goes back to a complete epoch: commit what
         `prepared` (returned by this task's earlier writer, or by several where the number of tasks has changed)
-        holds and is not committed yet, and remove what was written after it and never committed."""
+        holds and is not committed yet, and remove what was written after it, committed or not: an epoch that turns out
+        to be damaged is passed over, and its records come again. Also what other tasks have written that there are no
+        more: the job may have had more of them since, of which `prepared` says nothing. So the writer of index 0 looks
+        after all indexes from `parallelism` on."""
 
     def close(self, failed: bool) -> None:
         """Release what is held."""
