@@ -201,10 +201,13 @@ class Dual:
         self._count(task for _, loads in reports for task in loads)
         for range_ in self._ranges:
             own = tasks[range_.form.chain]
-            if own and self._leader(range_) is None:
+            led = self._leader(range_) is not None
+            if own and not led:
                 self._decide(range_, tasks, now)
-            else:
-                self._answered(range_, [task for _, task in own])
+                continue
+            self._answered(range_, [task for _, task in own])
+            if led and range_.detector.state == "SWITCHING":  # it must not go by itself when its leader comes back
+                range_.detector.happened("calm", now, "its operators are in Spark with those before them")
 
     def _leader(self, range_: _Range) -> _Range | None:
         """The range that begins before this one and has taken its operators to Spark too."""

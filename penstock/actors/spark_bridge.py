@@ -78,6 +78,8 @@ class SparkBridge:
             (columns,) = pa.ipc.open_stream(source)
             return self._operations.answer(chain, position, columns)
 
+    # Not behind micro-batches: the JobMaster asks by it whether the bridge lives.
+    @ray.method(concurrency_group="life")  # type: ignore[untyped-decorator]
     def executors(self) -> list[tuple[str, int | None]]:
         """(id, process) of each executor, those on this machine with their process."""
         assert self._operations is not None
@@ -104,7 +106,7 @@ def _reserve(options: SparkOptions) -> Any:
 
 def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> Any:
     """Start the actor under a name by which workers find it."""
-    actor = ray.remote(SparkBridge).options(
+    actor = ray.remote(concurrency_groups={"life": 1})(SparkBridge).options(
         name=name, namespace=cluster.NAMESPACE, num_cpus=0, max_concurrency=_AT_A_TIME
     )
     return actor.remote(options, cloudpickle.dumps(forms))

@@ -41,6 +41,7 @@ How a range moves, with `TRANSITIONS` as the only place that says so:
 
     RECORD --burst--> PREPARING --ready--> SWITCHING --switched--> OPERATION --calm--> RETURNING --returned--> RECORD
                       calm, prepare failed: back to RECORD         bridge lost: RETURNING
+                      (calm in SWITCHING: a range before it has taken its operators along)
 
 The detector only decides. Whoever hosts it observes, does what the state says, and tells by `happened` what came of it:
 
@@ -80,7 +81,7 @@ STATES: dict[State, str] = {
 Event = Literal[
     "burst", "ready", "switched", "calm", "returned", "prepare failed", "switch failed", "return failed", "bridge lost"
 ]
-"""`burst` and `calm` are the detector's own; the others come from its host."""
+"""`burst` and `calm` are the detector's own, but for a `calm` in SWITCHING; the others come from its host."""
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     ("RECORD", "burst"): "PREPARING",
@@ -92,6 +93,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     ("PREPARING", "prepare failed"): "RECORD",
     ("PREPARING", "bridge lost"): "RECORD",
     ("SWITCHING", "switched"): "OPERATION",
+    ("SWITCHING", "calm"): "RECORD",  # a range before it has taken its operators along
     ("SWITCHING", "switch failed"): "RECORD",  # nothing went to Spark
     ("SWITCHING", "bridge lost"): "RETURNING",  # something may have gone there
     ("OPERATION", "calm"): "RETURNING",

@@ -807,6 +807,15 @@ def test_a_range_that_is_led_waits_and_says_where_its_leader_is(start: Start) ->
     assert cluster.undiverts() == set()
 
 
+def test_a_range_that_was_led_does_not_go_by_itself_when_its_leader_comes_back(start: Start) -> None:
+    cluster = start(row())
+    cluster.look()
+    for range_ in cluster.dual._ranges[1:]:  # it was about to go, too, when the one before it took its operators along
+        assert range_.detector.state in ("PREPARING", "SWITCHING")
+    cluster.into_operation(0, 1, 2)
+    assert {range_.detector.state for range_ in cluster.dual._ranges[1:]} == {"RECORD"}
+
+
 def test_a_failure_anywhere_in_a_range_brings_all_of_it_back(start: Start) -> None:
     cluster = start(row())
     cluster.into_operation(0, 1, 2)
