@@ -18,11 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import ysb_job
-from benchmarks.common import Bench, median, print_table, run_script
+from benchmarks.common import Bench, median, print_table, run_script, scratch
 from benchmarks.ysb_job import MEMORY, Form
 from benchmarks.ysb_load import Load
-from benchmarks.ysb_throughput import STEPS
+from benchmarks.ysb_throughput import STEPS, Lines
 from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Observation
 from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, MicroBatch, interval
 
@@ -110,7 +109,9 @@ def measure(bench: Bench) -> Costs:
     """The costs, each a case."""
     form = Form()
     load = Load(STEPS, paced=False, limit=bench.pick(8_000_000, 2_400_000))
-    rates = [ysb_job.play(load, form, updates=False).results.steady_rate() for _ in range((bench.runs + 1) // 2)]
+    with scratch() as folder:
+        lines = Lines.write(folder / "lines", load)
+        rates = [lines.job(form) for _ in range((bench.runs + 1) // 2)]
     sizes, repeats = bench.pick(([1_000, 10_000, 100_000, 400_000], 6), ([1_000, 100_000], 2))
     settings = {"cores": bench.pick([2, 1], [2]), "memory": MEMORY, "sizes": sizes, "repeats": repeats}
     said = json.loads(run_script("benchmarks.spark_costs", settings, timeout=900))
