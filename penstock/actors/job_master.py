@@ -65,6 +65,7 @@ from penstock.runtime.epochs.store import Store, may_pass
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
 from penstock.runtime.loop import LoopEnded
 from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.transport.base import PeerGone
 
 if TYPE_CHECKING:
     from penstock.runtime.flow import Flow
@@ -694,11 +695,16 @@ class JobMaster:
                 self._events.put(lambda: self._coordinator.made(worker, command.generation, time.monotonic()))
 
             def refused(error: Refused, worker: int = worker) -> None:
-                if not isinstance(error.error, StoreError):
+                if isinstance(error.error, StoreError):
+                    reason = f"what they had saved could not be read: {error.error}"
+                elif isinstance(error.error, PeerGone):
+                    reason = f"worker {worker} cannot reach another: {error.error}"
+                else:
                     self._refused(error)
                     return
                 damaged = isinstance(error.error, SnapshotDamaged)
-                reason = str(error.error)
+                if damaged:
+                    reason = str(error.error)
                 self._events.put(
                     lambda: self._coordinator.not_made(worker, command.generation, reason, damaged, time.monotonic())
                 )

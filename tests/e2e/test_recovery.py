@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from penstock.actors.job import Job
 from penstock.actors.links import Link
 from penstock.actors.reaper import descendants
 from penstock.runtime.blackbox import CALM_EPOCHS, BlackBox, Care, Note, Suspects, Watcher
+from penstock.runtime.transport.shm import ShmTransport
 from tests.e2e.jobs import run
 from tests.e2e.kill_campaign import Tormentor, master_pid
 from tests.e2e.processes import LIMIT_S, alive, command, kill, penstock_segments, wait_gone, wait_until
@@ -152,6 +154,48 @@ def test_a_worker_while_another_recovers(cluster: str, fresh_name: Callable[[], 
     running_again(job, {*gone, new})
     assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
     made.check()
+
+
+def test_a_worker_whose_address_is_known_before_others_have_reached_it(
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    """It dies at the very instant at which another attaches to its ring."""
+    deadly = Deadly(tmp_path / "done")
+    flow, numbers = ps.Flow(fresh_name()), ps.sinks.Collect()
+    source = ps.sources.Generator(lambda i: i, rate=1000, limit=4000)
+    flow.read(source).rebalance().map(deadly).write(numbers)
+    job = run(flow, workers=2, parallelism=2)
+    wait_until(lambda: complete(job) >= 1, "an epoch is complete")
+    gone = set(worker_pids(job).values())
+    kill_worker(job, 1)
+    running_again(job, gone)
+    assert deadly.done.exists()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    assert sorted(numbers.records()) == list(range(4000))
+
+
+class Deadly:
+    """Passes numbers on, in a worker whose first peer to be replaced dies as soon as its address is known."""
+
+    def __init__(self, done: Path) -> None:
+        self.done = done
+        self._planted = False
+
+    def __call__(self, number: int) -> int:
+        if not self._planted and not self.done.exists():
+            connect = ShmTransport.connect
+
+            def deadly(transport: ShmTransport, addresses: Mapping[int, str]) -> None:
+                if transport._worker == 0 and not self.done.exists():
+                    self.done.touch()
+                    ring = Path(addresses[1])  # /proc/PID/fd/N
+                    os.kill(int(ring.parts[2]), signal.SIGKILL)
+                    wait_until(lambda: not ring.exists(), "its ring is gone")
+                connect(transport, addresses)
+
+            ShmTransport.connect = deadly  # type: ignore[method-assign]
+        self._planted = True
+        return number
 
 
 @pytest.mark.parametrize("born", ["first", "again"])

@@ -438,7 +438,7 @@ def test_a_store_that_does_not_answer_for_long_uses_up_nothing() -> None:
     for n in range(50):
         assert len(job.c.not_made(2, job.c.generation, "no answer", False, 6.0 + n)) == 2
     assert job.c.restarts == 1
-    assert job.c.last_failure == "what tasks had saved could not be read: no answer"
+    assert job.c.last_failure == "tasks could not be made: no answer"
 
 
 # --- snapshots and their chains ------------------------------------------------------------------------------

@@ -248,15 +248,16 @@ class Coordinator:
         return [Join(back, self.generation, tuple(sorted(self._pending))), *self._try_to_save()]
 
     def not_made(self, worker: int, generation: int, reason: str, damaged: bool, now: float) -> list[Command]:
-        """A worker could not read what its tasks saved: it is damaged, or the store does not answer."""
+        """A worker could not make its tasks: what they saved is damaged, or the store, or another worker, does not
+        answer."""
         if self.state != "MAKING" or generation != self.generation:
             return []
         if damaged:
             self.state = "FALLING_BACK"
             return [FallBack(self.epoch, reason)]
-        # No death: it costs no restart, however long the store is away.
+        # No death, or one that is told of by itself: it costs no restart, however long the store is away.
         self._unread += 1
-        self.last_failure = f"what tasks had saved could not be read: {reason}"
+        self.last_failure = f"tasks could not be made: {reason}"
         wait = min(self.options.backoff_max_s, self.options.backoff_first_s * 2 ** min(self._unread, 60))
         return self._go_back(frozenset(), [], now, wait)
 

@@ -11,7 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from penstock.runtime.errors import PenstockError
+
 Buffer = bytes | bytearray | memoryview
+
+
+class PeerGone(PenstockError):
+    """There is nobody at a worker's address any more: it has died, which whoever watches it will say, or moved."""
 
 
 class Transport(ABC):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from penstock.runtime.ring import Message, Producer, Ring, RingClosed, RingGone, RingNoSpace, Wait, recommended_capacity
-from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.transport.base import Buffer, PeerGone, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +72,14 @@ class ShmTransport(Transport):
         return self._ring.capacity
 
     def connect(self, addresses: Mapping[int, str]) -> None:
-        """Attach to the rings of other workers, by worker index; a worker that is connected stays so."""
+        """Attach to the rings of other workers, by worker index; a worker that is connected stays so. PeerGone when
+        one has died since its address was known; those before it are connected then."""
         for worker, address in addresses.items():
             if worker not in self._peers:
-                ring = Ring.attach(address)
+                try:
+                    ring = Ring.attach(address)
+                except RingGone as error:
+                    raise PeerGone(f"worker {worker} is gone: {error}") from error
                 self._peers[worker] = (ring, ring.producer())
                 self._absent.discard(worker)
         self._limit()
