@@ -48,7 +48,8 @@ _LIMIT_MAX = 8192
 @dataclass
 class Snapshot:
     """What a task saves at a barrier or, `finished`, at its end: each operator's state (None: it has none) and
-    counters. `whole`: the states do not build on those saved before. `quiet`: no record has moved since then."""
+    counters; at its end without keyed maps. `whole`: the states do not build on those saved before. `quiet`: no record
+    has moved since then."""
 
     task: TaskId
     generation: int
@@ -560,12 +561,16 @@ class Task:
         """Save the state as of now, and pass the barrier on."""
         assert self.on_snapshot is not None
         self.epoch = epoch
-        whole = self.whole_next or any(stage.wants_whole() for stage in self.stages)
+        whole = self.whole_next or finished or any(stage.wants_whole() for stage in self.stages)
         self.whole_next = False
         states = {}
         for stage in self.stages:
             counters = (stage.records_in, stage.records_out, stage.errors.skipped)
-            states[stage.context.operator.name] = (self._state_of(stage, epoch, whole), counters)
+            state = self._state_of(stage, epoch, whole)
+            if finished and state is not None:
+                # Its keys are done with. And the coordinator keeps this snapshot alone: it must build on no other.
+                state = StageState(own=state.own)
+            states[stage.context.operator.name] = (state, counters)
         moved = sum(stage.records_in + stage.records_out for stage in self.stages)
         quiet, self._moved = moved == self._moved, moved
         self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, states))

@@ -613,6 +613,8 @@ class EpochCluster:
                 for process in self.live:
                     process.participant.end()
             elif isinstance(command, protocol.FallBack):
+                manifest = self.store.manifests[command.epoch]
+                assert not self.store.whole(manifest), f"epoch {command.epoch} is not damaged: {command.reason}"
                 self._passed_over()
                 self._after(self.rng.random() * 0.01, lambda e=command.epoch: self._rewind(e))
             elif isinstance(command, protocol.Fail):

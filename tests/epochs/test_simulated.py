@@ -191,6 +191,25 @@ def test_fewer_tasks_undo_what_more_have_committed(how: str) -> None:
         assert cluster.counts["fall-backs"] == 1
 
 
+def test_an_ended_task_is_made_again_from_its_end_alone() -> None:
+    """The last snapshot of an aggregate of which most had changed is of those that build on others, and was kept
+    without them."""
+    made = RandomFlow(Flow("ended", chaining=False))
+    sink = Collect()
+    stream = made.flow.read(Trickle([list(range(1000))], 1), name="read", parallelism=1)
+    counts = stream.key_by(lambda record: record % 20).count(emit="final", name="count", parallelism=1)
+    counts.write(sink, name="last", parallelism=1)
+    made.expected[sink.channel] = ("ended", Counter({(key, 50): 1 for key in range(20)}))
+    with small_steps(1):
+        cluster = Scene(made, 1, Faults(kills=0, interval_s=0.002))
+        cluster.until(lambda: any(manifest.final for manifest in cluster.store.manifests.values()))
+        assert len(cluster.store.manifests) > 2
+        cluster.master_kills = 1
+        cluster._kill_master()
+        cluster.run()
+        assert cluster.counts["fall-backs"] == 0
+
+
 def test_a_timer_that_is_always_due_does_not_stop_its_task() -> None:
     made = RandomFlow(Flow("restless", chaining=False))
     sink = Collect()
