@@ -286,7 +286,7 @@ def test_an_invalid_transition_tells_what_led_there() -> None:
     with pytest.raises(InvalidTransition) as caught:
         made.happened("returned", 9.75)
     assert made.state == "SWITCHING"
-    assert "'returned' in state SWITCHING, where only 'switched', 'switch failed', 'bridge lost' can be" in str(
+    assert "'returned' in state SWITCHING, where only 'switched', 'calm', 'switch failed', 'bridge lost' can be" in str(
         caught.value
     )
     assert "5.000 s: RECORD --burst--> PREPARING (burst: 1,000,000 records wait" in str(caught.value)
