@@ -695,16 +695,17 @@ class JobMaster:
                 self._events.put(lambda: self._coordinator.made(worker, command.generation, time.monotonic()))
 
             def refused(error: Refused, worker: int = worker) -> None:
-                if isinstance(error.error, StoreError):
-                    reason = f"what they had saved could not be read: {error.error}"
-                elif isinstance(error.error, PeerGone):
-                    reason = f"worker {worker} cannot reach another: {error.error}"
+                cause = error.error
+                damaged = isinstance(cause, SnapshotDamaged)
+                if damaged:
+                    reason = str(cause)
+                elif isinstance(cause, StoreError):
+                    reason = f"what they had saved could not be read: {cause}"
+                elif isinstance(cause, PeerGone):
+                    reason = f"worker {worker} cannot reach another: {cause}"
                 else:
                     self._refused(error)
                     return
-                damaged = isinstance(error.error, SnapshotDamaged)
-                if damaged:
-                    reason = str(error.error)
                 self._events.put(
                     lambda: self._coordinator.not_made(worker, command.generation, reason, damaged, time.monotonic())
                 )

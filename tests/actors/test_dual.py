@@ -23,6 +23,7 @@ from penstock.bridge.session import SparkOptions
 from penstock.runtime.diversion import ROWS_MAX, Answer, Diversion, Divert, Story, _UnderWay
 from penstock.runtime.flow import Flow
 from penstock.runtime.loop import _task_load
+from tests.bridge.flows import fork
 
 LOOK_S = 0.25
 
@@ -238,17 +239,6 @@ def words(parallelism: int = 2) -> Flow:
     flow = Flow("words", parallelism=parallelism)
     lines = flow.read(ps.sources.Memory(["x"]), name="lines").flat_map(str.split, name="words")
     lines.key_by(str.lower).count(name="count").write(ps.sinks.Null(), name="out")
-    return flow
-
-
-def fork() -> Flow:
-    """Three ranges: `read` (chain 0) feeds `few` and `many`."""
-    flow = Flow("fork", parallelism=2)
-    parsed = flow.read(ps.sources.Memory([]), name="read").map(str.strip, name="parse")
-    few = parsed.filter(str.isdigit, name="few").map(int, name="number")
-    many = parsed.flat_map(list, name="many")
-    few.key_by(lambda n: n).count(name="numbers").write(ps.sinks.Null(), name="a")
-    many.key_by(lambda c: c).count(name="letters").write(ps.sinks.Null(), name="b")
     return flow
 
 

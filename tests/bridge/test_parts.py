@@ -8,6 +8,7 @@ from penstock.bridge.parts import crosses, head, parts, vertices
 from penstock.bridge.range import NoRange, SwitchRange, switch_range
 from penstock.runtime.flow import Flow
 from penstock.runtime.plan import Plan
+from tests.bridge.flows import fork
 
 
 def forms_of(plan: Plan) -> list[RangeForm]:
@@ -66,16 +67,6 @@ def test_a_key_function_within_a_task_belongs_to_what_it_feeds() -> None:
     assert found.operators == ("count",)
     assert positions == {"read": forms[0].position}
     assert forms[0].aggregate == "count"
-
-
-def fork() -> Flow:
-    flow = Flow("fork", parallelism=2)
-    parsed = flow.read(ps.sources.Memory([]), name="read").map(str.strip, name="parse")
-    few = parsed.filter(str.isdigit, name="few").map(int, name="number")
-    many = parsed.flat_map(list, name="many")
-    few.key_by(lambda n: n).count(name="numbers").write(ps.sinks.Null(), name="a")
-    many.key_by(lambda c: c).count(name="letters").write(ps.sinks.Null(), name="b")
-    return flow
 
 
 def test_a_range_goes_on_into_the_chains_behind_a_fork() -> None:
