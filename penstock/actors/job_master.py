@@ -777,7 +777,7 @@ class JobMaster:
         assert self._keeper is not None
         logger.warning("job %s goes back before epoch %d: %s", self._plan.name, command.epoch, command.reason)
         try:
-            manifest = self._keeper.older()
+            manifest = self._keeper.older(command.epoch, command.reason)
         except SnapshotDamaged as error:
             self._events.put(partial(self._fail, JobEnd("FAILED", str(error))))
             return

@@ -136,12 +136,20 @@ class Keeper:
         self.collected_blobs = list(manifest.collected)
         self._collected.restore([self.store.get(blob) for blob in manifest.collected])
 
-    def older(self) -> Manifest | None:
-        """The newest epoch that is whole, with all its blobs; later ones are forgotten. None: the keeper was closed, or
-        there is no epoch. Raises SnapshotDamaged when there are some and none can be used."""
+    def older(self, refused: int, reason: str) -> Manifest | None:
+        """The newest epoch before one that was refused for this reason that is whole, with all its blobs; later ones
+        are forgotten. None: the keeper was closed, or there is no epoch. Raises SnapshotDamaged when there are some and
+        none can be used."""
+
+        def usable(manifest: Manifest) -> None:
+            # Its blobs may be as they were written, and yet nobody can read them: it would be chosen for ever.
+            if manifest.epoch >= refused:
+                raise SnapshotDamaged(reason)
+            self.store.verify(manifest)
+
         while not self._over.is_set():
             try:
-                found = self.store.latest(self.store.verify)
+                found = self.store.latest(usable)
                 manifest = None if found is None else found[0]
                 # Sinks are about to undo what later epochs committed.
                 self.store.forget_after(0 if manifest is None else manifest.epoch)

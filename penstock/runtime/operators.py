@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -610,7 +610,7 @@ class _Processing(Stage):
                 self.errors.handle(record, error)
             if len(out) >= EXPAND_RECORDS_MAX:
                 yield from _full_pieces(out)
-        self._map.note(batch.keys)
+        self._note(batch.keys)
         yield from _rest(out)
 
     def next_timer(self) -> float | None:
@@ -630,9 +630,15 @@ class _Processing(Stage):
                     yield from _taken(result, out)
             except Exception as error:
                 self.errors.handle(("timer", key, at), error)
-            self._map.note((key,))
+            self._note((key,))
             yield from _full_pieces(out)
         yield from _rest(out)
+
+    def _note(self, keys: Collection[Any]) -> None:
+        if self.user.cleared:
+            self.user.cleared = False
+            self._map.removed()
+        self._map.note(keys)
 
     def finish(self) -> Iterator[Batch]:
         yield from self.fire(math.inf)

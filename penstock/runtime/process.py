@@ -27,7 +27,9 @@ class ProcessContext:
         self.index = index
         self.parallelism = parallelism
         self.key: Any = None
+        #: All keys' state, to look at; only get, set and clear, for the current key, may change it.
         self.state: dict[Any, Any] = {}
+        self.cleared = False  # since whoever saves the state has last looked
         self.emitted: list[Any] = []
         #: The time, in seconds since 1970.
         self.now: Callable[[], float] = time.time
@@ -61,6 +63,7 @@ class ProcessContext:
     def clear(self) -> None:
         """Forget the state of the current key."""
         self.state.pop(self.key, None)
+        self.cleared = True
 
     def emit(self, *records: Any) -> None:
         """Send records to the main output."""

@@ -8,6 +8,9 @@ The paper gives every operator an input cache and an output cache. Here the two 
 it survives the receiver's death: at the sender. The input cache of a source is its input, and the offsets saved with
 each epoch.
 
+Messages of some size are copied into *slabs*, which are used again and again: what was encoded is let go at once, and
+lies where the next message will be encoded, instead of all over the heap until an epoch completes.
+
 Memory is bounded for all caches of a worker together by `Rud`; past the limit the largest cache goes to a file that has
 no name, so nothing is left of it however the process ends. A cache must never hold an object that a receiver may
 change: what it keeps is encoded.
@@ -18,6 +21,7 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +42,11 @@ DISK_MESSAGES = 1_000_000
 # What an entry takes in memory besides its bytes.
 ENTRY_BYTES = 300
 
+# Messages from this size on are copied into slabs. A cache's slabs grow with what it holds, between these sizes.
+SLAB_MESSAGE = 2048
+_SLAB_LEAST = 16 * 1024
+_SLAB_MOST = 1024 * 1024
+
 
 class OnDisk(NamedTuple):
     """Where the bytes of a message are."""
@@ -47,7 +56,8 @@ class OnDisk(NamedTuple):
     size: int
 
 
-#: One message of a channel: (kind, stamp or a barrier's epoch, records, bytes, then its parts or where they are).
+#: One message of a channel: (kind, stamp or a barrier's epoch, records, bytes, then its parts or where they are, which
+#: is OnDisk or slab, beginning, end).
 #: One flat tuple: a tuple of nothing but bytes and numbers cannot be garbage, and the garbage collector lets go of it
 #: when it comes to it first; it would look through a hundred thousand objects or nested tuples again, in pauses of
 #: milliseconds.
@@ -72,6 +82,8 @@ class Rud:
         self.spilled = 0  # bytes on disk
         self.spilled_messages = 0
         self._caches: weakref.WeakSet[OutputCache] = weakref.WeakSet()
+        self._slabs: dict[int, list[bytearray]] = {}  # by size, those that nothing is in
+        self._slab_bytes = 0  # of those
         self._file: Callable[[], Any] = lambda: None  # a weak reference: entries keep the file that they are in
         self._file_bytes = 0
 
@@ -89,6 +101,20 @@ class Rud:
     def make_room(self) -> None:
         """Send the largest cache to disk."""
         max(self._caches, key=lambda cache: cache.in_memory).spill()
+
+    def slab(self, size: int) -> bytearray:
+        """Room for messages."""
+        if free := self._slabs.get(size):
+            self._slab_bytes -= size
+            return free.pop()
+        return bytearray(size)
+
+    def free(self, slab: bytearray) -> None:
+        """Nothing in a slab will be read again."""
+        size = len(slab)
+        if 2 * (self._slab_bytes + size) <= self.memory_bytes:
+            self._slab_bytes += size
+            self._slabs.setdefault(size, []).append(slab)
 
     def write(self, messages: Iterable[Sequence[Buffer]]) -> list[OnDisk]:
         """Write messages to a file; where each of them is. The caches share files: one for each time that some cache
@@ -124,6 +150,8 @@ class OutputCache:
         self._total = 0  # what all entries so far counted for in memory
         self._on_disk = 0  # entries
         self._dropped: list[Entry] = []  # to be let go of by and by
+        self._slabs: deque[tuple[int, bytearray]] = deque()  # and the number of the first entry behind those in it
+        self._slab_used = 0  # bytes of the last one
         self._rud = rud
 
     @property
@@ -142,13 +170,14 @@ class OutputCache:
 
     def append(self, entry: Entry) -> None:
         """Add an entry behind all others."""
-        self.entries.append(entry)
         rud = self._rud
         if rud is None:
+            self.entries.append(entry)
             return
+        size = entry[3]
+        self.entries.append(self._in_slab(entry, rud) if size >= SLAB_MESSAGE else entry)
         if self._dropped and not len(self.entries) % _LET_GO:
             del self._dropped[-2 * _LET_GO :]
-        size = entry[3]
         if not size:
             self._signals.append((self.first + len(self.entries) - 1, self._total))
         else:
@@ -158,6 +187,36 @@ class OutputCache:
             rud.used += size
             if rud.used > rud.memory_bytes:
                 rud.make_room()
+
+    def _in_slab(self, entry: Entry, rud: Rud) -> Entry:
+        """The entry, its bytes copied into a slab."""
+        parts = entry[4:]
+        start = self._slab_used
+        end = start + sum(map(len, parts))
+        number = self.first + len(self.entries) + 1
+        if not self._slabs or end > len(self._slabs[-1][1]):
+            size = end - start
+            if 2 * size > _SLAB_MOST:
+                return entry
+            room = min(_SLAB_MOST, max(_SLAB_LEAST, 2 * size, self.in_memory // 8))
+            slab, start, end = rud.slab(1 << (room - 1).bit_length()), 0, size
+            self._slabs.append((number, slab))
+        else:
+            slab = self._slabs[-1][1]
+            self._slabs[-1] = number, slab
+        at = start
+        for part in parts:
+            slab[at : at + len(part)] = part
+            at += len(part)
+        self._slab_used = end
+        return (*entry[:4], slab, start, end)
+
+    def _free_slabs(self, first: int) -> None:
+        """No entry before this one is in memory any more."""
+        slabs, rud = self._slabs, self._rud
+        while slabs and slabs[0][0] <= first:
+            assert rud is not None
+            rud.free(slabs.popleft()[1])
 
     def sent(self) -> None:
         """The next entry has been sent."""
@@ -203,6 +262,8 @@ class OutputCache:
     def parts(self, entry: Entry) -> tuple[Buffer, ...]:
         """The bytes of an entry's message."""
         place = entry[4]
+        if isinstance(place, bytearray):
+            return (memoryview(place)[entry[5] : entry[6]],)
         if isinstance(place, OnDisk):
             return (os.pread(place.file.fileno(), place.size, place.offset),)
         return entry[4:]
@@ -229,6 +290,7 @@ class OutputCache:
             self._on_disk += 1
             rud.spilled += size
             rud.spilled_messages += 1
+        self._free_slabs(self.first + len(entries))
 
     def _drop(self, some: int, total: int) -> None:
         """Drop the first entries; `total` is what the last of them left behind in `_total`. Their sizes are not looked
@@ -249,6 +311,7 @@ class OutputCache:
         self.entries = old[some:]
         self.next = max(0, self.next - some)
         self.first += some
+        self._free_slabs(self.first)
         self._signals = [signal for signal in self._signals if signal[0] >= self.first]
         self._dropped = old if rud is not None and in_memory else []  # a file goes with its last entry
 

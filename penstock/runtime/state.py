@@ -6,11 +6,12 @@ everything (it is *whole*). There are two ways to know what has changed:
 - `KeyedMap` notes the entries that a batch has changed, right behind it, while they are in the processor's caches:
   looking them up again at the barrier would stop the task for many times as long.
 - `LoggedMap`, for aggregates, keeps the partials that were merged, encoded: no look-up at all. Whoever reads them back
-  merges them again. When most of the map changes it saves all values and no key that was saved before (`KeyedValues`):
-  nothing of it is ever removed, so the keys keep their order, and the keys are most of what there is to touch.
+  merges them again.
 
-Both give up noting when that costs more than to save the map whole, and say so (`wants_whole`). Values may be changed
-in place by their owner after a delta was taken, so whoever takes one must encode it before the stage runs again.
+Both give up noting where much of the map changes, and save all values and no key that was saved before
+(`KeyedValues`): as long as nothing is removed the keys keep their order, and the keys are most of what there is to
+touch. When that builds on too little they want to be saved whole, and say so (`wants_whole`). Values may be changed in
+place by their owner after a delta was taken, so whoever takes one must encode it before the stage runs again.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ _CHUNK_RECORDS = 4096
 # Deltas since the last whole snapshot may hold so many times the entries of the map: reading a task back takes as long.
 _DELTAS_MOST = 2
 
-# As many values cost about as much as one entry.
-_VALUES_COST = 4
+# As many values cost about as much as one entry, written and read.
+_VALUES_COST = 16
+
+# And as many hold the task up for about as long.
+_VALUES_HOLD = 4
 
 # Epochs for which a map of which most changes is saved whole before it is tried again to note changes.
 _BLIND_EPOCHS = 16
@@ -70,12 +74,12 @@ class KeyedLog:
 @dataclass
 class KeyedValues:
     """All values of a keyed map, in its order. Its first `known` keys are those of the last snapshot of it that was
-    whole or of this kind, then come `keys`. `log`: what was merged into it behind that."""
+    whole or of this kind, then come `keys`. `later`: what has become of it since, in snapshots put together."""
 
     known: int
     keys: list[Any]
     values: list[Any]
-    log: KeyedLog | None = None
+    later: KeyedLog | KeyedDelta | None = None
 
 
 #: What a snapshot holds of a keyed map.
@@ -101,15 +105,35 @@ class SavedState:
 
 
 class _Saved:
-    """What both kinds of map have in common."""
+    """What both kinds of map have in common: what of a map was saved since it was last saved whole."""
 
     def __init__(self, values: dict[Any, Any], tracked: bool) -> None:
         self.values = values
         self._tracked = tracked
+        self._saved = 0  # entries in deltas since the last whole one
+        self._known: int | None = None  # entries whose place was saved since this began; None: none were
 
     def restore(self, saved: dict[Any, Any]) -> None:
         """Start from saved values."""
         dict.update(self.values, saved)
+        self._known = None  # of what is behind deltas, only who reads them all knows the order
+
+    @property
+    def _builds_on_much(self) -> bool:
+        """All values, without the keys that were saved before, are worth saving."""
+        entries = len(self.values)
+        return self._known is not None and 2 * self._known >= entries and self._saved <= _DELTAS_MOST * entries
+
+    def _whole(self) -> KeyedWhole:
+        self._saved, self._known = 0, len(self.values)
+        return KeyedWhole(self.values)
+
+    def _all_values(self) -> KeyedValues:
+        assert self._known is not None
+        known, self._known = self._known, len(self.values)
+        self._saved += len(self.values) // _VALUES_COST
+        new = list(islice(reversed(self.values), len(self.values) - known))
+        return KeyedValues(known, new[::-1], list(self.values.values()))
 
 
 class KeyedMap(_Saved):
@@ -120,11 +144,10 @@ class KeyedMap(_Saved):
         self._fresh: dict[Any, Any] | None = {} if tracked else None  # None: everything may have changed
         self._any_gone = False  # among those
         self._noted = 0  # changes since the last delta; a key may come several times
-        self._saved = 0  # entries in deltas since the last whole one
         self._blind = 0  # epochs to come in which nothing is noted
 
     def note(self, keys: Collection[Any]) -> None:
-        """These keys may have new values, or none any more."""
+        """These keys may have new values, or none any more; of those removed, `removed` has been told too."""
         if not self._tracked:
             return
         self._noted += len(keys)
@@ -138,37 +161,43 @@ class KeyedMap(_Saved):
             for key in keys:
                 with suppress(TypeError):
                     fresh[key] = values.get(key, _GONE)
-        if len(fresh) > _CHUNK_RECORDS and 2 * len(fresh) > len(self.values):
+        worth = _VALUES_HOLD if self._builds_on_much else 2
+        if len(fresh) > _CHUNK_RECORDS and worth * len(fresh) > len(self.values):
             self._fresh, self._blind = None, _BLIND_EPOCHS
+
+    def removed(self) -> None:
+        """Some key was taken out. When it comes back it has another place, so the order that was saved is void."""
+        self._known = None
 
     @property
     def wants_whole(self) -> bool:
         """The next delta had better be whole."""
         if self._fresh is None:
-            return self._noted > 0
+            return self._noted > 0 and not self._builds_on_much
         return self._saved + len(self._fresh) > _DELTAS_MOST * len(self.values)
 
-    def delta(self, whole: bool) -> KeyedDelta | KeyedWhole:
+    def delta(self, whole: bool) -> KeyedDelta | KeyedWhole | KeyedValues:
         """The changes since the last delta, or everything."""
         assert self._tracked
         values, fresh, noted = self.values, self._fresh, self._noted
         self._noted = 0
         if fresh is None:
-            whole = whole or noted > 0
+            whole = whole or (noted > 0 and not self._builds_on_much)
             self._blind -= 1
             if self._blind <= 0 or 4 * noted < len(values):
                 self._fresh = {}
         else:
             self._fresh = {}
+        any_gone, self._any_gone = self._any_gone, False
         if whole:
-            self._saved = 0
-            return KeyedWhole(self.values)
+            return self._whole()
+        if fresh is None and noted:
+            return self._all_values()
         if not fresh:
             return KeyedDelta([], [], [])
         self._saved += len(fresh)
-        if not self._any_gone:
+        if not any_gone:
             return KeyedDelta(list(fresh), list(fresh.values()), [])
-        self._any_gone = False
         gone = [key for key, value in fresh.items() if value is _GONE]
         for key in gone:
             del fresh[key]
@@ -187,14 +216,7 @@ class LoggedMap(_Saved):
         self._partials: list[Any] = []
         self._chunks: list[tuple[Encoded, Encoded]] = []
         self._merged = 0  # records since the last delta
-        self._saved = 0  # records in deltas since the last whole one
         self._blind = 0  # epochs to come in which nothing is logged
-        self._known: int | None = None  # entries whose place was saved since this began; None: none were
-
-    def restore(self, saved: dict[Any, Any]) -> None:
-        """Start from saved values."""
-        super().restore(saved)
-        self._known = None  # of what is behind a log, only who reads it all knows the order
 
     def log(self, keys: list[Any], values: list[Any], partial: bool) -> None:
         """These values have been added to those of these keys, or merged when they are partials; all of them."""
@@ -220,12 +242,9 @@ class LoggedMap(_Saved):
     @property
     def wants_whole(self) -> bool:
         """The next delta had better be whole."""
-        entries = len(self.values)
         if self._logging:
-            return self._saved + self._merged > _DELTAS_MOST * max(_CHUNK_RECORDS, entries)
-        if self._known is None or 2 * self._known < entries or self._saved > _DELTAS_MOST * entries:
-            return self._spoiled or self._merged > 0
-        return self._spoiled
+            return self._saved + self._merged > _DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
+        return self._spoiled or (self._merged > 0 and not self._builds_on_much)
 
     def delta(self, whole: bool) -> Delta:
         """The changes since the last delta, or everything."""
@@ -240,16 +259,11 @@ class LoggedMap(_Saved):
         self._logging = not self._blind or 4 * merged < len(self.values)
         self._spoiled, self._merged = False, 0
         if whole:
-            self._saved, self._known = 0, len(self.values)
-            return KeyedWhole(self.values)
+            return self._whole()
         if logged or not merged:
             self._saved += merged
             return KeyedLog(chunks, self._aggregate.merging)
-        assert self._known is not None
-        known, self._known = self._known, len(self.values)
-        self._saved += len(self.values) // _VALUES_COST
-        new = list(islice(reversed(self.values), len(self.values) - known))
-        return KeyedValues(known, new[::-1], list(self.values.values()))
+        return self._all_values()
 
     def _encode(self) -> None:
         try:

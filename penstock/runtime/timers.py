@@ -43,6 +43,7 @@ class Timers:
             self._times[key] = left
         else:
             del self._times[key]
+            self.saved.removed()
         self.saved.note((key,))
 
     def next(self) -> float | None:

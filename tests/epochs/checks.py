@@ -22,7 +22,7 @@ from penstock.runtime.channel import END, WATERMARK
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Acknowledged
-from penstock.runtime.epochs.snapshot import _apply
+from penstock.runtime.epochs.snapshot import Chain
 from penstock.runtime.event_time import IDLE
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.partition import key_groups
@@ -58,7 +58,7 @@ class Checks:
         self._memory: dict[str, bytes] = {}  # keyed state in memory when a snapshot of this name was taken
         self._at_end: dict[int, bytes] = {}  # and at the task's end
         self._ended: list[bytes] = []  # at the end of tasks that are in the plan no more
-        self._decoded: dict[int, tuple[list[str], dict[str, SavedState]]] = {}
+        self._decoded: dict[int, tuple[list[str], Chain]] = {}
         self._made_at: dict[int, int] = {}  # the epoch from which a task last went on
         self._marks: dict[str, set[int]] = {}  # channels whose watermark the task knew when it took a snapshot
         self._passes = 0
@@ -185,15 +185,16 @@ class Checks:
 
     def _decode(self, task: int, chain: list[Blob]) -> dict[str, SavedState]:
         names = [blob.name for blob in chain]
-        done, states = self._decoded.get(task, ([], {}))
-        if names[: len(done)] != done or not done:
-            done, states = [], {}
+        key_groups = self._cluster.plan.key_groups
+        done, state = self._decoded.get(task, ([], Chain(key_groups, complete=True)))
+        if names[: len(done)] != done:
+            done, state = [], Chain(key_groups, complete=True)
         files = self._cluster.store.files
         for blob in chain[len(done) :]:
             data = blob.data if blob.data is not None else files[blob.name]
-            _apply(data, states, self._cluster.plan.key_groups)
-        self._decoded[task] = (names, states)
-        return states
+            state.add(data)
+        self._decoded[task] = (names, state)
+        return state.states()
 
     def made(self, process: Process, command: protocol.Make) -> None:
         """A process has made its tasks again."""
@@ -348,11 +349,10 @@ class Checks:
         for entry in store.manifests[max(store.manifests)].tasks:
             source = plan.chains[plan.by_number[entry.number].chain].source
             if source is not None:
-                states: dict[str, SavedState] = {}
+                state = Chain(plan.key_groups, complete=True)
                 blob = entry.blobs[-1]
-                data = blob.data if blob.data is not None else store.files[blob.name]
-                _apply(data, states, plan.key_groups)
-                for own in states[source.name].own:
+                state.add(blob.data if blob.data is not None else store.files[blob.name])
+                for own in state.states()[source.name].own:
                     for split in own:
                         parts: list[list[Any]] = source.source.parts  # type: ignore[attr-defined]
                         parts[split.payload] = parts[split.payload][: split.offset or 0]

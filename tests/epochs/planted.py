@@ -212,6 +212,13 @@ def _no_limit_on_memory() -> Any:
     return _patch(OutputCache, "append", append)
 
 
+@_plant(_several_epochs)
+def _slabs_too_soon() -> Any:
+    """A slab is written to again while a message in it may still be sent again."""
+    free = OutputCache._free_slabs
+    return _patch(OutputCache, "_free_slabs", lambda self, first: free(self, first + 1))
+
+
 @_plant(lambda faults: faults.kills > 0)
 def _too_much_goes_back() -> Any:
     """A worker takes out all of its tasks."""
@@ -227,7 +234,7 @@ def _no_gone_keys() -> Any:
     """A delta does not tell of keys that are gone."""
     delta = KeyedMap.delta
 
-    def without(self: KeyedMap, whole: bool) -> KeyedDelta | KeyedWhole:
+    def without(self: KeyedMap, whole: bool) -> KeyedDelta | KeyedWhole | KeyedValues:
         found = delta(self, whole)
         return replace(found, gone=[]) if isinstance(found, KeyedDelta) else found
 
@@ -258,6 +265,12 @@ def _values_out_of_order() -> Any:
         return replace(given, values=given.values[::-1]) if isinstance(given, KeyedValues) else given
 
     return _patch(LoggedMap, "delta", sorted_values)
+
+
+@_plant(_several_epochs)
+def _places_of_removed_keys() -> Any:
+    """A key that was removed and came back is taken to be where it was."""
+    return _patch(KeyedMap, "removed", lambda self: None)
 
 
 @_plant(_several_epochs)

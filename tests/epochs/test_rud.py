@@ -23,8 +23,11 @@ MEMORY = 500
 
 @pytest.fixture(autouse=True)
 def small_entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is counted for an entry besides its bytes is of the size of these tests' messages."""
+    """What is counted for an entry besides its bytes is of the size of these tests' messages, and so are slabs."""
     monkeypatch.setattr(module, "ENTRY_BYTES", 7)
+    monkeypatch.setattr(module, "SLAB_MESSAGE", 10)
+    monkeypatch.setattr(module, "_SLAB_LEAST", 32)
+    monkeypatch.setattr(module, "_SLAB_MOST", 256)
 
 
 def held_bytes(entries: Iterable[Entry]) -> int:
@@ -197,7 +200,23 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
             cache.cache.clear()
         check_all(rud, caches, tmp_path)
     assert (rud.used, rud.spilled, open_files(tmp_path)) == (0, 0, 0)
+    assert not any(cache.cache._slabs for cache in caches)
+    assert rud._slab_bytes == sum(size * len(free) for size, free in rud._slabs.items()) <= MEMORY / 2
     return most_spilled
+
+
+def test_slabs_are_used_again() -> None:
+    rud = Rud(1 << 20)
+    cache = rud.cache()
+    slabs: set[int] = set()
+    for epoch in range(1, 40):
+        for i in range(20):
+            cache.append(entry_of(DATA, 0, bytes([epoch]) * (20 + i)))
+        slabs |= {id(entry[4]) for entry in cache.entries if isinstance(entry[4], bytearray)}
+        cache.append(entry_of(BARRIER, epoch, b"b"))
+        assert held(cache)[-2] == (DATA, 0, bytes([epoch]) * 39)
+        cache.complete(BARRIER, END, WATERMARK, epoch - 1)
+    assert len(slabs) < 20, f"{len(slabs)} slabs for two epochs of {20 * 30} bytes"
 
 
 @pytest.mark.parametrize("seed", range(5))

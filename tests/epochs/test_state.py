@@ -25,6 +25,7 @@ from penstock.runtime.state import (
     SavedState,
     StageState,
 )
+from penstock.runtime.timers import Timers
 
 GROUPS = 8
 
@@ -64,30 +65,36 @@ def test_a_keyed_map_noted_blind_or_whole(seed: int) -> None:
     chain: list[bytes] = []
     entries = 0  # in the deltas of the chain
     seen = set()
-    for _ in range(60):
+    removing = 0.0
+    for epoch in range(90):
+        if epoch % 10 == 0:
+            removing = rng.choice((0.0, 0.2))
         for _ in range(rng.choice((0, 0, 1, 4))):
             # Now and then over all keys, so that noting is given up, and taken up again.
             changed = [rng.randrange(rng.choice((3, 40))) for _ in range(rng.choice((0, 1, 30)))]
             for key in changed:
-                if rng.random() < 0.2:
+                if rng.random() < removing:
                     kept.values.pop(key, None)
+                    kept.removed()
                 else:
                     kept.values[key] = kept.values.get(key, 0) + 1
             kept.note(changed)
+        if chain and rng.random() < 0.02:  # back to what was saved last, in another life
+            kept = KeyedMap({}, tracked=True)
+            kept.restore(read(chain))
+            entries = 0  # a map counts what it has saved itself
         whole = not chain or rng.random() < 0.03 or kept.wants_whole
         delta = kept.delta(whole)
         seen.add(type(delta))
+        assert isinstance(delta, KeyedWhole) == whole, "the task would not know that the chain may begin here"
         if isinstance(delta, KeyedWhole):
-            assert whole, "the task would not know that the chain may begin here"
             chain, entries = [], 0
-        else:
-            assert not whole
-            assert isinstance(delta, KeyedDelta)
+        elif isinstance(delta, KeyedDelta):
             entries += len(delta.keys) + len(delta.gone)
         chain.append(packed(delta))
         assert entries <= 2 * max(len(kept.values), 1)
         check(rng, chain, dict(kept.values))
-    assert seen == {KeyedWhole, KeyedDelta}
+    assert seen == {KeyedWhole, KeyedDelta, KeyedValues}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -164,6 +171,46 @@ def test_a_map_that_has_doubled_or_was_read_back_is_saved_whole() -> None:
     assert kept.wants_whole
 
 
+def blind(entries: int) -> KeyedMap:
+    """A map of someone's own values that was saved whole, and of which most changes."""
+    kept = KeyedMap(dict.fromkeys(range(entries), 0), tracked=True)
+    kept.delta(True)
+    kept.note(range(entries))
+    return kept
+
+
+def test_keys_of_a_map_of_ones_own_are_not_saved_again_either() -> None:
+    kept = blind(100)
+    kept.values["new"] = 1
+    kept.note(["new"])
+    assert not kept.wants_whole
+    assert kept.delta(False) == KeyedValues(100, ["new"], [0] * 100 + [1])
+
+
+def test_a_key_that_was_taken_out_and_came_back_has_another_place() -> None:
+    kept = blind(100)
+    del kept.values[50]
+    kept.removed()
+    kept.values[50] = 1
+    kept.note([50])
+    assert kept.wants_whole
+    assert isinstance(kept.delta(True), KeyedWhole)
+    kept.note(range(100))
+    assert kept.delta(False) == KeyedValues(100, [], [0] * 99 + [1])
+
+
+def test_a_timer_that_fired_voids_the_order() -> None:
+    timers = Timers(tracked=True)
+    for key in range(50):
+        timers.set(key, 1.0)
+    timers.saved.delta(True)
+    assert timers.take(3, 1.0)
+    timers.set(3, 2.0)
+    for key in range(50):
+        timers.set(key, 3.0)
+    assert timers.saved.wants_whole
+
+
 def test_values_that_do_not_fit_the_keys_before_them_are_damage() -> None:
     whole = packed(KeyedWhole({"a": 1, "b": 2}))
     for later in (KeyedValues(3, [], [1, 2, 3]), KeyedValues(2, ["c"], [1, 2]), KeyedValues(2, [], [1, 2, 3])):
@@ -183,8 +230,9 @@ def test_a_quiet_map_saves_nothing_even_after_it_was_blind() -> None:
     kept = KeyedMap({i: i for i in range(100)}, tracked=True)
     kept.delta(True)
     kept.note(range(90))
-    assert kept.wants_whole
-    assert len(kept.delta(True).entries) == 100
+    assert isinstance(kept.delta(False), KeyedValues)
+    kept.note(range(90))
+    assert isinstance(kept.delta(True), KeyedWhole)
     assert not kept.wants_whole
     assert kept.delta(False) == KeyedDelta([], [], [])
     kept.note([7])

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from penstock.runtime import operators, output, state, windowing
+from penstock.runtime import operators, output, rud, state, windowing
 from penstock.runtime import task as task_module
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.build import build
@@ -59,6 +59,9 @@ def small_steps(seed: int) -> Iterator[None]:
         mock.patch.object(operators, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(windowing, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(output, "COMBINED_KEYS_MAX", COMBINED_KEYS),
+        mock.patch.object(rud, "SLAB_MESSAGE", 1),
+        mock.patch.object(rud, "_SLAB_LEAST", 32),
+        mock.patch.object(rud, "_SLAB_MOST", 256),
         mock.patch.object(state, "_CHUNK_RECORDS", 6),
         mock.patch.object(state, "_BLIND_EPOCHS", 3),
     ):

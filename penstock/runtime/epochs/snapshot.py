@@ -95,9 +95,10 @@ def _encode_map(operator: str, title: str, delta: Delta, key_groups: int, segmen
         return _Map(title, False, delta.merge, _encode_log(delta, segments))
     if isinstance(delta, KeyedValues):
         chunks = [_encode_lists(operator, delta.keys, delta.values, [], key_groups, segments)]
-        if delta.log is None:
+        if delta.later is None:
             return _Map(title, False, "", chunks, delta.known)
-        return _Map(title, False, delta.log.merge, chunks + _encode_log(delta.log, segments), delta.known)
+        later = _encode_map(operator, title, delta.later, key_groups, segments)
+        return _Map(title, False, later.merge, chunks + later.chunks, delta.known)
     if not delta.keys and not delta.gone:
         return _Map(title, False, "", [])
     return _Map(title, False, "", [_encode_lists(operator, delta.keys, delta.values, delta.gone, key_groups, segments)])
@@ -197,10 +198,10 @@ class Merged:
     ) -> None:
         """Add the state of one task: its snapshots, oldest first, the oldest whole; of these key groups and operators
         (None: all)."""
-        whole: dict[str, SavedState] = {}
+        chain = Chain(self.key_groups, operators, complete=True)
         for snapshot in snapshots:
-            _apply(snapshot, whole, self.key_groups, operators)
-        for name, state in whole.items():
+            chain.add(snapshot)
+        for name, state in chain.states().items():
             merged = self.operators.setdefault(name, SavedState())
             for title, entries in state.maps.items():
                 wanted = entries if groups is None else _those_of(groups, self.key_groups, entries)
@@ -214,86 +215,118 @@ _GONE = object()
 
 
 @dataclass
-class _Run:
-    """What is noted of snapshots that are put together without those before them; maps by operator and name."""
+class Chain:
+    """A task's state, brought up from snapshot to snapshot. Without those before the first (not `complete`) it is noted
+    which maps are whole, what was merged into others, and which keys are gone from them."""
 
-    whole: set[tuple[str, str]] = field(default_factory=set)
+    key_groups: int
+    wanted: Container[str] | None = None  # operators; None: all
+    complete: bool = False
+    operators: dict[str, SavedState] = field(default_factory=dict)
+    whole: set[tuple[str, str]] = field(default_factory=set)  # maps, by operator and name
     logged: dict[tuple[str, str], str] = field(default_factory=dict)  # with what merges the log
-    values: dict[tuple[str, str], KeyedValues] = field(default_factory=dict)  # what comes later is among the entries
+    # All values of maps. Of maps that are not whole here, what came later is among their entries; of others nothing
+    # did: they are put in their places when something does, once instead of with every snapshot.
+    values: dict[tuple[str, str], KeyedValues] = field(default_factory=dict)
 
+    def add(self, snapshot: Buffer) -> None:
+        """Bring the state up to the next snapshot."""
+        view = memoryview(snapshot)
+        try:
+            (size,) = _LENGTH.unpack_from(view)
+            header = _decoder.decode(view[_LENGTH.size : _LENGTH.size + size])
+        except Exception as error:
+            raise SnapshotDamaged(f"a snapshot of {len(view):,} bytes has no readable header: {error}") from error
+        at = _LENGTH.size + size
+        for operator in header.operators:
+            chosen = self.wanted is None or operator.name in self.wanted
+            state = self.operators.setdefault(operator.name, SavedState()) if chosen else SavedState()
+            state.counters = operator.counters
+            state.own = []
+            if operator.own:
+                if chosen:
+                    state.own.append(pickle.loads(view[at : at + operator.own]))
+                at += operator.own
+            for kept in operator.maps:
+                if chosen and header.key_groups != self.key_groups:
+                    raise StoreError(
+                        f"the state was saved with key_groups={header.key_groups}, and the flow has "
+                        f"key_groups={self.key_groups}: give Flow(key_groups={header.key_groups})"
+                    )
+                end = at + sum(length for chunk in kept.chunks for _, length in (chunk.keys, chunk.values, chunk.gone))
+                if chosen:
+                    self._add_map((operator.name, kept.name), kept, state.maps.setdefault(kept.name, {}), view[at:end])
+                at = end
+        if at != len(view):
+            raise SnapshotDamaged(f"a snapshot has {len(view):,} bytes where its header speaks of {at:,}")
 
-def _apply(
-    snapshot: Buffer,
-    operators: dict[str, SavedState],
-    key_groups: int,
-    wanted_operators: Container[str] | None = None,
-    run: _Run | None = None,
-) -> None:
-    """Bring a task's state up to its next snapshot. With `run` keys that are gone from maps that are not whole in it
-    are noted as such."""
-    view = memoryview(snapshot)
-    try:
-        (size,) = _LENGTH.unpack_from(view)
-        header = _decoder.decode(view[_LENGTH.size : _LENGTH.size + size])
-    except Exception as error:
-        raise SnapshotDamaged(f"a snapshot of {len(view):,} bytes has no readable header: {error}") from error
-    at = _LENGTH.size + size
-    for operator in header.operators:
-        chosen = wanted_operators is None or operator.name in wanted_operators
-        state = operators.setdefault(operator.name, SavedState()) if chosen else SavedState()
-        state.counters = operator.counters
-        state.own = []
-        if operator.own:
-            if chosen:
-                state.own.append(pickle.loads(view[at : at + operator.own]))
-            at += operator.own
-        for kept in operator.maps:
-            if chosen and header.key_groups != key_groups:
-                raise StoreError(
-                    f"the state was saved with key_groups={header.key_groups}, and the flow has "
-                    f"key_groups={key_groups}: give Flow(key_groups={header.key_groups})"
-                )
-            entries = state.maps.setdefault(kept.name, {})
-            place = (operator.name, kept.name)
+    def states(self) -> dict[str, SavedState]:
+        """The states, by operator."""
+        for place in [place for place in self.values if self._is_whole(place)]:
+            self._settle(place)
+        return self.operators
+
+    def delta(self, place: tuple[str, str], entries: dict[Any, Any]) -> Delta:
+        """What the snapshots say of a map, in one."""
+        if place in self.whole:
+            return KeyedWhole(entries)
+        later: KeyedLog | KeyedDelta
+        if place in self.logged:
+            chunk = (encode(list(entries)), encode(list(entries.values())))
+            later = KeyedLog([chunk] if entries else [], self.logged[place])
+        else:
+            keys = [key for key, value in entries.items() if value is not _GONE]
+            gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
+            later = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone)
+        if (values := self.values.get(place)) is not None:
+            return replace(values, later=later if entries else None)
+        return later
+
+    def _is_whole(self, place: tuple[str, str]) -> bool:
+        return self.complete or place in self.whole
+
+    def _add_map(self, place: tuple[str, str], kept: _Map, entries: dict[Any, Any], view: memoryview) -> None:
+        if kept.whole:
+            entries.clear()
+            self.whole.add(place)
+            self.values.pop(place, None)
+        if kept.merge:
+            self.logged[place] = kept.merge
+        merge = merge_of(kept.merge) if kept.merge else None
+        at = 0
+        for number, chunk in enumerate(kept.chunks):
             if kept.whole:
-                entries.clear()
-                if run is not None:
-                    run.whole.add(place)
-                    run.values.pop(place, None)
-            merge = merge_of(kept.merge) if kept.merge else None
-            if kept.merge and run is not None:
-                run.logged[place] = kept.merge
-            for number, chunk in enumerate(kept.chunks):
-                if kept.whole:
-                    codec, length = chunk.keys
-                    if chosen:
-                        entries.update(decode_map(codec, view[at : at + length]))
-                    at += length
+                codec, length = chunk.keys
+                entries.update(decode_map(codec, view[at : at + length]))
+                at += length
+                continue
+            parts: list[list[Any]] = []
+            for codec, length in (chunk.keys, chunk.values, chunk.gone):
+                parts.append(decode(codec, view[at : at + length]) if length else [])
+                at += length
+            keys, values, gone = parts
+            if number == 0 and kept.known >= 0:
+                self.values[place] = _later_values(self.values.get(place), KeyedValues(kept.known, keys, values))
+                if not self._is_whole(place):
+                    entries.clear()
+                continue
+            if place in self.values and self._is_whole(place):
+                self._settle(place)
+            if merge is not None:
+                merge(entries, iter(keys), iter(values))
+            else:
+                entries.update(zip(keys, values, strict=True))
+                if not self._is_whole(place):
+                    entries.update(dict.fromkeys(gone, _GONE))
                     continue
-                parts: list[list[Any]] = []
-                for codec, length in (chunk.keys, chunk.values, chunk.gone):
-                    parts.append(decode(codec, view[at : at + length]) if chosen and length else [])
-                    at += length
-                keys, values, gone = parts
-                if number == 0 and kept.known >= 0:
-                    if not chosen:
-                        continue
-                    if run is None or place in run.whole:
-                        _replace_values(entries, kept.known, keys, values)
-                    else:
-                        entries.clear()
-                        run.values[place] = _later_values(run.values.get(place), KeyedValues(kept.known, keys, values))
-                elif merge is not None:
-                    merge(entries, iter(keys), iter(values))
-                else:
-                    entries.update(zip(keys, values, strict=True))
-                    if run is not None and place not in run.whole:
-                        entries.update(dict.fromkeys(gone, _GONE))
-                        continue
-                    for key in gone:
-                        entries.pop(key, None)
-    if at != len(view):
-        raise SnapshotDamaged(f"a snapshot has {len(view):,} bytes where its header speaks of {at:,}")
+                for key in gone:
+                    entries.pop(key, None)
+
+    def _settle(self, place: tuple[str, str]) -> None:
+        """Give a map that is whole its values."""
+        values = self.values.pop(place)
+        operator, name = place
+        _replace_values(self.operators[operator].maps[name], values.known, values.keys, values.values)
 
 
 def _replace_values(entries: dict[Any, Any], known: int, keys: list[Any], values: list[Any]) -> None:
@@ -338,31 +371,14 @@ def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) 
 
 def compact(snapshots: Sequence[Buffer], key_groups: int) -> list[Buffer]:
     """One snapshot that says what consecutive snapshots of a task, oldest first, say together; whole as the first."""
-    merged: dict[str, SavedState] = {}
-    run = _Run()
+    chain = Chain(key_groups)
     for snapshot in snapshots:
-        _apply(snapshot, merged, key_groups, run=run)
+        chain.add(snapshot)
     states: States = {}
-    for name, state in merged.items():
-        maps = {title: _together(entries, (name, title), run) for title, entries in state.maps.items()}
+    for name, state in chain.states().items():
+        maps = {title: chain.delta((name, title), entries) for title, entries in state.maps.items()}
         states[name] = (StageState(maps, state.own[0] if state.own else None), state.counters)
     return encode_snapshot(states, key_groups)
-
-
-def _together(entries: dict[Any, Any], place: tuple[str, str], run: _Run) -> Delta:
-    if place in run.whole:
-        return KeyedWhole(entries)
-    log: KeyedLog | None = None
-    if place in run.logged:
-        chunk = (encode(list(entries)), encode(list(entries.values())))
-        log = KeyedLog([chunk] if entries else [], run.logged[place])
-    if (values := run.values.get(place)) is not None:
-        return replace(values, log=log)
-    if log is not None:
-        return log
-    keys = [key for key, value in entries.items() if value is not _GONE]
-    gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
-    return KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone)
 
 
 def worth_compacting(sizes: Sequence[int], run: int = 8) -> int | None:
