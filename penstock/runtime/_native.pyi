@@ -170,3 +170,10 @@ def pack(records: list[Any] | dict[Any, Any], /) -> tuple[int, bytes] | None:
     dicts. Of a dict as a whole: 5 its keys are scalars and its values nested. None: msgpack would
     not keep them.
     """
+
+def pack_values(entries: dict[Any, Any], /) -> tuple[int, bytes] | None:
+    """
+    pack_values(entries) -> (code, msgpack) or None
+
+    The values of a dict, in its order, as a list.
+    """

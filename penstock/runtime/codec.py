@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 import msgspec
 
-from penstock.runtime._native import pack
+from penstock.runtime._native import pack, pack_values
 from penstock.runtime.errors import CodecError, shorten
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -68,6 +68,11 @@ def encode_map(entries: dict[Any, Any]) -> tuple[int, bytes]:
     In one go: two lists made of a large dict would cost as much again for each time that all its objects are touched.
     """
     return pack(entries) or (PICKLE, pickled(entries))
+
+
+def encode_values(entries: dict[Any, Any]) -> tuple[int, bytes]:
+    """Encode the values of a dict as a list, for `decode`; raises what pickling it raises."""
+    return pack_values(entries) or (PICKLE, pickled(list(entries.values())))
 
 
 def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:

@@ -74,11 +74,12 @@ class KeyedLog:
 @dataclass
 class KeyedValues:
     """All values of a keyed map, in its order. Its first `known` keys are those of the last snapshot of it that was
-    whole or of this kind, then come `keys`. `later`: what has become of it since, in snapshots put together."""
+    whole or of this kind, then come `keys`. `values`: a list, or the map itself, which must be encoded before it
+    changes. `later`: what has become of it since, in snapshots put together."""
 
     known: int
     keys: list[Any]
-    values: list[Any]
+    values: list[Any] | dict[Any, Any]
     later: KeyedLog | KeyedDelta | None = None
 
 
@@ -133,7 +134,7 @@ class _Saved:
         known, self._known = self._known, len(self.values)
         self._saved += len(self.values) // _VALUES_COST
         new = list(islice(reversed(self.values), len(self.values) - known))
-        return KeyedValues(known, new[::-1], list(self.values.values()))
+        return KeyedValues(known, new[::-1], self.values)
 
 
 class KeyedMap(_Saved):

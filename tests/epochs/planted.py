@@ -262,7 +262,9 @@ def _values_out_of_order() -> Any:
 
     def sorted_values(self: LoggedMap, whole: bool) -> Any:
         given = delta(self, whole)
-        return replace(given, values=given.values[::-1]) if isinstance(given, KeyedValues) else given
+        if isinstance(given, KeyedValues) and isinstance(given.values, dict):
+            return replace(given, values=list(given.values.values())[::-1])
+        return given
 
     return _patch(LoggedMap, "delta", sorted_values)
 

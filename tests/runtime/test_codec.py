@@ -35,6 +35,7 @@ from penstock.runtime.codec import (
     decode_map,
     encode,
     encode_map,
+    encode_values,
 )
 from penstock.runtime.errors import CodecError
 
@@ -320,6 +321,9 @@ def test_texts_of_every_short_length_keep_every_byte() -> None:
     pairs = [(text, len(text)) for text in texts]
     assert round_trip(pairs)[1] == pairs
     assert decode_map(*encode_map(dict(pairs))) == dict(pairs)
+    values = list(dict(pairs).values())
+    assert encode_values(dict(pairs)) == encode(values)
+    assert decode(*encode_values(dict(pairs))) == values
 
 
 def test_only_lists_and_maps_are_packed() -> None:

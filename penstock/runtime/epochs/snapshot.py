@@ -25,7 +25,7 @@ import cloudpickle
 import msgspec
 
 from penstock.runtime.aggregate import merge_of
-from penstock.runtime.codec import PICKLE, decode, decode_map, encode, encode_map, pickled
+from penstock.runtime.codec import PICKLE, decode, decode_map, encode, encode_map, encode_values, pickled
 from penstock.runtime.errors import KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
 from penstock.runtime.partition import partition
 from penstock.runtime.state import Delta, KeyedDelta, KeyedLog, KeyedValues, KeyedWhole, SavedState, StageState
@@ -113,13 +113,23 @@ def _encode_log(log: KeyedLog, segments: list[Buffer]) -> list[_Chunk]:
 
 
 def _encode_lists(
-    operator: str, keys: list[Any], values: list[Any], gone: list[Any], key_groups: int, segments: list[Buffer]
+    operator: str,
+    keys: list[Any],
+    values: list[Any] | dict[Any, Any],
+    gone: list[Any],
+    key_groups: int,
+    segments: list[Buffer],
 ) -> _Chunk:
     sizes = []
     for records in (keys, values, gone):
         try:
-            codec, data = encode(records) if records else (0, b"")
+            if isinstance(records, dict):
+                codec, data = encode_values(records)
+            else:
+                codec, data = encode(records) if records else (0, b"")
         except Exception as error:
+            if isinstance(values, dict):
+                keys, values = list(values), list(values.values())
             raise _unsaved_entry(operator, keys, values, error) from error
         if data:
             segments.append(data)
@@ -324,9 +334,9 @@ class Chain:
 
     def _settle(self, place: tuple[str, str]) -> None:
         """Give a map that is whole its values."""
-        values = self.values.pop(place)
+        found = self.values.pop(place)
         operator, name = place
-        _replace_values(self.operators[operator].maps[name], values.known, values.keys, values.values)
+        _replace_values(self.operators[operator].maps[name], found.known, found.keys, list(found.values))
 
 
 def _replace_values(entries: dict[Any, Any], known: int, keys: list[Any], values: list[Any]) -> None:

@@ -270,13 +270,22 @@ bool put_value(Out &out, PyObject *object, int depth, Kind &kind) {
     return true;
 }
 
-// The code of a list, or `other`.
-int put_records(Out &out, PyObject *records) {
-    const Py_ssize_t size = PyList_GET_SIZE(records);
-    PyObject **items = reinterpret_cast<PyListObject *>(records)->ob_item;
-    if (!put_list(out, size)) return other;
-    Kind kind = text;
-    if (size == 0 || !PyTuple_CheckExact(items[0])) {
+// Writes the records of a list, some at a time, and finds out the list's code.
+class Records {
+  public:
+    bool add(Out &out, PyObject *const *items, Py_ssize_t size) {
+        if (arity_ == unknown && size > 0) {
+            arity_ = PyTuple_CheckExact(items[0]) ? PyTuple_GET_SIZE(items[0]) : no_tuples;
+            if (arity_ == 0 || arity_ > kArityMost) return false;
+        }
+        return arity_ == no_tuples ? add_values(out, items, size) : add_tuples(out, items, size);
+    }
+    int code() const noexcept { return arity_ > 0 ? tuples | int(arity_) << kKindBits : int(kind_); }
+
+  private:
+    static constexpr Py_ssize_t unknown = -1, no_tuples = -2;
+
+    bool add_values(Out &out, PyObject *const *items, Py_ssize_t size) {
         for (Py_ssize_t i = 0; i < size;) {
             char *at = out.at(), *const end = out.end();
             bool only_texts = true;
@@ -289,77 +298,141 @@ int put_records(Out &out, PyObject *records) {
                 at = next;
             }
             out.advance_to(at);
-            if (!only_texts) kind = std::max(kind, scalars);
-            if (i < size && !put_value(out, items[i++], 0, kind)) return other;
+            if (!only_texts) kind_ = std::max(kind_, scalars);
+            if (i < size && !put_value(out, items[i++], 0, kind_)) return false;
         }
-        return kind;
+        return true;
     }
-    const Py_ssize_t arity = PyTuple_GET_SIZE(items[0]);
-    if (arity == 0 || arity > kArityMost) return other;
-    for (Py_ssize_t i = 0; i < size; ++i) {
-        PyObject *record = items[i];
-        if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != arity || !put_list(out, arity)) return other;
-        for (Py_ssize_t f = 0; f < arity; ++f) {
-            PyObject *field = PyTuple_GET_ITEM(record, f);
-            bool is_text;
-            if (char *at = put_quickly(out.at(), out.end(), field, is_text)) out.advance_to(at);
-            else if (!put_value(out, field, 0, kind)) return other;
+
+    bool add_tuples(Out &out, PyObject *const *items, Py_ssize_t size) {
+        for (Py_ssize_t i = 0; i < size; ++i) {
+            PyObject *record = items[i];
+            if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != arity_ || !put_list(out, arity_)) return false;
+            for (Py_ssize_t f = 0; f < arity_; ++f) {
+                PyObject *field = PyTuple_GET_ITEM(record, f);
+                bool is_text;
+                if (char *at = put_quickly(out.at(), out.end(), field, is_text)) out.advance_to(at);
+                else if (!put_value(out, field, 0, kind_)) return false;
+            }
         }
+        return true;
     }
-    return tuples | int(arity) << kKindBits;
-}
+
+    Py_ssize_t arity_ = unknown;
+    Kind kind_ = text;
+};
+
+// The keys or the values of a dict of any class, some at a time. By an iterator: PyDict_Next takes several times as
+// long. While some are held they stay in the processor's caches, and asking for them overlaps.
+class Some {
+  public:
+    static constexpr Py_ssize_t kMost = 128;
+
+    static Some keys(PyObject *entries) { return Some(PyDict_Type.tp_iter(entries)); }
+    static Some values(PyObject *entries) {
+        PyObject *view = PyObject_CallMethod(reinterpret_cast<PyObject *>(&PyDict_Type), "values", "O", entries);
+        PyObject *iterator = view == nullptr ? nullptr : PyObject_GetIter(view);
+        Py_XDECREF(view);
+        return Some(iterator);
+    }
+    Some(const Some &) = delete;
+    Some &operator=(const Some &) = delete;
+    ~Some() {
+        let_go();
+        Py_XDECREF(iterator_);
+    }
+
+    // Holds the next ones instead; how many, 0 at the end or with an exception.
+    Py_ssize_t next() noexcept {
+        let_go();
+        if (iterator_ == nullptr) return 0;
+        const auto following = Py_TYPE(iterator_)->tp_iternext;
+        while (size_ < kMost && (items_[size_] = following(iterator_)) != nullptr) ++size_;
+        return size_;
+    }
+    PyObject *const *items() const noexcept { return items_; }
+
+  private:
+    explicit Some(PyObject *iterator) noexcept : iterator_(iterator) {}
+    void let_go() noexcept {  // the dict has them still: nothing is freed
+        while (size_ > 0) Py_DECREF(items_[--size_]);
+    }
+    PyObject *iterator_, *items_[kMost];
+    Py_ssize_t size_ = 0;
+};
 
 // The code of a dict of any class, as a whole, or `other`.
 int put_entries(Out &out, PyObject *entries) {
     if (!put_map(out, PyDict_GET_SIZE(entries))) return other;
-    Py_ssize_t place = 0, ahead = 0;
-    PyObject *key, *value;
-    for (Py_ssize_t i = 0; i < kAhead && PyDict_Next(entries, &ahead, &key, &value); ++i) ask_for(key);
+    Some keys = Some::keys(entries), values = Some::values(entries);
     Kind kind = text;
-    while (PyDict_Next(entries, &place, &key, &value)) {
-        if (PyObject *later, *of_it; PyDict_Next(entries, &ahead, &later, &of_it)) {
-            ask_for(later);
-            __builtin_prefetch(of_it);
-        }
-        bool is_text;
-        if (char *at = put_quickly(out.at(), out.end(), key, is_text)) {
-            if ((at = put_quickly(at, out.end(), value, is_text)) != nullptr) {
-                out.advance_to(at);
-                continue;
+    while (const Py_ssize_t size = std::min(keys.next(), values.next())) {
+        for (Py_ssize_t i = 0; i < size; ++i) {
+            PyObject *key = keys.items()[i], *value = values.items()[i];
+            bool is_text;
+            if (char *at = put_quickly(out.at(), out.end(), key, is_text)) {
+                if ((at = put_quickly(at, out.end(), value, is_text)) != nullptr) {
+                    out.advance_to(at);
+                    continue;
+                }
             }
+            if (!(PyUnicode_CheckExact(key) ? put_text(out, key) : put_scalar(out, key))) return other;
+            if (!put_value(out, value, 0, kind)) return other;
         }
-        if (!(PyUnicode_CheckExact(key) ? put_text(out, key) : put_scalar(out, key))) return other;
-        if (!put_value(out, value, 0, kind)) return other;
     }
     return map;
 }
 
-// About what a list will take, by some of its records: to grow by doubling costs as much again, for texts.
-std::size_t estimate(PyObject *records) {
+// About what a record of a list will take, by some of them: to grow by doubling costs as much again, for texts.
+std::size_t estimate(PyObject *const *items, Py_ssize_t size) {
     constexpr Py_ssize_t kLooks = 8;
-    const Py_ssize_t size = PyList_GET_SIZE(records), step = std::max<Py_ssize_t>(1, size / kLooks);
+    const Py_ssize_t step = std::max<Py_ssize_t>(1, size / kLooks);
     std::size_t seen = 0, bytes = 0;
     for (Py_ssize_t i = step / 2; i < size; i += step, ++seen) {
-        PyObject *record = PyList_GET_ITEM(records, i);
+        PyObject *record = items[i];
         bytes += PyUnicode_CheckExact(record) ? std::size_t(PyUnicode_GET_LENGTH(record)) + 3
                  : PyTuple_CheckExact(record) ? 12 * std::size_t(PyTuple_GET_SIZE(record)) + 1
                                               : 6;
     }
-    return seen == 0 ? 0 : (bytes * 9 / 8 / seen + 1) * std::size_t(size);
+    return seen == 0 ? 0 : bytes * 9 / 8 / seen + 1;
 }
 
-PyObject *pack(PyObject *, PyObject *records) {
-    const bool is_map = PyDict_Check(records);
-    if (!is_map && !PyList_Check(records)) {
-        PyErr_Format(PyExc_TypeError, "records must be a list or a dict, not %.100s", Py_TYPE(records)->tp_name);
-        return nullptr;
-    }
-    Out out(64 + (is_map ? 20 * std::size_t(PyDict_GET_SIZE(records)) : estimate(records)));
-    const int code = is_map ? put_entries(out, records) : put_records(out, records);
+// What `pack` returns, or null with an exception.
+PyObject *packed(Out &out, int code) {
     if (PyErr_Occurred()) return nullptr;
     if (code == other) Py_RETURN_NONE;
     PyObject *bytes = out.finish();
     return bytes == nullptr ? nullptr : Py_BuildValue("(iN)", code, bytes);
+}
+
+PyObject *pack(PyObject *, PyObject *records) {
+    if (PyDict_Check(records)) {
+        Out out(64 + 20 * std::size_t(PyDict_GET_SIZE(records)));
+        return packed(out, put_entries(out, records));
+    }
+    if (!PyList_Check(records)) {
+        return PyErr_Format(PyExc_TypeError, "records must be a list or a dict, not %.100s", Py_TYPE(records)->tp_name);
+    }
+    const Py_ssize_t size = PyList_GET_SIZE(records);
+    PyObject **items = reinterpret_cast<PyListObject *>(records)->ob_item;
+    Out out(64 + estimate(items, size) * std::size_t(size));
+    Records list;
+    const bool put = put_list(out, size) && list.add(out, items, size);
+    return packed(out, put ? list.code() : other);
+}
+
+PyObject *pack_values(PyObject *, PyObject *entries) {
+    if (!PyDict_Check(entries)) {
+        return PyErr_Format(PyExc_TypeError, "entries must be a dict, not %.100s", Py_TYPE(entries)->tp_name);
+    }
+    const Py_ssize_t all = PyDict_GET_SIZE(entries);
+    Some values = Some::values(entries);
+    Py_ssize_t size = values.next();
+    Out out(64 + estimate(values.items(), size) * std::size_t(all));
+    Records list;
+    bool put = put_list(out, all);
+    for (; put && size > 0; size = values.next()) put = list.add(out, values.items(), size);
+    return packed(out, put ? list.code() : other);
 }
 
 }  // namespace
@@ -372,6 +445,8 @@ void bind_pack(nanobind::module_ &m) {
                    "3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists and\n"
                    "dicts. Of a dict as a whole: 5 its keys are scalars and its values nested. None: msgpack would\n"
                    "not keep them.")},
+        {"pack_values", pack_values, METH_O,
+         PyDoc_STR("pack_values(entries) -> (code, msgpack) or None\n\nThe values of a dict, in its order, as a list.")},
         {nullptr, nullptr, 0, nullptr},
     };
     if (PyModule_AddFunctions(m.ptr(), methods) < 0) nanobind::raise_python_error();

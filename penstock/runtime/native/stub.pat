@@ -28,3 +28,7 @@ partition$:
 pack$:
     def pack(records: list[Any] | dict[Any, Any], /) -> tuple[int, bytes] | None:
         \doc
+
+pack_values$:
+    def pack_values(entries: dict[Any, Any], /) -> tuple[int, bytes] | None:
+        \doc
