@@ -1,28 +1,12 @@
-"""What tests of several folders share: one Ray cluster a session, which outlives the jobs run on it, and how tests are
-dealt out where `make test JOBS=2` asks for several processes: those that need the cluster to one, those that need
-Spark's JVM to one."""
+"""What tests of several folders share: one Ray cluster a process, which outlives the jobs run on it."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-
-# The tests of these folders run in one process, one after the other; others wherever there is time for them.
-TOGETHER = {"e2e": "ray", "docs": "ray", "benchmarks": "ray", "apps": "ray", "actors": "ray", "bridge": "spark"}
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that have to run in the same process."""
-    here = Path(__file__).parent
-    for item in items:
-        group = TOGETHER.get(item.path.relative_to(here).parts[0]) if item.path.is_relative_to(here) else None
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -95,3 +95,18 @@ def test_what_was_lost_in_the_old_ring_is_told_once() -> None:
     assert transport.lost() == ["a message"]
     assert transport.lost() == []
     transport.close()
+
+
+def test_large_messages_that_come_many_at_once_soon_make_a_ring_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hundred, received in few calls, which alone would not let it look."""
+    monkeypatch.setattr(shm, "_LOOK_EVERY", 512)
+    sender, receiver = connected(2)
+    sent = got = 0
+    while got < 100 or receiver.ring_bytes == RING_BYTES:
+        while sent < 100 and sender.send(1, 7, (bytes(150_000),)):
+            sent += 1
+        got += len(receiver.receive(0))
+        sender.receive(0)
+        assert got < 100 or receiver._next is not None or receiver.ring_bytes > RING_BYTES, "it has not looked"
+    for transport in (sender, receiver):
+        transport.close()

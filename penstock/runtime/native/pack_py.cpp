@@ -104,8 +104,8 @@ inline void copy(char *to, const void *data, std::size_t size) noexcept {
     }
 }
 
-// Writes a short ASCII text or a small int and returns where it ends; null: it is neither, or might not fit before `end`.
-// `is_text` tells which. Without `Out`, which every byte written might change, as far as a compiler knows.
+// Writes a short ASCII text or a small int and returns where it ends; null: it is neither, or might not fit before
+// `end`. `is_text` tells which. Without `Out`, which every byte written might change, as far as a compiler knows.
 inline char *put_quickly(char *at, char *end, PyObject *object, bool &is_text) noexcept {
     PyTypeObject *type = Py_TYPE(object);
     is_text = type == &PyUnicode_Type;
@@ -307,7 +307,8 @@ class Records {
     bool add_tuples(Out &out, PyObject *const *items, Py_ssize_t size) {
         for (Py_ssize_t i = 0; i < size; ++i) {
             PyObject *record = items[i];
-            if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != arity_ || !put_list(out, arity_)) return false;
+            if (!PyTuple_CheckExact(record) || PyTuple_GET_SIZE(record) != arity_) return false;
+            if (!put_list(out, arity_)) return false;
             for (Py_ssize_t f = 0; f < arity_; ++f) {
                 PyObject *field = PyTuple_GET_ITEM(record, f);
                 bool is_text;
@@ -446,7 +447,8 @@ void bind_pack(nanobind::module_ &m) {
                    "dicts. Of a dict as a whole: 5 its keys are scalars and its values nested. None: msgpack would\n"
                    "not keep them.")},
         {"pack_values", pack_values, METH_O,
-         PyDoc_STR("pack_values(entries) -> (code, msgpack) or None\n\nThe values of a dict, in its order, as a list.")},
+         PyDoc_STR("pack_values(entries) -> (code, msgpack) or None\n\n"
+                   "The values of a dict, in its order, as a list.")},
         {nullptr, nullptr, 0, nullptr},
     };
     if (PyModule_AddFunctions(m.ptr(), methods) < 0) nanobind::raise_python_error();

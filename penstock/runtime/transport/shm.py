@@ -31,7 +31,10 @@ _MOVED = 0xFFFF_FFFE  # payload: sender's worker index, then the address of its 
 _LAST = 0xFFFF_FFFF  # nothing more comes from this sender by this ring
 
 _DRAIN_MESSAGES = 256
-_LOOK_EVERY = 512  # receives that brought something, between two looks at the message size
+# Between two looks at the message size: receives that brought something. A large message counts for more: where they
+# come slowly, and several at once, one that is larger yet should not come before the ring has grown.
+_LOOK_EVERY = 512
+_LARGE_COUNTS = 8
 
 
 class ShmTransport(Transport):
@@ -53,7 +56,7 @@ class ShmTransport(Transport):
         self.target_message = max(256, self._ring.capacity // MESSAGES_PER_RING)
         self._lent: list[tuple[memoryview, Message]] = []  # large messages of the last receive, still in the ring
         self._lost: list[str] = []  # in a ring that this inbox has left
-        self._looks = 0
+        self._unlooked = 0
         self._seen = (0, 0)  # messages and bytes of the ring at the last look
         self._next: Ring | None = None  # where this inbox is moving to
         self._to_tell: set[int] = set()  # peers that have not been told of it
@@ -123,9 +126,11 @@ class ShmTransport(Transport):
                 self._take_own(task, payload)
             else:
                 messages.append((task, payload if isinstance(payload, bytes) else self._lend(payload)))
-        self._looks += 1
-        if self._grows and self._looks % _LOOK_EVERY == 0:
-            self._look()
+        self._unlooked += 1
+        if self._unlooked >= _LOOK_EVERY:
+            self._unlooked = 0
+            if self._grows:
+                self._look()
         return messages
 
     def wake(self) -> None:
@@ -154,6 +159,7 @@ class ShmTransport(Transport):
             self._next.close()
 
     def _lend(self, message: Message) -> memoryview:
+        self._unlooked += _LARGE_COUNTS
         view = message.view()
         self._lent.append((view, message))
         return view
