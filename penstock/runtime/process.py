@@ -62,8 +62,9 @@ class ProcessContext:
 
     def clear(self) -> None:
         """Forget the state of the current key."""
-        self.state.pop(self.key, None)
-        self.cleared = True
+        if self.key in self.state:
+            del self.state[self.key]
+            self.cleared = True
 
     def emit(self, *records: Any) -> None:
         """Send records to the main output."""

@@ -42,7 +42,7 @@ _VALUES_COST = 16
 # And as many hold the task up for about as long.
 _VALUES_HOLD = 4
 
-# Epochs for which a map of which most changes is saved whole before it is tried again to note changes.
+# Epochs for which nothing is noted of a map of which much changes, before it is tried again.
 _BLIND_EPOCHS = 16
 
 
@@ -181,15 +181,14 @@ class KeyedMap(_Saved):
         """The changes since the last delta, or everything."""
         assert self._tracked
         values, fresh, noted = self.values, self._fresh, self._noted
-        self._noted = 0
         if fresh is None:
-            whole = whole or (noted > 0 and not self._builds_on_much)
+            whole = whole or self.wants_whole
             self._blind -= 1
             if self._blind <= 0 or 4 * noted < len(values):
                 self._fresh = {}
         else:
             self._fresh = {}
-        any_gone, self._any_gone = self._any_gone, False
+        any_gone, self._any_gone, self._noted = self._any_gone, False, 0
         if whole:
             return self._whole()
         if fresh is None and noted:

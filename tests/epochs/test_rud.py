@@ -208,11 +208,11 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
 def test_slabs_are_used_again() -> None:
     rud = Rud(1 << 20)
     cache = rud.cache()
-    slabs: set[int] = set()
+    slabs: dict[int, bytearray] = {}  # the slabs too, or a new one might get the id of one that is gone
     for epoch in range(1, 40):
         for i in range(20):
             cache.append(entry_of(DATA, 0, bytes([epoch]) * (20 + i)))
-        slabs |= {id(entry[4]) for entry in cache.entries if isinstance(entry[4], bytearray)}
+        slabs |= {id(entry[4]): entry[4] for entry in cache.entries if isinstance(entry[4], bytearray)}
         cache.append(entry_of(BARRIER, epoch, b"b"))
         assert held(cache)[-2] == (DATA, 0, bytes([epoch]) * 39)
         cache.complete(BARRIER, END, WATERMARK, epoch - 1)

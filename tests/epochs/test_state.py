@@ -11,9 +11,15 @@ import pytest
 
 from penstock.runtime import state as module
 from penstock.runtime.aggregate import MERGEABLE, Aggregate
+from penstock.runtime.batch import KeyedBatch
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot
 from penstock.runtime.errors import RecordError, SnapshotDamaged
+from penstock.runtime.flow import Flow
+from penstock.runtime.operators import StageContext
 from penstock.runtime.partition import key_groups
+from penstock.runtime.process import ProcessContext
+from penstock.runtime.sinks import Null
+from penstock.runtime.sources import Memory
 from penstock.runtime.state import (
     Delta,
     KeyedDelta,
@@ -211,6 +217,30 @@ def test_a_timer_that_fired_voids_the_order() -> None:
     assert timers.saved.wants_whole
 
 
+def test_a_state_that_was_cleared_and_set_again_voids_the_order() -> None:
+    """In one batch, so that only the function's call tells of it."""
+
+    def again(ctx: ProcessContext, key: int, clear: bool) -> None:
+        if clear:
+            ctx.clear()
+        ctx.set(ctx.get(0) + 1)
+
+    flow = Flow("cleared")
+    flow.read(Memory([])).key_by(lambda key: key).process(again).write(Null())
+    (operator,) = (each for chain in flow.plan(1).chains for each in chain.operators if each.kind == "process")
+    stage = operator.stage(StageContext(operator, epochs=True))
+    keys = list(range(50))
+    list(stage.expand(KeyedBatch(keys, [False] * 50)))
+    chain = [packed(stage.snapshot(1, True).maps["state"])]
+    list(stage.expand(KeyedBatch(keys, [False] * 50)))
+    assert not stage.wants_whole()
+    chain.append(packed(stage.snapshot(2, False).maps["state"]))
+    assert read(chain) == dict.fromkeys(keys, 2)
+    list(stage.expand(KeyedBatch(keys, [key == 7 for key in keys])))
+    assert stage.wants_whole()
+    assert read([packed(stage.snapshot(3, True).maps["state"])]) == {key: 1 if key == 7 else 3 for key in keys}
+
+
 def test_values_that_do_not_fit_the_keys_before_them_are_damage() -> None:
     whole = packed(KeyedWhole({"a": 1, "b": 2}))
     for later in (KeyedValues(3, [], [1, 2, 3]), KeyedValues(2, ["c"], [1, 2]), KeyedValues(2, [], [1, 2, 3])):
@@ -232,7 +262,9 @@ def test_a_quiet_map_saves_nothing_even_after_it_was_blind() -> None:
     kept.note(range(90))
     assert isinstance(kept.delta(False), KeyedValues)
     kept.note(range(90))
-    assert isinstance(kept.delta(True), KeyedWhole)
+    whole = kept.delta(True)
+    assert isinstance(whole, KeyedWhole)
+    assert len(whole.entries) == 100
     assert not kept.wants_whole
     assert kept.delta(False) == KeyedDelta([], [], [])
     kept.note([7])
