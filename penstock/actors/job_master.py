@@ -59,7 +59,7 @@ from penstock.runtime.epochs.coordinator import (
     Trigger,
 )
 from penstock.runtime.epochs.manifest import Blob, Manifest
-from penstock.runtime.epochs.participant import Acknowledged, Declined
+from penstock.runtime.epochs.participant import Declined, Moved, Said
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store, may_pass
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
@@ -269,11 +269,14 @@ class JobMaster:
             return
         self._collected.take(reported)
 
-    def _acknowledged(self, worker: int, incarnation: int, said: Acknowledged | Declined) -> list[Command]:
+    def _acknowledged(self, worker: int, incarnation: int, said: Said) -> list[Command]:
         if incarnation != self._incarnations[worker]:
             return []
         if isinstance(said, Declined):
             return self._coordinator.declined(said.task, said.generation, said.epoch, said.reason)
+        if isinstance(said, Moved):
+            self._coordinator.moved(said.task, said.generation)
+            return []
         return self._coordinator.acknowledged(
             said.task,
             said.generation,

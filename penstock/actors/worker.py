@@ -30,7 +30,7 @@ from penstock.runtime.blackbox import BlackBox
 from penstock.runtime.build import Reported, Wiring
 from penstock.runtime.diversion import Divert
 from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make
-from penstock.runtime.epochs.participant import Acknowledged, Declined, Participant
+from penstock.runtime.epochs.participant import Participant, Said
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import RecordError
 from penstock.runtime.loop import MessagesLost, RunLoop
@@ -49,9 +49,6 @@ _GATHER_S = 0.005
 
 # The longest that a barrier is put off, whatever the clocks of two nodes say.
 _TRIGGER_WAIT_MAX_NS = 50_000_000
-
-# What a worker has to say of its tasks' parts of epochs.
-Said = list[Acknowledged | Declined]
 
 _PR_SET_TIMERSLACK = 29  # <linux/prctl.h>; the argument is in ns
 
@@ -140,6 +137,7 @@ class Worker:
                 window=self._options.window_bytes,
                 rud=Rud(self._options.cache_bytes) if store is not None else None,
                 on_snapshot=self._participant.on_snapshot if store is not None else None,
+                on_motion=self._participant.on_motion if store is not None else None,
             )
             self._loop = self._participant.loop = RunLoop(
                 wiring, self._transport, time.monotonic_ns, self._box if store is not None else None
@@ -297,7 +295,7 @@ class _Reporter:
         if len(self._pending) > _REPORTS_MAX:
             ray.get(self._pending.popleft())  # the oldest: later ones wait for it at the other end
 
-    def send(self, item: Reported | Said) -> Any:
+    def send(self, item: Reported | list[Said]) -> Any:
         """Carry something, behind all before it; the call's reference."""
         with self._lock:
             number = self._number
@@ -314,10 +312,10 @@ class _SnapshotWriter:
     """A thread that does pieces of work one after the other, and one again that returns False; what the participant
     has to say meanwhile goes to the JobMaster in one call, which costs more than to write a small snapshot."""
 
-    def __init__(self, send: Callable[[Said], None]) -> None:
+    def __init__(self, send: Callable[[list[Said]], None]) -> None:
         self._send = send
         self._work: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
-        self._said: Said = []
+        self._said: list[Said] = []
         self._never = threading.Event()
         threading.Thread(target=self._run, name="penstock-snapshots", daemon=True).start()
 
@@ -325,7 +323,7 @@ class _SnapshotWriter:
         """Do a piece of work soon."""
         self._work.put(work)
 
-    def say(self, event: Acknowledged | Declined) -> None:
+    def say(self, event: Said) -> None:
         """Tell the JobMaster, when the work that there is has been done; for pieces of work."""
         self._said.append(event)
 

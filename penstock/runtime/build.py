@@ -70,6 +70,7 @@ class Wiring:
         window: int = WINDOW_BYTES,
         rud: Rud | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
+        on_motion: Callable[[TaskId, int], None] | None = None,
         wall: Callable[[], float] = time,
     ) -> None:
         self.plan = plan
@@ -86,6 +87,7 @@ class Wiring:
         self._report = report
         self._window = window
         self._on_snapshot = on_snapshot
+        self._on_motion = on_motion
         self._wall = wall
         self._targets: dict[int, int] = {}  # task number by channel number
         self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and sender task
@@ -182,6 +184,7 @@ class Wiring:
             source.reader = chain.source.source.reader(splits, context)
             source.rud = self.rud
         built.on_snapshot = self._on_snapshot
+        built.on_motion = self._on_motion
         built.wall = self._wall
         built.generation = generation
         built.event_time = plan.time_grain is not None

@@ -80,6 +80,7 @@ class Task:
         self.edge_errors: list[ErrorHandler] = []  # of what fails between this task and the next
         self.inbox = Inbox()
         self.on_snapshot: Callable[[Snapshot], None] | None = None  # None: a job without epochs
+        self.on_motion: Callable[[TaskId, int], None] | None = None  # with its generation; see `_rested`
         self.generation = 0  # of the recovery that made this task
         self.epoch = 0  # of the last barrier that it passed on
         self.whole_next = True  # the next snapshot must hold everything
@@ -107,6 +108,7 @@ class Task:
         self._ending = False
         self._ends = True  # the end is still to be said
         self._moved = -1  # records at the last snapshot
+        self._rested = False  # the last snapshot was quiet: epochs are rare until the next record is told of
         self._waiting: list[OutChannel] = []
         self._limit = _LIMIT_FIRST
         self._unflushed = False
@@ -573,6 +575,7 @@ class Task:
             states[stage.context.operator.name] = (state, counters)
         moved = sum(stage.records_in + stage.records_out for stage in self.stages)
         quiet, self._moved = moved == self._moved, moved
+        self._rested = quiet and not finished
         self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, states))
         if not finished:
             for channel in self.channels:
@@ -602,6 +605,10 @@ class Task:
                 records.clear()
 
     def _measure(self, elapsed: int) -> None:
+        if self._rested:
+            self._rested = False
+            if self.on_motion is not None:
+                self.on_motion(self.task, self.generation)
         records = self._work_records
         now = self.clock()
         self.latency.add((now - self._stamp) // 1000, records, now)

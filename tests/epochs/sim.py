@@ -32,7 +32,7 @@ from penstock.runtime.diversion import Answer, Bridge, Divert
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest
-from penstock.runtime.epochs.participant import Acknowledged, Declined, Participant
+from penstock.runtime.epochs.participant import Declined, Moved, Participant, Said
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.errors import FlowError, SnapshotDamaged, StoreUnreachable
 from penstock.runtime.grouping import All
@@ -741,7 +741,7 @@ class EpochCluster:
         process: Process
         checks = self.checks
 
-        def send(event: Acknowledged | Declined) -> None:
+        def send(event: Said) -> None:
             if process.alive:
                 process.said.append(lambda: self._event(event))
 
@@ -763,6 +763,7 @@ class EpochCluster:
             window=self.faults.window,
             rud=rud,
             on_snapshot=saved,
+            on_motion=participant.on_motion,
             wall=self._wall,
         )
         participant.loop = RunLoop(wiring, transport, self.clock)
@@ -777,12 +778,15 @@ class EpochCluster:
     def _look_who_lives(self) -> None:
         self.live = [self.processes[worker] for worker in sorted(self.processes)]
 
-    def _event(self, event: Acknowledged | Declined) -> list[protocol.Command]:
+    def _event(self, event: Said) -> list[protocol.Command]:
         self.story.append((self.now, event))
         master = self.coordinator
         if isinstance(event, Declined):
             self.counts["declined"] += 1
             return master.declined(event.task, event.generation, event.epoch, event.reason)
+        if isinstance(event, Moved):
+            master.moved(event.task, event.generation)
+            return []
         self.checks.acknowledged(event)
         return master.acknowledged(
             event.task,

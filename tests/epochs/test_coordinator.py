@@ -839,28 +839,53 @@ def test_no_order_of_events_leaves_it_waiting_for_nobody(chunk: int) -> None:
             raise AssertionError(f"seed {seed}: {error!r}, {host.c.state}, can {host.choices()}\n{story}") from error
 
 
+def quiet_epoch(job: Job, *, quiet: bool = True, moves_after: int | None = None) -> float:
+    """Run the next epoch, of which all tasks say that nothing moved; when it began. `moves_after`: a task to which a
+    record comes when it has said so, before the epoch is complete."""
+    now = job.c.due()
+    assert now is not None
+    job.c.tick(now)
+    for task in ALL:
+        generation = job.c._generations[task]
+        epoch = job.c.begun
+        job.c.acknowledged(
+            task, generation, epoch, finished=False, whole=True, blob=blob(task, epoch, generation), quiet=quiet
+        )
+        if task == moves_after:
+            job.c.moved(task, generation)
+    job.c.saved(job.c.begun)
+    return now
+
+
 def test_epochs_are_rarer_while_nothing_moves() -> None:
     job = Job(EpochOptions(interval_s=1.0)).running(1)
-    before = job.c.due()
-    assert before is not None
     for quiet, intervals in ((True, QUIET_INTERVALS), (False, 1)):
-        now = job.c.due()
-        assert now is not None
-        job.c.tick(now)
-        for task in sorted(job.c._tasks):
-            job.c.acknowledged(
-                task,
-                job.c._generations[task],
-                job.c.begun,
-                finished=False,
-                whole=True,
-                blob=Blob("b", 1, 0),
-                quiet=quiet,
-            )
-        job.c.saved(job.c.begun)
-        due = job.c.due()
-        assert due is not None
-        assert due == now + intervals
+        assert quiet_epoch(job, quiet=quiet) + intervals == job.c.due()
+
+
+def test_the_first_record_after_a_pause_brings_the_next_epoch() -> None:
+    job = Job(EpochOptions(interval_s=1.0)).running(1)
+    began = quiet_epoch(job)
+    job.c.moved(A, job.c._generations[A] + 1)  # by a process that is not the task's
+    assert job.c.due() == began + QUIET_INTERVALS
+    job.c.moved(A, job.c._generations[A])
+    assert job.c.due() == began + 1
+    assert job.c.tick(began + 30) == [Trigger(3)], "at once, if it was due before"
+
+
+def test_a_record_while_the_quiet_epoch_is_under_way_is_not_forgotten() -> None:
+    job = Job(EpochOptions(interval_s=1.0)).running(1)
+    assert quiet_epoch(job, moves_after=A) + 1 == job.c.due()
+
+
+def test_tasks_that_were_made_again_are_not_quiet() -> None:
+    """They tell of no motion before they have had a quiet epoch."""
+    job = Job(EpochOptions(interval_s=1.0)).running(1)
+    job.now = quiet_epoch(job) + 2
+    job.c.worker_lost(0, job.now)
+    job.c.started(0)
+    job.made()
+    assert job.c.due() == job.now + 1
 
 
 def test_no_new_plan_for_a_job_that_is_at_its_end() -> None:

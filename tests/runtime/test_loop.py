@@ -167,6 +167,40 @@ def test_stop_lets_through_what_was_read() -> None:
 scripts["until stopped"] = scripts["quiet"] = scripts["busy"] = scripts["once"] = lambda reader: []
 
 
+def test_a_task_that_has_come_to_rest_tells_of_its_next_record_once() -> None:
+    """Epochs are rare while nothing moves: without this the first record after a pause would wait for its commit."""
+    flow = Flow("f", chaining=False)
+    flow.read(Scripted("once"), name="in").write(Null(), name="out")
+    quiet: list[tuple[str, bool]] = []
+    moved: list[tuple[str, int]] = []
+    loop, _ = loop_of(
+        flow,
+        on_snapshot=lambda snapshot: quiet.append((loop.wiring.plan.task_name(snapshot.task), snapshot.quiet)),
+        on_motion=lambda task, generation: moved.append((loop.wiring.plan.task_name(task), generation)),
+    )
+    reader: Any = loop.tasks[0].reader  # type: ignore[attr-defined]
+    for task in loop.tasks:
+        task.open()
+
+    def run(epoch: int | None, *records: str) -> None:
+        reader._script = lambda reader: [records[reader.reads - 1]] if reader.reads <= len(records) else []
+        reader.reads, reader.wait = 0, 0.0
+        if epoch is not None:
+            loop.trigger(epoch)
+        for _ in range(8):
+            for task in loop.tasks:
+                if task.runnable():
+                    task.step()
+
+    run(1, "a")
+    assert moved == [], "epochs are as frequent as ever"
+    run(2)
+    run(3)
+    assert quiet[-2:] == [("in[0]", True), ("out[0]", True)]
+    run(None, "b", "c")
+    assert moved == [("in[0]", 0), ("out[0]", 0)]
+
+
 def test_cancel_ends_at_once_and_closes_as_failed() -> None:
     flow = Flow("f")
     flow.read(Scripted("quiet")).write(Null())

@@ -33,9 +33,9 @@ from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.plan import Plan
 
-# A job in which nothing moves begins its epochs so many times more rarely: an idle job should cost next to nothing, and
-# all that it costs is that the first records after a pause are committed that much later.
-QUIET_INTERVALS = 5
+# A job in which nothing moves begins its epochs so many times more rarely: an idle job should cost next to nothing. It
+# costs nobody anything, as the first record after a pause brings the next epoch (`moved`).
+QUIET_INTERVALS = 60
 
 # How often the last manifest is tried to be written, an epoch interval apart, before the job fails.
 FINAL_TRIES = 30
@@ -242,6 +242,7 @@ class Coordinator:
             return []
         self.state = "RUNNING"
         self._unread = 0
+        self._quiet = False  # tasks that were made again tell of no motion before their first quiet snapshot
         self._last_trigger = now
         back, self._going_back = self._going_back, frozenset()
         # Tasks that had ended have said so again by now: nothing else may be missing.
@@ -345,6 +346,14 @@ class Coordinator:
             self._pending[epoch].entries[task] = entry
             self._pending[epoch].quiet &= quiet
         return self._try_to_save()
+
+    def moved(self, task: int, generation: int) -> None:
+        """A task that was quiet in its last snapshot has a record again: the next epoch is due as in a busy job. The
+        epoch of that snapshot may still be under way."""
+        if task in self._tasks and generation == self._generations[task]:
+            self._quiet = False
+            for pending in self._pending.values():
+                pending.quiet = False
 
     def declined(self, task: int, generation: int, epoch: int, reason: str) -> list[Command]:
         """A task could not save its part; its next snapshot will be whole. An end that could not be saved is said

@@ -20,6 +20,7 @@ from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import StoreError
 from penstock.runtime.loop import RunLoop, Saved
+from penstock.runtime.plan import TaskId
 from penstock.runtime.task import Snapshot
 from penstock.runtime.transport.base import Buffer
 
@@ -47,6 +48,18 @@ class Declined:
     reason: str
 
 
+@dataclass(frozen=True)
+class Moved:
+    """A record has come to a task that had saved a quiet part of its last epoch."""
+
+    task: int
+    generation: int
+
+
+#: What a worker has to say of its tasks' parts of epochs.
+Said = Acknowledged | Declined | Moved
+
+
 class Participant:
     """See the module's docstring. `send` carries an event to the coordinator, in order; `later(work)` runs pieces of
     work one after the other in a thread of their own, and one again that returns False. Without a store the job has
@@ -56,7 +69,7 @@ class Participant:
         self,
         store: Store | None,
         key_groups: int,
-        send: Callable[[Acknowledged | Declined], None],
+        send: Callable[[Said], None],
         later: Callable[[Callable[[], bool]], None],
     ) -> None:
         self._store = store
@@ -132,6 +145,15 @@ class Participant:
         # Long lists that live on would be looked through by the garbage collector, which stops the loop.
         snapshot = replace(snapshot, states={})
         self._later(lambda: self._write(snapshot, parts))
+
+    def on_motion(self, task: TaskId, generation: int) -> None:
+        """A task that had come to rest has a record again; called in the loop's thread."""
+
+        def say() -> bool:
+            self._send(Moved(task.number, generation))
+            return True
+
+        self._later(say)  # behind the snapshot that was quiet
 
     def _write(self, snapshot: Snapshot, parts: Sequence[Buffer]) -> bool:
         number = snapshot.task.number

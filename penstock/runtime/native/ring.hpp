@@ -373,7 +373,8 @@ class Consumer {
   public:
     static constexpr uint64_t kGrace = 1'000'000;        // a younger unfinished slot is not worth a look at /proc
     static constexpr uint64_t kCopySpin = 60'000;        // how long a copy under way may take before we sleep
-    static constexpr uint64_t kSlice = 100'000'000;      // bounds the harm of a producer that died before its wake
+    static constexpr uint64_t kSlice = 500'000'000;      // bounds the harm of a producer that died before its wake
+    static constexpr uint64_t kStuckSlice = 100'000'000; // and of one that died in the middle of a write
 
     // Returns 0, or the identity of the living consumer that holds the place.
     os::Identity attach(Control &c, os::Identity self, uint32_t window, Wait wait) {
@@ -466,7 +467,7 @@ class Consumer {
 
     // Sleeps until collect() may have something to do, someone called, or `ns` have passed.
     void wait(uint64_t ns) {
-        const uint64_t start = os::now_ns(), end = start + std::min(ns, kSlice);
+        const uint64_t start = os::now_ns(), end = start + std::min(ns, stuck_.empty() ? kSlice : kStuckSlice);
         Rhythm::Watch watch = wait_.adaptive ? rhythm_.watch(start, wait_.max_spin_ns)
                                              : Rhythm::Watch{0, start + wait_.max_spin_ns};
         if (!stuck_.empty()) watch = {0, std::max(watch.look_until, stuck_.back().since + kCopySpin)};
@@ -580,7 +581,7 @@ class Consumer {
         const int pid = dead_owner(s.seq);
         if (pid == 0) {
             if (!std::exchange(s.counted, true)) control_->stalled.fetch_add(1, std::memory_order_relaxed);
-            s.patience = std::min(s.patience * 2, kSlice);
+            s.patience = std::min(s.patience * 2, kStuckSlice);
             s.check_at = now + s.patience;
             return false;
         }
