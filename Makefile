@@ -11,7 +11,7 @@ SECONDS ?= 600
 N ?=
 ARGS ?=
 
-.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch stubs lock clean
+.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement stubs lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -69,6 +69,9 @@ campaign-kill: setup ## kill N (200) processes of real jobs at random instants, 
 
 campaign-switch: setup ## run N (50) jobs that go to Spark and back while their processes are killed, from SEED
 	$(BIN)/python -m tests.e2e.switch_campaign --runs $(or $(N),50) --seed $(SEED) $(ARGS)
+
+campaign-placement: setup ## plans beside the best there is, on N (200) topologies and all small graphs
+	$(BIN)/python -m tests.placement.campaign --topologies $(or $(N),200) --seed $(SEED) $(ARGS)
 
 stubs: setup ## write the type stub of the native core anew
 	$(BIN)/python -m nanobind.stubgen -m penstock.runtime._native -p penstock/runtime/native/stub.pat \

@@ -1,0 +1,92 @@
+"""Algorithm 2 of the TurboStream paper (PAPERS row T10): parents are dealt to nodes, by splitting them in two again
+and again.
+
+`split` begins at each task in turn and gathers what is around it, breadth first, as long as that brings the gathered
+share of the work nearer to the target. Of the results within `factor` of the target the one with the least traffic
+across is taken. `assign` splits the nodes in halves, ceil(N/2) and the rest, with targets by what the nodes can take,
+until each part has one node. Both take the names of the paper's listing.
+
+This is the paper's algorithm, as it is: nothing of memory or of where tasks may run. `placement/planner.py` uses it as
+one of its beginnings.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.placement.consolidation import consolidate, expand
+from penstock.placement.traffic import Floats, Ints, TrafficGraph
+
+
+def split(graph: TrafficGraph, target: float, factor: float) -> set[int] | None:
+    """The tasks of the first part (RES_SET), whose share of the CPU is within `factor` of `target`; None when no
+    start gives such a part."""
+    return _least(graph, target, factor)[0]
+
+
+def assign(graph: TrafficGraph, shares: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
+    """The node of each task: consolidation, then splits. Where no split is within `factor` the one that comes nearest
+    to its target is taken (the paper says nothing of that case)."""
+    levels = consolidate(graph, task_num_threshold)
+    parents = levels[-1].graph if levels else graph
+    places = np.zeros(len(parents), dtype=np.int64)
+    _assign(parents, np.arange(len(parents)), list(range(len(shares))), shares, factor, places)
+    return expand(levels, places)
+
+
+def _assign(
+    graph: TrafficGraph, tasks: Ints, nodes: Sequence[int], shares: Floats, factor: float, places: Ints
+) -> None:
+    if len(nodes) == 1 or not len(tasks):
+        places[tasks] = nodes[0]
+        return
+    half = -(-len(nodes) // 2)
+    target = float(shares[list(nodes[:half])].sum() / shares[list(nodes)].sum())
+    part = graph.part(tasks)
+    found, nearest = _least(part, target, factor)
+    first = np.zeros(len(part), dtype=np.bool_)
+    first[list(nearest if found is None else found)] = True
+    _assign(graph, tasks[first], nodes[:half], shares, factor, places)
+    _assign(graph, tasks[~first], nodes[half:], shares, factor, places)
+
+
+def _least(graph: TrafficGraph, target: float, factor: float) -> tuple[set[int] | None, set[int]]:
+    """(RES_SET, the gathered tasks that come nearest to the target)."""
+    starts, neighbours, traffic = graph.starts.tolist(), graph.neighbours.tolist(), graph.traffic.tolist()
+    weight = graph.cpu.tolist()
+    total_weight = graph.total_cpu or 1.0
+    res_set: set[int] | None = None
+    nearest: set[int] = set()
+    distance = float("inf")
+    min_data_stream = float("inf")
+    for start in range(len(graph)):
+        travel_queue = deque([start])
+        seen = {start}  # visited, or in the queue
+        unvisited = iter(range(len(graph)))
+        gather_tasks: set[int] = set()
+        gather_weig = balance = cut_data_stream = 0.0
+        while travel_queue and balance < target:
+            c_task = travel_queue.popleft()
+            temp_weig = weight[c_task] + gather_weig
+            if abs(temp_weig / total_weight - target) < abs(balance - target):
+                gather_tasks.add(c_task)
+                gather_weig, balance = temp_weig, temp_weig / total_weight
+                for place in range(starts[c_task], starts[c_task + 1]):
+                    neighbour = neighbours[place]
+                    cut_data_stream += -traffic[place] if neighbour in gather_tasks else traffic[place]
+                    if neighbour not in seen:
+                        seen.add(neighbour)
+                        travel_queue.append(neighbour)
+            if not travel_queue and abs(balance - target) > factor:
+                other = next((task for task in unvisited if task not in seen), None)
+                if other is not None:
+                    seen.add(other)
+                    travel_queue.append(other)
+        if abs(balance - target) < factor and cut_data_stream < min_data_stream:
+            min_data_stream, res_set = cut_data_stream, gather_tasks
+        if abs(balance - target) < distance:
+            distance, nearest = abs(balance - target), gather_tasks
+    return res_set, nearest

@@ -1,0 +1,83 @@
+"""Algorithm 1 of the TurboStream paper (PAPERS row T9): tasks that talk to each other most become one parent task.
+
+Tasks are visited in order; each that nobody has taken yet takes the one of its neighbours with the most traffic that
+nobody has taken either, and the two become a parent. One that finds none becomes a parent by itself. The traffic
+between two parents is that between their tasks. This is done again with the parents, until no more than
+`taskNumThreshold` are left, or nobody finds anybody any more: the levels make a binary tree, by which `expand` takes a
+placement of the last parents back to the tasks.
+
+(The paper's listing says in line 16 that u becomes a parent by itself; it is v that is left alone.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.placement.traffic import Ints, TrafficGraph
+
+
+@dataclass(frozen=True)
+class Level:
+    """One round: `parents[v]` is the number of the parent of v, a task of the level before; `graph` that of the
+    parents."""
+
+    parents: Ints
+    graph: TrafficGraph
+
+
+def consolidate_once(
+    graph: TrafficGraph, order: Sequence[int] | None = None, most_cpu: float | None = None, only_in: Ints | None = None
+) -> Level:
+    """Algorithm 1, once. Two tasks that may not run on the same node are never put together. Beyond the paper:
+    `order` in which tasks are visited, `most_cpu` of a parent of two, and `only_in`: only tasks with the same figure
+    there are put together."""
+    count = len(graph)
+    starts, neighbours, traffic = graph.starts.tolist(), graph.neighbours.tolist(), graph.traffic.tolist()
+    cpu = graph.cpu.tolist()
+    groups = None if only_in is None else only_in.tolist()
+    allowed = graph.allowed
+    parents = [-1] * count
+    made = 0
+    for v in range(count) if order is None else order:
+        if parents[v] >= 0:
+            continue
+        best, most = -1, -1.0
+        for place in range(starts[v], starts[v + 1]):
+            u = neighbours[place]
+            if parents[u] >= 0 or traffic[place] <= most:  # of equals the first
+                continue
+            if most_cpu is not None and cpu[u] + cpu[v] > most_cpu:
+                continue
+            if groups is not None and groups[u] != groups[v]:
+                continue
+            if allowed is not None and not (allowed[u] & allowed[v]).any():
+                continue
+            best, most = u, traffic[place]
+        parents[v] = made
+        if best >= 0:
+            parents[best] = made
+        made += 1
+    merged = np.array(parents, dtype=np.int64)
+    return Level(merged, graph.merged(merged, made))
+
+
+def consolidate(graph: TrafficGraph, task_num_threshold: int) -> list[Level]:
+    """Rounds of Algorithm 1 until at most `task_num_threshold` parents are left, or no two of them talk."""
+    levels: list[Level] = []
+    while len(graph) > max(1, task_num_threshold):
+        level = consolidate_once(graph)
+        if len(level.graph) == len(graph):
+            break
+        levels.append(level)
+        graph = level.graph
+    return levels
+
+
+def expand(levels: Sequence[Level], places: Ints) -> Ints:
+    """The place of each task, from that of each parent of the last level."""
+    for level in reversed(levels):
+        places = places[level.parents]
+    return places

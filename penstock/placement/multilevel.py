@@ -1,0 +1,164 @@
+"""The search for a partition on many levels, so that its cost grows with the edges and not as the cube of the tasks.
+
+Algorithm 1 makes parents of tasks until few are left (`placement/consolidation.py`); these are dealt to the places in
+several ways, of which Algorithm 2 is one; and on the way back to the tasks each level is refined
+(`placement/refinement.py`). Then all levels are gone through again, with parents whose tasks are at the same place
+already: what could not be moved as a task can be moved as a parent. No step makes the best worse.
+
+The search is bounded by the edges that it looks at, not by a clock: the same graph gives the same partition anywhere.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.placement.assignment import assign
+from penstock.placement.balance import Limits, limits_of, pack
+from penstock.placement.consolidation import consolidate_once
+from penstock.placement.refinement import Partition
+from penstock.placement.traffic import Floats, Ints, TrafficGraph
+
+# Levels are made until so many parents a place are left, or so many in all.
+_PARENTS_A_PLACE = 15
+_PARENTS_MIN = 40
+
+# A level with more of the tasks of the one before than this is not worth having.
+_SHRINKS_TO = 0.95
+
+# A parent may have so much more than an even part of the CPU on the coarsest level.
+_PARENT_MOST = 1.5
+
+# Up to so many tasks the paper's algorithm, which grows with the third power of them, begins on the tasks themselves;
+# and so do more beginnings by chance, which cost little there.
+_FEW_TASKS = 150
+_BEGINNINGS_OF_FEW = 20
+
+# Beginnings on the coarsest level, and how often all levels are gone through again, unless that looks at too many
+# edges (some 3 million take a second).
+_BEGINNINGS = 6
+_CYCLES = 8
+_WORK_MAX, _WORK_A_TASK = 2_000_000, 1_000
+
+# How often the pairs of places are gone through, on a level of up to so many tasks.
+_ROUNDS_SMALL, _SMALL, _ROUNDS = 10, 2_000, 3
+
+
+def partition(graph: TrafficGraph, fair: Floats, factor: float, *, memory: Floats | None = None, seed: int = 0) -> Ints:
+    """The place of each task, of as many as there are shares in `fair` (which add up to 1), such that little traffic
+    crosses between places and each is within its limits (`limits_of`). `memory`: bytes that each place has. Raises
+    Infeasible when a task may run nowhere, or memory is too small."""
+    count = len(fair)
+    if count == 1 or not len(graph):
+        return np.zeros(len(graph), dtype=np.int64)
+    room = np.full(count, np.inf) if memory is None else memory
+    packed = pack(graph, fair, room)
+    return _Search(graph, fair, factor, limits_of(graph, fair, factor, room, packed), seed).best_of(packed)
+
+
+def papers(graph: TrafficGraph, fair: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
+    """The paper's own placement, with such a factor for each split that all splits in a row keep within `factor`."""
+    depth = max(1, (len(fair) - 1).bit_length())
+    return assign(graph, fair, ((1 + factor) ** (1 / depth) - 1) / 2, task_num_threshold)
+
+
+class _Search:
+    def __init__(self, graph: TrafficGraph, fair: Floats, factor: float, limits: Limits, seed: int) -> None:
+        self._graph = graph
+        self._fair = fair
+        self._factor = factor
+        self._limits = limits
+        self._chance = random.Random(seed)
+        self._work = 0
+        self._parents = max(_PARENTS_MIN, _PARENTS_A_PLACE * len(fair))
+
+    def best_of(self, packed: Ints) -> Ints:
+        best = self._refined(self._graph, packed)
+        for found in self._beginnings():
+            best = min(best, found, key=_badness)
+        for _ in range(_CYCLES):
+            if self._work > _WORK_MAX + _WORK_A_TASK * len(self._graph):
+                break
+            best = min(best, self._through_levels(best.places), key=_badness)
+        return best.places
+
+    def _beginnings(self) -> Iterator[Partition]:
+        graph = self._graph
+        if len(graph) <= _FEW_TASKS:
+            for threshold in (100, len(graph)):
+                yield self._refined(graph, papers(graph, self._fair, self._factor, threshold))
+            for _ in range(_BEGINNINGS_OF_FEW):
+                yield self._refined(graph, self._grown(graph))
+        yield self._through_levels(None)
+
+    def _refined(self, graph: TrafficGraph, places: Ints) -> Partition:
+        found = Partition(graph, self._limits, places)
+        found.improve(_ROUNDS_SMALL if len(graph) <= _SMALL else _ROUNDS)
+        self._work += found.work
+        return found
+
+    def _through_levels(self, places: Ints | None) -> Partition:
+        """Down by consolidation and up by refinement, from a partition, or from what is best on the coarsest level."""
+        graph, at = self._graph, places
+        levels: list[tuple[TrafficGraph, Ints]] = []  # each level's graph, and its tasks' parents
+        while len(graph) > self._parents:
+            order = list(range(len(graph)))
+            self._chance.shuffle(order)
+            level = consolidate_once(graph, order, _PARENT_MOST * self._graph.total_cpu / self._parents, at)
+            if len(level.graph) > _SHRINKS_TO * len(graph):
+                break
+            self._work += len(graph.neighbours)
+            levels.append((graph, level.parents))
+            graph = level.graph
+            if at is not None:
+                above = np.zeros(len(graph), dtype=np.int64)
+                above[level.parents] = at
+                at = above
+        best = self._begun(graph) if at is None else self._refined(graph, at)
+        for graph, parents in reversed(levels):
+            best = self._refined(graph, best.places[parents])
+        return best
+
+    def _begun(self, graph: TrafficGraph) -> Partition:
+        """The best of several beginnings on the coarsest level."""
+        beginnings = [papers(graph, self._fair, self._factor)]
+        beginnings += [self._grown(graph) for _ in range(_BEGINNINGS - 1)]
+        return min((self._refined(graph, places) for places in beginnings), key=_badness)
+
+    def _grown(self, graph: TrafficGraph) -> Ints:
+        """Places grown around tasks that chance chose: each takes what talks to it most until it has its share. What
+        may not run where it fell, refinement has to mend."""
+        places = np.full(len(graph), -1, dtype=np.int64)
+        order = list(range(len(graph)))
+        self._chance.shuffle(order)
+        seeds = iter(order)
+        for place, share in enumerate(self._fair[:-1]):
+            wanted, load = share * graph.total_cpu, 0.0
+            ties = np.zeros(len(graph))
+            while load < wanted:
+                v = int(np.where(places < 0, ties, -1.0).argmax())
+                if places[v] >= 0 or ties[v] <= 0:
+                    fresh = next((seed for seed in seeds if places[seed] < 0), None)
+                    if fresh is None:
+                        break
+                    v = fresh
+                places[v] = place
+                load += graph.cpu[v]
+                row = slice(graph.starts[v], graph.starts[v + 1])
+                ties[graph.neighbours[row]] += graph.traffic[row]
+        places[places < 0] = len(self._fair) - 1
+        return _where_allowed(graph, places)
+
+
+def _where_allowed(graph: TrafficGraph, places: Ints) -> Ints:
+    """What may not run where it is goes to the first place where it may."""
+    if graph.allowed is None:
+        return places
+    allowed = graph.allowed[np.arange(len(graph)), places]
+    return np.where(allowed, places, graph.allowed.argmax(axis=1)).astype(np.int64)
+
+
+def _badness(partition: Partition) -> tuple[float, float]:
+    return partition.overload, partition.cut

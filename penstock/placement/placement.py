@@ -1,0 +1,69 @@
+"""Where the tasks of a job run: which worker has which tasks, which node has which workers, and how good that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from penstock.placement.traffic import Floats, Ints, Node, TrafficGraph
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`tasks[v]`: the worker of task v; `workers[w]`: the node, by its place in `nodes`, of worker w."""
+
+    nodes: tuple[Node, ...]
+    workers: tuple[int, ...]
+    tasks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= node < len(self.nodes) for node in self.workers):
+            raise ValueError(f"a worker is on a node beyond 0 to {len(self.nodes) - 1}")
+        if any(not 0 <= worker < len(self.workers) for worker in self.tasks):
+            raise ValueError(f"a task is on a worker beyond 0 to {len(self.workers) - 1}")
+
+    @cached_property
+    def worker_of(self) -> Ints:
+        """The worker of each task."""
+        return np.array(self.tasks, dtype=np.int64)
+
+    @cached_property
+    def node_of(self) -> Ints:
+        """The node of each task."""
+        return np.array(self.workers, dtype=np.int64)[self.worker_of]
+
+    def between_nodes(self, graph: TrafficGraph) -> float:
+        """Traffic that crosses nodes."""
+        return graph.cut(self.node_of)
+
+    def between_workers(self, graph: TrafficGraph) -> float:
+        """Traffic that crosses workers, on the same node or not."""
+        return graph.cut(self.worker_of)
+
+    def intra_node_share(self, graph: TrafficGraph) -> float:
+        """Of the traffic between different workers, the part that stays on its node (the paper's Table II); 1 when
+        there is none."""
+        crossing = self.between_workers(graph)
+        return 1 - self.between_nodes(graph) / crossing if crossing else 1.0
+
+    def imbalance(self, graph: TrafficGraph) -> float:
+        """The load of the fullest node over its fair share, less 1: 0 is perfect."""
+        total = graph.total_cpu
+        if not total:
+            return 0.0
+        return float((graph.loads(self.node_of, len(self.nodes)) / (shares(self.nodes) * total)).max()) - 1
+
+
+def shares(nodes: Sequence[Node]) -> Floats:
+    """Each node's fair share of the work: its part of the workers."""
+    workers = np.array([node.workers for node in nodes], dtype=np.float64)
+    fair: Floats = workers / workers.sum()
+    return fair
+
+
+def workers_of(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """The node of each worker, when all that the nodes can take are started: the workers of a node are consecutive."""
+    return tuple(place for place, node in enumerate(nodes) for _ in range(node.workers))

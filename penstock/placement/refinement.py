@@ -1,0 +1,233 @@
+"""Better than the paper: tasks are moved, and swapped, between nodes while traffic falls and the balance holds.
+
+`Partition` is tasks at places, with what each place may take. `improve` goes through the pairs of places that talk to
+each other and lets tasks change sides the way Fiduccia and Mattheyses do: always the one that gains most, also when
+that is a loss, each once, and then back to the best that was met; so it climbs out of hollows that single moves stay
+in, and since a side may be a task too full in between, tasks are swapped. Gains are looked up in heaps, as traffic is
+no small integer; a pass costs some ten tasks' worth of bookkeeping for each that is at a border, and none for others.
+
+A partition never gets worse: less overload, or as much and less traffic across.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from penstock.placement.balance import Limits
+from penstock.placement.traffic import Ints, TrafficGraph
+
+# A pass over a pair of places ends after so many changes of side without a new best.
+_PATIENCE = 60
+
+# How many tasks of a side are looked through for one that fits.
+_TOO_LARGE_MAX = 8
+
+_EPSILON = 1e-9
+
+
+class Partition:
+    """Tasks at places; see the module's docstring."""
+
+    def __init__(self, graph: TrafficGraph, limits: Limits, places: Ints) -> None:
+        self.graph = graph
+        self._limits = limits
+        self._starts: list[int] = graph.starts.tolist()
+        self._neighbours: list[int] = graph.neighbours.tolist()
+        self._traffic: list[float] = graph.traffic.tolist()
+        self._cpu: list[float] = graph.cpu.tolist()
+        self._memory: list[float] = graph.memory.tolist()
+        self._cpu_most: list[float] = (limits.cpu * (1 + _EPSILON)).tolist()
+        self._memory_most: list[float] = (limits.memory * (1 + _EPSILON)).tolist()
+        self._allowed: list[list[bool]] | None = None if graph.allowed is None else graph.allowed.tolist()
+        count = len(self._cpu_most)
+        self._places: list[int] = places.tolist()
+        self._load: list[float] = graph.loads(places, count).tolist()
+        self._used: list[float] = np.bincount(places, weights=graph.memory, minlength=count).tolist()
+        self._heaviest = max(self._cpu, default=0.0)
+        self._members: list[set[int]] = [set() for _ in range(count)]
+        for v, place in enumerate(self._places):
+            self._members[place].add(v)
+        self.work = 0  # edges looked at so far: what it has cost, whatever the machine
+
+    @property
+    def places(self) -> Ints:
+        """The place of each task."""
+        return np.array(self._places, dtype=np.int64)
+
+    @property
+    def cut(self) -> float:
+        """Traffic between places."""
+        return self.graph.cut(self._places)
+
+    @property
+    def overload(self) -> float:
+        """By how much the places have more than they may take, in parts of what they may, added up; 0: balanced."""
+        return sum(self._excess(place) for place in range(len(self._load)))
+
+    def _excess(self, place: int) -> float:
+        over = 0.0
+        if self._load[place] > self._cpu_most[place]:
+            over += self._load[place] / (self._cpu_most[place] or _EPSILON) - 1
+        if self._used[place] > self._memory_most[place]:
+            over += self._used[place] / (self._memory_most[place] or _EPSILON) - 1
+        return over
+
+    def improve(self, rounds: int = 10) -> None:
+        """Go through the pairs of places until nothing changes any more, `rounds` times at most."""
+        changed = set(range(len(self._load)))
+        for _ in range(rounds):
+            pairs = [(a, b) for a, b in self._pairs() if a in changed or b in changed]
+            changed = set()
+            for a, b in pairs:
+                if self._improve_pair(a, b):
+                    changed.update((a, b))
+            if not changed:
+                return
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Pairs of places that talk to each other, or of which one has too much; most traffic first."""
+        count = len(self._load)
+        at = self.places
+        a = np.repeat(at, np.diff(self.graph.starts))
+        b = at[self.graph.neighbours]
+        between = np.bincount(a * count + b, weights=self.graph.traffic, minlength=count * count).reshape(count, count)
+        full = [place for place in range(count) if self._excess(place) > 0]
+        pairs = [
+            (-between[a, b], a, b)
+            for a in range(count)
+            for b in range(a + 1, count)
+            if between[a, b] > 0 or a in full or b in full
+        ]
+        return [(a, b) for _, a, b in sorted(pairs)]
+
+    def _improve_pair(self, a: int, b: int) -> bool:
+        """One pass between two places; whether it made anything better."""
+        starts, neighbours, traffic = self._starts, self._neighbours, self._traffic
+        places, allowed = self._places, self._allowed
+        overfull = self._excess(a) > 0 or self._excess(b) > 0
+        gains: dict[int, float] = {}
+        heaps: dict[int, list[tuple[float, int]]] = {a: [], b: []}
+        for place, other in ((a, b), (b, a)):
+            heap = heaps[place]
+            for v in self._members[place]:
+                if allowed is not None and not allowed[v][other]:
+                    continue
+                gain = 0.0
+                border = overfull
+                begin, end = starts[v], starts[v + 1]
+                self.work += end - begin
+                for i in range(begin, end):
+                    there = places[neighbours[i]]
+                    if there == place:
+                        gain -= traffic[i]
+                    elif there == other:
+                        gain += traffic[i]
+                        border = True
+                if border:
+                    gains[v] = gain
+                    heap.append((-gain, v))
+        heapify(heaps[a])
+        heapify(heaps[b])
+        slack = {place: self._cpu_most[place] + self._heaviest for place in (a, b)}
+        moved: list[int] = []
+        done: set[int] = set()
+        first_score = best_score = (self._excess(a) + self._excess(b), 0.0)
+        best = 0
+        won = 0.0
+        while len(moved) - best < _PATIENCE:
+            mover = self._next(a, b, heaps, gains, done, slack)
+            if mover is None:
+                break
+            v = mover
+            source = places[v]
+            target = b if source == a else a
+            won += gains.pop(v)
+            done.add(v)
+            self._move(v, source, target)
+            moved.append(v)
+            self.work += starts[v + 1] - starts[v]
+            for i in range(starts[v], starts[v + 1]):
+                u = neighbours[i]
+                there = places[u]
+                if (there != source and there != target) or u in done:  # noqa: PLR1714 - a tuple made for each edge costs
+                    continue
+                if u in gains:
+                    gain = gains[u] + (2 * traffic[i] if there == source else -2 * traffic[i])
+                else:
+                    if allowed is not None and not allowed[u][target if there == source else source]:
+                        continue
+                    gain = self._gain(u, target if there == source else source)
+                gains[u] = gain
+                heappush(heaps[there], (-gain, u))
+            score = (self._excess(a) + self._excess(b), -won)
+            if score[0] < best_score[0] - _EPSILON or (
+                score[0] <= best_score[0] + _EPSILON and score[1] < best_score[1] - _EPSILON * abs(best_score[1])
+            ):
+                best, best_score = len(moved), score
+        for v in reversed(moved[best:]):
+            target = places[v]
+            self._move(v, target, b if target == a else a)
+        return best_score < first_score
+
+    def _move(self, v: int, source: int, target: int) -> None:
+        self._places[v] = target
+        self._members[source].remove(v)
+        self._members[target].add(v)
+        self._load[source] -= self._cpu[v]
+        self._load[target] += self._cpu[v]
+        self._used[source] -= self._memory[v]
+        self._used[target] += self._memory[v]
+
+    def _gain(self, v: int, other: int) -> float:
+        own = self._places[v]
+        gain = 0.0
+        for i in range(self._starts[v], self._starts[v + 1]):
+            there = self._places[self._neighbours[i]]
+            if there == own:
+                gain -= self._traffic[i]
+            elif there == other:
+                gain += self._traffic[i]
+        return gain
+
+    def _next(
+        self,
+        a: int,
+        b: int,
+        heaps: dict[int, list[tuple[float, int]]],
+        gains: dict[int, float],
+        done: set[int],
+        slack: dict[int, float],
+    ) -> int | None:
+        """The task whose change of side gains most and leaves the other side not fuller than a task too many."""
+        found: list[tuple[float, int]] = []
+        for source, target in ((a, b), (b, a)):
+            heap = heaps[source]
+            room = slack[target] - self._load[target]
+            room_memory = self._memory_most[target] - self._used[target]
+            if self._load[target] > self._cpu_most[target] and self._load[source] <= self._cpu_most[source]:
+                room = -1.0  # first back to where it holds
+            aside: list[tuple[float, int]] = []
+            while heap:
+                top = heap[0]
+                v = top[1]
+                if v in done or gains.get(v) != -top[0] or self._places[v] != source:
+                    heappop(heap)  # an older gain
+                    continue
+                if self._cpu[v] <= room and (self._memory[v] <= room_memory or not self._memory[v]):
+                    found.append((top[0], v))
+                    break
+                if len(aside) >= _TOO_LARGE_MAX:
+                    break
+                aside.append(heappop(heap))
+            for entry in aside:
+                heappush(heap, entry)
+        if not found:
+            return None
+        # The fuller side gives when it has too much, whatever is gained.
+        if len(found) == 2:
+            over = [self._excess(a), self._excess(b)]
+            if over[0] != over[1]:
+                return found[0][1] if over[0] > over[1] else found[1][1]
+        return min(found)[1]

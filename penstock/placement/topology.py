@@ -1,0 +1,72 @@
+"""A job as the planner takes it: its tasks by component, and the traffic that is to be expected between them.
+
+`of_plan` is the paper's off-line mode (PAPERS row T11): nothing has been measured yet, so traffic follows from the
+data dependencies alone. Each source puts out one unit, every operator as much as it takes in, and an exchange deals it
+to its receivers by its grouping. Measured figures (`placement/monitor.py`) take the place of these once there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.placement.traffic import TrafficEdge, TrafficGraph
+from penstock.runtime.grouping import All
+from penstock.runtime.plan import Exchange, Plan
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A job's tasks, numbered from 0 in the order of its plan. `components[v]`: the chain that v is a task of;
+    `inputs`: for each component those that it takes input of; `names[v]`: for people."""
+
+    graph: TrafficGraph
+    components: tuple[int, ...]
+    inputs: Mapping[int, tuple[int, ...]]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.components)
+
+
+def of_plan(plan: Plan, rates: Mapping[int, float] | None = None) -> Topology:
+    """The topology of a physical plan, with the traffic that its shape lets expect. `rates`: what the chains put out
+    (units a second, by chain index) where more is known than that they put out what they take in."""
+    number = {task.number: position for position, task in enumerate(plan.tasks)}
+    out = _rates(plan, dict(rates or {}))
+    edges: list[TrafficEdge] = []
+    for exchange in plan.exchanges:
+        for sender in range(exchange.senders):
+            targets = exchange.targets(sender)
+            each = out[exchange.source] / exchange.senders
+            if not isinstance(exchange.grouping, All):
+                each /= max(1, len(targets))
+            here = number[plan.task(exchange.source, sender).number]
+            edges += [(here, number[plan.task(exchange.target, target).number], each) for target in targets]
+    inputs = {
+        chain.index: tuple(sorted({e.source for e in plan.exchanges if e.target == chain.index}))
+        for chain in plan.chains
+    }
+    return Topology(
+        TrafficGraph.of(len(plan.tasks), edges),
+        tuple(task.chain for task in plan.tasks),
+        inputs,
+        tuple(plan.task_name(task) for task in plan.tasks),
+    )
+
+
+def _rates(plan: Plan, known: dict[int, float]) -> dict[int, float]:
+    """What each chain puts out."""
+    into: dict[int, list[Exchange]] = {chain.index: [] for chain in plan.chains}
+    for exchange in plan.exchanges:
+        into[exchange.target].append(exchange)
+
+    def out(chain: int) -> float:
+        if chain not in known:
+            received = sum(out(e.source) * (e.receivers if isinstance(e.grouping, All) else 1) for e in into[chain])
+            known[chain] = received if into[chain] else 1.0
+        return known[chain]
+
+    for chain in plan.chains:
+        out(chain.index)
+    return known

@@ -1,0 +1,173 @@
+"""What planning knows of a job: tasks with the CPU and memory that they use, and the traffic between them.
+
+An undirected graph over numbered tasks, as arrays (compressed rows, each edge in both directions): planning only asks
+what crosses between two places, whichever way it goes. Where tasks may run is part of it: a task may be allowed on some
+nodes only, and an *anchor* is a task without weight that stands for something outside of the job, such as the data that
+a source reads: it is pinned to its node, so that what reads much of it is drawn there (PAPERS row T10 and beyond).
+
+Units are the caller's, as long as they are the same throughout: CPU in cores, memory in bytes, traffic in bytes or
+records a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: (task, task, traffic between them)
+TrafficEdge = tuple[int, int, float]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine, as planning sees it. `workers`: how many worker processes of this job it can take, which is also its
+    share of the work; `memory`: bytes that the job's tasks may use there."""
+
+    name: str
+    workers: int = 1
+    memory: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"node {self.name!r} has workers={self.workers}; leave out nodes that can take none")
+
+
+@dataclass(frozen=True)
+class TrafficGraph:
+    """See the module's docstring. The neighbours of task v are `neighbours[starts[v]:starts[v + 1]]`, in ascending
+    order, and `traffic` at the same places; both directions hold the same figure, and nothing is its own neighbour."""
+
+    starts: Ints  # (tasks + 1,)
+    neighbours: Ints  # (2 * edges,)
+    traffic: Floats  # (2 * edges,)
+    cpu: Floats  # (tasks,)
+    memory: Floats  # (tasks,)
+    allowed: Bools | None = None  # (tasks, nodes): where each may run; None: anywhere
+
+    @classmethod
+    def of(
+        cls,
+        tasks: int,
+        edges: Iterable[TrafficEdge],
+        *,
+        cpu: Sequence[float] | Floats | None = None,
+        memory: Sequence[float] | Floats | None = None,
+        allowed: Bools | None = None,
+    ) -> TrafficGraph:
+        """A graph of `tasks` tasks; edges between the same two, in either direction, are added up. Without `cpu` every
+        task weighs 1, without `memory` 0."""
+        listed = list(edges)
+        ends = np.array([edge[:2] for edge in listed], dtype=np.int64).reshape(-1, 2)
+        weight = np.array([edge[2] for edge in listed], dtype=np.float64)
+        if len(ends) and (ends.min() < 0 or ends.max() >= tasks):
+            raise ValueError(f"an edge names a task beyond 0 to {tasks - 1}")
+        if (weight < 0).any() or not np.isfinite(weight).all():
+            raise ValueError("traffic must be 0 or more, and finite")
+        weights = np.ones(tasks) if cpu is None else np.array(cpu, dtype=np.float64)
+        bytes_ = np.zeros(tasks) if memory is None else np.array(memory, dtype=np.float64)
+        for name, values in (("cpu", weights), ("memory", bytes_)):
+            if values.shape != (tasks,) or (values < 0).any() or not np.isfinite(values).all():
+                raise ValueError(f"{name} must be {tasks} figures of 0 or more")
+        return cls(*_rows(tasks, ends[:, 0], ends[:, 1], weight), weights, bytes_, allowed)
+
+    def __len__(self) -> int:
+        return len(self.cpu)
+
+    @cached_property
+    def total_cpu(self) -> float:
+        """CPU of all tasks."""
+        return float(self.cpu.sum())
+
+    @cached_property
+    def total_traffic(self) -> float:
+        """Traffic over all edges, each counted once."""
+        return float(self.traffic.sum()) / 2
+
+    @cached_property
+    def _sources(self) -> Ints:
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
+    def cut(self, places: npt.ArrayLike) -> float:
+        """Traffic between tasks at different places; `places[v]` is any number that names v's."""
+        at = np.asarray(places)
+        return float(self.traffic[at[self._sources] != at[self.neighbours]].sum()) / 2
+
+    def loads(self, places: npt.ArrayLike, count: int) -> Floats:
+        """CPU at each of the places 0 to count - 1."""
+        return _summed(np.asarray(places), self.cpu, count)
+
+    def merged(self, parents: Ints, count: int) -> TrafficGraph:
+        """The graph of `count` parents; task v becomes part of `parents[v]`. Traffic inside a parent is gone, and a
+        parent may run where all of its tasks may."""
+        rows = _rows(count, parents[self._sources], parents[self.neighbours], self.traffic / 2)
+        allowed = None
+        if self.allowed is not None:
+            allowed = np.ones((count, self.allowed.shape[1]), dtype=np.bool_)
+            np.logical_and.at(allowed, parents, self.allowed)
+        return TrafficGraph(
+            *rows,
+            _summed(parents, self.cpu, count),
+            _summed(parents, self.memory, count),
+            allowed,
+        )
+
+    def part(self, tasks: Ints) -> TrafficGraph:
+        """The graph of some tasks alone, numbered in the order given."""
+        number = np.full(len(self), -1, dtype=np.int64)
+        number[tasks] = np.arange(len(tasks))
+        a, b = number[self._sources], number[self.neighbours]
+        inside = (a >= 0) & (b >= 0)
+        rows = _rows(len(tasks), a[inside], b[inside], self.traffic[inside] / 2)
+        return TrafficGraph(
+            *rows, self.cpu[tasks], self.memory[tasks], None if self.allowed is None else self.allowed[tasks]
+        )
+
+    def with_anchors(self, anchors: Iterable[tuple[int, int, float]], nodes: int) -> TrafficGraph:
+        """With an anchor for each (task, node, traffic): what the task reads, or writes, at a node. The anchors are
+        numbered behind the tasks, and are where they are in any plan."""
+        drawn = list(anchors)
+        count = len(self)
+        edges = [(task, count + i, traffic) for i, (task, _, traffic) in enumerate(drawn)]
+        allowed = np.ones((count + len(drawn), nodes), dtype=np.bool_)
+        if self.allowed is not None:
+            allowed[:count] = self.allowed
+        for i, (_, node, _) in enumerate(drawn):
+            allowed[count + i] = np.arange(nodes) == node
+        ends: Any = np.array([edge[:2] for edge in edges], dtype=np.int64).reshape(-1, 2)
+        rows = _rows(
+            len(allowed),
+            np.concatenate([self._sources, ends[:, 0]]),
+            np.concatenate([self.neighbours, ends[:, 1]]),
+            np.concatenate([self.traffic / 2, [edge[2] for edge in edges]]),
+        )
+        nothing = np.zeros(len(drawn))
+        return TrafficGraph(*rows, np.concatenate([self.cpu, nothing]), np.concatenate([self.memory, nothing]), allowed)
+
+    def anywhere(self) -> TrafficGraph:
+        """The same tasks, without a say in where they run."""
+        return replace(self, allowed=None)
+
+
+def _summed(places: Ints, values: Floats, count: int) -> Floats:
+    """The sum of the values at each of the places 0 to count - 1."""
+    return np.bincount(places, weights=values, minlength=count).astype(np.float64, copy=False)
+
+
+def _rows(tasks: int, a: Ints, b: Ints, traffic: Floats) -> tuple[Ints, Ints, Floats]:
+    """Compressed rows of the edges (a[i], b[i]) in both directions, added up."""
+    apart = a != b
+    a, b, traffic = a[apart], b[apart], traffic[apart]
+    keys, place = np.unique(np.concatenate([a * tasks + b, b * tasks + a]), return_inverse=True)
+    sums = _summed(place.reshape(-1), np.concatenate([traffic, traffic]), len(keys))
+    rows = keys // max(1, tasks)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=tasks))])
+    return starts.astype(np.int64), keys % max(1, tasks), sums

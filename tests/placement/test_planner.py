@@ -1,0 +1,190 @@
+"""Plans: within their limits, near the best there is, never worse than the paper's, tasks where people want them."""
+
+from __future__ import annotations
+
+import random
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.placement.balance import Infeasible, Limits, limits_of, pack
+from penstock.placement.multilevel import papers, partition
+from penstock.placement.planner import plan
+from penstock.placement.refinement import Partition
+from penstock.placement.traffic import Node, TrafficGraph
+from tests.placement.exact import least_cut, least_cut_by_force
+from tests.placement.random_topologies import topology
+from tests.placement.small import graphs
+
+NO_LIMIT = np.inf
+
+
+def limits(graph: TrafficGraph, places: int, factor: float) -> Limits:
+    fair, room = np.full(places, 1 / places), np.full(places, NO_LIMIT)
+    return limits_of(graph, fair, factor, room, pack(graph, fair, room))
+
+
+def fits(graph: TrafficGraph, at: np.ndarray, limits: Limits) -> bool:
+    return bool((graph.loads(at, len(limits.cpu)) <= limits.cpu * (1 + 1e-6)).all())
+
+
+@pytest.mark.parametrize("tasks", range(1, 7))
+def test_every_small_graph_against_all_placements(tasks: int) -> None:
+    """Of up to six tasks, on two nodes and on three; `make campaign-placement` goes on to eight."""
+    for pairs in graphs(tasks):
+        graph = TrafficGraph.of(tasks, [(u, v, 1.0) for u, v in pairs])
+        for places in (2, 3) if tasks < 6 else (2,):
+            bounds = limits(graph, places, 0.1)
+            found = partition(graph, np.full(places, 1 / places), 0.1)
+            assert fits(graph, found, bounds)
+            assert graph.cut(found) == least_cut_by_force(graph, bounds), (pairs, places)
+
+
+def test_near_the_optimum_and_never_above_the_papers() -> None:
+    """20 of the topologies of `make campaign-placement`, which takes 200 of up to 40 tasks."""
+    ratios = []
+    for seed in range(20):
+        chance = random.Random(seed)
+        places = chance.choice([2, 3, 4])
+        graph = topology(chance, chance.randint(8, 20))
+        bounds = limits(graph, places, 0.1)
+        fair = np.full(places, 1 / places)
+        found, paper = partition(graph, fair, 0.1), papers(graph, fair, 0.1)
+        assert fits(graph, found, bounds)
+        if fits(graph, paper, bounds):
+            assert graph.cut(found) <= graph.cut(paper) + 1e-9
+        best = least_cut(graph, bounds)
+        assert best is not None
+        assert graph.cut(found) >= best - 1e-6
+        ratios.append(graph.cut(found) / best if best else 1.0)
+    assert median(ratios) <= 1.05, ratios
+
+
+GRAPHS = st.builds(lambda seed, tasks: topology(random.Random(seed), tasks), st.integers(0, 10_000), st.integers(1, 60))
+
+
+@settings(max_examples=40, deadline=None)
+@given(GRAPHS, st.lists(st.integers(1, 4), min_size=1, max_size=5), st.floats(0.01, 0.5))
+def test_all_nodes_keep_within_their_share(graph: TrafficGraph, workers: list[int], factor: float) -> None:
+    nodes = [Node(f"n{i}", count) for i, count in enumerate(workers)]
+    placed = plan(graph, nodes, factor=factor)
+    fair = np.array(workers) / sum(workers)
+    room = np.full(len(nodes), NO_LIMIT)
+    assert fits(graph, placed.node_of, limits_of(graph, fair, factor, room, pack(graph, fair, room)))
+    assert placed.workers == tuple(i for i, count in enumerate(workers) for _ in range(count))
+    for node, count in enumerate(workers):
+        part = graph.part(np.flatnonzero(placed.node_of == node))
+        inside = placed.worker_of[placed.node_of == node]
+        if len(part):
+            assert fits(
+                part,
+                inside - inside.min() if count == 1 else inside - placed.workers.index(node),
+                limits(part, count, factor),
+            )
+
+
+@settings(max_examples=60, deadline=None)
+@given(GRAPHS, st.integers(2, 5), st.integers(0, 2**32), st.booleans())
+def test_refinement_never_makes_it_worse(graph: TrafficGraph, places: int, seed: int, anywhere: bool) -> None:
+    chance = np.random.default_rng(seed)
+    if not anywhere:
+        allowed = chance.random((len(graph), places)) < 0.6
+        allowed[np.arange(len(graph)), chance.integers(0, places, len(graph))] = True
+        graph = TrafficGraph(graph.starts, graph.neighbours, graph.traffic, graph.cpu, graph.memory, allowed)
+    at = chance.integers(0, places, len(graph))
+    if graph.allowed is not None:
+        at = np.array([chance.choice(np.flatnonzero(row)) for row in graph.allowed])
+    bounds = Limits(np.full(places, graph.total_cpu / places * 1.2), np.full(places, NO_LIMIT))
+    refined = Partition(graph, bounds, at)
+    before = (refined.overload, refined.cut)
+    refined.improve()
+    assert (refined.overload, refined.cut) <= (before[0] + 1e-9, before[1] + 1e-9 if before[0] == 0 else float("inf"))
+    after = Partition(graph, bounds, refined.places)
+    assert refined.overload == pytest.approx(after.overload), "its own books are right"
+    if graph.allowed is not None:
+        assert graph.allowed[np.arange(len(graph)), refined.places].all()
+
+
+def test_single_moves_would_stay_in_this_hollow() -> None:
+    """Two triangles, each with one task of the other's place: no single move gains, the swap does."""
+    pairs = [(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)]
+    graph = TrafficGraph.of(6, [(u, v, 1.0) for u, v in pairs])
+    stuck = Partition(graph, Limits(np.array([3.0, 3.0]), np.array([NO_LIMIT] * 2)), np.array([0, 0, 1, 0, 1, 1]))
+    stuck.improve()
+    assert stuck.cut == 0
+
+
+def test_swaps_where_there_is_no_room_at_all() -> None:
+    graph = TrafficGraph.of(4, [(0, 3, 1.0), (1, 2, 1.0)])
+    full = Partition(graph, Limits(np.array([2.0, 2.0]), np.array([NO_LIMIT] * 2)), np.array([0, 0, 1, 1]))
+    full.improve()
+    assert full.cut == 0
+    assert full.overload == 0
+
+
+def test_an_overfull_place_gives_first() -> None:
+    graph = TrafficGraph.of(4, [(0, 1, 9.0), (1, 2, 9.0), (2, 3, 9.0)])
+    full = Partition(graph, Limits(np.array([2.0, 2.0]), np.array([NO_LIMIT] * 2)), np.array([0, 0, 0, 0]))
+    full.improve()
+    assert full.overload == 0
+    assert full.cut == 9
+
+
+def test_memory_is_a_limit_too() -> None:
+    """Three tasks that talk to each other would be on one node, if their memory were there."""
+    edges = [(0, 1, 9.0), (1, 2, 9.0), (3, 4, 1.0)]
+    graph = TrafficGraph.of(5, edges, cpu=[1, 1, 1, 1.5, 1.5], memory=[4, 4, 4, 0, 0])
+    assert plan(graph, [Node("a"), Node("b")]).between_nodes(graph) == 0
+    small = [Node("a", memory=8), Node("b", memory=8)]
+    placed = plan(graph, small, factor=0.5)
+    assert max(np.bincount(placed.node_of, weights=graph.memory)) == 8
+    with pytest.raises(Infeasible, match="no node that task 2 may run on has 4 bytes of memory left"):
+        plan(graph, [Node("a", memory=4), Node("b", memory=4)])
+
+
+def test_tasks_run_where_they_are_pinned() -> None:
+    allowed = np.ones((4, 2), dtype=np.bool_)
+    allowed[0] = [False, True]
+    graph = TrafficGraph.of(4, [(0, 1, 1.0), (2, 3, 1.0)], allowed=allowed)
+    placed = plan(graph, [Node("a"), Node("b")])
+    assert placed.node_of.tolist() == [1, 1, 0, 0]
+    allowed[3] = False
+    with pytest.raises(Infeasible, match="task 3 may run on none"):
+        plan(TrafficGraph.of(4, [], allowed=allowed), [Node("a"), Node("b")])
+
+
+def test_sources_run_near_their_data() -> None:
+    """Two sources and their maps; the data of the first is on node b, of the second on node a."""
+    graph = TrafficGraph.of(4, [(0, 2, 1.0), (1, 3, 1.0)]).with_anchors([(0, 1, 5.0), (1, 0, 5.0)], nodes=2)
+    assert plan(graph, [Node("a"), Node("b")], tasks=4).node_of.tolist() == [1, 0, 1, 0]
+
+
+def test_inside_a_node_tasks_that_talk_share_a_worker() -> None:
+    """The paper deals them in turn: a hop between two workers costs a ring, and inside a worker nothing."""
+    graph = TrafficGraph.of(4, [(0, 2, 1.0), (1, 3, 1.0)])
+    assert plan(graph, [Node("a", workers=2)]).between_workers(graph) == 0
+
+
+def test_the_same_graph_gives_the_same_plan() -> None:
+    graph = topology(random.Random(7), 300, widest=12)
+    nodes = [Node(f"n{i}", 2) for i in range(4)]
+    assert plan(graph, nodes, seed=3) == plan(graph, nodes, seed=3)
+
+
+def test_large_graphs_are_not_worse_than_the_papers_way() -> None:
+    """1,000 tasks, more than the paper's algorithm is let begin with."""
+    graph = topology(random.Random(1), 1_000, widest=20)
+    fair = np.full(4, 0.25)
+    found = partition(graph, fair, 0.1)
+    assert fits(graph, found, limits(graph, 4, 0.1))
+    assert graph.cut(found) < graph.cut(papers(graph, fair, 0.1))
+
+
+@pytest.mark.parametrize("tasks", [0, 1, 2])
+def test_fewer_tasks_than_workers(tasks: int) -> None:
+    placed = plan(TrafficGraph.of(tasks, []), [Node("a", 2), Node("b", 2)])
+    assert len(placed.tasks) == tasks
+    assert len(set(placed.tasks)) == tasks

@@ -1,0 +1,121 @@
+"""The graph of tasks: what it adds up, what of it is left in parts and parents, and what is anchored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.placement.placement import Placement, shares, workers_of
+from penstock.placement.traffic import Node, TrafficEdge, TrafficGraph
+
+TASKS = 9
+EDGES = st.lists(
+    st.tuples(st.integers(0, TASKS - 1), st.integers(0, TASKS - 1), st.integers(0, 9).map(float)), max_size=30
+)
+PLACES = st.lists(st.integers(0, 3), min_size=TASKS, max_size=TASKS)
+
+
+def crossing(edges: list[TrafficEdge], places: list[int]) -> float:
+    return sum(traffic for a, b, traffic in edges if places[a] != places[b])
+
+
+@given(EDGES, PLACES)
+def test_what_crosses_is_the_sum_of_the_edges_whose_ends_are_apart(edges: list[TrafficEdge], places: list[int]) -> None:
+    graph = TrafficGraph.of(TASKS, edges)
+    assert graph.cut(places) == crossing(edges, places)
+    assert graph.total_traffic == crossing(edges, list(range(TASKS)))
+
+
+@given(EDGES, PLACES)
+def test_each_row_has_its_neighbours_once_in_order_and_both_directions(
+    edges: list[TrafficEdge], places: list[int]
+) -> None:
+    graph = TrafficGraph.of(TASKS, edges)
+    rows = {
+        v: dict(
+            zip(
+                graph.neighbours[graph.starts[v] : graph.starts[v + 1]].tolist(),
+                graph.traffic[graph.starts[v] : graph.starts[v + 1]].tolist(),
+                strict=True,
+            )
+        )
+        for v in range(TASKS)
+    }
+    for v, row in rows.items():
+        assert list(row) == sorted(set(row))
+        assert v not in row
+        assert all(rows[u][v] == traffic for u, traffic in row.items())
+
+
+@given(EDGES, PLACES, PLACES)
+def test_parents_have_what_crosses_between_their_tasks(
+    edges: list[TrafficEdge], parents: list[int], places: list[int]
+) -> None:
+    graph = TrafficGraph.of(TASKS, edges, cpu=list(range(TASKS)))
+    merged = graph.merged(np.array(parents), 4)
+    of_tasks = [places[parent] for parent in parents]
+    assert merged.cut(places[:4]) == graph.cut(of_tasks)
+    assert merged.loads(places[:4], 4).tolist() == graph.loads(of_tasks, 4).tolist()
+
+
+@given(EDGES, st.sets(st.integers(0, TASKS - 1), min_size=1), PLACES)
+def test_a_part_has_the_edges_inside(edges: list[TrafficEdge], some: set[int], places: list[int]) -> None:
+    listed = sorted(some, reverse=True)
+    part = TrafficGraph.of(TASKS, edges, cpu=list(range(TASKS))).part(np.array(listed))
+    inside = [edge for edge in edges if edge[0] in some and edge[1] in some]
+    assert part.cut([places[v] for v in listed]) == crossing(inside, places)
+    assert part.cpu.tolist() == listed
+
+
+def test_an_anchor_stands_for_what_is_outside_and_stays_where_it_is() -> None:
+    graph = TrafficGraph.of(2, [(0, 1, 5.0)]).with_anchors([(0, 1, 3.0), (1, 0, 2.0)], nodes=3)
+    assert len(graph) == 4
+    assert graph.cpu.tolist() == [1, 1, 0, 0]
+    assert graph.cut([1, 1, 1, 0]) == 2.0
+    assert graph.allowed is not None
+    assert graph.allowed.tolist() == [[True] * 3, [True] * 3, [False, True, False], [True, False, False]]
+
+
+def test_a_parent_may_run_where_all_of_its_tasks_may() -> None:
+    allowed = np.array([[True, True, False], [False, True, True], [True, True, True]])
+    merged = TrafficGraph.of(3, [], allowed=allowed).merged(np.array([0, 0, 1]), 2)
+    assert merged.allowed is not None
+    assert merged.allowed.tolist() == [[False, True, False], [True, True, True]]
+
+
+@pytest.mark.parametrize("edges", [[(0, 3, 1.0)], [(-1, 0, 1.0)], [(0, 1, -1.0)], [(0, 1, float("nan"))]])
+def test_wrong_edges_are_refused(edges: list[TrafficEdge]) -> None:
+    with pytest.raises(ValueError, match=r"edge names a task|traffic must be"):
+        TrafficGraph.of(3, edges)
+
+
+def test_figures_of_another_number_of_tasks_are_refused() -> None:
+    with pytest.raises(ValueError, match="cpu must be 3 figures"):
+        TrafficGraph.of(3, [], cpu=[1.0])
+    with pytest.raises(ValueError, match="memory must be 3 figures"):
+        TrafficGraph.of(3, [], memory=[1.0, 1.0, -1.0])
+
+
+def test_how_good_a_placement_is() -> None:
+    """Four tasks in a row, 1, 2 and 4 between them, on three workers of two nodes."""
+    graph = TrafficGraph.of(4, [(0, 1, 1.0), (1, 2, 2.0), (2, 3, 4.0)])
+    nodes = (Node("a", workers=2), Node("b"))
+    placed = Placement(nodes, workers_of(nodes), (0, 1, 2, 2))
+    assert placed.workers == (0, 0, 1)
+    assert placed.node_of.tolist() == [0, 0, 1, 1]
+    assert placed.between_workers(graph) == 3.0
+    assert placed.between_nodes(graph) == 2.0
+    assert placed.intra_node_share(graph) == pytest.approx(1 / 3)
+    assert shares(nodes).tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert placed.imbalance(graph) == pytest.approx(0.5), "b has 2 of the 4/3 tasks that are its share"
+
+
+def test_a_task_is_on_a_worker_and_a_worker_on_a_node() -> None:
+    with pytest.raises(ValueError, match="a task is on a worker"):
+        Placement((Node("a"),), (0,), (1,))
+    with pytest.raises(ValueError, match="a worker is on a node"):
+        Placement((Node("a"),), (1,), (0,))
+    with pytest.raises(ValueError, match="workers=0"):
+        Node("a", workers=0)
