@@ -40,6 +40,7 @@ examples:
   penstock run wordcount --input 'logs/*.txt' --output counts/
   penstock run sol --rate 5000 --workers 2               latency of hops, operator by operator
   penstock explain wordcount --workers 4                 the plan, without running it
+  penstock plan sol --nodes 4 --slots 4                  where its tasks would run, and what would cross
   penstock run APP --help                                the options of an application
 
 While a job runs: Ctrl-C ends its sources and lets everything under way come through; a second Ctrl-C
@@ -189,6 +190,37 @@ def _apps(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     app: App = options.app
     print(_prepare(app, options).flow.explain(options.workers), end="")
+    return OK
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from penstock.apps import plan_view
+    from penstock.placement import baselines
+    from penstock.placement.planner import plan
+    from penstock.placement.topology import of_plan
+    from penstock.placement.traffic import Node
+
+    nodes = [Node(f"node {number}", options.slots) for number in range(1, options.nodes + 1)]
+    topology = of_plan(_prepare(options.app, options).flow.plan(options.nodes * options.slots))
+    ours = plan(topology.graph, nodes, factor=options.factor)
+    placements = {"penstock": ours, **baselines.all_of(topology, nodes, factor=options.factor)}
+    for line in plan_view.by_node(topology, ours):
+        print(line)
+    print()
+    Console().print(plan_view.comparison(topology, placements))
+    print("\ntraffic in parts of what one source puts out; every operator is taken to put out what it takes in")
+    if "METIS" not in placements:
+        print("METIS is not among them: pip install pymetis")
+    if options.picture is not None:
+        text = plan_view.picture(topology, ours, options.app.name)
+        try:
+            with open(options.picture, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise FlowError(f"the picture cannot be written to {options.picture}: {error.strerror}") from error
+        _say(f"wrote {options.picture}")
     return OK
 
 
@@ -353,6 +385,25 @@ def _parser() -> argparse.ArgumentParser:
     for app, of_app in _app_parsers(explain, everywhere):
         of_app.set_defaults(run=_explain, app=app)
 
+    planned = commands.add_parser(
+        "plan",
+        help="show where an application's tasks would run",
+        description="Show on which nodes and workers an application's tasks would run and what traffic would cross, "
+        "beside other placements, without running it.",
+    )
+    for app, of_app in _app_parsers(planned, everywhere, workers=False):
+        of_app.set_defaults(run=_plan, app=app)
+        of_app.add_argument("--nodes", metavar="N", type=count, default=4, help="machines (4)")
+        of_app.add_argument("--slots", metavar="S", type=count, default=4, help="workers on each (4)")
+        of_app.add_argument(
+            "--factor",
+            metavar="F",
+            type=seconds,
+            default=0.1,
+            help="by how much a node may be above its share of the tasks (0.1)",
+        )
+        of_app.add_argument("--picture", metavar="FILE", help="write the plan there as a picture (SVG)")
+
     for name, action, about in (
         ("status", _status, "show what a running job does"),
         ("stop", _stop, "end a job's sources, let what is under way come through, wait for the end"),
@@ -406,9 +457,9 @@ def _restarts(text: str) -> int:
 
 
 def _app_parsers(
-    command: argparse.ArgumentParser, everywhere: argparse.ArgumentParser
+    command: argparse.ArgumentParser, everywhere: argparse.ArgumentParser, *, workers: bool = True
 ) -> Iterator[tuple[App, argparse.ArgumentParser]]:
-    """A parser for each application below a command, with the options that both `run` and `explain` take."""
+    """A parser for each application below a command, with the options that all take. `workers`: --workers too."""
     choices = command.add_subparsers(title="applications", metavar="APP", required=True)
     for app in APPS.values():
         parser = choices.add_parser(
@@ -416,9 +467,10 @@ def _app_parsers(
         )
         app.add_options(parser)
         parser.add_argument("--name", metavar="NAME", default=app.name, help=f"of the job ({app.name})")
-        parser.add_argument(
-            "--workers", metavar="W", type=count, default=_WORKERS, help=f"worker processes ({_WORKERS})"
-        )
+        if workers:
+            parser.add_argument(
+                "--workers", metavar="W", type=count, default=_WORKERS, help=f"worker processes ({_WORKERS})"
+            )
         parser.add_argument(
             "--parallelism", metavar="P", type=count, help="tasks of each operator that has no number of its own (W)"
         )
@@ -472,7 +524,7 @@ def _add_driver_options(parser: argparse.ArgumentParser) -> None:
 
 def _unknown_app(arguments: list[str]) -> str | None:
     """What to say about `penstock run nonsense`: argparse would list the names and no more."""
-    if len(arguments) < 2 or arguments[0] not in ("run", "explain"):
+    if len(arguments) < 2 or arguments[0] not in ("run", "explain", "plan"):
         return None
     name = arguments[1]
     if name.startswith("-") or name in APPS:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -47,10 +48,10 @@ def test_help_of_what_epochs_are_good_for(name: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("name", APPS)
-@pytest.mark.parametrize("command", ["run", "explain"])
+@pytest.mark.parametrize("command", ["run", "explain", "plan"])
 def test_help_of_every_application(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, name, "--help"]) == 0
-    assert "--workers" in capsys.readouterr().out
+    assert "--parallelism" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_what_cannot_be_parsed(arguments: list[str], capsys: pytest.CaptureFixtu
     assert "usage:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["run", "explain"])
+@pytest.mark.parametrize("command", ["run", "explain", "plan"])
 def test_an_unknown_application(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "wordcont"]) == 2
     err = capsys.readouterr().err
@@ -99,7 +100,7 @@ def test_a_rate_that_is_none(rate: str, capsys: pytest.CaptureFixture[str]) -> N
         (["wordcount", "--parallelism", "129"], "key_groups"),
     ],
 )
-@pytest.mark.parametrize("command", ["run", "explain"])
+@pytest.mark.parametrize("command", ["run", "explain", "plan"])
 def test_a_flow_that_cannot_run_says_so_in_one_message(
     command: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -455,3 +456,28 @@ def test_resume_after_failing_and_after_the_cluster_s_death(
 
 def _words(lines: list[str]) -> Counter[str]:
     return Counter(word.lower() for line in lines for word in line.split())
+
+
+def test_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Where tasks would run, beside the others, and as a picture."""
+    picture = tmp_path / "plan.svg"
+    assert cli.main(["plan", "sol", "--nodes", "2", "--slots", "2", "--tasks", "3", f"--picture={picture}"]) == 0
+    out = capsys.readouterr().out
+    assert "node 1: " in out
+    assert "node 2: " in out
+    assert sum(line.startswith("  worker ") for line in out.splitlines()) == 4
+    assert all(name in out for name in ("penstock", "TurboStream", "T-Storm-like", "JStorm", "round-robin"))
+    drawn = ET.fromstring(picture.read_text())
+    texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("spout[0]") == 1
+    assert sum(text is not None and text.startswith("bolt-2[") for text in texts) == 3
+
+
+def test_a_picture_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "sol", "--tasks=1", "--picture=/no/such/place.svg"]) == 2
+    assert "the picture cannot be written to /no/such/place.svg" in capsys.readouterr().err
+
+
+def test_planning_does_not_load_ray() -> None:
+    code = "import sys; from penstock.apps.cli import main; main(['plan', 'sol']); sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
