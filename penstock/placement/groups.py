@@ -1,0 +1,441 @@
+"""A plan becomes a Ray placement group: one bundle for each worker, pinned to the node that the plan chose for it.
+
+The paper's last step (PAPERS row T10): it decides which tasks share a worker and which workers share a node, and Ray
+has to keep to it. A label selector on each bundle says so; NodeAffinity would place the actors as well, but reserve
+nothing: a group is placed whole or not at all, and nobody else gets its CPUs while a worker is started anew. What Ray
+made of it is read back before it is believed: early versions lost selectors on the way (ray#55590).
+
+What Ray 2.60 does with a group, found by trying it (tests/placement/test_groups.py holds it to that):
+
+- A group belongs to the actor that made it *and* to that actor's driver, and goes when both have ended; a detached
+  actor has no driver. So:
+  - made by a driver: it goes when the driver ends, killed or not (0.1 s);
+  - made by an actor of a driver: it outlives the actor, whether that is restarted, killed for good, or ends by itself,
+    until the driver ends (0.1 s). The actor's next life finds it by `Group.attach`. **Where the actor ends and its
+    driver lives on, somebody has to call `release`**: the JobMaster itself when its job ends, and the driver (or the
+    next run of the job) when the JobMaster died without a word;
+  - made by a detached actor: it goes when that actor's process or node dies (1 s), also when Ray starts the actor
+    again: its next life finds nothing, and has to reserve anew.
+- Ray's own lifetime="detached" is said to keep a group from both deaths, and would leak it: never used here.
+- A group that still waits for room goes in the same ways.
+- When a group goes, Ray kills the actors in it.
+- When a node dies, those of its bundles are without a node (`lost`) as soon as Ray has noticed: at once when it said
+  good-bye, 13 s after its raylet was killed, later than 40 s when that was only stopped. The others stay as they are,
+  with their actors, and take new ones. A bundle that was pinned waits for ever, as no node has the same id again, and
+  an actor put into it waits with it; one that was not pinned moves to another node with room. So after a node's death:
+  reserve a second group for the lost workers, or remove this one and reserve all anew (which ends the workers that are
+  left).
+- Waiting has a resolution of one second: Ray takes no part of one.
+
+What this must never do: leave a group behind when reserving failed, or was cancelled, or was interrupted; place a
+worker where the plan did not say; wait for what cannot come (a node that is dead, or too small).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from penstock.runtime.errors import NotEnoughResources
+
+#: The label by which a bundle is pinned to a node; Ray gives it to every node.
+NODE_ID = "ray.io/node-id"
+
+_HEAD = "node:__internal_head__"  # a resource that only the head node has
+
+# Ray refuses a bundle without resources. Every node has memory, also one with 0 CPUs (as head nodes often are), and a
+# byte of it is missed by nobody.
+_NEXT_TO_NOTHING = {"memory": 1.0}
+
+# Ray counts resources in ten-thousandths.
+_LEAST = 0.00005
+
+_WAIT_S = 1
+
+_REMEDY = "Stop other jobs, or use fewer workers or a smaller cpus_per_worker"
+
+
+class NotPlaced(NotEnoughResources):
+    """The workers could not be placed as asked; nothing of them is left in Ray. The message says what is missing where.
+
+    `nodes`: the ids of the nodes that have died, or cannot take (or did not take in time) what was asked of them: a
+    plan without them may work.
+    """
+
+    def __init__(self, message: str, nodes: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.nodes = tuple(nodes)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.nodes))
+
+
+class PlacingCancelled(NotPlaced):
+    """`cancelled` said so while the workers were waiting for room."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A living node of the cluster. `resources` and `free_cpus`: what nobody holds now, or did a moment ago."""
+
+    node_id: str
+    name: str  # its host's, for people: several nodes may have the same
+    cpus: float
+    free_cpus: float
+    memory: float  # bytes that Ray may give away
+    labels: Mapping[str, str]
+    resources: Mapping[str, float]
+    totals: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.node_id[:8]})"
+
+
+def machines() -> list[Machine]:
+    """The nodes that live, the head first, the others by name and id."""
+    # There is no public way to what is free on each node: ray.available_resources() is the sum, and ray.util.state
+    # needs the dashboard and knows totals only. ray.nodes() and this are one call each to the GCS (some 1 ms).
+    free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
+    found = []
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        totals: dict[str, float] = node["Resources"]
+        left = free.get(node["NodeID"], totals)  # one that has just come has not said what it has: nothing runs there
+        found.append(
+            Machine(
+                node["NodeID"],
+                node["NodeManagerHostname"] or node["NodeManagerAddress"],
+                totals.get("CPU", 0.0),
+                left.get("CPU", 0.0),
+                totals.get("memory", 0.0),
+                dict(node["Labels"]),
+                {name: amount for name, amount in left.items() if "_group_" not in name},
+                dict(totals),
+            )
+        )
+    return sorted(found, key=lambda machine: (_HEAD not in machine.totals, machine.name, machine.node_id))
+
+
+def release(name: str) -> bool:
+    """Remove the group of this name, if there is one; whether there was. For whoever outlives the one that made it."""
+    group = Group.attach(name)
+    if group is not None:
+        group.remove()
+    return group is not None
+
+
+class Group:
+    """A placement group of a job; bundle i is for worker i. It may be sent to other processes of the cluster.
+
+    It has nothing that goes with this object: see the module's docstring for when Ray removes it.
+    """
+
+    def __init__(self, name: str, group: PlacementGroup, count: int) -> None:
+        """Use `reserve`, `reserve_anywhere` or `attach`."""
+        self.name = name
+        self._group = group
+        self._count = count
+
+    @classmethod
+    def reserve(
+        cls,
+        where: Sequence[str],
+        *,
+        cpus: float,
+        name: str,
+        resources: Mapping[str, float] | None = None,
+        timeout_s: float,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Group:
+        """A bundle of `cpus` CPUs (and other `resources`) for each entry of `where`, the id of the node on which worker
+        i is to run; returns when all are placed.
+
+        A group of this name that an earlier life of the job has left is removed first, in whatever namespace: names
+        must be a job's own. With 0 CPUs a bundle holds one byte of memory, as Ray refuses to pin nothing.
+
+        Raises NotPlaced after `timeout_s` (in whole seconds, rounded up), or at once when waiting is useless;
+        PlacingCancelled within a second after `cancelled` has become true.
+        """
+        bundle = _bundle(cpus, resources)
+        selectors = [{NODE_ID: node} for node in where]
+
+        def hopeless() -> None:
+            _check_nodes(where, bundle, machines())
+
+        def missing(group: Group) -> NotPlaced:
+            return _missing(where, bundle, timeout_s, group)
+
+        hopeless()
+        group = cls._make([bundle] * len(where), "PACK", name, selectors)
+        return group._placed(timeout_s, cancelled, hopeless, missing, where)
+
+    @classmethod
+    def reserve_anywhere(
+        cls,
+        count: int,
+        *,
+        cpus: float,
+        name: str,
+        resources: Mapping[str, float] | None = None,
+        strategy: str = "PACK",
+        timeout_s: float,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Group:
+        """The same for `count` workers wherever there is room, and in a cluster that grows by demand, wherever there
+        will be: what waits here is what Ray's autoscaler adds nodes for. `where()` says which nodes it got. `strategy`
+        is Ray's: PACK (as few nodes as possible), SPREAD, STRICT_PACK (one node), STRICT_SPREAD (each on its own).
+
+        Nothing is known to be too much for a cluster that may grow: only the time ends the waiting.
+        """
+        bundle = _bundle(cpus, resources)
+
+        def missing(group: Group) -> NotPlaced:
+            return _missing_anywhere(count, bundle, strategy, timeout_s, group)
+
+        group = cls._make([bundle] * count, strategy, name, None)
+        return group._placed(timeout_s, cancelled, lambda: None, missing, None)
+
+    @classmethod
+    def attach(cls, name: str) -> Group | None:
+        """The group of this name, placed or not; None when there is none, or no longer.
+
+        Looked for in all namespaces, unlike ray.util.get_placement_group: a group has the namespace of the driver
+        whose actor made it, which other drivers of the job need not share.
+        """
+        for hexadecimal, entry in placement_group_table().items():
+            if entry["name"] == name and entry["state"] != "REMOVED":
+                group = PlacementGroup(ray.PlacementGroupID(bytes.fromhex(hexadecimal)))
+                return cls(name, group, len(entry["bundles"]))
+        return None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def strategy(self, worker: int) -> PlacementGroupSchedulingStrategy:
+        """What to start a worker's actor with. Actors and tasks that it starts itself are not put into the group."""
+        return PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=worker, placement_group_capture_child_tasks=False
+        )
+
+    def where(self) -> list[str]:
+        """The node id of each bundle, as Ray has it now; "" where it has none. Empty when the group has gone."""
+        entry = self._entry()
+        if entry is None:
+            return []
+        at: dict[int, str] = entry["bundles_to_node_id"]
+        return [at[index] for index in sorted(at)]
+
+    def lost(self) -> list[int]:
+        """The workers whose node has died, as far as Ray has noticed; all when the group has gone."""
+        entry = self._entry()
+        if entry is None:
+            return list(range(self._count))
+        living = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return sorted(index for index, node in entry["bundles_to_node_id"].items() if node not in living)
+
+    def is_gone(self) -> bool:
+        """Whether it was removed, by whomever."""
+        return self._entry() is None
+
+    def remove(self) -> None:
+        """Give everything back; the actors in the group are killed. Once more does nothing."""
+        remove_placement_group(self._group)
+
+    def _entry(self) -> dict[str, Any] | None:
+        entry: dict[str, Any] = placement_group_table(self._group)
+        return entry if entry and entry["state"] != "REMOVED" else None
+
+    @classmethod
+    def _make(
+        cls, bundles: list[dict[str, float]], strategy: str, name: str, selectors: list[dict[str, str]] | None
+    ) -> Group:
+        if not bundles:
+            raise ValueError("there must be at least one worker to place")
+        release(name)
+        group = placement_group(bundles, strategy=strategy, name=name, bundle_label_selector=selectors)
+        return cls(name, group, len(bundles))
+
+    def _placed(
+        self,
+        timeout_s: float,
+        cancelled: Callable[[], bool],
+        hopeless: Callable[[], None],
+        missing: Callable[[Group], NotPlaced],
+        where: Sequence[str] | None,
+    ) -> Group:
+        """Itself, as soon as it is placed; removed when that fails in any way."""
+        until = time.monotonic() + timeout_s
+        try:
+            # In steps, to notice what ends the waiting; each ends as soon as the group is placed.
+            while not self._wait():
+                if cancelled():
+                    raise PlacingCancelled(f"placing the workers of {self.name} was cancelled")
+                hopeless()
+                if time.monotonic() >= until:
+                    raise missing(self)
+            if where is not None and (got := self.where()) != list(where):
+                raise NotPlaced(
+                    f"this version of Ray ({ray.__version__}) does not keep to bundle_label_selector: workers were to "
+                    f"be on the nodes {', '.join(_short(where))}, and it chose {', '.join(_short(got))}. Use Ray 2.60"
+                )
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def _wait(self) -> bool:
+        try:
+            return bool(self._group.wait(_WAIT_S))
+        except Exception as error:  # Ray has no class of its own for it
+            if self.is_gone():
+                raise NotPlaced(f"the workers of {self.name} cannot be placed: somebody removed their group") from error
+            raise
+
+
+def _bundle(cpus: float, resources: Mapping[str, float] | None) -> dict[str, float]:
+    wanted = {"CPU": float(cpus), **(resources or {})}
+    if any(amount < 0 for amount in wanted.values()):
+        raise ValueError(f"a worker cannot need less than nothing: {wanted}")
+    return {name: amount for name, amount in wanted.items() if amount} or dict(_NEXT_TO_NOTHING)
+
+
+def _check_nodes(where: Sequence[str], bundle: Mapping[str, float], living: Sequence[Machine]) -> None:
+    """NotPlaced where the nodes can never take the workers, whoever else ends."""
+    by_id = {machine.node_id: machine for machine in living}
+    problems: dict[str, str] = {}
+    known = None
+    for node, workers in _workers_at(where).items():
+        machine = by_id.get(node)
+        if machine is not None:
+            if text := _short_of(machine, workers, bundle, machine.totals, "has only"):
+                problems[node] = text
+            continue
+        if known is None:
+            known = {entry["NodeID"]: entry for entry in ray.nodes()}
+        entry = known.get(node)
+        if entry is None:
+            problems[node] = f"there is no node {node[:8]}, which {_list(workers)} should be on"
+        else:
+            host = entry["NodeManagerHostname"] or entry["NodeManagerAddress"]
+            problems[node] = f"node {host} ({node[:8]}), which {_list(workers)} should be on, has died"
+    if problems:
+        names = ", ".join(map(str, living))
+        raise NotPlaced(
+            f"the workers cannot be placed: {'; '.join(problems.values())}. The living nodes: {names}", problems
+        )
+
+
+def _missing(where: Sequence[str], bundle: Mapping[str, float], timeout_s: float, group: Group) -> NotPlaced:
+    """What is missing on the nodes chosen for the workers."""
+    living = machines()
+    _check_nodes(where, bundle, living)
+    by_id = {machine.node_id: machine for machine in living}
+    held = _held_by_groups(group)
+    problems = {}
+    for node, workers in _workers_at(where).items():
+        machine = by_id[node]
+        if text := _short_of(machine, workers, bundle, machine.resources, "has"):
+            problems[node] = text + _holders(machine, bundle, held[node])
+    said = "; ".join(problems.values()) or f"each node seems to have room by now; Ray says {_says(group)}"
+    return NotPlaced(
+        f"the {len(where)} workers of {group.name} could not be placed within {timeout_s:g} s: {said}. {_REMEDY}",
+        problems,
+    )
+
+
+def _missing_anywhere(
+    count: int, bundle: Mapping[str, float], strategy: str, timeout_s: float, group: Group
+) -> NotPlaced:
+    held = _held_by_groups(group)
+    living = machines()
+    rooms = [
+        f"{machine} has {_amounts(bundle, machine.resources)} free of {_amounts(bundle, machine.totals)}"
+        + _holders(machine, bundle, held[machine.node_id])
+        for machine in living
+    ]
+    return NotPlaced(
+        f"{count} x {_amounts(bundle, bundle)} ({strategy}) for the workers of {group.name} could not be placed within "
+        f"{timeout_s:g} s; Ray says {_says(group)}: {'; '.join(rooms)}. {_REMEDY}; a cluster that adds nodes by demand "
+        "may just need a longer start_timeout_s",
+        (machine.node_id for machine in living),
+    )
+
+
+def _short_of(
+    machine: Machine, workers: Sequence[int], bundle: Mapping[str, float], have: Mapping[str, float], verb: str
+) -> str:
+    """What of `have` is too little for the workers; "" when nothing is."""
+    parts = []
+    for name, amount in bundle.items():
+        needed, there = amount * len(workers), have.get(name, 0.0)
+        if there < needed - _LEAST:
+            parts.append(f"{there:g} of the {needed:g} {_unit(name, needed)}")
+    needs = "needs" if len(workers) == 1 else "need"
+    return f"node {machine} {verb} {' and '.join(parts)} that {_list(workers)} {needs}" if parts else ""
+
+
+def _held_by_groups(but: Group) -> dict[str, dict[str, dict[str, float]]]:
+    """By node, and by what to call a group: what its bundles hold there."""
+    held: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    for hexadecimal, entry in placement_group_table().items():
+        if entry["state"] == "REMOVED" or hexadecimal == but._group.id.hex():
+            continue
+        label = f"placement group {entry['name'] or hexadecimal[:8]}"
+        for index, node in entry["bundles_to_node_id"].items():
+            if node:
+                sums = held[node].setdefault(label, {})
+                for name, amount in entry["bundles"][index].items():
+                    sums[name] = sums.get(name, 0.0) + amount
+    return held
+
+
+def _holders(machine: Machine, bundle: Mapping[str, float], groups: Mapping[str, Mapping[str, float]]) -> str:
+    """Who holds what the workers need there. Ray tells it for groups; the rest are actors and tasks without one."""
+    parts = []
+    for name in bundle:
+        taken = machine.totals.get(name, 0.0) - machine.resources.get(name, 0.0)
+        for label, sums in groups.items():
+            if amount := sums.get(name, 0.0):
+                parts.append(f"{amount:g} {_unit(name, amount)} by {label}")
+                taken -= amount
+        if taken > _LEAST:
+            parts.append(f"{taken:g} {_unit(name, taken)} by actors and tasks of no group")
+    return f" (held: {', '.join(parts)})" if parts else ""
+
+
+def _says(group: Group) -> str:
+    entry = group._entry()
+    return "the group has gone" if entry is None else f"{entry['state']}, {entry['stats']['scheduling_state']}"
+
+
+def _workers_at(where: Sequence[str]) -> dict[str, list[int]]:
+    at: dict[str, list[int]] = defaultdict(list)
+    for worker, node in enumerate(where):
+        at[node].append(worker)
+    return at
+
+
+def _list(workers: Sequence[int]) -> str:
+    if len(workers) == 1:
+        return f"worker {workers[0]}"
+    return f"workers {', '.join(map(str, workers[:-1]))} and {workers[-1]}"
+
+
+def _amounts(names: Iterable[str], have: Mapping[str, float]) -> str:
+    return ", ".join(f"{have.get(name, 0.0):g} {_unit(name, have.get(name, 0.0))}" for name in names)
+
+
+def _unit(resource: str, amount: float) -> str:
+    return "CPUs" if resource == "CPU" and amount != 1 else resource
+
+
+def _short(nodes: Iterable[str]) -> list[str]:
+    return [node[:8] or "none" for node in nodes]
