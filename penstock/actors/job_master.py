@@ -57,6 +57,7 @@ from penstock.runtime.epochs.coordinator import (
     Save,
     Start,
     Trigger,
+    Unpark,
 )
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Declined, Moved, Said
@@ -285,6 +286,7 @@ class JobMaster:
             whole=said.whole,
             blob=said.blob,
             quiet=said.quiet,
+            parked=said.parked,
         )
 
     def _store_says(self, trouble: str | None) -> None:
@@ -614,7 +616,9 @@ class JobMaster:
             elif isinstance(command, Fail):
                 self._failures.append(JobEnd("FAILED", command.reason))
             elif isinstance(command, Trigger):
-                self._send_all("trigger", command.epoch, time.time_ns() + _TRIGGER_AHEAD_NS)
+                self._send_all("trigger", command.epoch, time.time_ns() + _TRIGGER_AHEAD_NS, command.parking)
+            elif isinstance(command, Unpark):
+                self._send_all("unpark")
             elif isinstance(command, Join):
                 self._join_all(command)
             elif isinstance(command, Complete):

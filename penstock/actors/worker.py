@@ -101,6 +101,7 @@ class Worker:
                 "make": self.make,
                 "join": self.join,
                 "trigger": self.trigger,
+                "unpark": self.unpark,
                 "complete": self.complete,
                 "end": self.end,
                 "divert": self.divert,
@@ -221,11 +222,18 @@ class Worker:
         assert self._participant is not None
         self._participant.join(command).result()
 
-    def trigger(self, epoch: int, at_ns: int) -> None:
-        """Begin an epoch's barrier, at this wall-clock time if it is near."""
+    def trigger(self, epoch: int, at_ns: int, parking: frozenset[int]) -> None:
+        """Begin an epoch's barrier, at this wall-clock time if it is near; tasks of `parking` stop behind it."""
         assert self._participant is not None
+        if parking:
+            self._participant.park(epoch, parking).result()
         time.sleep(min(max(0, at_ns - time.time_ns()), _TRIGGER_WAIT_MAX_NS) / 1e9)
         self._participant.trigger(epoch).result()
+
+    def unpark(self) -> None:
+        """No task is to move any more."""
+        assert self._participant is not None
+        self._participant.unpark().result()
 
     def complete(self, command: Complete) -> int:
         """Commit an epoch; how large this worker's ring is now."""

@@ -19,7 +19,6 @@ from penstock.runtime.channel import (
     END,
     WATERMARK,
     WINDOW_BYTES,
-    InChannel,
     LocalChannel,
     LocalInChannel,
     OutChannel,
@@ -113,6 +112,7 @@ class Wiring:
         send nothing before `join`. `splits` replaces those that sources have by the plan, by task number."""
         numbers = {task.number for task in self.plan.tasks} if numbers is None else set(numbers)
         made = self.mine(numbers)
+        plan = self.plan
         for task in made:
             given = (splits or {}).get(task.number)
             self.tasks[task.number] = self._make_task(task, generation, epoch, given)
@@ -122,7 +122,14 @@ class Wiring:
                 self._connect_sender(exchange, sender, generation, epoch)
         for exchange in self.plan.exchanges:
             for receiver in (task for task in made if task.chain == exchange.target):
-                self._connect_receiver(exchange, receiver, generation)
+                for origin in exchange.origins(receiver.index):
+                    self._connect_receiver(exchange, plan.task(exchange.source, origin), receiver, generation)
+            # Those that stay while tasks that they receive from move.
+            for sender in (plan.by_number[n] for n in numbers if plan.by_number[n].chain == exchange.source):
+                for index in exchange.targets(sender.index):
+                    receiver = plan.task(exchange.target, index)
+                    if receiver.number in self.tasks and receiver.number not in numbers:
+                        self._connect_receiver(exchange, sender, receiver, generation)
         tasks = [self.tasks[task.number] for task in made]
         for built in tasks:
             built.connect()
@@ -146,11 +153,16 @@ class Wiring:
         return gone
 
     def join(self, numbers: set[int], generation: int) -> None:
-        """All of these tasks are there again: send them what they have missed."""
+        """All of these tasks are there again: send them what they have missed, and let them send."""
         for channel, target in self._targets.items():
             if target in numbers and channel in self.out:
                 self.out[channel].join(generation)
                 self.behind[channel] = self.out[channel]
+        for task in (self.tasks[number] for number in numbers if number in self.tasks):
+            for out in task.channels:
+                if self._targets[out.number] not in numbers:
+                    out.join(generation)
+                    self.behind[out.number] = out
 
     def _make_task(self, task: TaskId, generation: int, epoch: int, splits: list[Split] | None) -> Task:
         plan = self.plan
@@ -210,13 +222,54 @@ class Wiring:
     def replan(self, plan: Plan, workers: dict[int, int]) -> None:
         """Go on with another plan. Tasks that it does not have, or has otherwise, have been cut; those that stay, and
         send to such, deal what they have kept to the new plan's tasks, which are still to be made and joined."""
-        before, self.plan, self.workers = self.plan, plan, workers
+        before, self.plan = self.plan, plan
+        there, self.workers = self.workers, workers
         for old, new in zip(before.exchanges, plan.exchanges, strict=False):
             if old.first_channel == new.first_channel and old.receivers == new.receivers:
                 continue
             for sender in plan.tasks:
                 if sender.chain == new.source and sender.number in self.tasks:
                     self._deal_again(old, new, sender)
+        for channel, target in list(self._targets.items()):
+            if channel in self.out and target in workers and there.get(target, workers[target]) != workers[target]:
+                self._redirect(self.out[channel], target)
+
+    def _redirect(self, old: OutChannel, target: int) -> None:
+        """The receiver of a channel is to run on another worker: put what the channel keeps into one to there."""
+        new = self._channel(old.number, target, old.errors)
+        new.cache.completed = old.cache.completed
+        new.cut()
+        for kind, stamp, batch in old.kept():
+            if batch is not None:
+                new.push(batch, stamp)
+            elif kind == END:
+                new.end()
+            elif kind == WATERMARK:
+                new.watermark(stamp)
+            else:
+                new.barrier(stamp)
+        new.flush()
+        old.cache.clear()
+        self.behind.pop(old.number, None)
+        self.out[old.number] = new
+        for task in self.tasks.values():
+            if old in task.channels:
+                task.channels[task.channels.index(old)] = new
+                for output in (output for outputs in task.outputs.values() for output in outputs):
+                    output.channels[:] = [new if channel is old else channel for channel in output.channels]
+                task.channels_changed()
+
+    def _channel(self, number: int, receiver: int, errors: ErrorHandler) -> OutChannel:
+        """A channel to a task, wherever it runs."""
+        cache = self.rud.cache() if self.rud is not None else None
+        worker = self.workers[receiver]
+        if worker == self.worker:
+            self.remote_out.pop(number, None)
+            # While a plan changes the receiver is still to be made, and sets itself as the target then.
+            return LocalChannel(number, self.tasks.get(receiver), errors, self._window, cache)
+        channel = RemoteChannel(number, worker, receiver, self._transport, errors, self._window, cache)
+        self.remote_out[number] = channel
+        return channel
 
     def _deal_again(self, old: Exchange, new: Exchange, sender: TaskId) -> None:
         task = self.tasks[sender.number]
@@ -257,7 +310,7 @@ class Wiring:
     def _connect_sender(
         self, exchange: Exchange, sender: TaskId, generation: int, epoch: int, instead_of: Output | None = None
     ) -> Output:
-        plan, workers = self.plan, self.workers
+        plan = self.plan
         task = self.tasks[sender.number]
         target = plan.chains[exchange.target].operators[0]
         # What fails on the way (key functions, choosers, codecs) fails by the policy of the operator it goes to.
@@ -269,21 +322,7 @@ class Wiring:
         for index in exchange.targets(sender.index):
             receiver = plan.task(exchange.target, index)
             number = exchange.channel(sender.index, index)
-            cache = self.rud.cache() if self.rud is not None else None
-            channel: OutChannel
-            if workers[receiver.number] == self.worker:
-                # While a plan changes the receiver is still to be made, and sets itself as the target then.
-                channel = LocalChannel(number, self.tasks.get(receiver.number), errors, self._window, cache)
-            else:
-                channel = self.remote_out[number] = RemoteChannel(
-                    number,
-                    workers[receiver.number],
-                    receiver.number,
-                    self._transport,
-                    errors,
-                    self._window,
-                    cache,
-                )
+            channel = self._channel(number, receiver.number, errors)
             channel.cache.completed = epoch
             if generation:
                 channel.cut()
@@ -307,28 +346,20 @@ class Wiring:
         self._outputs[exchange.index, sender.number] = output
         return output
 
-    def _connect_receiver(self, exchange: Exchange, receiver: TaskId, generation: int) -> None:
+    def _connect_receiver(self, exchange: Exchange, sender: TaskId, receiver: TaskId, generation: int) -> None:
         task = self.tasks[receiver.number]
-        for origin in exchange.origins(receiver.index):
-            sender = self.plan.task(exchange.source, origin)
-            number = exchange.channel(origin, receiver.index)
-            end: InChannel
-            if self.workers[sender.number] == self.worker:
-                channel = self.out[number]
-                assert isinstance(channel, LocalChannel)
-                channel.target = task
-                end = LocalInChannel(channel, generation)
-            else:
-                end = RemoteInChannel(
-                    number,
-                    self.workers[sender.number],
-                    sender.number,
-                    self._transport,
-                    self.grants_due,
-                    self._window,
-                    generation,
-                )
-            task.inputs[number] = end
+        number = exchange.channel(sender.index, receiver.index)
+        worker = self.workers[sender.number]
+        self.grants_due.pop(number, None)
+        if worker == self.worker:
+            channel = self.out[number]
+            assert isinstance(channel, LocalChannel)
+            channel.target = task
+            task.inputs[number] = LocalInChannel(channel, generation)
+        else:
+            task.inputs[number] = RemoteInChannel(
+                number, worker, sender.number, self._transport, self.grants_due, self._window, generation
+            )
 
 
 def _share_dead_letters(stages: list[Stage]) -> None:

@@ -69,7 +69,7 @@ class OutChannel(ABC):
         self.connected = True
         self.catching_up = False  # what the cache holds is still to be sent: the task is not held up
         self.stopped_by_room = False  # the last flush found no room in the transport: no message will tell its end
-        self._errors = errors
+        self.errors = errors
         self._ending = False
         self._until = 0  # the number of the first entry behind those to be sent before the task is held up again
 
@@ -217,7 +217,7 @@ class LocalChannel(OutChannel):
             try:
                 parts = _encode(self.number, batch, stamp, self.generation)
             except Exception:
-                batch = _encodable(batch, self._errors)  # what could not come again must not come at all
+                batch = _encodable(batch, self.errors)  # what could not come again must not come at all
                 if not batch:
                     return
                 parts = _encode(self.number, batch, stamp, self.generation)
@@ -299,7 +299,7 @@ class RemoteChannel(OutChannel):
             try:
                 message = _encode(self.number, batch, stamp, self.generation)
             except Exception:
-                batch = _encodable(batch, self._errors)
+                batch = _encodable(batch, self.errors)
                 if not batch:
                     return
                 message = _encode(self.number, batch, stamp, self.generation)
@@ -319,7 +319,7 @@ class RemoteChannel(OutChannel):
         if isinstance(record, DeadLetter) and record != (shortened := record.shortened()):
             self.queue.appendleft(([shortened], stamp))
             return
-        self._errors.handle(
+        self.errors.handle(
             record,
             ValueError(
                 f"the record takes {size:,} bytes encoded, a message of this channel at most "

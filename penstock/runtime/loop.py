@@ -215,6 +215,17 @@ class RunLoop:
             if tasks is None or source.task.number in tasks:
                 source.trigger(epoch)
 
+    def park(self, epoch: int, tasks: Container[int]) -> None:
+        """These tasks stop behind an epoch's barrier, if they have not passed it yet."""
+        for task in self.tasks:
+            if task.task.number in tasks:
+                task.park_at = epoch
+
+    def unpark(self) -> None:
+        """No task is to move any more."""
+        for task in self.tasks:
+            task.unpark()
+
     def complete(self, epoch: int) -> None:
         """An epoch is complete."""
         for task in self.tasks:
@@ -241,6 +252,7 @@ class RunLoop:
         """These tasks of the job go back to a complete epoch, the others stay."""
         gone = self.wiring.cut(numbers)
         self._renew_tasks()
+        self.unpark()
         for task in gone:
             with suppress(Exception):  # what it did is undone anyway
                 task.close(True)

@@ -49,7 +49,7 @@ _LIMIT_MAX = 8192
 class Snapshot:
     """What a task saves at a barrier or, `finished`, at its end: each operator's state (None: it has none) and
     counters; at its end without keyed maps. `whole`: the states do not build on those saved before. `quiet`: no record
-    has moved since then."""
+    has moved since then. `parked`: the task has stopped behind the barrier."""
 
     task: TaskId
     generation: int
@@ -57,6 +57,7 @@ class Snapshot:
     finished: bool
     whole: bool
     quiet: bool
+    parked: bool
     states: dict[str, tuple[StageState | None, tuple[int, int, int]]]
 
 
@@ -108,6 +109,8 @@ class Task:
         self._ending = False
         self._ends = True  # the end is still to be said
         self._moved = -1  # records at the last snapshot
+        self.park_at: int | None = None  # the epoch behind whose barrier the task is to stop, as it is to move
+        self.parked = False  # it has: what it has sent is all that it sends in this place
         self._rested = False  # the last snapshot was quiet: epochs are rare until the next record is told of
         self._waiting: list[OutChannel] = []
         self._limit = _LIMIT_FIRST
@@ -185,6 +188,8 @@ class Task:
             self._waiting = [channel for channel in self._waiting if not channel.flush()]
             if self._waiting:
                 return False
+        if self.parked:
+            return False
         if self.diversion is not None and not self._ending:
             return self._work is not None or self.diversion.runnable()
         return (
@@ -244,7 +249,7 @@ class Task:
 
     def ready_in(self) -> float | None:
         """Seconds until there may be work without a message or a wake-up; None: never."""
-        if self.finished or self.blocked:
+        if self.finished or self.blocked or self.parked:
             return None
         due = None if self.diversion is None else self.diversion.ready_in()
         if not self.timed:
@@ -461,6 +466,11 @@ class Task:
             if not self.care.epochs_left:
                 self.care = None
 
+    def unpark(self) -> None:
+        """The task does not move: go on."""
+        self.parked = False
+        self.park_at = None
+
     def _pass_barrier(self) -> None:
         epoch = self.inbox.epoch
         self._save(epoch, finished=False)
@@ -576,7 +586,9 @@ class Task:
         moved = sum(stage.records_in + stage.records_out for stage in self.stages)
         quiet, self._moved = moved == self._moved, moved
         self._rested = quiet and not finished
-        self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, states))
+        # What goes to the operation stream is answered behind the barrier too: it cannot stop there.
+        self.parked = self.park_at == epoch and not finished and self.diversion is None and self._divert is None
+        self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, self.parked, states))
         if not finished:
             for channel in self.channels:
                 channel.barrier(epoch)
@@ -648,7 +660,7 @@ class SourceTask(Task):
 
     def ready_in(self) -> float | None:
         timer = super().ready_in()
-        if self.finished or self.blocked or self._due == float("inf") or self.diversion is not None:
+        if self.finished or self.blocked or self.parked or self._due == float("inf") or self.diversion is not None:
             return timer
         due = max(0.0, self._due - self.clock() / 1e9)
         return due if timer is None else min(due, timer)

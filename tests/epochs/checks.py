@@ -50,7 +50,8 @@ class Checks:
         self.completed: list[int] = []  # epochs whose manifest was written
         self._look_at(cluster.plan)
         self._to_cut: frozenset[int] | None = None  # as the plan has just changed
-        self._remade: frozenset[int] = frozenset()  # by the change of plan that is under way
+        self._remade: frozenset[int] = frozenset()  # by the change of plan, or the move, that is under way
+        self._wanted: dict[int, int] | None = None  # where tasks are to move to
         self._all_back = True
         self._damaged = 0  # no epoch up to this one counts, but the one that the job went back to
         self._lost: list[int] = []  # workers, since tasks were last joined
@@ -72,7 +73,7 @@ class Checks:
     def new_master(self) -> None:
         self._look_at(self._cluster.plan)
         self._all_back = True
-        self._to_cut, self._remade = None, frozenset()
+        self._to_cut, self._remade, self._wanted = None, frozenset(), None
         self._lost = []
         self._triggered = self._cluster.coordinator.begun
 
@@ -108,6 +109,21 @@ class Checks:
         tasks = {task for task, worker in placed.items() if worker in workers}
         return frozenset(tasks.union(*(self._behind[task] for task in tasks))) | self._remade
 
+    def to_move(self, placed: dict[int, int]) -> None:
+        """Tasks are to run elsewhere, from an epoch that has just begun."""
+        self._wanted = placed
+
+    def _moves(self) -> list[frozenset[int]]:
+        """What may be taken out when tasks move: they alone, or, if they could not stop, with all behind them."""
+        assert self._wanted is not None
+        entries = self._cluster.coordinator.entries()
+        moved = frozenset(
+            task
+            for task, worker in self._wanted.items()
+            if worker != self._cluster.placed[task] and not entries[task].finished
+        )
+        return [moved, moved.union(*(self._behind[task] for task in moved))]
+
     def command(self, command: protocol.Command) -> None:
         """The coordinator has given a command."""
         if isinstance(command, protocol.Cut):
@@ -117,6 +133,14 @@ class Checks:
                 possible = [self._everybody]
             if self._to_cut is not None:
                 possible, self._to_cut = [self._to_cut], None
+            elif self._wanted is not None and not lost and not self._all_back:
+                possible = self._moves()
+                self._remade = command.tasks
+                self._cluster.counts["moves" if command.tasks == possible[0] else "moves with those behind"] += 1
+            elif self._remade and command.tasks not in possible:  # a move that has failed: a recovery like any other
+                self._remade = self._remade.union(*(self._behind[task] for task in self._remade))
+                possible = [self._back(lost[:n]) for n in range(len(lost) + 1)]
+            self._wanted = None
             assert command.tasks in possible, f"{sorted(command.tasks)} go back when workers {lost} are lost"
             newest = max(self._cluster.store.manifests, default=0)
             assert command.epoch == newest or newest <= self._damaged, f"{newest} is complete, and {command}"
@@ -125,6 +149,8 @@ class Checks:
             assert command.tasks == expected, f"{sorted(command.tasks)} are made when workers {self._lost} are lost"
             if isinstance(command, protocol.Join):
                 self._all_back, self._lost, self._remade = False, [], frozenset()
+        elif isinstance(command, protocol.Unpark):
+            self._wanted = None
         elif isinstance(command, protocol.Trigger):
             assert command.epoch > self._triggered
             self._triggered = command.epoch

@@ -265,6 +265,8 @@ class Faults:
     stop_at: float | None = None  # when the job is told to stop
     rescales: int = 0
     rescale_rate: float = 0.01
+    migrations: int = 0
+    migration_rate: float = 0.01
 
     # The operation stream: chains go there and back, worker by worker, whenever; some micro-batches are not answered.
     diversions: float = 0.0
@@ -337,6 +339,8 @@ def faults_of(seed: int) -> Faults:
         rescales=choice((0, 0, 0, 1, 2, 5)) if interval < 1 else 0,
         diversions=choice((0.0, 0.0, 0.01, 0.02)),
         unanswered=choice((0.0, 0.1, 0.5)),
+        migrations=choice((0, 0, 1, 3, 20)) if interval < 1 else 0,
+        migration_rate=choice((0.02, 0.2)),
     )
 
 
@@ -527,6 +531,7 @@ class EpochCluster:
         self.master_kills = faults.master_kills
         self.damages = faults.damages
         self.rescales = faults.rescales
+        self.migrations = faults.migrations
         self.asked: tuple[str, int, int | None] | None = (
             None  # rescale: operator, parallelism, once this epoch is there
         )
@@ -620,10 +625,16 @@ class EpochCluster:
             elif isinstance(command, protocol.Fail):
                 raise AssertionError(f"the job failed: {command.reason}")
             elif isinstance(command, protocol.Make) and command.after_s:
+                self._change(command)
                 self._after(command.after_s, lambda c=command: self._make(c))
             else:
+                self._change(command)
                 self._tell(command)
         self.due = self.coordinator.due()
+
+    def _change(self, command: protocol.Command) -> None:
+        if isinstance(command, protocol.Make) and command.change is not None:
+            self.placed = dict(command.change.placed)
 
     def _tell(self, command: protocol.Command) -> None:
         if isinstance(command, protocol.Complete):
@@ -681,6 +692,18 @@ class EpochCluster:
         if names:
             self.asked = (self.rng.choice(names), self.rng.randrange(1, 5), None)
             self.story.append((self.now, f"RESCALE {self.asked[:2]}"))
+
+    def _migrate(self) -> None:
+        """Somebody wants some tasks to run elsewhere."""
+        placed = dict(self.placed)
+        for task in self.rng.sample(sorted(placed), self.rng.randrange(1, min(3, len(placed)) + 1)):
+            placed[task] = self.rng.randrange(self.faults.workers)
+        commands = self.coordinator.migrate(placed, self.now)
+        if commands:
+            self.migrations -= 1
+            self.story.append((self.now, f"MIGRATE {placed}"))
+            self.checks.to_move(placed)
+            self._do(commands)
 
     def _rescaled(self, operator: str, parallelism: int) -> Plan:
         if parallelism > 1 and fused_by_key(self.plan, operator):
@@ -796,13 +819,18 @@ class EpochCluster:
             whole=event.whole,
             blob=event.blob,
             quiet=event.quiet,
+            parked=event.parked,
         )
 
     def _command(self, process: Process, command: protocol.Command) -> None:
         participant, worker = process.participant, process.worker
         before = dict(process.loop.wiring.tasks)
         if isinstance(command, protocol.Trigger):
+            if command.parking:
+                participant.park(command.epoch, command.parking)
             future = participant.trigger(command.epoch)
+        elif isinstance(command, protocol.Unpark):
+            future = participant.unpark()
         elif isinstance(command, protocol.Complete):
             future = participant.complete(command)
         elif isinstance(command, protocol.Cut):
@@ -943,6 +971,8 @@ class EpochCluster:
                 self._damage()
             if self.rescales and self.asked is None and random_() < 50 * faults.rescale_rate:
                 self._ask()
+            if self.migrations and random_() < 50 * faults.migration_rate:
+                self._migrate()
             if faults.diversions and random_() < 50 * faults.diversions:
                 self._divert()
         if self.asked is not None:

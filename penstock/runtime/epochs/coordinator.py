@@ -66,7 +66,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Cut:
-    """Tell all live workers: these tasks go back to this epoch."""
+    """Tell all live workers: these tasks go back to this epoch. No task is parked any more."""
 
     tasks: frozenset[int]
     epoch: int
@@ -109,9 +109,15 @@ class Join:
 
 @dataclass(frozen=True)
 class Trigger:
-    """Tell all workers: sources begin this epoch's barrier."""
+    """Tell all workers: sources begin this epoch's barrier. Tasks of `parking` stop behind it: they are to move."""
 
     epoch: int
+    parking: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Unpark:
+    """Tell all workers: tasks that were to move stay where they are, and go on."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +155,7 @@ class Fail:
     reason: str
 
 
-Command = Start | Cut | Make | Join | Trigger | Save | Complete | End | FallBack | Fail
+Command = Start | Cut | Make | Join | Trigger | Unpark | Save | Complete | End | FallBack | Fail
 
 State = Literal["STARTING", "MAKING", "RUNNING", "FALLING_BACK", "FINISHING", "ENDED", "FAILED"]
 """STARTING: processes are awaited. MAKING: tasks are being made. RUNNING: epochs follow each other. FALLING_BACK: an
@@ -165,6 +171,7 @@ class _Pending:
     entries: dict[int, TaskEntry] = field(default_factory=dict)
     declined: str | None = None
     quiet: bool = True  # no record has moved since the epoch before
+    parked: set[int] = field(default_factory=set)  # tasks that have stopped behind its barrier
 
 
 class Coordinator:
@@ -202,6 +209,7 @@ class Coordinator:
         self._saving: Manifest | None = None
         self._lost_meanwhile: list[tuple[int, float, str]] = []  # workers lost while a manifest was being written
         self._going_back: frozenset[int] = frozenset()
+        self._moving: tuple[int, dict[int, int]] | None = None  # at which epoch tasks are to move, and where to
         self._missing: set[int] = set()  # workers that are being started
         self._making: set[int] = set()  # workers that are making tasks
         self._committing: set[int] = set()
@@ -305,9 +313,29 @@ class Coordinator:
         self._last_trigger = now
         if self._all_finished:
             return self._try_to_save()
+        stay = self._stay()  # the epoch at which tasks were to move does not complete
         self.begun += 1
         self._pending[self.begun] = _Pending(now)
-        return [Trigger(self.begun)]
+        return [*stay, Trigger(self.begun)]
+
+    def migrate(self, placed: dict[int, int], now: float) -> list[Command]:
+        """Let tasks run on other workers: at the barrier of an epoch that is begun for it they stop, and when it is
+        complete they are made where they are to be, while all others go on. Should one not have stopped there, because
+        its input goes to Spark or it learned too late, it and all behind it go back to that epoch, as in a recovery.
+        Nothing happens unless the job is running, nor to tasks that have ended; a death ends the attempt."""
+        moved = frozenset(task for task in self._tasks - self._finished.keys() if placed[task] != self.placed[task])
+        if self.state != "RUNNING" or self._saving is not None or self._moving is not None or not moved:
+            return []
+        begun = self.begin(now)
+        if not begun or self._saving is not None:
+            return begun
+        self._moving = (self.begun, dict(placed))
+        return [Trigger(self.begun, moved)]
+
+    @property
+    def migrating(self) -> bool:
+        """Tasks are about to move."""
+        return self._moving is not None
 
     def due(self) -> float | None:
         """When the next epoch is to begin, in the time of `tick`; None: not now known."""
@@ -326,9 +354,19 @@ class Coordinator:
         return self._last_trigger + interval
 
     def acknowledged(
-        self, task: int, generation: int, epoch: int, *, finished: bool, whole: bool, blob: Blob, quiet: bool = False
+        self,
+        task: int,
+        generation: int,
+        epoch: int,
+        *,
+        finished: bool,
+        whole: bool,
+        blob: Blob,
+        quiet: bool = False,
+        parked: bool = False,
     ) -> list[Command]:
-        """A task has saved its part of an epoch; `finished`: and ended, so this is its part of all later ones."""
+        """A task has saved its part of an epoch; `finished`: and ended, so this is its part of all later ones;
+        `parked`: and stopped behind its barrier."""
         if task not in self._tasks or generation != self._generations[task]:
             return []
         chain = self._chains.get(task, [])
@@ -345,6 +383,8 @@ class Coordinator:
         elif epoch in self._pending:
             self._pending[epoch].entries[task] = entry
             self._pending[epoch].quiet &= quiet
+            if parked:
+                self._pending[epoch].parked.add(task)
         return self._try_to_save()
 
     def moved(self, task: int, generation: int) -> None:
@@ -364,7 +404,7 @@ class Coordinator:
         self.last_failure = f"epoch {epoch}: {self.plan.task_name(self.plan.by_number[task])}: {reason}"
         if epoch in self._pending:
             self._pending[epoch].declined = reason
-        return []
+        return self._stay(epoch)
 
     def saved(self, epoch: int) -> list[Command]:
         """The manifest is written: the epoch is complete."""
@@ -375,6 +415,7 @@ class Coordinator:
         self.epoch = epoch
         self._quiet = epoch in self._pending and self._pending[epoch].quiet
         self._entries = {entry.number: entry for entry in manifest.tasks}
+        parked = self._pending[epoch].parked if epoch in self._pending else set()
         self._pending = {n: pending for n, pending in self._pending.items() if n > epoch}
         self._change, self._changed, self._origin = None, False, None
         self._deaths = 0
@@ -383,6 +424,10 @@ class Coordinator:
         if manifest.final:
             self.state = "FINISHING"
             self._committing = set(self._workers)
+        moving = self._moving
+        if moving is not None and moving[0] <= epoch and not self._lost_meanwhile:
+            self._moving = None
+            return [*commands, *self._move(moving[1], parked)]
         return [*commands, *self._after_save()]
 
     def not_saved(self, epoch: int, reason: str) -> list[Command]:
@@ -398,7 +443,8 @@ class Coordinator:
             if self._final_failures >= FINAL_TRIES:
                 self.state = "FAILED"
                 return [Fail(f"the last {self.last_failure}")]
-        return self._after_save(try_to_save=not final)  # the last one is tried again when it is due
+        stay = self._stay(epoch)
+        return [*stay, *self._after_save(try_to_save=not final)]  # the last one is tried again when it is due
 
     def committed(self, worker: int, epoch: int) -> list[Command]:
         """A worker has committed the last epoch."""
@@ -415,7 +461,7 @@ class Coordinator:
         them, go back to it; the others send again what they have kept. To be asked for when an epoch has just
         completed, as what was done since is done again; nothing happens unless the job is running, nor when all of
         its tasks are at their end."""
-        if self.state != "RUNNING" or self._saving is not None or self.epoch == 0:
+        if self.state != "RUNNING" or self._saving is not None or self._moving is not None or self.epoch == 0:
             return []
         if self._all_finished or all(entry.finished for entry in self._entries.values()):
             return []
@@ -497,6 +543,7 @@ class Coordinator:
 
     def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float) -> list[Command]:
         """The lost tasks and all behind them go back to the last complete epoch."""
+        self._moving = None
         back = self._going_back | lost
         back = back.union(*(self._behind[task] for task in back))
         self.state = "STARTING"
@@ -516,6 +563,30 @@ class Coordinator:
         if not self._missing:
             commands += self._make(wait)
         return commands
+
+    def _stay(self, epoch: int | None = None) -> list[Command]:
+        """Tasks that were to move (at this epoch) stay."""
+        if self._moving is None or epoch not in (None, self._moving[0]):
+            return []
+        self._moving = None
+        return [Unpark()]
+
+    def _move(self, placed: dict[int, int], parked: set[int]) -> list[Command]:
+        """The epoch at which tasks were to move is complete."""
+        ended = {number for number, entry in self._entries.items() if entry.finished}
+        moved = frozenset(task for task in self._tasks - ended if placed[task] != self.placed[task])
+        if self.state != "RUNNING" or not moved:
+            return [Unpark()]
+        back = moved if moved <= parked else moved.union(*(self._behind[task] for task in moved))
+        self.placed = {**self.placed, **{task: placed[task] for task in moved}}
+        self._change = Change(self.plan, self.placed)
+        self._going_back = back
+        for task in back:
+            self._finished.pop(task, None)
+            self._chains[task] = list(self._entries[task].blobs)
+            for pending in self._pending.values():
+                pending.entries.pop(task, None)
+        return [Cut(back, self.epoch), *self._make()]
 
     def _make(self, after_s: float = 0.0) -> list[Command]:
         self.state = "MAKING"

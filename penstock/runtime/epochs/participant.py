@@ -36,6 +36,7 @@ class Acknowledged:
     whole: bool
     blob: Blob
     quiet: bool = False
+    parked: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,14 @@ class Participant:
     def trigger(self, epoch: int) -> Future[None]:
         """Begin an epoch's barrier."""
         return self.loop.call(lambda: self.loop.trigger(epoch))
+
+    def park(self, epoch: int, tasks: frozenset[int]) -> Future[None]:
+        """Tasks are to stop behind this epoch's barrier; to be said before it is begun."""
+        return self.loop.call(lambda: self.loop.park(epoch, tasks))
+
+    def unpark(self) -> Future[None]:
+        """No task is to move any more."""
+        return self.loop.call(self.loop.unpark)
 
     def complete(self, command: Complete) -> Future[None]:
         """Commit an epoch."""
@@ -175,7 +184,14 @@ class Participant:
             return True
         self._send(
             Acknowledged(
-                number, snapshot.generation, snapshot.epoch, snapshot.finished, snapshot.whole, blob, snapshot.quiet
+                number,
+                snapshot.generation,
+                snapshot.epoch,
+                snapshot.finished,
+                snapshot.whole,
+                blob,
+                snapshot.quiet,
+                snapshot.parked,
             )
         )
         return True
