@@ -30,6 +30,11 @@ _look_again = threading.Event()  # never set
 _own = False  # the cluster that this process is connected to was started by it and ends with it
 
 
+def workers_group(job: str) -> str:
+    """The name of the placement group of a job's workers."""
+    return f"penstock-workers-{job}"
+
+
 def master_name(job: str) -> str:
     """The name of a job's JobMaster actor."""
     return f"penstock.job.{job}"

@@ -6,16 +6,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from penstock.actors import cluster
 from penstock.actors.job_master import JobEnd
 from penstock.actors.progress import Progress
 from penstock.actors.status import ENDED
+from penstock.placement.groups import release
 from penstock.runtime.errors import JobError, JobFailed, NotEnoughResources, PenstockError
 from penstock.runtime.sinks.base import Sink
 
@@ -158,6 +160,14 @@ class Job:
         """
         self._ask("rescale", operator, parallelism)
 
+    def migrate(self, tasks: Mapping[str, int]) -> None:
+        """Let tasks, by name as `status()["tasks"]` has them, run on other workers. Waits until they do.
+
+        They pause from the barrier of an epoch until it is complete and they are made where they are to be; the others
+        go on. No record is lost or doubled.
+        """
+        self._ask("migrate", dict(tasks))
+
     def _ask(self, method: str, *arguments: Any) -> None:
         if self._over.is_set():
             raise JobError(f"job {self.name!r} has ended: {method} needs a running job")
@@ -210,6 +220,8 @@ class Job:
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             end = JobEnd("FAILED", f"its JobMaster died: {reason}")
+            with suppress(Exception, SystemExit):  # Ray keeps it until this driver ends, or is there no more itself
+                release(cluster.workers_group(self.name))
             self._drained.set()
             for channel in self._channels:
                 self._collected.setdefault(channel, [])

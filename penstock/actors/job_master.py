@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import cloudpickle
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors.collected import Collected
 from penstock.actors.control import ControlClients, Refused
@@ -38,9 +37,11 @@ from penstock.actors.dual import Dual, DualOptions
 from penstock.actors.in_order import InOrder
 from penstock.actors.keeper import SAVEPOINT, Keeper
 from penstock.actors.links import Link, Round
+from penstock.actors.placer import Placer
 from penstock.actors.status import ENDED, State, StatusBuilder
 from penstock.actors.worker import Outcome, Worker, WorkerOptions
-from penstock.placement.round_robin import round_robin
+from penstock.placement.groups import NotPlaced, PlacingCancelled
+from penstock.placement.options import PlacementOptions
 from penstock.runtime.blackbox import Suspects, Watcher
 from penstock.runtime.build import Reported
 from penstock.runtime.epochs.coordinator import (
@@ -110,6 +111,7 @@ class JobOptions:
     resume: bool = False  # go on from the store's last complete epoch
     savepoint: Store | None = None  # go on from this one's
     dual: DualOptions | None = None  # how it uses Spark; None: not
+    placement: PlacementOptions = field(default_factory=PlacementOptions)
     program: bytes | None = None  # what `resume` starts the job with when nothing but the store is left
 
 
@@ -151,7 +153,8 @@ class JobMaster:
         self._stopping = False
         self._cancelling = False
         self._events: queue.SimpleQueue[Callable[[], list[Command]]] = queue.SimpleQueue()
-        self._placed = _place(plan, {}, options.workers)
+        self._placer = Placer(options.placement, options.workers)
+        self._placed: dict[int, int] = {}  # once the nodes are known
         self._coordinator: Coordinator  # once it is known what to go on from
         # Workers by index; of the present process each, but for `incarnations`, which only grow.
         self._actors: dict[int, Any] = {}
@@ -179,6 +182,8 @@ class JobMaster:
         self._store_trouble: str | None = None
         self._requests: deque[_Request] = deque()  # that wait for an epoch
         self._rescaling: list[_Request] = []  # that wait for the job to run again
+        self._move_after = 0.0
+        self._moving: deque[tuple[dict[int, int], _Request]] = deque()  # tasks that drivers want elsewhere
         self._parallelism: dict[str, int] = {}  # what operators were rescaled to
         self._completed_at: float | None = None
         self._failures: list[JobEnd] = []  # what ends the job
@@ -304,7 +309,7 @@ class JobMaster:
         if end.state == "FINISHED":
             self._last_status = self._build_status()
         self._end_workers()
-        for request in [*self._requests, *self._rescaling]:
+        for request in [*self._requests, *self._rescaling, *(request for _, request in self._moving)]:
             request.end(JobError(f"job {self._plan.name!r} has ended"))
         if self._keeper is not None:
             self._keeper.close()
@@ -361,8 +366,16 @@ class JobMaster:
             for operator, parallelism in json.loads(str(manifest.extra.get("parallelism", "{}"))).items():
                 self._parallelism[operator] = parallelism
                 self._plan = self._rescaled(self._plan, operator, parallelism)
-            self._placed = _place(self._plan, {}, options.workers)
             self._status = self._status.of(self._plan)
+        try:
+            self._placer.start(
+                self._plan.name, options.cpus_per_worker, options.start_timeout_s, lambda: self._cancelling
+            )
+        except PlacingCancelled:
+            return JobEnd("CANCELLED")
+        except NotPlaced as error:
+            return JobEnd("FAILED", str(error), kind="resources")
+        self._placed = self._placer.first(self._plan)
         changed = manifest is not None and (origin is not None or not same_tasks(self._plan, manifest.tasks))
         self._coordinator = Coordinator(
             self._plan, self._placed, options.workers, options.epochs, manifest, origin=origin, changed=changed
@@ -415,6 +428,8 @@ class JobMaster:
             self._events.put(partial(self._lost, worker, text))
         if self._keeper is not None:
             threading.Thread(target=self._ping, name="penstock-ping", daemon=True).start()
+        if options.placement.replan_s is not None:
+            threading.Thread(target=self._watch_traffic, name="penstock-traffic", daemon=True).start()
         if options.dual is not None:
             name = self._plan.name
             self._dual = Dual(
@@ -483,13 +498,9 @@ class JobMaster:
         return None, None, 0
 
     def _new_actor(self, worker: int) -> Any:
-        here = ray.get_runtime_context().get_node_id()
         return (
             ray.remote(Worker)
-            .options(
-                num_cpus=self._options.cpus_per_worker,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
-            )
+            .options(num_cpus=self._options.cpus_per_worker, scheduling_strategy=self._placer.strategy(worker))
             .remote(worker)
         )
 
@@ -577,6 +588,8 @@ class JobMaster:
                 self._do(event())
             if self._requests:
                 self._do(self._serve())
+            if self._moving:
+                self._do(self._move())
             if self._cancelling:
                 return JobEnd("CANCELLED")
             if self._failures:
@@ -603,6 +616,8 @@ class JobMaster:
             elif isinstance(command, Cut):
                 self._cut_all(command)
             elif isinstance(command, Make):
+                if command.change is not None and command.change.placed != self._placed:
+                    self._now_placed(command.change.placed)
                 if command.after_s:
                     self._make_later(command)
                 else:
@@ -686,6 +701,15 @@ class JobMaster:
             self._events.put(partial(self._lost, worker, reason))
             return
         self._events.put(lambda: self._install(info))
+
+    def _now_placed(self, placed: dict[int, int]) -> None:
+        before, self._placed = self._placed, dict(placed)
+        moves = sum(before.get(task, worker) != worker for task, worker in placed.items())
+        if moves:
+            self._placer.moved(moves)
+            logger.info("job %s: %d tasks run elsewhere", self._plan.name, moves)
+        with self._status_lock:
+            self._status.place(self._placed, [self._infos[index] for index in sorted(self._infos)])
 
     def _make_all(self, command: Make) -> None:
         self._collected.back(command.tasks, command.generation)
@@ -844,7 +868,7 @@ class JobMaster:
         if plan is self._plan:
             request.end()
             return []
-        placed = _place(plan, self._placed, self._options.workers)
+        placed = self._placer.grown(plan, self._placed)
         commands = self._coordinator.replan(plan, placed)
         if not commands:
             request.again()
@@ -858,6 +882,65 @@ class JobMaster:
             self._status.place(placed, [self._infos[index] for index in sorted(self._infos)])
         self._rescaling.append(request)
         return commands
+
+    def migrate(self, tasks: dict[str, int]) -> None:
+        """Let tasks, by name, run on other workers; returns when they do."""
+        self._need_epochs("migrate")
+        numbers = {self._plan.task_name(task): task.number for task in self._plan.tasks}
+        if unknown := sorted(set(tasks) - set(numbers)):
+            raise JobError(f"job {self._plan.name!r} has no task {unknown[0]!r}; it has: {', '.join(sorted(numbers))}")
+        if beyond := [worker for worker in tasks.values() if not 0 <= worker < self._options.workers]:
+            raise JobError(f"there is no worker {beyond[0]}; the job has 0 to {self._options.workers - 1}")
+        request = _Request(list)
+        wanted = {numbers[name]: worker for name, worker in tasks.items()}
+
+        def ask() -> list[Command]:
+            self._moving.append((wanted, request))
+            return []
+
+        self._events.put(ask)
+        request.wait(self._ended)
+
+    def _move(self) -> list[Command]:
+        """Do what the first of those wants who want tasks elsewhere; again after each event, until it is so."""
+        coordinator = self._coordinator
+        now = time.monotonic()
+        if coordinator.state != "RUNNING" or coordinator.migrating:
+            return []
+        wanted, request = self._moving[0]
+        finished = coordinator.finished()
+        moves = {
+            task: worker for task, worker in wanted.items() if task not in finished and self._placed[task] != worker
+        }
+        if not moves:
+            self._moving.popleft()
+            ended = [self._plan.task_name(self._plan.by_number[task]) for task in sorted(wanted.keys() & finished)]
+            request.end(JobError(f"{', '.join(ended)} had ended already") if ended else None)
+            return []
+        if now < self._move_after:
+            return []
+        self._move_after = now + (self._options.epochs.interval_s or 0.0)  # a store that is gone refuses each epoch
+        return coordinator.migrate({**self._placed, **moves}, now)
+
+    def _watch_traffic(self) -> None:
+        """Ask the workers what their tasks send, once a period, and plan anew; in a thread of its own, as a plan of
+        many tasks takes seconds."""
+        period = self._options.placement.replan_s
+        while not self._ended.wait(period):
+            plan, placed = self._plan, self._placed
+            try:
+                wanted = self._placer.look(plan, placed, self._control.call("traffic", _CONTROL_S))
+            except Exception as error:  # the job is as well placed as it was
+                logger.warning("job %s could not be planned anew: %s: %s", plan.name, type(error).__name__, error)
+                continue
+            if wanted is not None:
+                self._events.put(partial(self._replace, plan, placed, wanted))
+
+    def _replace(self, plan: Plan, placed: dict[int, int], wanted: dict[int, int]) -> list[Command]:
+        """Tasks should run elsewhere, if they are still those, and where they were."""
+        if self._plan is not plan or self._placed != placed or self._moving:
+            return []
+        return self._coordinator.migrate(wanted, time.monotonic())
 
     def _need_epochs(self, what: str) -> None:
         if self._keeper is None:
@@ -913,6 +996,7 @@ class JobMaster:
             link.close()
         for actor in self._actors.values():
             ray.kill(actor)
+        self._placer.close()
 
     def _build_status(self) -> dict[str, Any]:
         # A worker that died just now answers nothing: the status shows what it last said.
@@ -922,7 +1006,7 @@ class JobMaster:
         with self._status_lock:
             status = self._status.build(state, reports, time.time())
         dual = {} if self._dual is None else {"dual": self._dual.status()}
-        return {**status, **self._epochs_status(), **dual}
+        return {**status, **self._epochs_status(), "placement": self._placer.status(), **dual}
 
     def _epochs_status(self) -> dict[str, Any]:
         if self._options.store is None or not hasattr(self, "_coordinator"):
@@ -975,16 +1059,3 @@ class _Request:
                 raise JobError("the job has ended")
         if self._error is not None:
             raise self._error
-
-
-def _place(plan: Plan, before: dict[int, int], workers: int) -> dict[int, int]:
-    """Tasks that are placed stay where they are; others go where there are the fewest."""
-    if not before:
-        numbers = [task.number for task in plan.tasks]
-        return dict(zip(numbers, round_robin(len(numbers), workers).values(), strict=True))
-    placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
-    for task in plan.tasks:
-        if task.number not in placed:
-            load = [sum(place == worker for place in placed.values()) for worker in range(workers)]
-            placed[task.number] = load.index(min(load))
-    return placed

@@ -20,6 +20,7 @@ from penstock.actors.keeper import SAVEPOINT
 from penstock.actors.worker import WorkerOptions
 from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.session import SparkOptions
+from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.channel import WINDOW_BYTES
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
@@ -60,6 +61,9 @@ def run(
     savepoint: str | os.PathLike[str] | None = None,
     dual: str | BurstOptions = "off",
     spark: SparkOptions | None = None,
+    placement: Method | PlacementOptions = "round-robin",
+    nodes: int | None = None,
+    replan_s: float | None = None,
 ) -> Job:
     """Start `flow` as a job on Ray and return at once.
 
@@ -90,6 +94,13 @@ def run(
     "on,delta=0.3"; penstock.bridge.burst.BurstOptions, which may stand for the text, says what they mean.
     Without Java or Spark the job goes on with records, and says so once.
 
+    `placement` deals tasks to workers: "round-robin", in turn; "traffic", such that little crosses between nodes and
+    between workers (by the paper's algorithms and refinement); "turbostream", "t-storm", "jstorm" and "metis" as others
+    would. `nodes`: over how many nodes of the cluster the workers are spread, with room reserved on each; by default
+    they are where the JobMaster is. `replan_s`: measure what tasks use and send, and every so many seconds move some
+    to other workers where that is worth it; penstock.placement.options.PlacementOptions, which may stand for the text,
+    says when.
+
     Raises FlowError or SourceError for a flow that cannot run, StoreError where `checkpoints` cannot be used, JobExists
     while a job of this name runs, NoCluster for a detached job where no cluster outlives this process; what goes wrong
     later is raised by `job.wait()`.
@@ -107,6 +118,9 @@ def run(
             f"max_restarts={max_restarts} at least 0, max_attempts={max_attempts} at least 1"
         )
     both = dual_options(dual, spark, epoch_interval_s)
+    if not isinstance(placement, PlacementOptions):
+        placement = PlacementOptions(placement, nodes, replan_s)
+    where = placement.checked(workers, epochs=epoch_interval_s is not None)
     flow = copy.copy(flow)
     if parallelism is not None:
         flow.parallelism = parallelism
@@ -129,6 +143,7 @@ def run(
         hang_timeout_s=hang_timeout_s,
         savepoint=origin,
         dual=both,
+        placement=where,
     )
     if store is not None:
         options = replace(options, program=cloudpickle.dumps((flow, options)))

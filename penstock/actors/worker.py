@@ -95,6 +95,7 @@ class Worker:
                 "ping": lambda: None,
                 "status": self.status,
                 "load": self.load,
+                "traffic": self.traffic,
                 "stop": self.stop,
                 "cancel": self.cancel,
                 "cut": self.cut,
@@ -175,6 +176,10 @@ class Worker:
     def load(self) -> tuple[int, list[dict[str, Any]]]:
         """This worker's index and what its tasks have to do."""
         return self._index, self._loop.load() if self._loop is not None else []
+
+    def traffic(self) -> tuple[int, list[dict[str, Any]]]:
+        """When it is (monotonic ns), and what this worker's tasks have sent to whom."""
+        return time.monotonic_ns(), self._loop.traffic() if self._loop is not None else []
 
     def stop(self) -> None:
         """End the sources; what they have read goes through."""

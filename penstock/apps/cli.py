@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock.apps.app import App, Prepared, Status, count, seconds
 from penstock.apps.catalog import APPS
+from penstock.placement.options import METHODS
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, PenstockError, StoreError
 
@@ -111,6 +112,9 @@ def _run(options: argparse.Namespace) -> int:
         checkpoints=options.checkpoints,
         savepoint=options.savepoint,
         dual=options.dual,
+        placement=options.placement,
+        nodes=options.nodes,
+        replan_s=options.replan,
         **{name: value for name, value in given.items() if value is not None or name == "epoch_interval_s"},
     )
     return _until_the_end(job, options, prepared)
@@ -508,6 +512,19 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         default="off",
         help="on: a burst goes through Spark in micro-batches and comes back when it is over; spark-only: everything "
         "does; toggle:S: there and back every S seconds; off: nothing (off). Behind a comma settings, as on,delta=0.3",
+    )
+    parser.add_argument(
+        "--placement",
+        metavar="HOW",
+        default="round-robin",
+        choices=METHODS,
+        help=f"how tasks are dealt to workers: {', '.join(METHODS)} (round-robin); see penstock plan APP",
+    )
+    parser.add_argument(
+        "--nodes", metavar="N", type=count, help="nodes of the cluster that the workers are spread over (one)"
+    )
+    parser.add_argument(
+        "--replan", metavar="S", type=seconds, help="move tasks by what they send, planned anew every S seconds (never)"
     )
     _add_driver_options(parser)
 

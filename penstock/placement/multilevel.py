@@ -11,7 +11,8 @@ The search is bounded by the edges that it looks at, not by a clock: the same gr
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -46,16 +47,26 @@ _WORK_MAX, _WORK_A_TASK = 2_000_000, 1_000
 _ROUNDS_SMALL, _SMALL, _ROUNDS = 10, 2_000, 3
 
 
-def partition(graph: TrafficGraph, fair: Floats, factor: float, *, memory: Floats | None = None, seed: int = 0) -> Ints:
+def partition(
+    graph: TrafficGraph,
+    fair: Floats,
+    factor: float,
+    *,
+    memory: Floats | None = None,
+    seed: int = 0,
+    start: Ints | None = None,
+) -> Ints:
     """The place of each task, of as many as there are shares in `fair` (which add up to 1), such that little traffic
-    crosses between places and each is within its limits (`limits_of`). `memory`: bytes that each place has. Raises
-    Infeasible when a task may run nowhere, or memory is too small."""
+    crosses between places and each is within its limits (`limits_of`). `memory`: bytes that each place has. `start`:
+    a partition that is one of the beginnings, so that the result is no worse. Raises Infeasible when a task may run
+    nowhere, or memory is too small."""
     count = len(fair)
     if count == 1 or not len(graph):
         return np.zeros(len(graph), dtype=np.int64)
     room = np.full(count, np.inf) if memory is None else memory
     packed = pack(graph, fair, room)
-    return _Search(graph, fair, factor, limits_of(graph, fair, factor, room, packed), seed).best_of(packed)
+    search = _Search(graph, fair, factor, limits_of(graph, fair, factor, room, packed), seed)
+    return search.best_of([packed] if start is None else [_where_allowed(graph, start), packed])
 
 
 def papers(graph: TrafficGraph, fair: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
@@ -74,9 +85,10 @@ class _Search:
         self._work = 0
         self._parents = max(_PARENTS_MIN, _PARENTS_A_PLACE * len(fair))
 
-    def best_of(self, packed: Ints) -> Ints:
-        best = self._refined(self._graph, packed)
-        for found in self._beginnings():
+    def best_of(self, given: Sequence[Ints]) -> Ints:
+        """The best that comes of the given partitions, of which the first wins a tie, and of others."""
+        best = self._refined(self._graph, given[0])
+        for found in chain((self._refined(self._graph, places) for places in given[1:]), self._beginnings()):
             best = min(best, found, key=_badness)
         for _ in range(_CYCLES):
             if self._work > _WORK_MAX + _WORK_A_TASK * len(self._graph):

@@ -16,24 +16,41 @@ import numpy as np
 
 from penstock.placement.multilevel import partition
 from penstock.placement.placement import Placement, shares, workers_of
-from penstock.placement.traffic import Node, TrafficGraph
+from penstock.placement.relabel import relabelled
+from penstock.placement.traffic import Ints, Node, TrafficGraph
 
 #: By how much a node may have more than its fair share, unless its tasks cannot be dealt so evenly.
 FACTOR = 0.1
 
 
 def plan(
-    graph: TrafficGraph, nodes: Sequence[Node], *, factor: float = FACTOR, seed: int = 0, tasks: int | None = None
+    graph: TrafficGraph,
+    nodes: Sequence[Node],
+    *,
+    factor: float = FACTOR,
+    seed: int = 0,
+    tasks: int | None = None,
+    running: Placement | None = None,
 ) -> Placement:
     """Where each of the first `tasks` tasks (None: all; those behind them are anchors) should run. `factor`: see
-    FACTOR. Raises Infeasible when a task may run on no node, or the nodes' memory is too small."""
+    FACTOR. `running`: where they run now, on the same nodes, with the workers of each in a row: what is found lets no
+    more across than that, and names workers such that few tasks move. Raises Infeasible when a task may run on no
+    node, or the nodes' memory is too small."""
     count = len(graph) if tasks is None else tasks
     memory = np.array([node.memory for node in nodes])
-    node_of = partition(graph, shares(nodes), factor, memory=memory, seed=seed)[:count]
+    start: Ints | None = None
+    if running is not None:
+        start = np.zeros(len(graph), dtype=np.int64)
+        start[:count] = running.node_of
+    node_of = partition(graph, shares(nodes), factor, memory=memory, seed=seed, start=start)[:count]
     workers = workers_of(nodes)
     worker_of = np.zeros(count, dtype=np.int64)
     for place, node in enumerate(nodes):
         here = np.flatnonzero(node_of == place)
-        inside = partition(graph.part(here).anywhere(), np.full(node.workers, 1 / node.workers), factor, seed=seed)
-        worker_of[here] = workers.index(place) + inside
-    return Placement(tuple(nodes), workers, tuple(worker_of.tolist()))
+        first = workers.index(place)
+        if running is not None:
+            start = np.where(running.node_of[here] == place, running.worker_of[here] - first, 0)
+        fair = np.full(node.workers, 1 / node.workers)
+        worker_of[here] = first + partition(graph.part(here).anywhere(), fair, factor, seed=seed, start=start)
+    found = Placement(tuple(nodes), workers, tuple(worker_of.tolist()))
+    return found if running is None else relabelled(running, found, keep_nodes=graph.allowed is not None)

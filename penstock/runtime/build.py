@@ -100,6 +100,10 @@ class Wiring:
         """Those of the tasks that this worker runs, in the plan's order."""
         return [self.plan.by_number[n] for n in sorted(numbers) if self.workers.get(n) == self.worker]
 
+    def target_of(self, channel: int) -> int | None:
+        """The number of the task that a channel goes to; None when the plan has it no more."""
+        return self._targets.get(channel)
+
     def make(
         self,
         numbers: Iterable[int] | None = None,

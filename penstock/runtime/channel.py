@@ -69,6 +69,8 @@ class OutChannel(ABC):
         self.connected = True
         self.catching_up = False  # what the cache holds is still to be sent: the task is not held up
         self.stopped_by_room = False  # the last flush found no room in the transport: no message will tell its end
+        self.records = 0  # made so far
+        self.bytes = 0  # of these; encoded where they are kept or sent, else about
         self.errors = errors
         self._ending = False
         self._until = 0  # the number of the first entry behind those to be sent before the task is held up again
@@ -224,6 +226,8 @@ class LocalChannel(OutChannel):
             size = max(approximate_bytes(batch), sum(map(len, parts)))  # nested records are larger than they look
         else:
             parts, size = (), approximate_bytes(batch)
+        self.bytes += size
+        self.records += len(batch)
         if self.connected and not self.catching_up:
             self._made.append((cache.first + len(cache.entries), batch))
         cache.append((DATA, stamp, len(batch), size, *parts))
@@ -264,7 +268,6 @@ class RemoteChannel(OutChannel):
         self.task = task
         self._transport = transport
         self._record_bytes = 64.0  # smoothed; decides how many records go into a message
-        self.bytes = 0
 
     def _send(self, entry: Entry) -> bool:
         parts = self.cache.parts(entry)
@@ -312,6 +315,7 @@ class RemoteChannel(OutChannel):
             limit = max(1, len(batch) // 2)
         self._record_bytes += 0.25 * (size / max(1, len(batch)) - self._record_bytes)
         self.bytes += size
+        self.records += len(batch)
         self.cache.append((DATA, stamp, len(batch), size, *message))
 
     def _too_large(self, batch: Batch, size: int, stamp: int) -> None:

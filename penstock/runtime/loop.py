@@ -122,6 +122,24 @@ class RunLoop:
         """The part of status() that the scheduler of the paradigms goes by; operators as (name, records in, out)."""
         return [_task_load(task) for task in self.tasks]
 
+    def traffic(self) -> list[dict[str, Any]]:
+        """What planning goes by, counted since each task was made: how long it ran, what waits for it, and what it has
+        sent to each other task, as (task, records, bytes)."""
+        return [
+            {
+                "number": task.task.number,
+                "generation": task.generation,
+                "busy_ns": task.busy_ns,
+                "queued": task.queued,
+                "sent": [
+                    (self.wiring.target_of(channel.number), channel.records, channel.bytes)
+                    for channel in list(task.channels)
+                ],
+            }
+            for task in self.tasks
+            if not task.finished
+        ]
+
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:

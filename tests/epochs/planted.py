@@ -543,3 +543,84 @@ def _unanswered_is_forgotten() -> Any:
         return iter(())
 
     return _patch(Task, "run_diverted", run)
+
+
+# --- migration -------------------------------------------------------------------------------------------------------
+
+
+def _moves(faults: Faults) -> bool:
+    return faults.migrations > 0 and faults.rescales == 0
+
+
+@_plant(_moves)
+def _says_that_it_stops() -> Any:
+    """A task that is to move goes on behind its barrier."""
+    save = Task._save
+
+    def goes_on(self: Task, epoch: int, finished: bool) -> None:
+        save(self, epoch, finished)
+        self.parked = False
+
+    return _patch(Task, "_save", goes_on)
+
+
+@_plant(_moves)
+def _all_have_stopped() -> Any:
+    """Tasks move alone, whether they have stopped or not."""
+    move = Coordinator._move
+
+    def alone(self: Coordinator, placed: dict[int, int], parked: set[int]) -> Any:
+        return move(self, placed, set(placed))
+
+    return _patch(Coordinator, "_move", alone)
+
+
+@_plant(_moves)
+def _stays_stopped() -> Any:
+    """A task that does not move after all does not go on."""
+    return _patch(RunLoop, "unpark", lambda self: None)
+
+
+@_plant(_moves)
+def _nothing_redirected() -> Any:
+    """What was kept for a task that moves to or from this worker is forgotten."""
+    return _patch(OutChannel, "kept", lambda self: iter(()))
+
+
+@_plant(_moves)
+def _old_ends() -> Any:
+    """Receivers that stay go on waiting for the sender where it was."""
+    connect = Wiring._connect_receiver
+
+    def once(self: Wiring, exchange: Any, sender: Any, receiver: Any, generation: int) -> None:
+        if exchange.channel(sender.index, receiver.index) not in self.tasks[receiver.number].inputs:
+            connect(self, exchange, sender, receiver, generation)
+
+    return _patch(Wiring, "_connect_receiver", once)
+
+
+@_plant(_moves)
+def _moved_senders_wait() -> Any:
+    """Only those who send to tasks that were made again are told to send, not these themselves."""
+
+    def join(self: Wiring, numbers: set[int], generation: int) -> None:
+        for channel, target in self._targets.items():
+            if target in numbers and channel in self.out:
+                self.out[channel].join(generation)
+                self.behind[channel] = self.out[channel]
+
+    return _patch(Wiring, "join", join)
+
+
+@_plant(_moves)
+def _placed_as_before() -> Any:
+    """After a move, a death takes back the tasks that used to be there."""
+    move = Coordinator._move
+
+    def forgets(self: Coordinator, placed: dict[int, int], parked: set[int]) -> Any:
+        before = self.placed
+        commands = move(self, placed, parked)
+        self.placed = before
+        return commands
+
+    return _patch(Coordinator, "_move", forgets)

@@ -23,6 +23,8 @@ from penstock.runtime.epochs.coordinator import (
     Save,
     Start,
     Trigger,
+    Unpark,
+    tasks_on,
 )
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.flow import Flow
@@ -896,4 +898,125 @@ def test_no_new_plan_for_a_job_that_is_at_its_end() -> None:
     job.c.started(0)
     job.made()
     assert job.c.state in ("RUNNING", "FINISHING")
+    assert job.c.replan(PLAN, PLACED) == []
+
+
+# --- migration -----------------------------------------------------------------------------------------------------
+
+
+def moving(job: Job, **to: int) -> dict[int, int]:
+    """Where all tasks are to run, of which some move, by letter."""
+    return {**job.c.placed, **{{"a": A, "b": B, "c": C, "x": X, "y": Y}[name]: worker for name, worker in to.items()}}
+
+
+def acknowledged(job: Job, epoch: int, *tasks: int, parked: bool = False) -> list[Command]:
+    out: list[Command] = []
+    for task in tasks:
+        generation = job.c._generations[task]
+        saved = blob(task, epoch, generation)
+        out += job.c.acknowledged(task, generation, epoch, finished=False, whole=False, blob=saved, parked=parked)
+    return out
+
+
+def test_a_task_that_has_stopped_moves_alone() -> None:
+    job = Job().running(1)
+    target = (PLACED[B] + 1) % WORKERS
+    assert job.c.migrate(moving(job, b=target), 1.5) == [Trigger(2, frozenset({B}))]
+    assert job.c.migrating
+    acknowledged(job, 2, B, parked=True)
+    (save,) = acknowledged(job, 2, *(ALL - {B}))
+    assert isinstance(save, Save)
+    complete, cut, make = job.c.saved(2)
+    assert complete == Complete(2, False)
+    assert cut == Cut(frozenset({B}), 2)
+    assert isinstance(make, Make)
+    assert make.tasks == {B}
+    assert make.change is not None
+    assert make.change.placed[B] == target
+    assert not make.changed
+    assert list(make.entries) == [B]
+    assert make.entries[B].blobs[-1].name == blob(B, 2, 1).name
+    job.made()
+    assert job.c.state == "RUNNING"
+    assert job.c.placed[B] == target
+    assert job.c.restarts == 0
+    assert B in tasks_on(job.c.placed, [target])
+
+
+def test_a_task_that_has_not_stopped_takes_those_behind_it_along() -> None:
+    job = Job().running(1)
+    job.c.migrate(moving(job, a=(PLACED[A] + 1) % WORKERS), 1.5)
+    acknowledged(job, 2, *ALL)
+    _, cut, make = job.c.saved(2)
+    assert cut == Cut(frozenset({A, B, C}), 2)
+    assert isinstance(make, Make)
+    assert make.tasks == {A, B, C}
+
+
+def test_an_epoch_that_cannot_complete_lets_tasks_stay() -> None:
+    job = Job().running(1)
+    job.c.migrate(moving(job, b=(PLACED[B] + 1) % WORKERS), 1.5)
+    assert job.c.declined(A, job.c._generations[A], 2, "the store is away") == [Unpark()]
+    assert not job.c.migrating
+    assert job.c.placed == PLACED
+    late = Job().running(1)
+    late.c.migrate(moving(late, b=(PLACED[B] + 1) % WORKERS), 1.5)
+    assert late.c.tick(2.0 + OPTIONS.timeout_s) == [Unpark(), Trigger(3)]
+
+
+def test_a_manifest_that_was_not_written_lets_tasks_stay() -> None:
+    job = Job().running(1)
+    job.c.migrate(moving(job, b=(PLACED[B] + 1) % WORKERS), 1.5)
+    acknowledged(job, 2, *ALL, parked=True)
+    assert job.c.not_saved(2, "disk full")[0] == Unpark()
+    assert not job.c.migrating
+
+
+def test_a_death_ends_the_attempt() -> None:
+    job = Job().running(1)
+    job.c.migrate(moving(job, y=(PLACED[Y] + 1) % WORKERS), 1.5)
+    cut = job.c.worker_lost(PLACED[A], 1.6)[0]
+    assert isinstance(cut, Cut)
+    assert cut.tasks >= {A}
+    assert not job.c.migrating
+    assert job.c.placed == PLACED
+    # And one that is told of while the manifest is being written.
+    other = Job().running(1)
+    other.c.migrate(moving(other, y=(PLACED[Y] + 1) % WORKERS), 1.5)
+    acknowledged(other, 2, *ALL, parked=True)
+    assert other.c.worker_lost(PLACED[A], 1.6) == []
+    complete, cut, *_ = other.c.saved(2)
+    assert complete == Complete(2, False)
+    assert isinstance(cut, Cut)
+    assert cut.tasks == {A, B, C}
+    assert other.c.placed == PLACED
+
+
+def test_after_a_move_a_death_takes_back_what_is_there_now() -> None:
+    job = Job().running(1)
+    target = (PLACED[Y] + 1) % WORKERS
+    job.c.migrate(moving(job, y=target), 1.5)
+    acknowledged(job, 2, *ALL, parked=True)
+    job.c.saved(2)
+    job.made()
+    cut = job.c.worker_lost(target, 3.0)[0]
+    assert isinstance(cut, Cut)
+    assert Y in cut.tasks
+    before = Job().running(1)
+    assert Y not in before.c._behind[A]
+
+
+def test_ended_tasks_stay_and_so_do_those_that_are_where_they_should_be() -> None:
+    job = Job().running(1)
+    assert job.c.migrate(dict(PLACED), 1.5) == []
+    job.ack(X, Y, epoch=2, finished=True)
+    assert job.c.finished() == {X, Y}
+    assert job.c.migrate(moving(job, x=(PLACED[X] + 1) % WORKERS), 1.5) == []
+    assert not job.c.migrating
+
+
+def test_one_move_at_a_time() -> None:
+    job = Job().running(1)
+    assert job.c.migrate(moving(job, b=(PLACED[B] + 1) % WORKERS), 1.5)
+    assert job.c.migrate(moving(job, y=(PLACED[Y] + 1) % WORKERS), 1.5) == []
     assert job.c.replan(PLAN, PLACED) == []

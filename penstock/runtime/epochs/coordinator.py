@@ -488,6 +488,10 @@ class Coordinator:
         """What each task saved with the last complete epoch."""
         return self._entries
 
+    def finished(self) -> frozenset[int]:
+        """The tasks that have ended."""
+        return frozenset(self._finished)
+
     def late(self, epoch: int) -> str:
         """Which tasks have not acknowledged an epoch."""
         acknowledged = self._pending[epoch].entries if epoch in self._pending else {}

@@ -1,0 +1,135 @@
+"""Plans for large graphs beside METIS at the same balance, and how planning grows with the tasks; see README.md."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+
+from benchmarks.common import Bench, median
+from penstock.placement.baselines import metis_parts
+from penstock.placement.multilevel import papers, partition
+from penstock.placement.traffic import TrafficEdge, TrafficGraph
+
+FACTOR = 0.05
+NODES = (4, 16)
+SIZES = (100, 300, 1_000, 3_000, 10_000)
+
+
+def layers(chance: random.Random, tasks: int) -> list[TrafficEdge]:
+    """A large streaming job: operators of 8 to 24 tasks, fed by shuffles or task by task by one of the last three."""
+    components: list[range] = []
+    made = 0
+    while made < tasks:
+        width = min(chance.randint(8, 24), tasks - made)
+        components.append(range(made, made + width))
+        made += width
+    edges: list[TrafficEdge] = []
+    for number, component in enumerate(components[1:], 1):
+        feeding = components[max(0, number - chance.randint(1, 3))]
+        traffic = chance.expovariate(1) + 0.05
+        if chance.random() < 0.4:
+            edges += [(feeding[i % len(feeding)], task, 4 * traffic) for i, task in enumerate(component)]
+        else:
+            edges += [(a, b, traffic / len(component) * chance.uniform(0.5, 2)) for b in component for a in feeding]
+    return edges
+
+
+def near(chance: random.Random, tasks: int) -> list[TrafficEdge]:
+    """Points of a square that talk to those around them, about eight each: a partitioner's home ground."""
+    points = [(chance.random(), chance.random()) for _ in range(tasks)]
+    reach = (8 / 3.14159 / tasks) ** 0.5
+    cells: dict[tuple[int, int], list[int]] = {}
+    for v, (x, y) in enumerate(points):
+        cells.setdefault((int(x / reach), int(y / reach)), []).append(v)
+    edges: list[TrafficEdge] = []
+    for (a, b), here in cells.items():
+        around = [v for da in (-1, 0, 1) for db in (-1, 0, 1) for v in cells.get((a + da, b + db), ())]
+        for u in here:
+            edges += [
+                (u, v, chance.uniform(0.5, 2))
+                for v in around
+                if u < v and (points[u][0] - points[v][0]) ** 2 + (points[u][1] - points[v][1]) ** 2 < reach**2
+            ]
+    return edges
+
+
+def grown(chance: random.Random, tasks: int) -> list[TrafficEdge]:
+    """Each task talks to three of those before it: no good parts to find, the hardest of the three."""
+    return [(chance.randrange(v), v, chance.expovariate(1)) for v in range(1, tasks) for _ in range(3)]
+
+
+FAMILIES = {"layers": layers, "near": near, "grown": grown}
+
+
+def run(bench: Bench) -> None:
+    """See the module. A round is a seed of each family; 30 seeds, or six times --runs."""
+    seeds = bench.pick(6 * bench.runs, 1)
+    sizes = bench.pick((1_000, 10_000), (200,))
+    for tasks in sizes:
+        for nodes in NODES:
+            ratios: dict[str, list[float]] = {}
+            times: dict[str, list[float]] = {}
+            over: dict[str, list[float]] = {}
+            for seed in range(seeds):
+                for family, make in FAMILIES.items():
+                    graph = TrafficGraph.of(tasks, make(random.Random(seed), tasks))
+                    fair = np.full(nodes, 1 / nodes)
+                    theirs = metis_parts(graph, fair, FACTOR, seed)
+                    reached = float(graph.loads(theirs, nodes).max() * nodes / tasks) - 1
+                    began = time.perf_counter()
+                    ours = partition(graph, fair, max(FACTOR, reached), seed=seed)
+                    times.setdefault(family, []).append(time.perf_counter() - began)
+                    ratios.setdefault(family, []).append(graph.cut(ours) / graph.cut(theirs))
+                    over.setdefault(family, []).append(float(graph.loads(ours, nodes).max() * nodes / tasks) - 1)
+                bench.say(f"{tasks} tasks, {nodes} nodes: {seed + 1} of {seeds} seeds")
+            for family in FAMILIES:
+                config = f"{tasks} tasks ({family}) on {nodes} nodes, {seeds} seeds"
+                bench.case(
+                    f"cut traffic over METIS, {family}, {tasks} tasks, {nodes} nodes",
+                    median(ratios[family]),
+                    "x",
+                    goal="<= 1",
+                    config=config,
+                    note=f"worst {max(ratios[family]):.3f}; fullest node {median(over[family]):+.1%} at a factor of "
+                    f"{FACTOR:.0%}; METIS: the best of recursive and k-way within the same balance",
+                    runs=ratios[family],
+                )
+                bench.case(
+                    f"planning, {family}, {tasks} tasks, {nodes} nodes",
+                    median(times[family]),
+                    "s",
+                    goal="< 1" if tasks <= 1_000 else "< 10",
+                    config=config,
+                    note=f"slowest {max(times[family]):.2f} s",
+                    runs=times[family],
+                )
+    _growth(bench)
+
+
+def _growth(bench: Bench) -> None:
+    """Seconds by tasks, beside the paper's own algorithm without its threshold."""
+    series: dict[str, list[tuple[float, float]]] = {name: [] for name in [*FAMILIES, "the paper's Algorithm 2 alone"]}
+    fair = np.full(4, 0.25)
+    for tasks in bench.pick(SIZES, (100, 200)):
+        for family, make in FAMILIES.items():
+            graph = TrafficGraph.of(tasks, make(random.Random(1), tasks))
+            began = time.perf_counter()
+            partition(graph, fair, FACTOR)
+            series[family].append((tasks, time.perf_counter() - began))
+        if tasks <= 1_000:
+            graph = TrafficGraph.of(tasks, layers(random.Random(1), tasks))
+            began = time.perf_counter()
+            papers(graph, fair, FACTOR, tasks)
+            series["the paper's Algorithm 2 alone"].append((tasks, time.perf_counter() - began))
+    bench.plot("placement_plans.png", "planning for 4 nodes", series, "tasks", "seconds", log_x=True, log_y=True)
+    for name, points in series.items():
+        (first, quick), (last, slow) = points[0], points[-1]
+        bench.case(
+            f"growth, {name}",
+            float(np.log(slow / quick) / np.log(last / first)),
+            "power of the tasks",
+            config=f"{first:g} to {last:g} tasks, 4 nodes",
+            note=f"{quick:.2g} s to {slow:.2g} s",
+        )

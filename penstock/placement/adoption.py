@@ -1,0 +1,79 @@
+"""Whether a new placement is worth the move from the one that runs (PAPERS row T12).
+
+A move costs every task that moves a pause, so a plan must be better by a margin, and by so much that it pays within
+`horizon_s`; and after a move the job is left alone for `rest_s`, for what is measured meanwhile is still half of the
+old placement. A plan is better when it lets less traffic across, or when it takes load from a worker that has too much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.placement.placement import Placement
+from penstock.placement.traffic import TrafficGraph
+
+
+@dataclass(frozen=True)
+class AdoptionOptions:
+    """When a job moves its tasks. Times in seconds."""
+
+    factor: float = 0.2  # by how much a worker may be above its share, as measured
+    margin: float = 0.2  # the part of the cost that a new plan must save
+    horizon_s: float = 60.0  # within which it must pay for the move
+    rest_s: float = 20.0  # after a move
+    pause_s: float = 0.1  # of a task that moves
+    node_cost: float = 4.0  # of what crosses nodes, beside what crosses workers of one
+    core_bytes_per_s: float = 1e9  # what a core does in a second, if it does nothing but pass on records
+    busy: float = 0.7  # cores: a worker with less has no reason to give tasks away
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether to move, and why (not), for people."""
+
+    adopt: bool
+    reason: str
+    moves: int = 0
+
+
+def cost(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
+    """What a placement costs, in bytes a second that cross between workers of a node."""
+    return placed.between_workers(graph) + (options.node_cost - 1) * placed.between_nodes(graph)
+
+
+def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
+    """By how many cores the fullest worker is above what it may have; 0 where it is not busy."""
+    load = graph.loads(placed.worker_of, len(placed.workers))
+    fullest = float(load.max(initial=0.0))
+    if fullest < options.busy:
+        return 0.0
+    return max(0.0, fullest - (1 + options.factor) * float(load.mean()))
+
+
+def decide(
+    running: Placement, new: Placement, graph: TrafficGraph, since_move_s: float | None, options: AdoptionOptions
+) -> Verdict:
+    """Whether a job should move from `running` to `new`. `since_move_s`: since its last move; None: it never did."""
+    moves = int((running.worker_of != new.worker_of).sum())
+    if not moves:
+        return Verdict(False, "tasks run where they should")
+    if since_move_s is not None and since_move_s < options.rest_s:
+        return Verdict(False, f"{options.rest_s - since_move_s:.0f} s of rest are left after the last move", moves)
+    before, after = cost(running, graph, options), cost(new, graph, options)
+    over, over_after = overload(running, graph, options), overload(new, graph, options)
+    pause = moves * options.pause_s
+    if over - over_after > 0.1:
+        if (over - over_after) * options.horizon_s > pause:
+            return Verdict(True, f"takes {over - over_after:.2f} cores off a worker that has too much", moves)
+        return Verdict(False, f"{moves} moves cost more than a fairer load would bring", moves)
+    if over_after > over + 0.1:
+        return Verdict(False, "what crosses less would load a worker too much", moves)
+    if after > (1 - options.margin) * before:
+        saved = 1 - after / before if before else 0.0
+        return Verdict(False, f"{saved:.0%} less traffic is not worth a move (margin {options.margin:.0%})", moves)
+    gain = (before - after) / options.core_bytes_per_s * options.horizon_s
+    if gain < pause:
+        return Verdict(
+            False, f"{moves} moves would cost {pause:.1f} s and save {gain:.2g} s in {options.horizon_s:g} s", moves
+        )
+    return Verdict(True, f"{1 - after / before:.0%} less traffic crosses", moves)

@@ -1,0 +1,106 @@
+"""What a running job's tasks really use and send (PAPERS row T12): the workers' counters, made into a graph to plan by.
+
+Workers count anyway: each channel its records and bytes, each task the time that it ran; so measuring costs nothing but
+being asked once a period. Rates are smoothed, with a weight that halves in `half_life_s`: one odd period does not
+move tasks, and a lasting change is most of the figure after two half-lives.
+
+Counters begin anew when a task is made again, after a death or a move; what is then counted twice, because it was sent
+again, is little beside a period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.placement.topology import Topology, of_plan
+from penstock.placement.traffic import TrafficGraph
+from penstock.runtime.plan import Plan
+
+# What a task weighs beside the time that it runs, in cores: tasks that do nothing yet are dealt evenly too.
+_AT_REST = 0.01
+
+# A record costs about as much to pass on as so many bytes (benchmarks/record_path.py).
+RECORD_BYTES = 100.0
+
+
+@dataclass
+class _Seen:
+    """The last counters of a task, and its smoothed rates a second."""
+
+    generation: int
+    at_ns: int
+    busy_ns: int
+    sent: dict[int, tuple[int, int]]
+    cores: float = 0.0
+    queued: float = 0.0
+    rates: dict[int, tuple[float, float]] = field(default_factory=dict)  # (records, bytes) by target task
+    spans: int = 0  # that the rates are of
+
+
+class Monitor:
+    """See the module's docstring. Used by one thread at a time."""
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._seen: dict[int, _Seen] = {}
+
+    def take(self, at_ns: int, tasks: Iterable[Mapping[str, Any]]) -> None:
+        """What a worker says: its clock, and its tasks as `RunLoop.traffic` has them."""
+        for task in tasks:
+            number, generation = task["number"], task["generation"]
+            sent = {target: (records, size) for target, records, size in task["sent"] if target is not None}
+            before = self._seen.get(number)
+            now = _Seen(generation, at_ns, task["busy_ns"], sent)
+            if before is not None:
+                now.cores, now.queued, now.rates, now.spans = before.cores, before.queued, before.rates, before.spans
+                if before.generation == generation and at_ns > before.at_ns:
+                    self._smooth(now, before, task["queued"])
+            self._seen[number] = now
+
+    def _smooth(self, now: _Seen, before: _Seen, queued: int) -> None:
+        seconds = (now.at_ns - before.at_ns) / 1e9
+        new = 1 - 0.5 ** (seconds / self._half_life_s) if before.spans else 1.0
+        now.spans = before.spans + 1
+        now.cores = before.cores + new * ((now.busy_ns - before.busy_ns) / 1e9 / seconds - before.cores)
+        now.queued = before.queued + new * (queued - before.queued)
+        rates = {}
+        for target in now.sent.keys() | before.rates.keys():
+            records, size = now.sent.get(target, (0, 0))
+            records_before, size_before = before.sent.get(target, (0, 0))
+            if records < records_before:  # a channel of its own after a move
+                records_before = size_before = 0
+            was = before.rates.get(target, (0.0, 0.0))
+            rates[target] = (
+                was[0] + new * ((records - records_before) / seconds - was[0]),
+                was[1] + new * ((size - size_before) / seconds - was[1]),
+            )
+        now.rates = rates
+
+    def ready(self, plan: Plan) -> bool:
+        """Whether every task of a plan has been measured."""
+        return all(task.number in self._seen and self._seen[task.number].spans for task in plan.tasks)
+
+    def forget(self, plan: Plan) -> None:
+        """Keep only what a plan's tasks have said."""
+        self._seen = {number: seen for number, seen in self._seen.items() if number in plan.by_number}
+
+    def queued(self, number: int) -> float:
+        """Records that wait for a task, smoothed."""
+        return self._seen[number].queued if number in self._seen else 0.0
+
+    def topology(self, plan: Plan) -> Topology:
+        """The plan with measured CPU (cores) and traffic (bytes a second, with RECORD_BYTES for each record)."""
+        number = {task.number: place for place, task in enumerate(plan.tasks)}
+        edges = [
+            (number[task], number[target], size + RECORD_BYTES * records)
+            for task, seen in self._seen.items()
+            for target, (records, size) in seen.rates.items()
+            if task in number and target in number
+        ]
+        cores = [self._seen[task.number].cores if task.number in self._seen else 0.0 for task in plan.tasks]
+        graph = TrafficGraph.of(len(plan.tasks), edges, cpu=np.array(cores) + _AT_REST)
+        return replace(of_plan(plan), graph=graph)

@@ -1,0 +1,36 @@
+"""What `run()` is told of where a job's tasks are to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from penstock.placement.adoption import AdoptionOptions
+from penstock.runtime.errors import FlowError
+
+#: How tasks are dealt to workers at the start.
+Method = Literal["round-robin", "traffic", "turbostream", "t-storm", "jstorm", "metis"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """Where a job's tasks run. `nodes`: over how many machines its workers are spread, evenly; None: where the
+    JobMaster is. `replan_s`: how often it is planned anew from what was measured (PAPERS row T12); None: never."""
+
+    method: Method = "round-robin"
+    nodes: int | None = None
+    replan_s: float | None = None
+    adoption: AdoptionOptions = field(default_factory=AdoptionOptions)
+
+    def checked(self, workers: int, epochs: bool) -> PlacementOptions:
+        """The same; FlowError for what cannot be."""
+        if self.method not in METHODS:
+            raise FlowError(f"placement={self.method!r}; it must be one of {', '.join(METHODS)}")
+        if self.nodes is not None and not 1 <= self.nodes <= workers:
+            raise FlowError(f"nodes={self.nodes}; it must be 1 to {workers}, as each has one of the {workers} workers")
+        if self.replan_s is not None and not self.replan_s > 0:
+            raise FlowError(f"replan_s={self.replan_s}; it must be above 0, or None for a job that stays as it is")
+        if self.replan_s is not None and not epochs:
+            raise FlowError("replan_s moves tasks, which takes epochs: give run(epoch_interval_s=...)")
+        return self

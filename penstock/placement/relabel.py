@@ -1,0 +1,54 @@
+"""Names for the workers of a new placement, such that few tasks move.
+
+A plan says which tasks are together, not on which of several workers that are alike: those of a node are, and so are
+nodes that take as many workers and have as much memory. Each gets the name of the running one with which it has most
+tasks in common.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.placement.placement import Placement
+from penstock.placement.traffic import Ints
+
+
+def relabelled(running: Placement, new: Placement, *, keep_nodes: bool = False) -> Placement:
+    """The new placement, of the same tasks on the same nodes, with the workers named such that few tasks move.
+    `keep_nodes`: where tasks are bound to certain nodes these are not alike."""
+    workers = len(running.workers)
+    overlap = np.zeros((workers, workers), dtype=np.int64)
+    np.add.at(overlap, (new.worker_of, running.worker_of), 1)
+    node_names = {node: node for node in range(len(new.nodes))} if keep_nodes else _nodes(running, new, overlap)
+    names = np.full(workers, -1, dtype=np.int64)
+    for node in range(len(new.nodes)):
+        mine = [w for w, of in enumerate(new.workers) if of == node]
+        theirs = [w for w, of in enumerate(running.workers) if of == node_names[node]]
+        for one, other in _pairs(overlap, mine, theirs):
+            names[one] = other
+    return Placement(running.nodes, running.workers, tuple(names[new.worker_of].tolist()))
+
+
+def _nodes(running: Placement, new: Placement, overlap: Ints) -> dict[int, int]:
+    """The node of the running placement that each node of the new one is to be."""
+    count = len(new.nodes)
+    between = np.zeros((count, count), dtype=np.int64)
+    np.add.at(between, (np.array(new.workers)[:, None], np.array(running.workers)[None, :]), overlap)
+    names: dict[int, int] = {}
+    kinds = {(node.workers, node.memory) for node in new.nodes}
+    for kind in kinds:
+        alike = [place for place, node in enumerate(new.nodes) if (node.workers, node.memory) == kind]
+        names.update(_pairs(between, alike, alike))
+    return names
+
+
+def _pairs(overlap: Ints, ones: list[int], others: list[int]) -> list[tuple[int, int]]:
+    """Each of the ones with one of the others, those with most in common first."""
+    found: list[tuple[int, int]] = []
+    left, right = list(ones), list(others)
+    while left:
+        one, other = max(((a, b) for a in left for b in right), key=lambda pair: (overlap[pair], pair[0] == pair[1]))
+        left.remove(one)
+        right.remove(other)
+        found.append((one, other))
+    return found

@@ -1,0 +1,209 @@
+"""What tasks are measured to use and send, and when a job moves to another placement."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.placement.adoption import AdoptionOptions, cost, decide, overload
+from penstock.placement.monitor import RECORD_BYTES, Monitor
+from penstock.placement.placement import Placement, workers_of
+from penstock.placement.planner import plan as planned
+from penstock.placement.relabel import relabelled
+from penstock.placement.traffic import Node, TrafficGraph
+from penstock.runtime.flow import Flow
+from penstock.runtime.plan import Plan
+from penstock.runtime.sinks import Null
+from penstock.runtime.sources import Memory
+
+S = 1_000_000_000
+
+
+def two_lanes() -> Plan:
+    """Tasks 0 and 1, which send to 2 and 3."""
+    flow = Flow("lanes", chaining=False)
+    flow.read(Memory([1]), name="in", parallelism=2).write(Null(), name="out", parallelism=2)
+    return flow.plan(2)
+
+
+def says(number: int, busy_s: float = 0.0, sent: dict[int, tuple[int, int]] | None = None, **more: Any) -> Any:
+    return {
+        "number": number,
+        "generation": 1,
+        "busy_ns": int(busy_s * S),
+        "queued": 0,
+        "sent": [(target, *counts) for target, counts in (sent or {}).items()],
+        **more,
+    }
+
+
+def test_rates_are_what_changed_between_two_looks() -> None:
+    plan, monitor = two_lanes(), Monitor(half_life_s=5)
+    monitor.take(10 * S, [says(0, 1.0, {2: (100, 5_000), 3: (7, 7)}), says(1), says(2), says(3)])
+    assert not monitor.ready(plan)
+    monitor.take(12 * S, [says(0, 2.0, {2: (300, 9_000), 3: (7, 7)}), says(1), says(2), says(3)])
+    assert monitor.ready(plan)
+    graph = monitor.topology(plan).graph
+    assert graph.cpu.tolist() == pytest.approx([0.51, 0.01, 0.01, 0.01]), "cores, and what any task weighs"
+    assert graph.total_traffic == pytest.approx(2_000 + RECORD_BYTES * 100)
+    assert graph.cut([0, 1, 0, 1]) == pytest.approx(0)
+
+
+def test_what_lasts_is_most_of_the_figure_after_two_half_lives() -> None:
+    plan, monitor = two_lanes(), Monitor(half_life_s=5)
+    others = [says(1), says(2), says(3)]
+    monitor.take(0, [says(0, sent={2: (0, 0)}), *others])
+    for second in range(1, 11):
+        monitor.take(second * S, [says(0, sent={2: (0, 1_000 * second)}), *others])
+    assert monitor.topology(plan).graph.total_traffic == pytest.approx(1_000)
+    for second in range(11, 21):
+        monitor.take(second * S, [says(0, sent={2: (0, 10_000), 3: (0, 1_000 * (second - 10))}), *others])
+    graph = monitor.topology(plan).graph
+    assert graph.cut([0, 1, 0, 1]) == pytest.approx(750), "to 3"
+    assert graph.total_traffic == pytest.approx(1_000)
+
+
+def test_counters_begin_anew_when_a_task_is_made_again() -> None:
+    plan, monitor = two_lanes(), Monitor(half_life_s=1)
+    others = [says(1), says(2), says(3)]
+    monitor.take(0, [says(0, 0.0, {2: (0, 0)}), *others])
+    monitor.take(1 * S, [says(0, 0.5, {2: (10, 1_000)}), *others])
+    before = monitor.topology(plan).graph
+    monitor.take(2 * S, [says(0, 0.0, {2: (0, 0)}, generation=2), *others])
+    after = monitor.topology(plan).graph
+    assert after.cpu.tolist() == before.cpu.tolist(), "nothing is known of this second"
+    assert after.total_traffic == before.total_traffic
+    monitor.take(3 * S, [says(0, 0.5, {2: (10, 1_000)}, generation=2), *others])
+    assert monitor.topology(plan).graph.total_traffic == pytest.approx(before.total_traffic)
+
+
+def test_a_channel_that_was_replaced_counts_from_nothing() -> None:
+    plan, monitor = two_lanes(), Monitor(half_life_s=1)
+    others = [says(1), says(2), says(3)]
+    monitor.take(0, [says(0, sent={2: (1_000, 100_000)}), *others])
+    monitor.take(1 * S, [says(0, sent={2: (10, 1_000)}), *others])
+    assert monitor.topology(plan).graph.total_traffic == pytest.approx(1_000 + 10 * RECORD_BYTES)
+
+
+def test_tasks_that_have_gone_are_forgotten() -> None:
+    plan, monitor = two_lanes(), Monitor(half_life_s=1)
+    monitor.take(0, [says(9)])
+    monitor.forget(plan)
+    assert monitor.queued(9) == 0.0
+    assert 9 not in monitor._seen
+
+
+# --- adoption ------------------------------------------------------------------------------------------------------
+
+NODES = (Node("a", 2), Node("b", 2))
+OPTIONS = AdoptionOptions()
+HOT = 2e9  # bytes a second: two cores' worth of passing on
+
+
+def placed(*tasks: int, nodes: tuple[Node, ...] = NODES) -> Placement:
+    return Placement(nodes, workers_of(nodes), tasks)
+
+
+def lanes(first: float, second: float, cpu: float = 0.1) -> TrafficGraph:
+    """Tasks 0 and 1; the traffic of 0 with 2, and with 3."""
+    return TrafficGraph.of(4, [(0, 2, first), (0, 3, second)], cpu=[cpu] * 4)
+
+
+def test_a_plan_that_saves_enough_is_adopted() -> None:
+    verdict = decide(placed(0, 1, 2, 3), placed(2, 1, 2, 3), lanes(HOT, 0), None, OPTIONS)
+    assert verdict.adopt
+    assert verdict.moves == 1
+    assert "100% less traffic crosses" in verdict.reason
+
+
+def test_what_crosses_nodes_is_dearer() -> None:
+    assert cost(placed(0, 1, 1, 3), lanes(1, 0), OPTIONS) == 1
+    assert cost(placed(0, 1, 2, 3), lanes(1, 0), OPTIONS) == OPTIONS.node_cost
+
+
+@pytest.mark.parametrize(
+    ("new", "graph", "since", "reason"),
+    [
+        (placed(0, 1, 2, 3), lanes(HOT, 0), None, "run where they should"),
+        (placed(2, 1, 2, 3), lanes(HOT, 0), 5.0, "15 s of rest are left"),
+        (placed(1, 1, 2, 3), lanes(HOT, 0), None, "0% less traffic is not worth a move"),
+        (placed(2, 1, 2, 3), lanes(1e3, 0), None, "1 moves would cost 0.1 s and save"),
+        (placed(2, 1, 2, 2), lanes(HOT, 0, cpu=0.4), None, "load a worker too much"),
+    ],
+)
+def test_reasons_to_stay(new: Placement, graph: TrafficGraph, since: float | None, reason: str) -> None:
+    verdict = decide(placed(0, 1, 2, 3), new, graph, since, OPTIONS)
+    assert not verdict.adopt
+    assert reason in verdict.reason
+
+
+def test_a_worker_with_too_much_gives_even_if_more_crosses() -> None:
+    graph = TrafficGraph.of(2, [(0, 1, 1e6)], cpu=[0.5, 0.5])
+    nodes = (Node("a", 2),)
+    together, apart = placed(0, 0, nodes=nodes), placed(0, 1, nodes=nodes)
+    assert overload(together, graph, OPTIONS) == pytest.approx(0.4)
+    assert decide(together, apart, graph, None, OPTIONS).adopt
+    at_ease = TrafficGraph.of(2, [(0, 1, 1e6)], cpu=[0.2, 0.2])
+    assert overload(together, at_ease, OPTIONS) == 0
+    assert not decide(together, apart, at_ease, None, OPTIONS).adopt
+
+
+def test_a_move_of_many_tasks_must_bring_more() -> None:
+    graph = TrafficGraph.of(40, [(2 * i, 2 * i + 1, 4e5) for i in range(20)], cpu=[0.01] * 40)
+    nodes = (Node("a", 2),)
+    apart, together = placed(*[0, 1] * 20, nodes=nodes), placed(*[0, 0, 1, 1] * 10, nodes=nodes)
+    assert not decide(apart, together, graph, None, OPTIONS).adopt, "20 moves, 2 s of pauses, for 0.5 s a minute"
+    assert decide(apart, together, graph, None, replace(OPTIONS, horizon_s=3600)).adopt
+
+
+# --- names of workers ------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), min_size=8, max_size=8), st.permutations(range(2)), st.permutations(range(2)))
+def test_the_same_plan_by_other_names_moves_nothing(tasks: list[int], node: list[int], worker: list[int]) -> None:
+    """Workers 0, 1 are on node a, 2, 3 on node b: the nodes change places, and the workers on each."""
+    renamed = [2 * node[w // 2] + worker[w % 2] for w in tasks]
+    assert relabelled(placed(*tasks), placed(*renamed)).tasks == tuple(tasks)
+
+
+@given(st.lists(st.integers(0, 3), min_size=8, max_size=8), st.lists(st.integers(0, 3), min_size=8, max_size=8))
+def test_names_change_and_nothing_else(running: list[int], new: list[int]) -> None:
+    found = relabelled(placed(*running), placed(*new))
+    for one in range(8):
+        for other in range(8):
+            assert (found.tasks[one] == found.tasks[other]) == (new[one] == new[other])
+            assert (found.node_of[one] == found.node_of[other]) == (new[one] // 2 == new[other] // 2)
+
+
+def test_nodes_that_are_not_alike_keep_their_names() -> None:
+    nodes = (Node("small", 1), Node("large", 2))
+    found = relabelled(placed(0, 0, 1, 2, nodes=nodes), placed(2, 1, 0, 0, nodes=nodes))
+    assert sorted(found.tasks[:2]) == [1, 2]
+    assert relabelled(placed(0, 0, 2, 2), placed(2, 2, 0, 0), keep_nodes=True).tasks[0] in (2, 3)
+
+
+def test_a_plan_beside_one_that_runs_moves_what_it_must() -> None:
+    """Two pairs on two nodes; one pair begins to talk to the other's place."""
+    nodes = [Node("a"), Node("b")]
+    running = placed(0, 0, 1, 1, nodes=tuple(nodes))
+    same = planned(TrafficGraph.of(4, [(0, 1, 5.0), (2, 3, 5.0)]), nodes, running=running)
+    assert same.tasks == running.tasks
+    changed = planned(TrafficGraph.of(4, [(0, 2, 5.0), (1, 3, 5.0)]), nodes, running=running)
+    assert (changed.worker_of != running.worker_of).sum() == 2
+    assert changed.between_nodes(TrafficGraph.of(4, [(0, 2, 5.0), (1, 3, 5.0)])) == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9).map(float)), max_size=30))
+def test_a_plan_beside_one_that_runs_is_no_worse(edges: list[tuple[int, int, float]]) -> None:
+    graph = TrafficGraph.of(10, edges)
+    nodes = [Node("a", 2), Node("b", 3)]
+    first = planned(graph, nodes)
+    again = planned(graph, nodes, seed=1, running=first)
+    assert again.between_nodes(graph) <= first.between_nodes(graph)
+    assert isinstance(again.worker_of, np.ndarray)

@@ -1,0 +1,87 @@
+"""Jobs over several nodes of a simulated cluster: tasks run where the plan says, and nothing is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.placement.world import World, apart
+
+pytestmark = pytest.mark.ray
+
+WORDS = "the quick brown fox jumps over the lazy dog".split()
+
+
+@apart
+def test_tasks_run_where_the_plan_says(world: World) -> None:
+    """Two workers on each of two nodes, and the plan from the same pure function: read back from Ray, by process."""
+    import ray
+
+    import penstock as ps
+    from penstock.placement.groups import machines
+    from penstock.placement.planner import plan
+    from penstock.placement.topology import of_plan
+    from penstock.placement.traffic import Node
+
+    flow = ps.Flow("over-nodes", chaining=False)
+    lines = flow.read(ps.sources.Generator(lambda i: WORDS[i % len(WORDS)], 2_000, duration=3), parallelism=2)
+    sink = ps.sinks.Collect()
+    lines.map(str.upper, parallelism=4).key_by(str.lower).count(emit="final", parallelism=2).write(sink, parallelism=1)
+    job = ps.run(flow, workers=4, nodes=2, placement="traffic", epoch_interval_s=0.2)
+    world.until(lambda: job.status()["state"] == "RUNNING")
+    status = job.status()
+    nodes = [Node(node["name"], node["workers"]) for node in status["placement"]["nodes"]]
+    assert [node.workers for node in nodes] == [2, 2]
+    wanted = plan(of_plan(flow.plan(4)).graph, nodes)
+    assert tuple(task["worker"] for task in status["tasks"]) == wanted.tasks
+    chosen = status["placement"]["node_ids"]
+    assert set(chosen) == {world.head, world.two}, "the nodes with room for two"
+    by_worker = {worker["index"]: worker for worker in status["workers"]}
+    actors = {actor["Pid"]: actor["Address"]["NodeID"] for actor in ray._private.state.actors().values()}
+    for index, worker in by_worker.items():
+        assert worker["node_id"] == chosen[wanted.workers[index]], "what the worker says"
+        assert actors[worker["pid"]] == worker["node_id"], "and what Ray says of its process"
+    job.wait(60, progress=False)
+    assert Counter(dict(sink.records())) == Counter(WORDS[i % len(WORDS)] for i in range(6_000))
+    world.until(lambda: all(machine.cpus == machine.free_cpus for machine in machines()))
+
+
+@apart
+def test_more_nodes_than_there_are(world: World) -> None:
+    import penstock as ps
+    from penstock.runtime.errors import NotEnoughResources
+
+    flow = ps.Flow("too-many-nodes")
+    flow.read(ps.sources.Memory([1])).write(ps.sinks.Null())
+    job = ps.run(flow, workers=4, nodes=4)
+    with pytest.raises(NotEnoughResources, match="to run on 4 nodes; the cluster has 3 on the JobMaster's machine"):
+        job.wait(60, progress=False)
+
+
+@apart
+def test_no_room_on_a_node(world: World) -> None:
+    import penstock as ps
+    from penstock.runtime.errors import NotEnoughResources
+
+    flow = ps.Flow("no-room")
+    flow.read(ps.sources.Memory([1])).write(ps.sinks.Null())
+    job = ps.run(flow, workers=6, nodes=3, start_timeout_s=2)
+    with pytest.raises(NotEnoughResources, match="has only 1 of the 2 CPUs that workers"):
+        job.wait(60, progress=False)
+
+
+@apart
+def test_nothing_is_reserved_any_more_when_a_job_was_cancelled(world: World) -> None:
+    import penstock as ps
+    from penstock.actors.cluster import workers_group
+    from penstock.placement.groups import Group
+
+    flow = ps.Flow("cancelled-nodes")
+    flow.read(ps.sources.Generator(str, 100)).write(ps.sinks.Null())
+    job = ps.run(flow, workers=3, nodes=3)
+    world.until(lambda: job.status()["state"] == "RUNNING")
+    assert Group.attach(workers_group(job.name)) is not None
+    job.cancel()
+    job.wait(60, progress=False)
+    world.until(lambda: Group.attach(workers_group(job.name)) is None)
