@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 import os
 import struct
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
+from typing import Any
 
 import penstock as ps
 from benchmarks.common import Bench, median, quantile, ray_cluster, scratch, wait_until
 from penstock.actors import run as start_job
+from penstock.placement.adoption import AdoptionOptions
+from penstock.placement.options import PlacementOptions
 
 RATE = 5_000
+_HOT_RATE = 2_000
 KEYS = 10_000
 _GAP_NS = 5_000_000  # what is longer between two records of a task is noted
 _TIME = struct.Struct("<q")
@@ -53,7 +58,7 @@ def gaps(folder: Path, lane: int, since: int) -> list[float]:
     return found
 
 
-def lane_of(record: tuple[int, int], tasks: int) -> int:
+def lane_of(record: tuple[int, Any], tasks: int) -> int:
     """The task of a record: its lane's."""
     return record[0] % tasks
 
@@ -97,6 +102,49 @@ def run(bench: Bench) -> None:
     bench.case("the task beside it, longest gap, median", median(others), "ms", config=config, note=note, runs=others)
     bench.case("the task beside it, longest gap, p99", quantile(beside, 0.99), "ms", config=config)
 
+    _replans(bench)
+
+
+def _replans(bench: Bench) -> None:
+    """From the change of what tasks send each other until the job has moved tasks for it, in periods."""
+    period = bench.pick(2.0, 0.5)
+    before = int(_HOT_RATE * 4 * period)
+    found: list[float] = []
+    for number in range(max(1, bench.runs // 2)):
+        flow = ps.Flow(f"bench-replan-{next(_number)}", chaining=False)
+        texts = flow.read(ps.sources.Generator(partial(_hot, before), _HOT_RATE), name="in", parallelism=2)
+        texts.partition_by(lane_of).map(_same, name="next", parallelism=2).write(ps.sinks.Null(), parallelism=2)
+        keen = AdoptionOptions(horizon_s=1e6, rest_s=period)  # the traffic of a benchmark is little
+        placement = PlacementOptions("round-robin", replan_s=period, adoption=keen)
+        job = start_job(flow, workers=2, epoch_interval_s=0.5, placement=placement)
+        try:
+            wait_until(lambda job=job: job.status().get("records_read", 0) >= before, "the traffic changes", 60)
+            changed, moves = monotonic_ns(), job.status()["placement"]["moves"]
+            wait_until(lambda job=job, moves=moves: job.status()["placement"]["moves"] > moves, "tasks move", 60)
+            found.append((monotonic_ns() - changed) / 1e9 / period)
+        finally:
+            job.cancel()
+            job.wait(60, progress=False)
+        bench.say(f"replan {number + 1}: {found[-1]:.2f} periods")
+    bench.case(
+        "from a change of the hot edges until tasks have moved",
+        max(found),
+        "periods",
+        goal="<= 2",
+        config=f"2 sources of texts of 2,000 letters, 2 workers, a period of {period:g} s",
+        note="the longest of the runs",
+        runs=found,
+    )
+
 
 def _record(index: int) -> tuple[int, int]:
     return index % 2, index % KEYS
+
+
+def _hot(before: int, index: int) -> tuple[int, str]:
+    """A text for one of two lanes: each source's for its own, and after `before` records for the other's."""
+    return (index % 2) ^ (index >= before), "x" * 2_000
+
+
+def _same(record: tuple[int, str]) -> tuple[int, str]:
+    return record

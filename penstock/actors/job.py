@@ -168,11 +168,17 @@ class Job:
         """
         self._ask("migrate", dict(tasks))
 
-    def _ask(self, method: str, *arguments: Any) -> None:
+    def traffic(self) -> list[dict[str, Any]]:
+        """What each task was last measured to use and send, in a job that is planned anew (`run(replan_s=)`): name,
+        cores, records queued, and by task sent to, records and bytes a second; smoothed over half a period."""
+        found: list[dict[str, Any]] = self._ask("traffic")
+        return found
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
         if self._over.is_set():
             raise JobError(f"job {self.name!r} has ended: {method} needs a running job")
         try:
-            ray.get(getattr(self._master, method).options(max_task_retries=0).remote(*arguments))
+            return ray.get(getattr(self._master, method).options(max_task_retries=0).remote(*arguments))
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:

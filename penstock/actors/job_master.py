@@ -368,14 +368,16 @@ class JobMaster:
                 self._plan = self._rescaled(self._plan, operator, parallelism)
             self._status = self._status.of(self._plan)
         try:
-            self._placer.start(
+            workers_placed = self._placer.start(
                 self._plan.name, options.cpus_per_worker, options.start_timeout_s, lambda: self._cancelling
             )
+            if workers_placed != options.workers:
+                options = self._options = replace(options, workers=workers_placed)
+            self._placed = self._placer.first(self._plan)
         except PlacingCancelled:
             return JobEnd("CANCELLED")
         except NotPlaced as error:
             return JobEnd("FAILED", str(error), kind="resources")
-        self._placed = self._placer.first(self._plan)
         changed = manifest is not None and (origin is not None or not same_tasks(self._plan, manifest.tasks))
         self._coordinator = Coordinator(
             self._plan, self._placed, options.workers, options.epochs, manifest, origin=origin, changed=changed
@@ -900,6 +902,12 @@ class JobMaster:
 
         self._events.put(ask)
         request.wait(self._ended)
+
+    def traffic(self) -> list[dict[str, Any]]:
+        """What tasks use and send, as last measured."""
+        if self._options.placement.replan_s is None:
+            raise JobError(f"job {self._plan.name!r} does not measure its traffic: give run(replan_s=...)")
+        return self._placer.traffic()
 
     def _move(self) -> list[Command]:
         """Do what the first of those wants who want tasks elsewhere; again after each event, until it is so."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,12 @@ from penstock.actors import cluster
 from penstock.placement import baselines
 from penstock.placement.adoption import Verdict, decide
 from penstock.placement.balance import Infeasible
-from penstock.placement.groups import Group, Machine, NotPlaced, machines
+from penstock.placement.groups import Group, Machine, NotPlaced, PlacingCancelled, machines
 from penstock.placement.monitor import Monitor
 from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import plan as planned
-from penstock.placement.topology import Topology, of_plan
+from penstock.placement.topology import Topology, of_plan, with_data
 from penstock.placement.traffic import Node
 from penstock.runtime.plan import Plan
 
@@ -43,30 +44,49 @@ class Placer:
         self._options = options
         self._workers = workers
         self._nodes: tuple[Node, ...] = (Node("here", workers),)
-        self._node_ids: list[str] = []  # of the nodes
+        self._machines: list[Machine] = []  # that the nodes are; none where the workers are just here
         self._group: Group | None = None
         self._monitor = Monitor((options.replan_s or 1.0) / _HALF_LIVES_A_PERIOD)
         self._moved_at: float | None = None
         self._moves = 0
         self._verdict: Verdict | None = None
         self._seen: dict[str, float] = {}  # what crosses, as last measured
+        self._told: list[dict[str, Any]] = []  # what tasks use and send
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
-    def start(self, job: str, cpus: float, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Choose the nodes and reserve room on them for the workers; raises NotPlaced."""
-        if self._options.nodes is None:
-            return
-        chosen = self._choose(self._options.nodes, cpus)
-        self._nodes = tuple(Node(machine.name, count) for machine, count in chosen)
-        self._node_ids = [machine.node_id for machine, _ in chosen]
-        where = [self._node_ids[node] for node in workers_of(self._nodes)]
-        self._group = Group.reserve(
-            where, cpus=cpus, name=cluster.workers_group(job), timeout_s=timeout_s, cancelled=cancelled
-        )
+    def start(self, job: str, cpus: float, timeout_s: float, cancelled: Callable[[], bool]) -> int:
+        """Choose the nodes and reserve room on them for the workers; how many these are. Raises NotPlaced."""
+        options = self._options
+        if options.nodes is None and not options.pin and options.at_least is None:
+            return self._workers
 
-    def _choose(self, count: int, cpus: float) -> list[tuple[Machine, int]]:
-        """The nodes with most room, and how many workers each gets."""
+        def reserve(counts: list[int]) -> None:
+            self._machines = [machine for machine, count in zip(chosen, counts, strict=True) if count]
+            self._nodes = tuple(Node(m.name, count) for m, count in zip(chosen, counts, strict=True) if count)
+            where = [self._machines[node].node_id for node in workers_of(self._nodes)]
+            name = cluster.workers_group(job)
+            self._group = Group.reserve(where, cpus=cpus, name=name, timeout_s=timeout_s, cancelled=cancelled)
+
+        chosen = self._choose(options.nodes or 1, cpus)
+        even = [self._workers // len(chosen) + (place < self._workers % len(chosen)) for place in range(len(chosen))]
+        try:
+            reserve(even)
+        except PlacingCancelled:
+            raise
+        except NotPlaced as error:
+            free = {machine.node_id: machine.free_cpus for machine in machines()}
+            rooms = [int(free.get(m.node_id, 0.0) / cpus + 1e-6) if cpus else self._workers for m in chosen]
+            fewer = [min(room, count) for room, count in zip(rooms, even, strict=True)]
+            if options.at_least is None or sum(fewer) < options.at_least:
+                raise
+            logger.warning("job %s starts with %d workers, not %d: %s", job, sum(fewer), self._workers, error)
+            self._workers = sum(fewer)
+            reserve(fewer)
+        return self._workers
+
+    def _choose(self, count: int, cpus: float) -> list[Machine]:
+        """The nodes with most room, and for each operator that is pinned one where it may run."""
         here = ray.get_runtime_context().get_node_id()
         known = machines()
         host = next((machine.name for machine in known if machine.node_id == here), "")
@@ -78,8 +98,16 @@ class Placer:
             )
         most = -(-self._workers // count)
         near.sort(key=lambda machine: -min(machine.free_cpus, most * cpus))
-        each = [self._workers // count + (place < self._workers % count) for place in range(count)]
-        return list(zip(near[:count], each, strict=True))
+        chosen: list[Machine] = []
+        for operator, wanted in self._options.pin.items():
+            fit = [machine for machine in near if _has(machine, wanted)]
+            if not fit:
+                raise NotPlaced(f"operator {operator!r} is pinned to nodes with {_told(wanted)}, and no node has that")
+            if not any(machine in fit for machine in chosen):
+                chosen.append(fit[0])
+        if len(chosen) > count:
+            raise NotPlaced(f"what operators are pinned to takes {len(chosen)} nodes, and the job is to run on {count}")
+        return [*chosen, *(machine for machine in near if machine not in chosen)][:count]
 
     def strategy(self, worker: int) -> Any:
         """Ray's scheduling strategy for a worker's actor."""
@@ -97,18 +125,50 @@ class Placer:
 
     def first(self, plan: Plan) -> dict[int, int]:
         """The worker of each task of a job that starts, by what its plan lets expect."""
-        topology = of_plan(plan)
+        topology = self._pinned(plan, of_plan(plan))
         try:
-            found = self._first(topology)
+            found = self._first(plan, topology)
         except (Infeasible, ImportError) as error:
             logger.warning("job %s is placed in turn: %s", plan.name, error)
             found = baselines.round_robin(topology, self._nodes)
-        return {task.number: worker for task, worker in zip(plan.tasks, self._in_order(found), strict=True)}
+        workers = self._where_allowed(topology, self._in_order(found))
+        return {task.number: worker for task, worker in zip(plan.tasks, workers, strict=True)}
 
-    def _first(self, topology: Topology) -> Placement:
+    def _pinned(self, plan: Plan, topology: Topology) -> Topology:
+        """The same, with the nodes on which each task may run."""
+        if not self._options.pin:
+            return topology
+        allowed = np.ones((len(plan.tasks), len(self._nodes)), dtype=np.bool_)
+        for operator, wanted in self._options.pin.items():
+            fit = np.array([_has(machine, wanted) for machine in self._machines])
+            chain = plan.chain_of(operator).index
+            for place, task in enumerate(plan.tasks):
+                if task.chain == chain:
+                    allowed[place] &= fit
+                    if not allowed[place].any():
+                        raise NotPlaced(
+                            f"{plan.chains[chain].name!r} is pinned to nodes with {_told(wanted)}, and none of the "
+                            "job's nodes has that and what its other operators are pinned to; fused operators run "
+                            "together: give one another parallelism, or use Flow(chaining=False)"
+                        )
+        return replace(topology, graph=replace(topology.graph, allowed=allowed))
+
+    def _where_allowed(self, topology: Topology, workers: tuple[int, ...]) -> tuple[int, ...]:
+        """Tasks that are where they may not run, as most placements know nothing of that, go to the worker with the
+        fewest tasks where they may."""
+        allowed = topology.graph.allowed
+        if allowed is None:
+            return workers
+        nodes, found = workers_of(self._nodes), list(workers)
+        for task, worker in enumerate(found):
+            if not allowed[task, nodes[worker]]:
+                found[task] = min((w for w in range(len(nodes)) if allowed[task, nodes[w]]), key=found.count)
+        return tuple(found)
+
+    def _first(self, plan: Plan, topology: Topology) -> Placement:
         method, nodes = self._options.method, self._nodes
         if method == "traffic":
-            return planned(topology.graph, nodes)
+            return planned(with_data(plan, topology, self._places()), nodes, tasks=len(topology))
         if method == "turbostream":
             return baselines.turbostream(topology, nodes)
         if method == "t-storm":
@@ -119,6 +179,12 @@ class Placer:
             return baselines.metis(topology, nodes)
         return baselines.round_robin(topology, nodes)
 
+    def _places(self) -> dict[str, int]:
+        """The node of each name by which sources may know one: its host's, if that is one node's alone, and its id."""
+        names = [machine.name for machine in self._machines]
+        places = {name: place for place, name in enumerate(names) if names.count(name) == 1}
+        return places | {machine.node_id: place for place, machine in enumerate(self._machines)}
+
     def _in_order(self, found: Placement) -> tuple[int, ...]:
         """The worker of each task, when the workers of a node are in a row, as they are in the group."""
         order = sorted(range(len(found.workers)), key=lambda worker: found.workers[worker])
@@ -128,10 +194,13 @@ class Placer:
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
         """The same for a plan that has changed: tasks that are placed stay, others go where there are the fewest."""
         placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
-        load = np.bincount(list(placed.values()), minlength=self._workers)
-        for task in plan.tasks:
+        load = np.bincount(list(placed.values()), minlength=self._workers).astype(np.float64)
+        allowed = self._pinned(plan, of_plan(plan)).graph.allowed
+        nodes = np.array(workers_of(self._nodes))
+        for place, task in enumerate(plan.tasks):
             if task.number not in placed:
-                placed[task.number] = int(load.argmin())
+                open_ = load if allowed is None else np.where(allowed[place, nodes], load, np.inf)
+                placed[task.number] = int(open_.argmin())
                 load[placed[task.number]] += 1
         return placed
 
@@ -144,10 +213,17 @@ class Placer:
         self._monitor.forget(plan)
         if not self._monitor.ready(plan):
             return None
-        topology = self._monitor.topology(plan)
+        topology = self._pinned(plan, self._monitor.topology(plan))
         running = Placement(self._nodes, workers_of(self._nodes), tuple(placed[task.number] for task in plan.tasks))
+        self._told = self._monitor.told(plan)
         options = self._options.adoption
-        new = planned(topology.graph, self._nodes, factor=options.factor, running=running)
+        new = planned(
+            with_data(plan, topology, self._places()),
+            self._nodes,
+            factor=options.factor,
+            tasks=len(topology),
+            running=running,
+        )
         since = None if self._moved_at is None else time.monotonic() - self._moved_at
         verdict = decide(running, new, topology.graph, since, options)
         if self._verdict is None or verdict.reason != self._verdict.reason:
@@ -163,6 +239,10 @@ class Placer:
             return None
         return {task.number: worker for task, worker in zip(plan.tasks, new.tasks, strict=True)}
 
+    def traffic(self) -> list[dict[str, Any]]:
+        """What tasks use and send, as last measured."""
+        return self._told
+
     def moved(self, count: int) -> None:
         """So many tasks have been moved."""
         self._moves += count
@@ -174,8 +254,22 @@ class Placer:
         return {
             "method": self._options.method,
             "nodes": [{"name": node.name, "workers": node.workers} for node in self._nodes],
-            "node_ids": list(self._node_ids),
+            "node_ids": [machine.node_id for machine in self._machines],
             "moves": self._moves,
             "last": None if self._verdict is None else self._verdict.reason,
             **self._seen,
         }
+
+
+def _has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:
+    """Whether a node has these labels and resources, whoever holds them now."""
+    return all(
+        machine.labels.get(name) == value if isinstance(value, str) else machine.totals.get(name, 0.0) >= value
+        for name, value in wanted.items()
+    )
+
+
+def _told(wanted: Mapping[str, str | float]) -> str:
+    return ", ".join(
+        f"{name}={value}" if isinstance(value, str) else f"{value:g} {name}" for name, value in wanted.items()
+    )

@@ -120,7 +120,7 @@ def run(
     both = dual_options(dual, spark, epoch_interval_s)
     if not isinstance(placement, PlacementOptions):
         placement = PlacementOptions(placement, nodes, replan_s)
-    where = placement.checked(workers, epochs=epoch_interval_s is not None)
+    where = placement.checked(workers, list(flow.graph.operators), epochs=epoch_interval_s is not None)
     flow = copy.copy(flow)
     if parallelism is not None:
         flow.parallelism = parallelism

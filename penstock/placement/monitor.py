@@ -88,9 +88,24 @@ class Monitor:
         """Keep only what a plan's tasks have said."""
         self._seen = {number: seen for number, seen in self._seen.items() if number in plan.by_number}
 
-    def queued(self, number: int) -> float:
-        """Records that wait for a task, smoothed."""
-        return self._seen[number].queued if number in self._seen else 0.0
+    def told(self, plan: Plan) -> list[dict[str, Any]]:
+        """For people, of each task that was measured: cores used, records that wait for it, and what it sends to each
+        other task, all smoothed."""
+        names = {task.number: plan.task_name(task) for task in plan.tasks}
+        return [
+            {
+                "name": names[number],
+                "cores": seen.cores,
+                "queued": seen.queued,
+                "sent": {
+                    names[target]: {"records_per_s": records, "bytes_per_s": size}
+                    for target, (records, size) in sorted(seen.rates.items())
+                    if target in names
+                },
+            }
+            for number, seen in sorted(self._seen.items())
+            if number in names and seen.spans
+        ]
 
     def topology(self, plan: Plan) -> Topology:
         """The plan with measured CPU (cores) and traffic (bytes a second, with RECORD_BYTES for each record)."""

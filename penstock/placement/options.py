@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -15,16 +16,27 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Where a job's tasks run. `nodes`: over how many machines its workers are spread, evenly; None: where the
-    JobMaster is. `replan_s`: how often it is planned anew from what was measured (PAPERS row T12); None: never."""
+    """Where a job's tasks run.
+
+    `nodes`: over how many machines its workers are spread, evenly; None: where the JobMaster is. `replan_s`: how often
+    it is planned anew from what was measured (PAPERS row T12); None: never. `pin`: by operator, what a node must have
+    for its tasks to run there: a label as text, so much of a resource as a number, {"score": {"GPU": 1}, "in": {"rack":
+    "a"}}. `at_least`: where there is no room for all workers, start with fewer, but with so many; None: with all.
+    """
 
     method: Method = "round-robin"
     nodes: int | None = None
     replan_s: float | None = None
     adoption: AdoptionOptions = field(default_factory=AdoptionOptions)
+    pin: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
+    at_least: int | None = None
 
-    def checked(self, workers: int, epochs: bool) -> PlacementOptions:
-        """The same; FlowError for what cannot be."""
+    def checked(self, workers: int, operators: Collection[str], epochs: bool) -> PlacementOptions:
+        """The same; FlowError for what cannot be. `operators`: the flow's names."""
+        if unknown := sorted(set(self.pin) - set(operators)):
+            raise FlowError(f"pin names an operator {unknown[0]!r}; the flow has: {', '.join(operators)}")
+        if self.at_least is not None and not 1 <= self.at_least <= workers:
+            raise FlowError(f"at_least={self.at_least}; it must be 1 to {workers}, the workers that are asked for")
         if self.method not in METHODS:
             raise FlowError(f"placement={self.method!r}; it must be one of {', '.join(METHODS)}")
         if self.nodes is not None and not 1 <= self.nodes <= workers:

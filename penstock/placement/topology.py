@@ -55,6 +55,25 @@ def of_plan(plan: Plan, rates: Mapping[int, float] | None = None) -> Topology:
     )
 
 
+def with_data(plan: Plan, topology: Topology, places: Mapping[str, int]) -> TrafficGraph:
+    """The topology's graph with an anchor for the data of each split that says where it lies: what its source sends,
+    shared by the weights of its splits, is what it reads there. `places`: the node of each name that splits may use.
+    The anchors stand behind the tasks."""
+    graph = topology.graph
+    anchors: list[tuple[int, int, float]] = []
+    for task, name in enumerate(plan.tasks):
+        splits = plan.chains[name.chain].splits
+        mine = splits[name.index] if name.index < len(splits) else []
+        sent = float(graph.traffic[graph.starts[task] : graph.starts[task + 1]].sum())
+        weight = sum(split.weight for split in mine) or 1.0
+        anchors += [
+            (task, places[split.near], sent * split.weight / weight)
+            for split in mine
+            if split.near is not None and split.near in places
+        ]
+    return graph.with_anchors(anchors, 1 + max(places.values())) if anchors else graph
+
+
 def _rates(plan: Plan, known: dict[int, float]) -> dict[int, float]:
     """What each chain puts out."""
     into: dict[int, list[Exchange]] = {chain.index: [] for chain in plan.chains}

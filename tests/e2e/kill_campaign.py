@@ -2,6 +2,7 @@
 
     python -m tests.e2e.kill_campaign --kills 200 --seed 1
     python -m tests.e2e.kill_campaign --kills 30 --seed 7 --flow timers --workers 2 --kinds worker,again
+    python -m tests.e2e.kill_campaign --kills 50 --moving       tasks move between workers all the time, too
 
 A campaign is a row of jobs ("runs"), each with a seed of its own, from which flow, victims and instants follow. Each
 reads 20,000 records a second and is killed several times: a worker, the JobMaster, two of its processes in the same
@@ -179,6 +180,7 @@ class Tormentor:
         rate: float,
         checkpoints: Path,
         told: Callable[[Kill], None] = lambda kill: None,
+        moving: bool = False,
         **options: Any,
     ) -> None:
         self.made = made
@@ -189,6 +191,8 @@ class Tormentor:
         self.checkpoints = checkpoints
         self.told = told
         self.options = options
+        self.moving = moving
+        self.moves = 0  # tasks that were moved
         self.kills: list[Kill] = []
         self.seen: set[int] = set()  # pids
         self.restarts = 0
@@ -211,6 +215,9 @@ class Tormentor:
         try:
             watch.wait(lambda s: s.status.get("records_written", 0) > 0, self.started, KILL_LIMIT_S)
             self._note(watch, job)
+            if self.moving:
+                names = sorted(task["name"] for task in watch.samples[-1].status["tasks"])
+                threading.Thread(target=self._move, args=(job, names), daemon=True).start()
             for _ in range(kills):
                 if not self._pause(watch, self.rng.uniform(0, pause_s)):
                     break
@@ -239,6 +246,17 @@ class Tormentor:
         placed = {task["number"]: task["worker"] for task in last.status["tasks"]}
         assert placed == self._placed, f"tasks are placed otherwise: {placed}"
         self.seen |= last.pids | {master_pid(job)}
+
+    def _move(self, job: Any, names: list[str]) -> None:
+        """Move tasks to other workers all the time, until the job has ended."""
+        chance = random.Random(self.rng.random())
+        over = threading.Event()
+        while job.state not in ("FINISHED", "CANCELLED", "FAILED"):
+            wanted = {name: chance.randrange(self.workers) for name in chance.sample(names, chance.randint(1, 3))}
+            with suppress(ps.JobError):  # the JobMaster was killed, or the tasks have ended
+                job.migrate(wanted)
+                self.moves += len(wanted)
+            over.wait(chance.uniform(0.0, 0.5))
 
     def _pause(self, watch: Watch, seconds: float) -> bool:
         """Wait; False when the job has ended meanwhile."""
@@ -302,7 +320,7 @@ class Tormentor:
             full = watch.wait(lambda s: running(s) and self._full(watch, s, back.at), at, KILL_LIMIT_S)
             if running(full) and self._full(watch, full, back.at) and not self._ending(full):
                 kill.full_s = full.at - at
-            if kind in ("worker", "two") and "JobMaster" not in names:
+            if kind in ("worker", "two") and "JobMaster" not in names and not self.moving:
                 self._gaps(watch, kill, at, back, [int(name.split()[1]) for name in names])
         self.told(kill)
 
@@ -511,6 +529,7 @@ def campaign(options: argparse.Namespace, place: Path) -> Figures:
             options.rate,
             directory / "epochs",
             told,
+            moving=options.moving,
             epoch_interval_s=options.interval,
         )
         since = time.monotonic()
@@ -525,13 +544,14 @@ def campaign(options: argparse.Namespace, place: Path) -> Figures:
                 f"FAILED: {name} seed {seed}; files in {directory}. To replay:\n    python -m tests.e2e.kill_campaign "
                 f"--seed {seed} --runs 1 --kills {limit} --flow {name} --workers {options.workers} "
                 f"--kinds {options.kinds} --rate {options.rate:g} --seconds {options.seconds:g} "
-                f"--interval {options.interval:g} --per-run {options.per_run}",
+                f"--interval {options.interval:g} --per-run {options.per_run}{' --moving' * options.moving}",
                 flush=True,
             )
         else:
             shutil.rmtree(directory, ignore_errors=True)
             print(
-                f"            {name} seed {seed}: exact after {len(run.kills)} kills, {made.records:,} records, "
+                f"            {name} seed {seed}: exact after {len(run.kills)} kills"
+                f"{f' and {tormentor.moves} moves' if options.moving else ''}, {made.records:,} records, "
                 f"{time.monotonic() - since:.0f} s",
                 flush=True,
             )
@@ -577,6 +597,7 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=1.0, help="between epochs, s")
     parser.add_argument("--per-run", type=int, default=KILLS_A_RUN, help="kills in a run, at most")
     parser.add_argument("--runs", type=int, default=0, help="at most; 0: as many as the kills take")
+    parser.add_argument("--moving", action="store_true", help="move tasks between workers all the time, too")
     parser.add_argument("--go-on", action="store_true", help="after a run that failed, too")
     parser.add_argument("--json", type=Path, help="append the figures to this file, as one line")
     options = parser.parse_args()

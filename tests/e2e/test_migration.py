@@ -79,6 +79,8 @@ def test_a_job_whose_hot_edge_changes_moves_its_tasks(cluster: str, fresh_name: 
     )
     wait_until(running(job), "the job runs")
     wait_until(lambda: job.status()["placement"].get("total"), "traffic is measured")
+    sent = {task["name"]: task["sent"] for task in job.traffic()}
+    assert sum(to["bytes_per_s"] for to in sent["in[0]"].values()) > 100_000
     job.wait(120, progress=False)
     status = job.status()
     assert status["operators"]["lengths"]["records_in"] == 2 * half
@@ -109,6 +111,8 @@ def test_a_job_without_epochs_moves_nothing(cluster: str, fresh_name: Callable[[
     wait_until(running(job), "the job runs")
     with pytest.raises(JobError, match="migrate needs epochs"):
         job.migrate({"x": 0})
+    with pytest.raises(JobError, match="does not measure its traffic"):
+        job.traffic()
 
 
 @pytest.mark.parametrize(
@@ -117,6 +121,11 @@ def test_a_job_without_epochs_moves_nothing(cluster: str, fresh_name: Callable[[
         ({"placement": "by-luck"}, "placement='by-luck'; it must be one of"),
         ({"nodes": 3, "workers": 2}, "nodes=3; it must be 1 to 2"),
         ({"replan_s": 0}, "replan_s=0; it must be above 0"),
+        (
+            {"placement": PlacementOptions(pin={"nobody": {"rack": "a"}})},
+            "pin names an operator 'nobody'; the flow has",
+        ),
+        ({"placement": PlacementOptions(at_least=2)}, "at_least=2; it must be 1 to 1"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from tests.placement import world
 
 
 @pytest.fixture(scope="module")
-def elsewhere(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Any], None]]:
+def elsewhere(request: pytest.FixtureRequest) -> Iterator[Callable[[Any], None]]:
     """Calls a test with the World (tests/placement/world.py), in the process that has it."""
-    with world.elsewhere(request.module, tmp_path_factory.mktemp("r")) as call:
+    # Ray's sockets lie in it, and a socket's path may have 107 characters: pytest's own folders are too deep.
+    with (
+        TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder,
+        world.elsewhere(request.module, Path(folder)) as call,
+    ):
         yield call

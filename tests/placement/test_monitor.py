@@ -94,8 +94,22 @@ def test_tasks_that_have_gone_are_forgotten() -> None:
     plan, monitor = two_lanes(), Monitor(half_life_s=1)
     monitor.take(0, [says(9)])
     monitor.forget(plan)
-    assert monitor.queued(9) == 0.0
     assert 9 not in monitor._seen
+
+
+def test_it_tells_people_what_it_has_measured() -> None:
+    plan, monitor = two_lanes(), Monitor(half_life_s=1)
+    for second in range(2):
+        monitor.take(second * S, [says(0, 0.5 * second, {2: (10 * second, 900 * second)}, queued=4), says(2)])
+    assert monitor.told(plan) == [
+        {
+            "name": "in[0]",
+            "cores": 0.5,
+            "queued": 4.0,
+            "sent": {"out[0]": {"records_per_s": 10.0, "bytes_per_s": 900.0}},
+        },
+        {"name": "out[0]", "cores": 0.0, "queued": 0.0, "sent": {}},
+    ]
 
 
 # --- adoption ------------------------------------------------------------------------------------------------------

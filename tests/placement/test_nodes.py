@@ -85,3 +85,57 @@ def test_nothing_is_reserved_any_more_when_a_job_was_cancelled(world: World) -> 
     job.cancel()
     job.wait(60, progress=False)
     world.until(lambda: Group.attach(workers_group(job.name)) is None)
+
+
+@apart
+def test_pinned_tasks_run_where_they_must(world: World) -> None:
+    """By a label and by a resource, with a placement that knows nothing of it, and with one that does."""
+    import penstock as ps
+    from penstock.placement.options import Method, PlacementOptions
+
+    methods: list[Method] = ["round-robin", "traffic"]
+    for method in methods:
+        flow = ps.Flow(f"pinned-{method}", chaining=False)
+        lines = flow.read(ps.sources.Generator(int, 100), name="in", parallelism=2)
+        lines.map(str, name="text", parallelism=3).write(ps.sinks.Null(), name="out", parallelism=1)
+        pin = {"text": {"rack": "a"}, "in": {"disk": 1.0}}
+        job = ps.run(flow, workers=4, placement=PlacementOptions(method, nodes=2, pin=pin))
+        world.until(lambda job=job: job.status()["state"] == "RUNNING")
+        status = job.status()
+        node_of = {worker["index"]: worker["node_id"] for worker in status["workers"]}
+        there = {task["name"]: node_of[task["worker"]] for task in status["tasks"]}
+        assert {node for name, node in there.items() if name.startswith(("in", "text"))} == {world.two}
+        job.cancel()
+        job.wait(60, progress=False)
+        world.settle()
+
+
+@apart
+def test_what_no_node_has(world: World) -> None:
+    import penstock as ps
+    from penstock.placement.options import PlacementOptions
+    from penstock.runtime.errors import NotEnoughResources
+
+    flow = ps.Flow("pinned-nowhere")
+    flow.read(ps.sources.Memory([1]), name="in").write(ps.sinks.Null(), name="out")
+    for pin, message in (
+        ({"out": {"rack": "b"}}, "operator 'out' is pinned to nodes with rack=b, and no node has that"),
+        ({"in": {"node:__internal_head__": 1.0}, "out": {"rack": "a"}}, "'in > out' is pinned to nodes with rack=a"),
+    ):
+        job = ps.run(flow, workers=2, placement=PlacementOptions(nodes=2, pin=pin))
+        with pytest.raises(NotEnoughResources, match=message):
+            job.wait(60, progress=False)
+
+
+@apart
+def test_a_smaller_plan_when_that_will_do(world: World) -> None:
+    import penstock as ps
+    from penstock.placement.options import PlacementOptions
+
+    flow = ps.Flow("smaller", parallelism=2)
+    sink = ps.sinks.Collect()
+    flow.read(ps.sources.Memory(range(100))).map(str).write(sink)
+    job = ps.run(flow, workers=6, placement=PlacementOptions(nodes=3, at_least=4), start_timeout_s=2)
+    job.wait(60, progress=False)
+    assert sorted(sink.records(), key=int) == [str(n) for n in range(100)]
+    assert sorted(node["workers"] for node in job.status()["placement"]["nodes"]) == [1, 2, 2]

@@ -19,12 +19,14 @@ from penstock.runtime.userfunc import ErrorHandler
 @dataclass(frozen=True)
 class Split:
     """One unit of input. `name` is unique in its source and stable between runs; `offset` is where to start
-    (None: at its beginning) in the source's own terms; `weight` is its share of the work (bytes, records)."""
+    (None: at its beginning) in the source's own terms; `weight` is its share of the work (bytes, records); `near` the
+    host name, or Ray's id, of the node where its data lies (None: anywhere), which placement by traffic minds."""
 
     name: str
     payload: Any = None
     offset: Any = None
     weight: float = 1.0
+    near: str | None = None
 
     def at(self, offset: Any) -> Split:
         """The same split, starting at an offset."""
