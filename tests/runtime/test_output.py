@@ -36,7 +36,7 @@ class Kept(OutChannel):
     def _send(self, entry: Entry) -> bool:
         raise AssertionError("never flushed")
 
-    def records(self) -> list[Any]:
+    def got(self) -> list[Any]:
         out: list[Any] = []
         for batch, _ in self.queue:
             assert batch is not None
@@ -82,13 +82,13 @@ def test_dealing_gives_every_record_to_one_task_in_order(
     out, channels, _ = output(grouping, n, sender=sender)
     emit(out, numbered)
     whole = flat(numbered)
-    assert sorted(flat(channel.records() for channel in channels)) == whole
-    assert all(is_subsequence(channel.records(), whole) for channel in channels)
+    assert sorted(flat(channel.got() for channel in channels)) == whole
+    assert all(is_subsequence(channel.got(), whole) for channel in channels)
     if isinstance(grouping, Rebalance):
-        counts = [len(channel.records()) for channel in channels]
+        counts = [len(channel.got()) for channel in channels]
         assert max(counts) - min(counts) <= 1
         if whole:
-            assert channels[sender % n].records()[0] == whole[0]
+            assert channels[sender % n].got()[0] == whole[0]
 
 
 @given(batches, tasks)
@@ -96,13 +96,13 @@ def test_broadcast_gives_all_and_global_gives_one(parts: list[list[int]], n: int
     whole = flat(parts)
     out, channels, _ = output(All(), n)
     emit(out, parts)
-    assert all(channel.records() == whole for channel in channels)
+    assert all(channel.got() == whole for channel in channels)
     out, channels, _ = output(Global(), n)
     emit(out, parts)
-    assert [channel.records() for channel in channels] == [whole] + [[]] * (n - 1)
+    assert [channel.got() for channel in channels] == [whole] + [[]] * (n - 1)
     out, channels, _ = output(Forward(), 1)
     emit(out, parts)
-    assert channels[0].records() == whole
+    assert channels[0].got() == whole
 
 
 @given(batches, tasks)
@@ -111,7 +111,7 @@ def test_a_chooser_chooses(parts: list[list[int]], n: int) -> None:
     emit(out, parts)
     whole = flat(parts)
     for task, channel in enumerate(channels):
-        assert channel.records() == [record for record in whole if record % 7 == task]
+        assert channel.got() == [record for record in whole if record % 7 == task]
     assert errors.dead_letters is not None
     assert [letter.record for letter in errors.dead_letters] == [record for record in whole if record % 7 >= n]
 
@@ -131,7 +131,7 @@ def test_equal_keys_meet_in_the_task_of_their_group(parts: list[list[int]], n: i
     table = memoryview(GROUPS.table(n)).cast("H")
     owner = {key: table[memoryview(key_groups([key], 32)).cast("H")[0]] for key in range(10)}
     for task, channel in enumerate(channels):
-        assert channel.records() == [(key, record) for key, record in whole if owner[key] == task]
+        assert channel.got() == [(key, record) for key, record in whole if owner[key] == task]
 
 
 @pytest.mark.parametrize("aggregate", [Count(), Sum(), Sum(lambda n: -n), Mean()], ids=lambda made: type(made).__name__)
@@ -187,7 +187,7 @@ def test_records_whose_keys_fail_are_let_go_alone(kinds: list[str], n: int, comb
     records = list(enumerate(kinds))
     emit(out, [records] if records else [])
     good = [r for r in records if r[1] == "good" or (r[1] == "value fails" and not combine)]
-    sent = flat(channel.records() for channel in channels)
+    sent = flat(channel.got() for channel in channels)
     if combine:
         totals: Counter[int] = Counter()
         for number, _ in good:
