@@ -1020,3 +1020,30 @@ def test_one_move_at_a_time() -> None:
     assert job.c.migrate(moving(job, b=(PLACED[B] + 1) % WORKERS), 1.5)
     assert job.c.migrate(moving(job, y=(PLACED[Y] + 1) % WORKERS), 1.5) == []
     assert job.c.replan(PLAN, PLACED) == []
+
+
+def test_tasks_that_end_before_they_could_move_hold_up_nothing() -> None:
+    """All end by the epoch at which one was to move: the last epoch is written at once."""
+    job = Job().running(1)
+    job.c.migrate(moving(job, y=(PLACED[Y] + 1) % WORKERS), 1.5)
+    acknowledged(job, 2, *(ALL - {Y}), parked=True)
+    (save,) = job.ack(Y, epoch=2, finished=True)
+    assert isinstance(save, Save)
+    job.ack(*(ALL - {Y}), epoch=2, finished=True)
+    complete, unpark, last = job.c.saved(2)
+    assert (complete, unpark) == (Complete(2, False), Unpark())
+    assert isinstance(last, Save)
+    assert last.manifest.final
+    assert not job.c.migrating
+
+
+def test_an_epoch_that_was_begun_before_the_move_completes_without_it() -> None:
+    job = Job().running(1)
+    assert job.c.tick(2.0) == [Trigger(2)]
+    assert job.c.migrate(moving(job, b=(PLACED[B] + 1) % WORKERS), 2.1) == [Trigger(3, frozenset({B}))]
+    (save,) = acknowledged(job, 2, *ALL)
+    assert isinstance(save, Save)
+    assert job.c.saved(2) == [Complete(2, False)]
+    assert job.c.migrating
+    acknowledged(job, 3, *ALL, parked=True)
+    assert job.c.saved(3)[1] == Cut(frozenset({B}), 3)

@@ -424,10 +424,12 @@ class Coordinator:
         if manifest.final:
             self.state = "FINISHING"
             self._committing = set(self._workers)
-        moving = self._moving
-        if moving is not None and moving[0] <= epoch and not self._lost_meanwhile:
-            self._moving = None
-            return [*commands, *self._move(moving[1], parked)]
+        # An epoch that was begun before may complete first; a death takes tasks back anyway.
+        if self._moving is not None and self._moving[0] <= epoch and not self._lost_meanwhile:
+            if moves := self._move(self._moving[1], parked):
+                self._moving = None
+                return [*commands, *moves]
+            commands += self._stay()
         return [*commands, *self._after_save()]
 
     def not_saved(self, epoch: int, reason: str) -> list[Command]:
@@ -576,11 +578,11 @@ class Coordinator:
         return [Unpark()]
 
     def _move(self, placed: dict[int, int], parked: set[int]) -> list[Command]:
-        """The epoch at which tasks were to move is complete."""
+        """The epoch at which tasks were to move is complete; nothing when they have ended by it."""
         ended = {number for number, entry in self._entries.items() if entry.finished}
         moved = frozenset(task for task in self._tasks - ended if placed[task] != self.placed[task])
         if self.state != "RUNNING" or not moved:
-            return [Unpark()]
+            return []
         back = moved if moved <= parked else moved.union(*(self._behind[task] for task in moved))
         self.placed = {**self.placed, **{task: placed[task] for task in moved}}
         self._change = Change(self.plan, self.placed)
