@@ -7,12 +7,11 @@ import itertools
 import penstock as ps
 from benchmarks import text
 from benchmarks.common import Bench, median, run_job, scratch
+from benchmarks.placement_latency import NEVER
 from benchmarks.throughput import Input
 from benchmarks.wordcount_throughput import build
-from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.options import PlacementOptions
 
-_NEVER = AdoptionOptions(margin=2.0, busy=float("inf"))  # measured and planned, but never moved
 _PERIOD_S = 0.5
 _number = itertools.count()
 
@@ -26,7 +25,7 @@ def run(bench: Bench) -> None:
 
         def wordcount(replan_s: float | None) -> float:
             flow: ps.Flow = build("final")(data, f"bench-monitor-{next(_number)}")
-            placement = PlacementOptions(replan_s=replan_s, adoption=_NEVER)
+            placement = PlacementOptions(replan_s=replan_s, adoption=NEVER)
             run_job(flow, workers=2, parallelism=2, placement=placement)
             return data.rate("penstock")
 

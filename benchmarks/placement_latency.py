@@ -28,7 +28,7 @@ METHODS: tuple[Method, ...] = ("round-robin", "jstorm", "turbostream", "traffic"
 SOL_RATE = 5_000
 THROUGHPUT_RATE = 20_000
 _STORE_BYTES = 80 << 20
-_NEVER = AdoptionOptions(margin=2.0, busy=float("inf"))  # measured, but never moved
+NEVER = AdoptionOptions(margin=2.0, busy=float("inf"))  # measured and planned by, but never moved
 _number = itertools.count()
 
 
@@ -59,7 +59,7 @@ def measured(
 ) -> dict[str, float]:
     """Latency at the last operator (ms), and the share of the traffic between workers that stays on its node."""
     seconds = bench.pick(8.0, 1.0)
-    options = PlacementOptions(method, nodes, replan_s=seconds / 4, adoption=_NEVER)
+    options = PlacementOptions(method, nodes, replan_s=seconds / 4, adoption=NEVER)
     job = start_job(make(workers), workers=workers, placement=options, epoch_interval_s=5.0)
     try:
         wait_until(lambda: job.status().get("records_written", 0) > 0, "records flow")

@@ -182,7 +182,7 @@ class JobMaster:
         self._store_trouble: str | None = None
         self._requests: deque[_Request] = deque()  # that wait for an epoch
         self._rescaling: list[_Request] = []  # that wait for the job to run again
-        self._move_after = 0.0
+        self._move_after = 0.0  # not before this, in monotonic seconds, are they tried to be moved again
         self._moving: deque[tuple[dict[int, int], _Request]] = deque()  # tasks that drivers want elsewhere
         self._parallelism: dict[str, int] = {}  # what operators were rescaled to
         self._completed_at: float | None = None

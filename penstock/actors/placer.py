@@ -28,7 +28,7 @@ from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import plan as planned
 from penstock.placement.topology import Topology, of_plan, with_data
-from penstock.placement.traffic import Node
+from penstock.placement.traffic import Bools, Node
 from penstock.runtime.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -125,19 +125,21 @@ class Placer:
 
     def first(self, plan: Plan) -> dict[int, int]:
         """The worker of each task of a job that starts, by what its plan lets expect."""
-        topology = self._pinned(plan, of_plan(plan))
+        allowed = self._allowed(plan)
         try:
-            found = self._first(plan, topology)
+            found = self._first(plan, allowed)
         except (Infeasible, ImportError) as error:
             logger.warning("job %s is placed in turn: %s", plan.name, error)
-            found = baselines.round_robin(topology, self._nodes)
-        workers = self._where_allowed(topology, self._in_order(found))
+            found = baselines.dealt(len(plan.tasks), self._nodes)
+        workers = self._in_order(found)
+        if allowed is not None:
+            workers = self._where_allowed(allowed, workers)
         return {task.number: worker for task, worker in zip(plan.tasks, workers, strict=True)}
 
-    def _pinned(self, plan: Plan, topology: Topology) -> Topology:
-        """The same, with the nodes on which each task may run."""
+    def _allowed(self, plan: Plan) -> Bools | None:
+        """The nodes on which each task may run; None: all."""
         if not self._options.pin:
-            return topology
+            return None
         allowed = np.ones((len(plan.tasks), len(self._nodes)), dtype=np.bool_)
         for operator, wanted in self._options.pin.items():
             fit = np.array([_has(machine, wanted) for machine in self._machines])
@@ -151,22 +153,22 @@ class Placer:
                             "job's nodes has that and what its other operators are pinned to; fused operators run "
                             "together: give one another parallelism, or use Flow(chaining=False)"
                         )
-        return replace(topology, graph=replace(topology.graph, allowed=allowed))
+        return allowed
 
-    def _where_allowed(self, topology: Topology, workers: tuple[int, ...]) -> tuple[int, ...]:
+    def _where_allowed(self, allowed: Bools, workers: tuple[int, ...]) -> tuple[int, ...]:
         """Tasks that are where they may not run, as most placements know nothing of that, go to the worker with the
         fewest tasks where they may."""
-        allowed = topology.graph.allowed
-        if allowed is None:
-            return workers
         nodes, found = workers_of(self._nodes), list(workers)
         for task, worker in enumerate(found):
             if not allowed[task, nodes[worker]]:
                 found[task] = min((w for w in range(len(nodes)) if allowed[task, nodes[w]]), key=found.count)
         return tuple(found)
 
-    def _first(self, plan: Plan, topology: Topology) -> Placement:
+    def _first(self, plan: Plan, allowed: Bools | None) -> Placement:
         method, nodes = self._options.method, self._nodes
+        if method == "round-robin":
+            return baselines.dealt(len(plan.tasks), nodes)  # what to expect of the traffic is nothing to it
+        topology = _bound(of_plan(plan), allowed)
         if method == "traffic":
             return planned(with_data(plan, topology, self._places()), nodes, tasks=len(topology))
         if method == "turbostream":
@@ -175,9 +177,7 @@ class Placer:
             return baselines.traffic_greedy(topology, nodes)
         if method == "jstorm":
             return baselines.jstorm(topology, nodes)
-        if method == "metis":
-            return baselines.metis(topology, nodes)
-        return baselines.round_robin(topology, nodes)
+        return baselines.metis(topology, nodes)
 
     def _places(self) -> dict[str, int]:
         """The node of each name by which sources may know one: its host's, if that is one node's alone, and its id."""
@@ -195,7 +195,7 @@ class Placer:
         """The same for a plan that has changed: tasks that are placed stay, others go where there are the fewest."""
         placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
         load = np.bincount(list(placed.values()), minlength=self._workers).astype(np.float64)
-        allowed = self._pinned(plan, of_plan(plan)).graph.allowed
+        allowed = self._allowed(plan)
         nodes = np.array(workers_of(self._nodes))
         for place, task in enumerate(plan.tasks):
             if task.number not in placed:
@@ -213,7 +213,7 @@ class Placer:
         self._monitor.forget(plan)
         if not self._monitor.ready(plan):
             return None
-        topology = self._pinned(plan, self._monitor.topology(plan))
+        topology = _bound(self._monitor.topology(plan), self._allowed(plan))
         running = Placement(self._nodes, workers_of(self._nodes), tuple(placed[task.number] for task in plan.tasks))
         self._told = self._monitor.told(plan)
         options = self._options.adoption
@@ -259,6 +259,11 @@ class Placer:
             "last": None if self._verdict is None else self._verdict.reason,
             **self._seen,
         }
+
+
+def _bound(topology: Topology, allowed: Bools | None) -> Topology:
+    """The same, with the nodes on which each task may run."""
+    return replace(topology, graph=replace(topology.graph, allowed=allowed))
 
 
 def _has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:

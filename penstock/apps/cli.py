@@ -402,7 +402,7 @@ def _parser() -> argparse.ArgumentParser:
         of_app.add_argument(
             "--factor",
             metavar="F",
-            type=seconds,
+            type=_part,
             default=0.1,
             help="by how much a node may be above its share of the tasks (0.1)",
         )
@@ -453,6 +453,14 @@ def _add_cluster_option(parser: argparse.ArgumentParser) -> None:
 def _place(text: str) -> str:
     """A directory or URL, the same for processes that run elsewhere."""
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+
+
+def _part(text: str) -> float:
+    """A part of something, 0 or more."""
+    try:
+        return seconds(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more, such as 0.1") from None
 
 
 def _restarts(text: str) -> int:

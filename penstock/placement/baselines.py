@@ -30,11 +30,16 @@ _METIS_TOTAL = 100_000_000
 
 
 def round_robin(topology: Topology, nodes: Sequence[Node]) -> Placement:
-    """Storm's even scheduler: tasks in the order of the plan, dealt to all workers that the nodes can take in turn.
-    The workers are numbered across the nodes, one of each before the second of any."""
+    """Storm's even scheduler: tasks in the order of the plan, dealt to all workers that the nodes can take in turn."""
+    return dealt(len(topology), nodes)
+
+
+def dealt(tasks: int, nodes: Sequence[Node]) -> Placement:
+    """So many tasks in turn to all workers that the nodes can take, which are numbered across the nodes: one of each
+    before the second of any."""
     turns = range(max(node.workers for node in nodes))
     workers = tuple(place for turn in turns for place, node in enumerate(nodes) if turn < node.workers)
-    return Placement(tuple(nodes), workers, tuple(task % len(workers) for task in range(len(topology))))
+    return Placement(tuple(nodes), workers, tuple(task % len(workers) for task in range(tasks)))
 
 
 def jstorm(

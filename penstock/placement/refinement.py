@@ -32,7 +32,6 @@ class Partition:
 
     def __init__(self, graph: TrafficGraph, limits: Limits, places: Ints) -> None:
         self.graph = graph
-        self._limits = limits
         self._starts: list[int] = graph.starts.tolist()
         self._neighbours: list[int] = graph.neighbours.tolist()
         self._traffic: list[float] = graph.traffic.tolist()
@@ -114,18 +113,9 @@ class Partition:
             for v in self._members[place]:
                 if allowed is not None and not allowed[v][other]:
                     continue
-                gain = 0.0
-                border = overfull
-                begin, end = starts[v], starts[v + 1]
-                self.work += end - begin
-                for i in range(begin, end):
-                    there = places[neighbours[i]]
-                    if there == place:
-                        gain -= traffic[i]
-                    elif there == other:
-                        gain += traffic[i]
-                        border = True
-                if border:
+                self.work += starts[v + 1] - starts[v]
+                gain, border = self._gain(v, other)
+                if border or overfull:
                     gains[v] = gain
                     heap.append((-gain, v))
         heapify(heaps[a])
@@ -158,7 +148,7 @@ class Partition:
                 else:
                     if allowed is not None and not allowed[u][target if there == source else source]:
                         continue
-                    gain = self._gain(u, target if there == source else source)
+                    gain, _ = self._gain(u, target if there == source else source)
                 gains[u] = gain
                 heappush(heaps[there], (-gain, u))
             score = (self._excess(a) + self._excess(b), -won)
@@ -180,16 +170,19 @@ class Partition:
         self._used[source] -= self._memory[v]
         self._used[target] += self._memory[v]
 
-    def _gain(self, v: int, other: int) -> float:
-        own = self._places[v]
-        gain = 0.0
+    def _gain(self, v: int, other: int) -> tuple[float, bool]:
+        """What less would cross if a task were at another place, and whether it talks to that at all."""
+        places, neighbours, traffic = self._places, self._neighbours, self._traffic
+        own = places[v]
+        gain, border = 0.0, False
         for i in range(self._starts[v], self._starts[v + 1]):
-            there = self._places[self._neighbours[i]]
+            there = places[neighbours[i]]
             if there == own:
-                gain -= self._traffic[i]
+                gain -= traffic[i]
             elif there == other:
-                gain += self._traffic[i]
-        return gain
+                gain += traffic[i]
+                border = True
+        return gain, border
 
     def _next(
         self,

@@ -125,14 +125,10 @@ class Wiring:
             for sender in (task for task in made if task.chain == exchange.source):
                 self._connect_sender(exchange, sender, generation, epoch)
         for exchange in self.plan.exchanges:
-            for receiver in (task for task in made if task.chain == exchange.target):
-                for origin in exchange.origins(receiver.index):
-                    self._connect_receiver(exchange, plan.task(exchange.source, origin), receiver, generation)
-            # Those that stay while tasks that they receive from move.
-            for sender in (plan.by_number[n] for n in numbers if plan.by_number[n].chain == exchange.source):
-                for index in exchange.targets(sender.index):
-                    receiver = plan.task(exchange.target, index)
-                    if receiver.number in self.tasks and receiver.number not in numbers:
+            # Also those that stay, while tasks that they receive from move.
+            for receiver in (task.task for task in self.tasks.values() if task.task.chain == exchange.target):
+                for sender in (plan.task(exchange.source, origin) for origin in exchange.origins(receiver.index)):
+                    if receiver.number in numbers or sender.number in numbers:
                         self._connect_receiver(exchange, sender, receiver, generation)
         tasks = [self.tasks[task.number] for task in made]
         for built in tasks:
@@ -158,15 +154,11 @@ class Wiring:
 
     def join(self, numbers: set[int], generation: int) -> None:
         """All of these tasks are there again: send them what they have missed, and let them send."""
+        theirs = {out.number for number in numbers if number in self.tasks for out in self.tasks[number].channels}
         for channel, target in self._targets.items():
-            if target in numbers and channel in self.out:
+            if (target in numbers or channel in theirs) and channel in self.out:
                 self.out[channel].join(generation)
                 self.behind[channel] = self.out[channel]
-        for task in (self.tasks[number] for number in numbers if number in self.tasks):
-            for out in task.channels:
-                if self._targets[out.number] not in numbers:
-                    out.join(generation)
-                    self.behind[out.number] = out
 
     def _make_task(self, task: TaskId, generation: int, epoch: int, splits: list[Split] | None) -> Task:
         plan = self.plan

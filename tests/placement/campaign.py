@@ -17,23 +17,13 @@ from statistics import median
 
 import numpy as np
 
-from penstock.placement.balance import Limits, limits_of, pack
 from penstock.placement.multilevel import papers, partition
-from penstock.placement.traffic import Ints, TrafficGraph
-from tests.placement.exact import least_cut, least_cut_of_two
+from penstock.placement.traffic import TrafficGraph
+from tests.placement.exact import fits, least_cut, least_cut_of_two, limits
 from tests.placement.random_topologies import topology
 from tests.placement.small import graphs
 
 FACTOR = 0.1
-
-
-def limits(graph: TrafficGraph, places: int) -> Limits:
-    fair, room = np.full(places, 1 / places), np.full(places, np.inf)
-    return limits_of(graph, fair, FACTOR, room, pack(graph, fair, room))
-
-
-def fits(graph: TrafficGraph, at: Ints, bounds: Limits) -> bool:
-    return bool((graph.loads(at, len(bounds.cpu)) <= bounds.cpu * (1 + 1e-6)).all())
 
 
 def small_graphs(most: int) -> int:
@@ -42,7 +32,7 @@ def small_graphs(most: int) -> int:
     for tasks in range(1, most + 1):
         for pairs in graphs(tasks):
             graph = TrafficGraph.of(tasks, [(u, v, 1.0) for u, v in pairs])
-            bounds, fair = limits(graph, 2), np.full(2, 0.5)
+            bounds, fair = limits(graph, 2, FACTOR), np.full(2, 0.5)
             found = partition(graph, fair, FACTOR)
             best = least_cut_of_two(graph, bounds)
             paper = papers(graph, fair, FACTOR)
@@ -67,7 +57,7 @@ def topologies(count: int, most: int, seed: int) -> int:
         chance = random.Random(seed * 1_000_003 + number)
         places = chance.choice([2, 3, 4])
         graph = topology(chance, chance.randint(8, most))
-        bounds, fair = limits(graph, places), np.full(places, 1 / places)
+        bounds, fair = limits(graph, places, FACTOR), np.full(places, 1 / places)
         found, paper = partition(graph, fair, FACTOR), papers(graph, fair, FACTOR)
         fit = fits(graph, paper, bounds)
         papers_fit += fit

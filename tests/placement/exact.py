@@ -8,8 +8,19 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from penstock.placement.balance import Limits
-from penstock.placement.traffic import TrafficGraph
+from penstock.placement.balance import Limits, limits_of, pack
+from penstock.placement.traffic import Ints, TrafficGraph
+
+
+def limits(graph: TrafficGraph, places: int, factor: float) -> Limits:
+    """What each of so many equal places may take."""
+    fair, room = np.full(places, 1 / places), np.full(places, np.inf)
+    return limits_of(graph, fair, factor, room, pack(graph, fair, room))
+
+
+def fits(graph: TrafficGraph, at: Ints, limits: Limits) -> bool:
+    """Whether no place has more CPU than it may."""
+    return bool((graph.loads(at, len(limits.cpu)) <= limits.cpu * (1 + 1e-6)).all())
 
 
 def edges_of(graph: TrafficGraph) -> list[tuple[int, int, float]]:

@@ -135,7 +135,7 @@ def test_a_smaller_plan_when_that_will_do(world: World) -> None:
     flow = ps.Flow("smaller", parallelism=2)
     sink = ps.sinks.Collect()
     flow.read(ps.sources.Memory(range(100))).map(str).write(sink)
-    job = ps.run(flow, workers=6, placement=PlacementOptions(nodes=3, at_least=4), start_timeout_s=2)
+    job = ps.run(flow, workers=6, placement=PlacementOptions(nodes=3, at_least=4))
     job.wait(60, progress=False)
     assert sorted(sink.records(), key=int) == [str(n) for n in range(100)]
     assert sorted(node["workers"] for node in job.status()["placement"]["nodes"]) == [1, 2, 2]

@@ -15,20 +15,11 @@ from penstock.placement.multilevel import papers, partition
 from penstock.placement.planner import plan
 from penstock.placement.refinement import Partition
 from penstock.placement.traffic import Node, TrafficGraph
-from tests.placement.exact import least_cut, least_cut_by_force
+from tests.placement.exact import fits, least_cut, least_cut_by_force, limits
 from tests.placement.random_topologies import topology
 from tests.placement.small import graphs
 
 NO_LIMIT = np.inf
-
-
-def limits(graph: TrafficGraph, places: int, factor: float) -> Limits:
-    fair, room = np.full(places, 1 / places), np.full(places, NO_LIMIT)
-    return limits_of(graph, fair, factor, room, pack(graph, fair, room))
-
-
-def fits(graph: TrafficGraph, at: np.ndarray, limits: Limits) -> bool:
-    return bool((graph.loads(at, len(limits.cpu)) <= limits.cpu * (1 + 1e-6)).all())
 
 
 @pytest.mark.parametrize("tasks", range(1, 7))

@@ -323,12 +323,10 @@ class Coordinator:
         complete they are made where they are to be, while all others go on. Should one not have stopped there, because
         its input goes to Spark or it learned too late, it and all behind it go back to that epoch, as in a recovery.
         Nothing happens unless the job is running, nor to tasks that have ended; a death ends the attempt."""
-        moved = frozenset(task for task in self._tasks - self._finished.keys() if placed[task] != self.placed[task])
+        moved = self._elsewhere(placed, self._finished)
         if self.state != "RUNNING" or self._saving is not None or self._moving is not None or not moved:
             return []
-        begun = self.begin(now)
-        if not begun or self._saving is not None:
-            return begun
+        self.begin(now)
         self._moving = (self.begun, dict(placed))
         return [Trigger(self.begun, moved)]
 
@@ -476,11 +474,7 @@ class Coordinator:
         after.update(*(self._behind[task] for task in after))
         self._tasks = frozenset(task.number for task in plan.tasks)
         self._change, self._changed = Change(plan, placed), True
-        for task in before | after:
-            self._finished.pop(task, None)
-            self._chains.pop(task, None)
-            for pending in self._pending.values():
-                pending.entries.pop(task, None)
+        self._undo(before | after)
         self._going_back = frozenset(after)
         return [Cut(frozenset(before), self.epoch), *self._make()]
 
@@ -556,13 +550,8 @@ class Coordinator:
         self.generation += 1
         self._going_back = back
         self._making.clear()
-        for task in back:
-            self._generations[task] = self.generation
-            self._finished.pop(task, None)
-            entry = None if self._changed else self._entries.get(task)
-            self._chains[task] = list(entry.blobs) if entry is not None else []
-            for pending in self._pending.values():
-                pending.entries.pop(task, None)
+        self._generations.update(dict.fromkeys(back, self.generation))
+        self._undo(back)
         for pending in self._pending.values():
             pending.begun = now
         commands: list[Command] = [Cut(back, self.epoch), *(Start(worker, wait) for worker in dead)]
@@ -579,20 +568,30 @@ class Coordinator:
 
     def _move(self, placed: dict[int, int], parked: set[int]) -> list[Command]:
         """The epoch at which tasks were to move is complete; nothing when they have ended by it."""
-        ended = {number for number, entry in self._entries.items() if entry.finished}
-        moved = frozenset(task for task in self._tasks - ended if placed[task] != self.placed[task])
+        ended = [number for number, entry in self._entries.items() if entry.finished]
+        moved = self._elsewhere(placed, ended)
         if self.state != "RUNNING" or not moved:
             return []
         back = moved if moved <= parked else moved.union(*(self._behind[task] for task in moved))
         self.placed = {**self.placed, **{task: placed[task] for task in moved}}
         self._change = Change(self.plan, self.placed)
         self._going_back = back
-        for task in back:
+        self._undo(back)
+        return [Cut(back, self.epoch), *self._make()]
+
+    def _elsewhere(self, placed: dict[int, int], ended: Iterable[int]) -> frozenset[int]:
+        """The tasks that are to run on another worker than now, and have not ended."""
+        return frozenset(task for task in self._tasks.difference(ended) if placed[task] != self.placed[task])
+
+    def _undo(self, tasks: Iterable[int]) -> None:
+        """What these tasks have said since the last complete epoch does not count any more."""
+        for task in tasks:
             self._finished.pop(task, None)
-            self._chains[task] = list(self._entries[task].blobs)
+            self._chains.pop(task, None)
+            if not self._changed and task in self._entries:
+                self._chains[task] = list(self._entries[task].blobs)
             for pending in self._pending.values():
                 pending.entries.pop(task, None)
-        return [Cut(back, self.epoch), *self._make()]
 
     def _make(self, after_s: float = 0.0) -> list[Command]:
         self.state = "MAKING"
