@@ -59,7 +59,7 @@ class Job:
 
     @property
     def state(self) -> str:
-        """STARTING, RUNNING, RECOVERING, STOPPING, FINISHED, CANCELLED or FAILED."""
+        """STARTING, RUNNING, RECOVERING, MOVING, STOPPING, FINISHED, CANCELLED or FAILED."""
         return str(self.status()["state"])
 
     def status(self) -> dict[str, Any]:

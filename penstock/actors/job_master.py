@@ -662,7 +662,7 @@ class JobMaster:
         return []
 
     def _cut_all(self, command: Cut) -> None:
-        self._state = "RECOVERING"
+        self._state = "MOVING" if command.planned else "RECOVERING"
         lost = [worker for worker in range(self._options.workers) if worker not in self._running]
         answers = self._cut = Round(self._running)
         for worker in self._running:
@@ -698,6 +698,10 @@ class JobMaster:
             outcome = ray.get(self._connect(info))
             if outcome.error is not None:
                 raise PenstockError(outcome.error)
+        except NotPlaced as error:  # and never will be
+            reason = f"worker {worker} could not be started again: {error}"
+            self._events.put(partial(self._fail, JobEnd("FAILED", reason, kind="resources")))
+            return
         except Exception as error:
             reason = f"worker {worker} could not be started again: {_cause(error)}"
             self._events.put(partial(self._lost, worker, reason))

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors import cluster
 from penstock.placement import baselines
-from penstock.placement.adoption import Verdict, decide
+from penstock.placement.adoption import Verdict, decide, resting
 from penstock.placement.balance import Infeasible
 from penstock.placement.groups import Group, Machine, NotPlaced, PlacingCancelled, machines
 from penstock.placement.monitor import Monitor
@@ -61,14 +61,26 @@ class Placer:
         if options.nodes is None and not options.pin and options.at_least is None:
             return self._workers
 
+        name = cluster.workers_group(job)
+
         def reserve(counts: list[int]) -> None:
             self._machines = [machine for machine, count in zip(chosen, counts, strict=True) if count]
             self._nodes = tuple(Node(m.name, count) for m, count in zip(chosen, counts, strict=True) if count)
             where = [self._machines[node].node_id for node in workers_of(self._nodes)]
-            name = cluster.workers_group(job)
             self._group = Group.reserve(where, cpus=cpus, name=name, timeout_s=timeout_s, cancelled=cancelled)
 
-        chosen = self._choose(options.nodes or 1, cpus)
+        wanted = options.nodes or 1
+        grown: list[str] = []
+        if options.grow:
+            try:
+                grown = _grown(wanted, cpus * self._most(wanted), name, timeout_s, cancelled)
+            except PlacingCancelled:
+                raise
+            except NotPlaced as error:
+                if options.at_least is None:
+                    raise
+                logger.warning("job %s starts on what there is: %s", job, error)
+        chosen = self._choose(wanted, cpus, grown)
         even = [self._workers // len(chosen) + (place < self._workers % len(chosen)) for place in range(len(chosen))]
         try:
             reserve(even)
@@ -85,19 +97,28 @@ class Placer:
             reserve(fewer)
         return self._workers
 
-    def _choose(self, count: int, cpus: float) -> list[Machine]:
-        """The nodes with most room, and for each operator that is pinned one where it may run."""
+    def _most(self, nodes: int) -> int:
+        """How many workers a node has, if there are so many nodes."""
+        return -(-self._workers // nodes)
+
+    def _choose(self, count: int, cpus: float, grown: list[str]) -> list[Machine]:
+        """Nodes that came because the job asked for them, and those with most room; and for each operator that is
+        pinned one where it may run. Fewer where there are not so many, if the job may be smaller."""
         here = ray.get_runtime_context().get_node_id()
         known = machines()
         host = next((machine.name for machine in known if machine.node_id == here), "")
         near = [machine for machine in known if machine.name == host]
         if len(near) < count:
-            raise NotPlaced(
+            missing = (
                 f"the job is to run on {count} nodes; the cluster has {len(near)} on the JobMaster's machine, and "
                 f"{len(known) - len(near)} on others, between which this version cannot carry records"
             )
-        most = -(-self._workers // count)
-        near.sort(key=lambda machine: -min(machine.free_cpus, most * cpus))
+            if self._options.at_least is None:
+                raise NotPlaced(f"{missing}. PlacementOptions(at_least=...) allows fewer, grow=True waits for more")
+            logger.warning("%s", missing)
+            count = len(near)
+        most = cpus * self._most(count)
+        near.sort(key=lambda machine: (machine.node_id not in grown, -min(machine.free_cpus, most)))
         chosen: list[Machine] = []
         for operator, wanted in self._options.pin.items():
             fit = [machine for machine in near if _has(machine, wanted)]
@@ -110,8 +131,14 @@ class Placer:
         return [*chosen, *(machine for machine in near if machine not in chosen)][:count]
 
     def strategy(self, worker: int) -> Any:
-        """Ray's scheduling strategy for a worker's actor."""
+        """Ray's scheduling strategy for a worker's actor. Raises NotPlaced when its node has died: Ray would wait for
+        that to come back, which it never does."""
         if self._group is not None:
+            if worker in self._group.lost():
+                raise NotPlaced(
+                    f"the node of worker {worker} has died, with the room that the job had there; start the job again, "
+                    "and it goes on from its last epoch on the nodes that are left"
+                )
             return self._group.strategy(worker)
         return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
@@ -216,7 +243,18 @@ class Placer:
         topology = _bound(self._monitor.topology(plan), self._allowed(plan))
         running = Placement(self._nodes, workers_of(self._nodes), tuple(placed[task.number] for task in plan.tasks))
         self._told = self._monitor.told(plan)
+        self._seen = {
+            "between_nodes": running.between_nodes(topology.graph),
+            "between_workers": running.between_workers(topology.graph),
+            "total": topology.graph.total_traffic,
+            "intra_node_share": running.intra_node_share(topology.graph),
+        }
         options = self._options.adoption
+        since = None if self._moved_at is None else time.monotonic() - self._moved_at
+        rest = resting(since, options)
+        if rest is not None:
+            self._verdict = rest
+            return None
         new = planned(
             with_data(plan, topology, self._places()),
             self._nodes,
@@ -224,17 +262,10 @@ class Placer:
             tasks=len(topology),
             running=running,
         )
-        since = None if self._moved_at is None else time.monotonic() - self._moved_at
-        verdict = decide(running, new, topology.graph, since, options)
+        verdict = decide(running, new, topology.graph, options)
         if self._verdict is None or verdict.reason != self._verdict.reason:
             logger.info("job %s: %s", plan.name, verdict.reason)
         self._verdict = verdict
-        self._seen = {
-            "between_nodes": running.between_nodes(topology.graph),
-            "between_workers": running.between_workers(topology.graph),
-            "total": topology.graph.total_traffic,
-            "intra_node_share": running.intra_node_share(topology.graph),
-        }
         if not verdict.adopt:
             return None
         return {task.number: worker for task, worker in zip(plan.tasks, new.tasks, strict=True)}
@@ -259,6 +290,18 @@ class Placer:
             "last": None if self._verdict is None else self._verdict.reason,
             **self._seen,
         }
+
+
+def _grown(count: int, cpus: float, name: str, timeout_s: float, cancelled: Callable[[], bool]) -> list[str]:
+    """The ids of so many nodes, each with so many CPUs free, as soon as the cluster has them: what waits for room is
+    what Ray's autoscaler adds nodes for. Raises NotPlaced when they do not come in time."""
+    hold = Group.reserve_anywhere(
+        count, cpus=cpus, name=name, strategy="STRICT_SPREAD", timeout_s=timeout_s, cancelled=cancelled
+    )
+    try:
+        return hold.where()
+    finally:
+        hold.remove()  # for the workers, who are reserved room for on the same nodes
 
 
 def _bound(topology: Topology, allowed: Bools | None) -> Topology:

@@ -24,7 +24,7 @@ from penstock.runtime.operators import Operator, Read
 from penstock.runtime.plan import Plan
 
 #: What a job's life is made of.
-State = Literal["STARTING", "RUNNING", "RECOVERING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]
+State = Literal["STARTING", "RUNNING", "RECOVERING", "MOVING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]
 ENDED: tuple[State, ...] = ("FINISHED", "CANCELLED", "FAILED")
 
 # Rates are taken over at least this long, once so much has passed: shorter spans jump about with single batches.

@@ -50,15 +50,18 @@ def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -
     return max(0.0, fullest - (1 + options.factor) * float(load.mean()))
 
 
-def decide(
-    running: Placement, new: Placement, graph: TrafficGraph, since_move_s: float | None, options: AdoptionOptions
-) -> Verdict:
-    """Whether a job should move from `running` to `new`. `since_move_s`: since its last move; None: it never did."""
+def resting(since_move_s: float | None, options: AdoptionOptions) -> Verdict | None:
+    """The verdict on a job that moved so long ago (None: never), whatever the plan; None: that depends on the plan."""
+    if since_move_s is None or since_move_s >= options.rest_s:
+        return None
+    return Verdict(False, f"{options.rest_s - since_move_s:.0f} s of rest are left after the last move")
+
+
+def decide(running: Placement, new: Placement, graph: TrafficGraph, options: AdoptionOptions) -> Verdict:
+    """Whether a job should move from `running` to `new`."""
     moves = int((running.worker_of != new.worker_of).sum())
     if not moves:
         return Verdict(False, "tasks run where they should")
-    if since_move_s is not None and since_move_s < options.rest_s:
-        return Verdict(False, f"{options.rest_s - since_move_s:.0f} s of rest are left after the last move", moves)
     before, after = cost(running, graph, options), cost(new, graph, options)
     over, over_after = overload(running, graph, options), overload(new, graph, options)
     pause = moves * options.pause_s

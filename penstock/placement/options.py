@@ -21,7 +21,8 @@ class PlacementOptions:
     `nodes`: over how many machines its workers are spread, evenly; None: where the JobMaster is. `replan_s`: how often
     it is planned anew from what was measured (PAPERS row T12); None: never. `pin`: by operator, what a node must have
     for its tasks to run there: a label as text, so much of a resource as a number, {"score": {"GPU": 1}, "in": {"rack":
-    "a"}}. `at_least`: where there is no room for all workers, start with fewer, but with so many; None: with all.
+    "a"}}. `at_least`: where there is no room for all workers, or not so many nodes, start with fewer workers, but so
+    many; None: with all. `grow`: the cluster adds nodes by demand: ask it for those that are missing, and wait.
     """
 
     method: Method = "round-robin"
@@ -30,6 +31,7 @@ class PlacementOptions:
     adoption: AdoptionOptions = field(default_factory=AdoptionOptions)
     pin: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
     at_least: int | None = None
+    grow: bool = False
 
     def checked(self, workers: int, operators: Collection[str], epochs: bool) -> PlacementOptions:
         """The same; FlowError for what cannot be. `operators`: the flow's names."""

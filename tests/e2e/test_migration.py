@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,15 @@ def test_tasks_move_while_records_flow(cluster: str, fresh_name: Callable[[], st
     )
     job = run(flow, workers=3, epoch_interval_s=0.2)
     wait_until(running(job), "the job runs")
+    over = threading.Event()
+    states: set[str] = set()
+
+    def watch() -> None:
+        while not over.is_set():
+            states.add(job.state)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     chance = random.Random(7)
     names = sorted(where(job))
     for turn in range(8):
@@ -53,6 +63,9 @@ def test_tasks_move_while_records_flow(cluster: str, fresh_name: Callable[[], st
         job.migrate(wanted)
         found = where(job)
         assert {name: found[name] for name in wanted} == wanted
+    over.set()
+    watcher.join()
+    assert ("RECOVERING" in states) <= kill, "a move that was asked for is no failure"
     assert job.status()["placement"]["moves"] > 5
     job.wait(120, progress=False)
     assert dict(value for _, value in sink.records()) == {key: sum(range(key, total, KEYS)) for key in range(KEYS)}

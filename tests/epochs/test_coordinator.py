@@ -928,7 +928,7 @@ def test_a_task_that_has_stopped_moves_alone() -> None:
     assert isinstance(save, Save)
     complete, cut, make = job.c.saved(2)
     assert complete == Complete(2, False)
-    assert cut == Cut(frozenset({B}), 2)
+    assert cut == Cut(frozenset({B}), 2, planned=True)
     assert isinstance(make, Make)
     assert make.tasks == {B}
     assert make.change is not None
@@ -948,7 +948,7 @@ def test_a_task_that_has_not_stopped_takes_those_behind_it_along() -> None:
     job.c.migrate(moving(job, a=(PLACED[A] + 1) % WORKERS), 1.5)
     acknowledged(job, 2, *ALL)
     _, cut, make = job.c.saved(2)
-    assert cut == Cut(frozenset({A, B, C}), 2)
+    assert cut == Cut(frozenset({A, B, C}), 2, planned=True)
     assert isinstance(make, Make)
     assert make.tasks == {A, B, C}
 
@@ -1046,4 +1046,4 @@ def test_an_epoch_that_was_begun_before_the_move_completes_without_it() -> None:
     assert job.c.saved(2) == [Complete(2, False)]
     assert job.c.migrating
     acknowledged(job, 3, *ALL, parked=True)
-    assert job.c.saved(3)[1] == Cut(frozenset({B}), 3)
+    assert job.c.saved(3)[1] == Cut(frozenset({B}), 3, planned=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.placement.adoption import AdoptionOptions, cost, decide, overload
+from penstock.placement.adoption import AdoptionOptions, cost, decide, overload, resting
 from penstock.placement.monitor import RECORD_BYTES, Monitor
 from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import plan as planned
@@ -129,7 +129,7 @@ def lanes(first: float, second: float, cpu: float = 0.1) -> TrafficGraph:
 
 
 def test_a_plan_that_saves_enough_is_adopted() -> None:
-    verdict = decide(placed(0, 1, 2, 3), placed(2, 1, 2, 3), lanes(HOT, 0), None, OPTIONS)
+    verdict = decide(placed(0, 1, 2, 3), placed(2, 1, 2, 3), lanes(HOT, 0), OPTIONS)
     assert verdict.adopt
     assert verdict.moves == 1
     assert "100% less traffic crosses" in verdict.reason
@@ -141,19 +141,26 @@ def test_what_crosses_nodes_is_dearer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("new", "graph", "since", "reason"),
+    ("new", "graph", "reason"),
     [
-        (placed(0, 1, 2, 3), lanes(HOT, 0), None, "run where they should"),
-        (placed(2, 1, 2, 3), lanes(HOT, 0), 5.0, "15 s of rest are left"),
-        (placed(1, 1, 2, 3), lanes(HOT, 0), None, "0% less traffic is not worth a move"),
-        (placed(2, 1, 2, 3), lanes(1e3, 0), None, "1 moves would cost 0.1 s and save"),
-        (placed(2, 1, 2, 2), lanes(HOT, 0, cpu=0.4), None, "load a worker too much"),
+        (placed(0, 1, 2, 3), lanes(HOT, 0), "run where they should"),
+        (placed(1, 1, 2, 3), lanes(HOT, 0), "0% less traffic is not worth a move"),
+        (placed(2, 1, 2, 3), lanes(1e3, 0), "1 moves would cost 0.1 s and save"),
+        (placed(2, 1, 2, 2), lanes(HOT, 0, cpu=0.4), "load a worker too much"),
     ],
 )
-def test_reasons_to_stay(new: Placement, graph: TrafficGraph, since: float | None, reason: str) -> None:
-    verdict = decide(placed(0, 1, 2, 3), new, graph, since, OPTIONS)
+def test_reasons_to_stay(new: Placement, graph: TrafficGraph, reason: str) -> None:
+    verdict = decide(placed(0, 1, 2, 3), new, graph, OPTIONS)
     assert not verdict.adopt
     assert reason in verdict.reason
+
+
+def test_a_job_rests_after_a_move() -> None:
+    assert resting(None, OPTIONS) is None
+    rest = resting(5.0, OPTIONS)
+    assert rest is not None
+    assert (rest.adopt, rest.reason) == (False, "15 s of rest are left after the last move")
+    assert resting(20.0, OPTIONS) is None
 
 
 def test_a_worker_with_too_much_gives_even_if_more_crosses() -> None:
@@ -161,18 +168,18 @@ def test_a_worker_with_too_much_gives_even_if_more_crosses() -> None:
     nodes = (Node("a", 2),)
     together, apart = placed(0, 0, nodes=nodes), placed(0, 1, nodes=nodes)
     assert overload(together, graph, OPTIONS) == pytest.approx(0.4)
-    assert decide(together, apart, graph, None, OPTIONS).adopt
+    assert decide(together, apart, graph, OPTIONS).adopt
     at_ease = TrafficGraph.of(2, [(0, 1, 1e6)], cpu=[0.2, 0.2])
     assert overload(together, at_ease, OPTIONS) == 0
-    assert not decide(together, apart, at_ease, None, OPTIONS).adopt
+    assert not decide(together, apart, at_ease, OPTIONS).adopt
 
 
 def test_a_move_of_many_tasks_must_bring_more() -> None:
     graph = TrafficGraph.of(40, [(2 * i, 2 * i + 1, 4e5) for i in range(20)], cpu=[0.01] * 40)
     nodes = (Node("a", 2),)
     apart, together = placed(*[0, 1] * 20, nodes=nodes), placed(*[0, 0, 1, 1] * 10, nodes=nodes)
-    assert not decide(apart, together, graph, None, OPTIONS).adopt, "20 moves, 2 s of pauses, for 0.5 s a minute"
-    assert decide(apart, together, graph, None, replace(OPTIONS, horizon_s=3600)).adopt
+    assert not decide(apart, together, graph, OPTIONS).adopt, "20 moves, 2 s of pauses, for 0.5 s a minute"
+    assert decide(apart, together, graph, replace(OPTIONS, horizon_s=3600)).adopt
 
 
 # --- names of workers ------------------------------------------------------------------------------------------------

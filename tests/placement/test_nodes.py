@@ -50,6 +50,7 @@ def test_tasks_run_where_the_plan_says(world: World) -> None:
 @apart
 def test_more_nodes_than_there_are(world: World) -> None:
     import penstock as ps
+    from penstock.placement.options import PlacementOptions
     from penstock.runtime.errors import NotEnoughResources
 
     flow = ps.Flow("too-many-nodes")
@@ -57,6 +58,72 @@ def test_more_nodes_than_there_are(world: World) -> None:
     job = ps.run(flow, workers=4, nodes=4)
     with pytest.raises(NotEnoughResources, match="to run on 4 nodes; the cluster has 3 on the JobMaster's machine"):
         job.wait(60, progress=False)
+    job = ps.run(flow, workers=4, start_timeout_s=1, placement=PlacementOptions(nodes=4, grow=True))
+    with pytest.raises(
+        NotEnoughResources, match=r"4 x 1 CPU \(STRICT_SPREAD\) .* may just need a longer start_timeout_s"
+    ):
+        job.wait(60, progress=False)
+    job = ps.run(flow, workers=4, placement=PlacementOptions(nodes=4, at_least=3))
+    job.wait(60, progress=False)
+    assert sorted(node["workers"] for node in job.status()["placement"]["nodes"]) == [1, 1, 2]
+
+
+@apart
+def test_a_job_waits_for_the_nodes_that_its_cluster_adds(world: World) -> None:
+    """Four nodes, a worker each, one of which comes when it is asked for; and tasks run where the plan says."""
+    import penstock as ps
+    from penstock.actors.cluster import workers_group
+    from penstock.placement.groups import Group, machines
+    from penstock.placement.options import PlacementOptions
+    from penstock.placement.planner import plan
+    from penstock.placement.topology import of_plan
+    from penstock.placement.traffic import Node
+
+    flow = ps.Flow("grown-nodes", chaining=False)
+    numbers = flow.read(ps.sources.Generator(int, 100), parallelism=2)
+    numbers.key_by(lambda n: n % 5).count(parallelism=4).write(ps.sinks.Null(), parallelism=2)
+    job = ps.run(flow, workers=4, placement=PlacementOptions("traffic", nodes=4, grow=True))
+    world.until(lambda: Group.attach(workers_group(job.name)) is not None)
+    assert job.state == "STARTING"
+    added = world.add(1)
+    world.until(lambda: job.state == "RUNNING")
+    status = job.status()
+    node_of = {worker["index"]: worker["node_id"] for worker in status["workers"]}
+    assert set(node_of.values()) == {world.head, world.two, world.one, added.node_id}
+    wanted = plan(of_plan(flow.plan(4)).graph, [Node(str(n)) for n in range(4)])
+    chosen = status["placement"]["node_ids"]
+    there = [node_of[task["worker"]] for task in status["tasks"]]
+    assert there == [chosen[node] for node in wanted.node_of]
+    job.cancel()
+    job.wait(60, progress=False)
+    world.settle()
+    world.cluster.remove_node(added)
+    world.until(lambda: added.node_id not in {machine.node_id for machine in machines()})
+
+
+@apart
+def test_a_job_whose_node_dies_says_so(world: World) -> None:
+    import ray
+
+    import penstock as ps
+    from penstock.placement.groups import machines
+    from penstock.runtime.errors import NotEnoughResources
+
+    added = [world.add(2), world.add(2)]
+    flow = ps.Flow("dying-node")
+    flow.read(ps.sources.Generator(int, 100), parallelism=2).write(ps.sinks.Null())
+    job = ps.run(flow, workers=8, start_timeout_s=20, nodes=4)
+    world.until(lambda: job.state == "RUNNING")
+    workers = {worker["pid"] for worker in job.status()["workers"]}
+    # The JobMaster is on any of them: one that dies with its node starts again, and finds too few nodes.
+    at = {a["Address"]["NodeID"] for a in ray._private.state.actors().values() if a["Pid"] not in workers}
+    dying = next(node for node in added if node.node_id not in at)
+    assert dying.node_id in job.status()["placement"]["node_ids"]
+    world.cluster.remove_node(dying)
+    with pytest.raises(NotEnoughResources, match=r"the node of worker \d has died"):
+        job.wait(60, progress=False)
+    world.cluster.remove_node(next(node for node in added if node is not dying))
+    world.until(lambda: len(machines()) == 3)
 
 
 @apart

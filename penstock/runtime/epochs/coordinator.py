@@ -66,10 +66,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Cut:
-    """Tell all live workers: these tasks go back to this epoch. No task is parked any more."""
+    """Tell all live workers: these tasks go back to this epoch. No task is parked any more. `planned`: because somebody
+    asked for it, not because of a death."""
 
     tasks: frozenset[int]
     epoch: int
+    planned: bool = False
 
 
 @dataclass(frozen=True)
@@ -476,7 +478,7 @@ class Coordinator:
         self._change, self._changed = Change(plan, placed), True
         self._undo(before | after)
         self._going_back = frozenset(after)
-        return [Cut(frozenset(before), self.epoch), *self._make()]
+        return [Cut(frozenset(before), self.epoch, planned=True), *self._make()]
 
     # --- what others may look at -----------------------------------------------------------------------------------
 
@@ -577,7 +579,7 @@ class Coordinator:
         self._change = Change(self.plan, self.placed)
         self._going_back = back
         self._undo(back)
-        return [Cut(back, self.epoch), *self._make()]
+        return [Cut(back, self.epoch, planned=True), *self._make()]
 
     def _elsewhere(self, placed: dict[int, int], ended: Iterable[int]) -> frozenset[int]:
         """The tasks that are to run on another worker than now, and have not ended."""
