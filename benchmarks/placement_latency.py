@@ -23,7 +23,7 @@ from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.options import Method, PlacementOptions
 
 #: Nodes and workers of the paper's Table II.
-DEPLOYMENTS = ((1, 2), (2, 4), (2, 8), (4, 4), (4, 8))
+DEPLOYMENTS = ((1, 2), (2, 4), (2, 8), (4, 4), (4, 8), (8, 8))
 METHODS: tuple[Method, ...] = ("round-robin", "jstorm", "turbostream", "traffic")
 SOL_RATE = 5_000
 THROUGHPUT_RATE = 20_000

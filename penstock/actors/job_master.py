@@ -37,6 +37,7 @@ from penstock.actors.dual import Dual, DualOptions
 from penstock.actors.in_order import InOrder
 from penstock.actors.keeper import SAVEPOINT, Keeper
 from penstock.actors.links import Link, Round
+from penstock.actors.nodes import Nodes
 from penstock.actors.placer import Placer
 from penstock.actors.status import ENDED, State, StatusBuilder
 from penstock.actors.worker import Outcome, Worker, WorkerOptions
@@ -153,7 +154,8 @@ class JobMaster:
         self._stopping = False
         self._cancelling = False
         self._events: queue.SimpleQueue[Callable[[], list[Command]]] = queue.SimpleQueue()
-        self._placer = Placer(options.placement, options.workers)
+        self._nodes = Nodes(options.placement, options.workers)
+        self._placer = Placer(options.placement, self._nodes)
         self._placed: dict[int, int] = {}  # once the nodes are known
         self._coordinator: Coordinator  # once it is known what to go on from
         # Workers by index; of the present process each, but for `incarnations`, which only grow.
@@ -368,11 +370,11 @@ class JobMaster:
                 self._plan = self._rescaled(self._plan, operator, parallelism)
             self._status = self._status.of(self._plan)
         try:
-            workers_placed = self._placer.start(
+            self._nodes.reserve(
                 self._plan.name, options.cpus_per_worker, options.start_timeout_s, lambda: self._cancelling
             )
-            if workers_placed != options.workers:
-                options = self._options = replace(options, workers=workers_placed)
+            if self._nodes.workers != options.workers:
+                options = self._options = replace(options, workers=self._nodes.workers)
             self._placed = self._placer.first(self._plan)
         except PlacingCancelled:
             return JobEnd("CANCELLED")
@@ -502,7 +504,7 @@ class JobMaster:
     def _new_actor(self, worker: int) -> Any:
         return (
             ray.remote(Worker)
-            .options(num_cpus=self._options.cpus_per_worker, scheduling_strategy=self._placer.strategy(worker))
+            .options(num_cpus=self._options.cpus_per_worker, scheduling_strategy=self._nodes.strategy(worker))
             .remote(worker)
         )
 
@@ -1008,7 +1010,7 @@ class JobMaster:
             link.close()
         for actor in self._actors.values():
             ray.kill(actor)
-        self._placer.close()
+        self._nodes.close()
 
     def _build_status(self) -> dict[str, Any]:
         # A worker that died just now answers nothing: the status shows what it last said.

@@ -11,8 +11,8 @@ The search is bounded by the edges that it looks at, not by a clock: the same gr
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,11 +37,15 @@ _PARENT_MOST = 1.5
 _FEW_TASKS = 150
 _BEGINNINGS_OF_FEW = 20
 
-# Beginnings on the coarsest level, and how often all levels are gone through again, unless that looks at too many
-# edges (some 3 million take a second).
-_BEGINNINGS = 6
+# On the coarsest level so many partitions are made by halves, each half in the best of so many ways.
+_BISECTED = 2
+_SPLITS = 2
+
+# How often all levels are gone through again, unless that looks at too many edges (some 4 million take a second; to
+# choose a task that a part grows by takes as long as so many of them).
 _CYCLES = 8
-_WORK_MAX, _WORK_A_TASK = 2_000_000, 1_000
+_WORK_MAX, _WORK_A_TASK = 1_000_000, 1_000
+_WORK_A_CHOICE = 50
 
 # How often the pairs of places are gone through, on a level of up to so many tasks.
 _ROUNDS_SMALL, _SMALL, _ROUNDS = 10, 2_000, 3
@@ -66,7 +70,7 @@ def partition(
     room = np.full(count, np.inf) if memory is None else memory
     packed = pack(graph, fair, room)
     search = _Search(graph, fair, factor, limits_of(graph, fair, factor, room, packed), seed)
-    return search.best_of([packed] if start is None else [_where_allowed(graph, start), packed])
+    return search.best(packed, None if start is None else _where_allowed(graph, start))
 
 
 def papers(graph: TrafficGraph, fair: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
@@ -85,24 +89,33 @@ class _Search:
         self._work = 0
         self._parents = max(_PARENTS_MIN, _PARENTS_A_PLACE * len(fair))
 
-    def best_of(self, given: Sequence[Ints]) -> Ints:
-        """The best that comes of the given partitions, of which the first wins a tie, and of others."""
-        best = self._refined(self._graph, given[0])
-        for found in chain((self._refined(self._graph, places) for places in given[1:]), self._beginnings()):
-            best = min(best, found, key=_badness)
+    def best(self, packed: Ints, start: Ints | None) -> Ints:
+        """The best that comes of a partition that runs (None: of none), of one that keeps within the limits, and of
+        others; of equals, the one that comes of the first of these."""
+        best = min(self._beginnings(packed, start), key=_badness)
+        if best.overload > 0:
+            best = min(best, self._refined(self._graph, packed), key=_badness)
+        last = best
         for _ in range(_CYCLES):
             if self._work > _WORK_MAX + _WORK_A_TASK * len(self._graph):
                 break
-            best = min(best, self._through_levels(best.places), key=_badness)
+            found = self._through_levels(last.places)
+            better = _badness(found) < _badness(last)
+            # Where nothing is left to be gained, another beginning may end elsewhere.
+            last = found if better else self._through_levels(None)
+            best = min(best, last, key=_badness)
         return best.places
 
-    def _beginnings(self) -> Iterator[Partition]:
+    def _beginnings(self, packed: Ints, start: Ints | None) -> Iterator[Partition]:
         graph = self._graph
+        if start is not None:
+            yield self._refined(graph, start)
         if len(graph) <= _FEW_TASKS:
+            yield self._refined(graph, packed)
             for threshold in (100, len(graph)):
-                yield self._refined(graph, papers(graph, self._fair, self._factor, threshold))
+                yield self._refined(graph, self._papers(graph, threshold))
             for _ in range(_BEGINNINGS_OF_FEW):
-                yield self._refined(graph, self._grown(graph))
+                yield self._refined(graph, self._grown(graph, self._fair))
         yield self._through_levels(None)
 
     def _refined(self, graph: TrafficGraph, places: Ints) -> Partition:
@@ -135,18 +148,53 @@ class _Search:
 
     def _begun(self, graph: TrafficGraph) -> Partition:
         """The best of several beginnings on the coarsest level."""
-        beginnings = [papers(graph, self._fair, self._factor)]
-        beginnings += [self._grown(graph) for _ in range(_BEGINNINGS - 1)]
-        return min((self._refined(graph, places) for places in beginnings), key=_badness)
+        beginnings = [self._papers(graph), *(self._bisected(graph) for _ in range(_BISECTED))]
+        best = min((Partition(graph, self._limits, places) for places in beginnings), key=_badness)
+        return self._refined(graph, best.places)
 
-    def _grown(self, graph: TrafficGraph) -> Ints:
+    def _papers(self, graph: TrafficGraph, threshold: int = 100) -> Ints:
+        return _where_allowed(graph, papers(graph, self._fair, self._factor, threshold))
+
+    def _bisected(self, graph: TrafficGraph) -> Ints:
+        """Places by halves: the tasks are split in two, for the first half of the places and the rest, as in Algorithm
+        2, but each split is refined, which is quick with two sides; and so on with the halves."""
+        places = np.zeros(len(graph), dtype=np.int64)
+        depth = max(1, (len(self._fair) - 1).bit_length())
+        factor = (1 + self._factor) ** (1 / depth) - 1
+        parts = [(np.arange(len(graph)), np.arange(len(self._fair)))]
+        while parts:
+            tasks, nodes = parts.pop()
+            if len(nodes) == 1 or not len(tasks):
+                places[tasks] = nodes[0]
+                continue
+            half = -(-len(nodes) // 2)
+            sides = nodes[:half], nodes[half:]
+            part = graph.part(tasks)
+            if part.allowed is not None:
+                part = replace(part, allowed=np.stack([part.allowed[:, side].any(axis=1) for side in sides], axis=1))
+            fair = np.array([self._fair[side].sum() for side in sides])
+            fair /= fair.sum()
+            memory = np.array([self._limits.memory[side].sum() for side in sides])
+            limits = Limits(fair * part.total_cpu * (1 + factor), memory)
+            best: Partition | None = None
+            for _ in range(_SPLITS):
+                found = Partition(part, limits, self._grown(part, fair))
+                found.improve(_ROUNDS_SMALL)
+                self._work += found.work + _WORK_A_CHOICE * len(part)
+                best = found if best is None else min(best, found, key=_badness)
+            assert best is not None
+            first = best.places == 0
+            parts += [(tasks[first], sides[0]), (tasks[~first], sides[1])]
+        return _where_allowed(graph, places)
+
+    def _grown(self, graph: TrafficGraph, fair: Floats) -> Ints:
         """Places grown around tasks that chance chose: each takes what talks to it most until it has its share. What
         may not run where it fell, refinement has to mend."""
         places = np.full(len(graph), -1, dtype=np.int64)
         order = list(range(len(graph)))
         self._chance.shuffle(order)
         seeds = iter(order)
-        for place, share in enumerate(self._fair[:-1]):
+        for place, share in enumerate(fair[:-1]):
             wanted, load = share * graph.total_cpu, 0.0
             ties = np.zeros(len(graph))
             while load < wanted:
@@ -160,7 +208,7 @@ class _Search:
                 load += graph.cpu[v]
                 row = slice(graph.starts[v], graph.starts[v + 1])
                 ties[graph.neighbours[row]] += graph.traffic[row]
-        places[places < 0] = len(self._fair) - 1
+        places[places < 0] = len(fair) - 1
         return _where_allowed(graph, places)
 
 

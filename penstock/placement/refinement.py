@@ -45,6 +45,7 @@ class Partition:
         self._load: list[float] = graph.loads(places, count).tolist()
         self._used: list[float] = np.bincount(places, weights=graph.memory, minlength=count).tolist()
         self._heaviest = max(self._cpu, default=0.0)
+        self._least = _EPSILON * graph.total_traffic  # what is gained by rounding errors alone is no gain
         self._members: list[set[int]] = [set() for _ in range(count)]
         for v, place in enumerate(self._places):
             self._members[place].add(v)
@@ -153,7 +154,7 @@ class Partition:
                 heappush(heaps[there], (-gain, u))
             score = (self._excess(a) + self._excess(b), -won)
             if score[0] < best_score[0] - _EPSILON or (
-                score[0] <= best_score[0] + _EPSILON and score[1] < best_score[1] - _EPSILON * abs(best_score[1])
+                score[0] <= best_score[0] + _EPSILON and score[1] < best_score[1] - self._least
             ):
                 best, best_score = len(moved), score
         for v in reversed(moved[best:]):

@@ -148,15 +148,13 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
         ps.run(flow, **options)
 
 
-def test_every_placement_runs(cluster: str, fresh_name: Callable[[], str]) -> None:
-    from penstock.placement.options import METHODS
-
-    for method in METHODS:
-        flow = ps.Flow(fresh_name(), chaining=False)
-        sink = ps.sinks.Collect()
-        flow.read(ps.sources.Memory(range(1_000)), name="in", parallelism=2).key_by(lambda n: n % 7).count(
-            emit="final", parallelism=3
-        ).write(sink, parallelism=1)
-        job = run(flow, workers=3, placement=method, epoch_interval_s=None)
-        job.wait(60, progress=False)
-        assert dict(sink.records()) == Counter(n % 7 for n in range(1_000)), method
+def test_a_job_that_is_placed_by_its_traffic(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """The other ways of dealing tasks: tests/actors/test_placer.py."""
+    flow = ps.Flow(fresh_name(), chaining=False)
+    sink = ps.sinks.Collect()
+    flow.read(ps.sources.Memory(range(1_000)), name="in", parallelism=2).key_by(lambda n: n % 7).count(
+        emit="final", parallelism=3
+    ).write(sink, parallelism=1)
+    job = run(flow, workers=3, placement="traffic", epoch_interval_s=None)
+    job.wait(60, progress=False)
+    assert dict(sink.records()) == Counter(n % 7 for n in range(1_000))

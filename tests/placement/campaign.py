@@ -2,7 +2,8 @@
 
     python -m tests.placement.campaign --topologies 200 --tasks 40 --seed 1
 
-First every graph of up to eight tasks on two nodes, against all placements; then random topologies of up to so many
+First every graph of up to eight tasks: Algorithms 1 and 2 against all splits, and plans for two nodes against all
+placements; then random topologies of up to so many
 tasks on two to four nodes, against an integer programme (those that it does not solve within a minute are told of and
 left out). A plan that breaks its limits, or is worse than the paper's within them, ends it with exit code 1.
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from penstock.placement.multilevel import papers, partition
 from penstock.placement.traffic import TrafficGraph
+from tests.placement.algorithms import check_consolidation, check_split
 from tests.placement.exact import fits, least_cut, least_cut_of_two, limits
 from tests.placement.random_topologies import topology
 from tests.placement.small import graphs
@@ -31,6 +33,8 @@ def small_graphs(most: int) -> int:
     wrong = count = above = 0
     for tasks in range(1, most + 1):
         for pairs in graphs(tasks):
+            check_consolidation(tasks, pairs)
+            check_split(tasks, pairs)
             graph = TrafficGraph.of(tasks, [(u, v, 1.0) for u, v in pairs])
             bounds, fair = limits(graph, 2, FACTOR), np.full(2, 0.5)
             found = partition(graph, fair, FACTOR)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
 from penstock.placement.assignment import assign, split
 from penstock.placement.traffic import TrafficGraph
+from tests.placement.algorithms import check_split
 from tests.placement.small import graphs
 
 
@@ -33,24 +32,10 @@ def test_it_begins_anew_elsewhere_when_the_graph_is_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("tasks", range(1, 8))
-def test_all_splits_of_every_small_graph(tasks: int) -> None:
-    """What it gives is within the factor and no better than the best split; where no split is within it, it gives
-    none. (It may give none where there is one: it is greedy. That is what `assign` and the refinement are for.)"""
-    sides = [frozenset(side) for size in range(tasks + 1) for side in itertools.combinations(range(tasks), size)]
-    missed = 0
+def test_every_small_graph(tasks: int) -> None:
+    """`make campaign-placement` has those of eight."""
     for pairs in graphs(tasks):
-        graph = TrafficGraph.of(tasks, [(u, v, 1.0) for u, v in pairs])
-        for target in (0.5, 2 / 3):
-            near = [side for side in sides if abs(len(side) / tasks - target) < 0.1]
-            found = split(graph, target, 0.1)
-            if found is None:
-                missed += bool(near)
-            else:
-                assert frozenset(found) in near
-                assert graph.cut(np.isin(np.arange(tasks), list(found))) >= min(
-                    sum((u in side) != (v in side) for u, v in pairs) for side in near
-                )
-    assert missed == 0, "equal tasks can always be gathered one by one"
+        check_split(tasks, pairs)
 
 
 def test_nodes_get_what_they_can_take() -> None:

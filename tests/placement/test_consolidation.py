@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.placement.consolidation import consolidate, consolidate_once, expand
 from penstock.placement.traffic import TrafficEdge, TrafficGraph
+from tests.placement.algorithms import check_consolidation
 from tests.placement.exact import edges_of
 from tests.placement.small import graphs
 
@@ -51,18 +52,9 @@ def test_it_ends_when_nobody_talks() -> None:
 
 @pytest.mark.parametrize("tasks", range(1, 8))
 def test_every_small_graph(tasks: int) -> None:
-    """A parent has one task or two that talk; of two that talk not both are left alone; traffic between parents is
-    what crosses."""
+    """`make campaign-placement` has those of eight."""
     for pairs in graphs(tasks):
-        graph = TrafficGraph.of(tasks, [(u, v, 1.0 + u + 2 * v) for u, v in pairs])
-        level = consolidate_once(graph)
-        members = [np.flatnonzero(level.parents == parent).tolist() for parent in range(len(level.graph))]
-        assert sorted(itertools.chain(*members)) == list(range(tasks))
-        alone = {them[0] for them in members if len(them) == 1}
-        assert all(tuple(them) in pairs for them in members if len(them) == 2)
-        assert all(len(them) <= 2 for them in members)
-        assert not any(u in alone and v in alone for u, v in pairs)
-        assert level.graph.total_traffic == graph.cut(level.parents)
+        check_consolidation(tasks, pairs)
 
 
 EDGES = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19), st.floats(0, 9)), max_size=60)

@@ -63,6 +63,9 @@ def test_more_nodes_than_there_are(world: World) -> None:
         NotEnoughResources, match=r"4 x 1 CPU \(STRICT_SPREAD\) .* may just need a longer start_timeout_s"
     ):
         job.wait(60, progress=False)
+    job = ps.run(flow, workers=6, start_timeout_s=1, placement=PlacementOptions(grow=True))
+    with pytest.raises(NotEnoughResources, match=r"1 x 6 CPUs \(STRICT_SPREAD\)"):
+        job.wait(60, progress=False)
     job = ps.run(flow, workers=4, placement=PlacementOptions(nodes=4, at_least=3))
     job.wait(60, progress=False)
     assert sorted(node["workers"] for node in job.status()["placement"]["nodes"]) == [1, 1, 2]
@@ -152,6 +155,48 @@ def test_nothing_is_reserved_any_more_when_a_job_was_cancelled(world: World) -> 
     job.cancel()
     job.wait(60, progress=False)
     world.until(lambda: Group.attach(workers_group(job.name)) is None)
+
+
+@apart
+def test_room_that_comes_elsewhere_is_taken(world: World) -> None:
+    """Jobs that start together choose the same nodes, and one of them has to take others."""
+    from penstock.actors.nodes import Nodes
+    from penstock.placement.groups import Group
+    from penstock.placement.options import PlacementOptions
+
+    head = Group.reserve([world.head] * 2, cpus=1, name="head", timeout_s=60)
+    two = Group.reserve([world.two] * 2, cpus=1, name="two", timeout_s=60)
+    asked = []
+
+    def cancelled() -> bool:
+        if not asked:
+            two.remove()
+        asked.append(1)
+        return False
+
+    nodes = Nodes(PlacementOptions(nodes=1), 2)
+    nodes.reserve("late", 1.0, 60.0, cancelled)
+    assert asked, "at first there was no room"
+    assert [machine.node_id for machine in nodes.machines] == [world.two]
+    assert nodes.workers == 2
+    nodes.close()
+    head.remove()
+
+
+@apart
+def test_two_jobs_share_the_nodes(world: World) -> None:
+    import penstock as ps
+
+    jobs = []
+    for name in ("one-of-two", "two-of-two"):
+        flow = ps.Flow(name)
+        flow.read(ps.sources.Generator(int, 100)).write(ps.sinks.Null())
+        jobs.append(ps.run(flow, workers=2, nodes=1))
+    world.until(lambda: all(job.state == "RUNNING" for job in jobs))
+    assert {job.status()["placement"]["node_ids"][0] for job in jobs} == {world.head, world.two}
+    for job in jobs:
+        job.cancel()
+        job.wait(60, progress=False)
 
 
 @apart

@@ -179,3 +179,58 @@ def test_fewer_tasks_than_workers(tasks: int) -> None:
     placed = plan(TrafficGraph.of(tasks, []), [Node("a", 2), Node("b", 2)])
     assert len(placed.tasks) == tasks
     assert len(set(placed.tasks)) == tasks
+
+
+def test_what_rounding_errors_gain_is_no_gain() -> None:
+    """Passes over pairs of places went on for all rounds on swaps that gained nothing but the last bit of a sum."""
+    chance = random.Random(1)
+    edges = [(chance.randrange(v), v, chance.expovariate(1)) for v in range(1, 120) for _ in range(3)]
+    graph = TrafficGraph.of(120, edges)
+    found = Partition(graph, limits(graph, 8, 0.05), np.array([chance.randrange(8) for _ in range(120)]))
+    gains = []
+    for _ in range(6):
+        for a in range(8):
+            for b in range(a + 1, 8):
+                before = found.overload, found.cut
+                if found._improve_pair(a, b) and found.overload == before[0]:
+                    gains.append(before[1] - found.cut)
+    assert len(gains) > 20
+    assert min(gains) > 1e-10 * graph.total_traffic
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_large_graphs_keep_within_all_limits(seed: int) -> None:
+    """Above the size up to which the packed tasks are a beginning: unequal nodes, little memory, pinned tasks."""
+    chance = np.random.default_rng(seed)
+    tasks = 400
+    edges = topology(random.Random(seed), tasks, widest=16)
+    allowed = chance.random((tasks, 5)) < 0.7
+    allowed[np.arange(tasks), chance.integers(0, 5, tasks)] = True
+    graph = TrafficGraph(
+        edges.starts,
+        edges.neighbours,
+        edges.traffic,
+        chance.uniform(0.5, 2, tasks),
+        chance.integers(1, 9, tasks).astype(np.float64),
+        allowed,
+    )
+    fair = np.array([1, 1, 2, 3, 1]) / 8
+    room = fair * graph.memory.sum() * (1.3, 1.05)[seed % 2]
+    found = partition(graph, fair, 0.05, memory=room, seed=seed)
+    bounds = limits_of(graph, fair, 0.05, room, pack(graph, fair, room))
+    assert fits(graph, found, bounds)
+    assert (np.bincount(found, weights=graph.memory, minlength=5) <= room).all()
+    assert allowed[np.arange(tasks), found].all()
+    assert graph.cut(found) < 0.8 * graph.cut(pack(graph, fair, room))
+
+
+def test_the_papers_way_is_no_excuse_for_a_task_where_it_may_not_run() -> None:
+    """Algorithm 2 knows nothing of pins, and was a beginning as it came."""
+    for seed in range(20):
+        chance = np.random.default_rng(seed)
+        graph = topology(random.Random(seed), 20)
+        allowed = chance.random((20, 3)) < 0.6
+        allowed[np.arange(20), chance.integers(0, 3, 20)] = True
+        graph = TrafficGraph(graph.starts, graph.neighbours, graph.traffic, graph.cpu, graph.memory, allowed)
+        found = partition(graph, np.full(3, 1 / 3), 0.1)
+        assert allowed[np.arange(20), found].all(), seed

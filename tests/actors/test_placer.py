@@ -1,0 +1,110 @@
+"""What the JobMaster does about placement, without a cluster: each way of dealing tasks, pins, changed plans, moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.actors.nodes import Nodes
+from penstock.actors.placer import Placer
+from penstock.placement.groups import Machine
+from penstock.placement.options import METHODS, Method, PlacementOptions
+from penstock.placement.traffic import Node
+from penstock.runtime.plan import Plan
+
+S = 1_000_000_000
+
+
+def lanes(tasks: int = 4) -> Plan:
+    """Sources, each of which feeds the one map of its number; and a sink for all of them."""
+    flow = ps.Flow("lanes", chaining=False)
+    records = flow.read(ps.sources.Generator(int, 10), name="in", parallelism=tasks)
+    records.map(str, name="text", parallelism=tasks).write(ps.sinks.Null(), name="out", parallelism=1)
+    return flow.plan(4)
+
+
+def over(*counts: int, options: PlacementOptions, labels: dict[str, str] | None = None) -> Nodes:
+    """Nodes with so many workers; the last has the labels."""
+    nodes = Nodes(options, sum(counts))
+    nodes.nodes = tuple(Node(f"n{place}", count) for place, count in enumerate(counts))
+    machine = Machine("0", "n0", 8, 8, 1e9, {}, {}, {})
+    nodes.machines = [replace(machine, node_id=str(place), name=f"n{place}") for place in range(len(counts))]
+    nodes.machines[-1] = replace(nodes.machines[-1], labels=labels or {})
+    return nodes
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("counts", [(3,), (2, 2), (1, 3)])
+def test_each_task_gets_a_worker_and_each_worker_its_share(method: Method, counts: tuple[int, ...]) -> None:
+    plan, options = lanes(), PlacementOptions(method)
+    found = Placer(options, over(*counts, options=options)).first(plan)
+    assert found.keys() == {task.number for task in plan.tasks}
+    load = Counter(found.values())
+    assert set(load) <= set(range(sum(counts)))
+    if method != "jstorm":  # which fills some workers with what its rule keeps together
+        assert max(load.values()) <= -(-len(plan.tasks) // sum(counts)) + 1, load
+
+
+def test_without_pymetis_tasks_are_dealt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    plan = lanes()
+    found = [Placer(PlacementOptions(m), Nodes(PlacementOptions(m), 3)).first(plan) for m in ("metis", "round-robin")]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("method", ["round-robin", "traffic"])
+def test_pinned_tasks_are_on_the_node_that_has_what_they_need(method: Method) -> None:
+    plan, options = lanes(), PlacementOptions(method, pin={"text": {"rack": "a"}})
+    placer = Placer(options, over(2, 2, options=options, labels={"rack": "a"}))
+    found = placer.first(plan)
+    text = plan.chain_of("text").index
+    assert {found[task.number] for task in plan.tasks if task.chain == text} == {2, 3}
+    # A task more stays with them, and everything else where it is.
+    less = {number: worker for number, worker in found.items() if number != max(found)}
+    grown = placer.grown(plan, less)
+    assert {**grown, **less} == grown
+    assert grown.keys() == found.keys()
+
+
+def says(plan: Plan, traffic: dict[tuple[int, int], int], second: int) -> list[tuple[int, list[dict[str, Any]]]]:
+    """A worker's report: so many bytes a second from task to task."""
+    tasks = [
+        {
+            "number": task.number,
+            "generation": 1,
+            "busy_ns": second * S // 100,
+            "queued": 0,
+            "sent": [(b, second, second * size) for (a, b), size in traffic.items() if a == task.number],
+        }
+        for task in plan.tasks
+    ]
+    return [(second * S, tasks)]
+
+
+def test_tasks_move_to_those_that_they_talk_to_and_then_rest() -> None:
+    flow = ps.Flow("crossed", chaining=False)
+    flow.read(ps.sources.Generator(int, 10), name="in", parallelism=2).write(ps.sinks.Null(), name="out", parallelism=2)
+    plan, options = flow.plan(2), PlacementOptions(replan_s=1.0)
+    placer = Placer(options, Nodes(options, 2))
+    placed = placer.first(plan)
+    assert list(placed.values()) == [0, 1, 0, 1]
+    crossed = {(0, 3): 2_000_000_000, (1, 2): 2_000_000_000}
+    assert placer.look(plan, placed, says(plan, crossed, 0)) is None, "nothing is known yet"
+    wanted = placer.look(plan, placed, says(plan, crossed, 1))
+    assert wanted is not None
+    assert wanted[0] == wanted[3] != wanted[1] == wanted[2]
+    status = placer.status()
+    assert status["between_workers"] == status["total"] > 4e9
+    assert "100% less traffic crosses" in status["last"]
+    placer.moved(2)
+    straight = {(0, 2): 2_000_000_000, (1, 3): 2_000_000_000}
+    for second in range(2, 9):
+        assert placer.look(plan, wanted, says(plan, straight, 8 * second)) is None
+    assert "of rest are left" in placer.status()["last"]
+    assert placer.status()["moves"] == 2
