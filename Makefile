@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := $(shell find penstock/runtime/native -type f) $(shell find penstock -type d ! -name __pycache__) \
 	CMakeLists.txt pyproject.toml
 SEED ?= 1
-JOBS ?= 2
+JOBS ?= 3
 SECONDS ?= 600
 N ?=
 ARGS ?=
@@ -38,7 +38,7 @@ setup: .venv/installed ## make .venv with everything pinned, and build the nativ
 run: setup ## count the words of a real text, with live progress
 	$(BIN)/penstock run wordcount $(ARGS)
 
-test: setup lint ## lint, types and the whole test suite, in JOBS processes (2; 0: in one, which stops at --pdb)
+test: setup lint ## lint, types and the whole test suite, in JOBS processes (3, as they mostly wait; 0: in one, which stops at --pdb)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: setup ## ruff and mypy

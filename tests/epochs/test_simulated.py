@@ -5,6 +5,7 @@ More of them: python -m tests.epochs.campaign --help
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from typing import Any
@@ -33,9 +34,25 @@ def test_every_record_counts_once_whatever_dies(chunk: int) -> None:
         run_seed(seed)
 
 
+# The first seeds that found bugs which few seeds find: tried first, as the way to them takes seconds.
+FOUND_BY = {
+    "all-have-stopped": 557,
+    "kept-records-shared": 450,
+    "lost-while-saving": 494,
+    "no-timers-back": 67,
+    "old-channels-fail": 508,
+    "old-generations": 67,
+    "places-of-removed-keys": 110,
+    "slabs-too-soon": 398,
+    "watermark-forgotten": 110,
+    "watermark-overtakes": 223,
+}
+
+
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    found = next((result.failures for result in campaign(1, 3000, plant=bug) if result.failures), None)
+    results = itertools.chain(campaign(FOUND_BY.get(bug, 1), 1, plant=bug), campaign(1, 3000, plant=bug))
+    found = next((result.failures for result in results if result.failures), None)
     assert found, f"{bug} is not found in 3,000 seeds"
 
 
