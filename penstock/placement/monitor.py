@@ -1,8 +1,9 @@
 """What a running job's tasks really use and send (PAPERS row T12): the workers' counters, made into a graph to plan by.
 
-Workers count anyway: each channel its records and bytes, each task the time that it ran; so measuring costs nothing but
-being asked once a period. Rates are smoothed, with a weight that halves in `half_life_s`: one odd period does not
-move tasks, and a lasting change is most of the figure after two half-lives.
+Workers count anyway: each channel its records and bytes, each task the time that it ran, which is what it takes of its
+worker's one thread: the CPU time, and what its functions wait for. So measuring costs nothing but being asked once a
+period. Rates are smoothed, with a weight that halves in `half_life_s`: one odd period does not move tasks, and a
+lasting change is most of the figure after two half-lives.
 
 Counters begin anew when a task is made again, after a death or a move; what is then counted twice, because it was sent
 again, is little beside a period.

@@ -1,9 +1,10 @@
 """The search for a partition on many levels, so that its cost grows with the edges and not as the cube of the tasks.
 
 Algorithm 1 makes parents of tasks until few are left (`placement/consolidation.py`); these are dealt to the places in
-several ways, of which Algorithm 2 is one; and on the way back to the tasks each level is refined
+several ways, by Algorithm 2 and by halves that are refined; and on the way back to the tasks each level is refined
 (`placement/refinement.py`). Then all levels are gone through again, with parents whose tasks are at the same place
-already: what could not be moved as a task can be moved as a parent. No step makes the best worse.
+already: what could not be moved as a task can be moved as a parent. Where that gains nothing, it is begun anew. No step
+makes the best worse.
 
 The search is bounded by the edges that it looks at, not by a clock: the same graph gives the same partition anywhere.
 """

@@ -11,6 +11,7 @@ import penstock as ps
 from penstock.apps import cli, ysb
 from penstock.apps.ysb_events import START_MS, Events, EventSource
 from tests.e2e import jobs
+from tests.e2e.processes import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
@@ -46,23 +47,29 @@ def shifted(by_ns: int, scale: float = 1) -> float:
 
 
 def test_rows_follow_their_window_s_end() -> None:
-    """The load begins two seconds before a window's end, by a clock that is set so, and goes on for three more."""
+    """The load begins two seconds before a window's end, by a clock that is set so, and goes on until the window's rows
+    are there."""
     events = Events(4, rate=2_000, start_ms=START_MS + ysb.WINDOW_MS - 2_000)
-    starts_in_ms = 1_500
-    by_ns = (events.start_ms - starts_in_ms) * 1_000_000 - time.time_ns()
+    by_ns = (events.start_ms - 1_500) * 1_000_000 - time.time_ns()
     rows = ps.sinks.Collect()
-    source = EventSource(events, duration=5, paced=True, clock=partial(shifted, by_ns))  # type: ignore[arg-type]
+    source = EventSource(events, paced=True, clock=partial(shifted, by_ns))  # type: ignore[arg-type]
     flow = ysb.topology(
         source, events.campaigns(), ysb.Store(rows, clock=partial(shifted, by_ns, 1e-9)), name="ysb-paced"
     )
-    status = jobs.run(flow, workers=2, parallelism=2).wait(progress=False)
-    right = ysb.recount(events, 10_000)
-    assert ysb.stored(rows.records()) == right
+    job = jobs.run(flow, workers=2, parallelism=2)
+    right = {key: views for key, views in ysb.recount(events, 10_000).items() if key[1] == START_MS}
+
+    def counted() -> bool:
+        return {key: views for key, views in ysb.stored(rows.records()).items() if key[1] == START_MS} == right
+
+    wait_until(counted, "the rows of the window that has ended are there")
+    assert job.status()["state"] == "RUNNING", "and the load has not ended"
+    job.stop()
+    job.wait(progress=False)
+    assert counted()
     first = ysb.latencies(rows.records(), first=True)
-    assert len(first) == sum(start == START_MS for _, start in right), "of the window that has ended, and of no other"
+    assert len(first) >= len(right)
     assert first[0] >= 50, "events may come 100 ms behind others that are 50 ms early"
-    assert first[len(first) // 2] < 3_000, "its rows came before the load had ended"
-    assert status["latency_all_ms"]["p50"] < 3_000
 
 
 def test_the_command_checks_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
