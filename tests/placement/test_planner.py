@@ -234,3 +234,11 @@ def test_the_papers_way_is_no_excuse_for_a_task_where_it_may_not_run() -> None:
         graph = TrafficGraph(graph.starts, graph.neighbours, graph.traffic, graph.cpu, graph.memory, allowed)
         found = partition(graph, np.full(3, 1 / 3), 0.1)
         assert allowed[np.arange(20), found].all(), seed
+
+
+def test_of_equal_plans_the_one_that_deals_every_operator_evenly_is_taken() -> None:
+    """Two senders, two maps, two receivers, each with each: {0, 1, 2} and {3, 4, 5} would cut as little, with all
+    senders on one node."""
+    edges = [(a, b, 1.0) for first in (0, 2) for a in (first, first + 1) for b in (first + 2, first + 3)]
+    placed = plan(TrafficGraph.of(6, edges), [Node("a"), Node("b")])
+    assert all(placed.node_of[task] != placed.node_of[task + 1] for task in (0, 2, 4))
