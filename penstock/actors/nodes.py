@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Nodes:
-    """See the module's docstring. Used by the JobMaster's supervising thread."""
+    """See the module's docstring. Chosen once, by the JobMaster's supervising thread, before anything else is asked."""
 
     def __init__(self, options: PlacementOptions, workers: int) -> None:
         self._options = options
@@ -74,9 +74,7 @@ class Nodes:
                 if cancelled():
                     raise
             except NotPlaced as error:
-                free = {machine.node_id: machine.free_cpus for machine in machines()}
-                rooms = [int(free.get(m.node_id, 0.0) / cpus + 1e-6) if cpus else self.workers for m in chosen]
-                fewer = [min(room, count) for room, count in zip(rooms, counts, strict=True)]
+                fewer = _with_room(chosen, counts, cpus)
                 if options.at_least is None or sum(fewer) < options.at_least:
                     raise
                 logger.warning("job %s starts with %d workers, not %d: %s", job, sum(fewer), self.workers, error)
@@ -171,6 +169,15 @@ def told(wanted: Mapping[str, str | float]) -> str:
     return ", ".join(
         f"{name}={value}" if isinstance(value, str) else f"{value:g} {name}" for name, value in wanted.items()
     )
+
+
+def _with_room(chosen: list[Machine], counts: list[int], cpus: float) -> list[int]:
+    """How many of the workers that each node should have it has room for now."""
+    if not cpus:
+        return counts
+    free = {machine.node_id: machine.free_cpus for machine in machines()}
+    rooms = [int(free.get(machine.node_id, 0.0) / cpus + 1e-6) for machine in chosen]
+    return [min(room, count) for room, count in zip(rooms, counts, strict=True)]
 
 
 def _grown(count: int, cpus: float, name: str, timeout_s: float, cancelled: Callable[[], bool]) -> list[str]:

@@ -76,8 +76,12 @@ def partition(
 
 def papers(graph: TrafficGraph, fair: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
     """The paper's own placement, with such a factor for each split that all splits in a row keep within `factor`."""
-    depth = max(1, (len(fair) - 1).bit_length())
-    return assign(graph, fair, ((1 + factor) ** (1 / depth) - 1) / 2, task_num_threshold)
+    return assign(graph, fair, _of_each_split(len(fair), factor) / 2, task_num_threshold)
+
+
+def _of_each_split(places: int, factor: float) -> float:
+    """By how much each split may be off, so that those in a row down to one place keep within `factor`."""
+    return float((1 + factor) ** (1 / max(1, (places - 1).bit_length())) - 1)
 
 
 class _Search:
@@ -160,8 +164,7 @@ class _Search:
         """Places by halves: the tasks are split in two, for the first half of the places and the rest, as in Algorithm
         2, but each split is refined, which is quick with two sides; and so on with the halves."""
         places = np.zeros(len(graph), dtype=np.int64)
-        depth = max(1, (len(self._fair) - 1).bit_length())
-        factor = (1 + self._factor) ** (1 / depth) - 1
+        factor = _of_each_split(len(self._fair), self._factor)
         parts = [(np.arange(len(graph)), np.arange(len(self._fair)))]
         while parts:
             tasks, nodes = parts.pop()
@@ -177,16 +180,16 @@ class _Search:
             fair /= fair.sum()
             memory = np.array([self._limits.memory[side].sum() for side in sides])
             limits = Limits(fair * part.total_cpu * (1 + factor), memory)
-            best: Partition | None = None
-            for _ in range(_SPLITS):
-                found = Partition(part, limits, self._grown(part, fair))
-                found.improve(_ROUNDS_SMALL)
-                self._work += found.work + _WORK_A_CHOICE * len(part)
-                best = found if best is None else min(best, found, key=_badness)
-            assert best is not None
-            first = best.places == 0
+            halves = (self._halved(part, fair, limits) for _ in range(_SPLITS))
+            first = min(halves, key=_badness).places == 0
             parts += [(tasks[first], sides[0]), (tasks[~first], sides[1])]
         return _where_allowed(graph, places)
+
+    def _halved(self, part: TrafficGraph, fair: Floats, limits: Limits) -> Partition:
+        found = Partition(part, limits, self._grown(part, fair))
+        found.improve(_ROUNDS_SMALL)
+        self._work += found.work + _WORK_A_CHOICE * len(part)
+        return found
 
     def _grown(self, graph: TrafficGraph, fair: Floats) -> Ints:
         """Places grown around tasks that chance chose: each takes what talks to it most until it has its share. What

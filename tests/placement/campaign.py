@@ -3,9 +3,9 @@
     python -m tests.placement.campaign --topologies 200 --tasks 40 --seed 1
 
 First every graph of up to eight tasks: Algorithms 1 and 2 against all splits, and plans for two nodes against all
-placements; then random topologies of up to so many
-tasks on two to four nodes, against an integer programme (those that it does not solve within a minute are told of and
-left out). A plan that breaks its limits, or is worse than the paper's within them, ends it with exit code 1.
+placements; then random topologies of up to so many tasks on two to four nodes, against an integer programme (those that
+it does not solve within a minute are told of and left out). A plan that breaks its limits, or is worse than the paper's
+within them, ends it with exit code 1.
 """
 
 from __future__ import annotations
