@@ -21,6 +21,7 @@ BENCHMARKS = {
     "grep_throughput": ("grep_throughput", "lines a second through a regular expression, beside the same peers"),
     "grep_latency": ("grep_latency", "due time to sink of the lines found, at 20,000 and 1,000 lines a second"),
     "low_rate": ("low_rate", "one record a second through five stages on two workers"),
+    "map_batches": ("map_batches", "calls of 20 ms at 1,000 and 10,000 records/s: latency, records a call"),
     "checkpoint_cost": ("checkpoint_cost", "the same jobs with and without epochs; bytes and time of an epoch"),
     "recovery_time": ("recovery_time", "SIGKILL of one worker of four: until it runs, and at full rate again"),
     "ysb_latency": ("ysb_latency", "Yahoo events at low rates: bridge on, off, all in Spark, Structured Streaming"),

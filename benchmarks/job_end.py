@@ -27,7 +27,7 @@ WORKERS = 2
 def build(name: str, duration: float | None = None) -> ps.Flow:
     """A flow with an exchange, at 2,000 records a second."""
     flow = ps.Flow(name)
-    source = ps.sources.Generator(word, rate=2_000, duration=duration)
+    source = ps.sources.Generator(word, rate=2_000, duration_s=duration)
     flow.read(source).rebalance().map(str.upper).key_by(str.lower).count().write(ps.sinks.Null())
     return flow
 

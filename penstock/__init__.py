@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.runtime import sinks, sources, testing
+from typing import TYPE_CHECKING
+
+from penstock import sinks, sources, testing
+from penstock.runtime import expressions
 from penstock.runtime.errors import (
+    ClusterGone,
     CodecError,
     FlowError,
     JobError,
@@ -20,20 +24,39 @@ from penstock.runtime.errors import (
     StoreError,
     StoreUnreachable,
 )
-from penstock.runtime.expressions import Expr, coalesce, col, concat, count, lit, mean, when
-from penstock.runtime.expressions import max_ as max
-from penstock.runtime.expressions import min_ as min
-from penstock.runtime.expressions import sum_ as sum
+from penstock.runtime.expressions import (
+    EvaluationError,
+    Expr,
+    MissingField,
+    coalesce,
+    col,
+    concat,
+    count,
+    lit,
+    mean,
+    when,
+)
 from penstock.runtime.flow import Flow, KeyedStream, Stream, WindowedStream
+from penstock.runtime.mistakes import nearest
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.userfunc import DeadLetter
 from penstock.runtime.windows import Sliding, Tumbling
 
+if TYPE_CHECKING:
+    from penstock.actors import Job, attach, resume, run
+
 __version__ = "0.1.0"
 
+# Not in __all__: `from penstock import *` must leave Python's own max, min and sum alone.
+max = expressions.max_
+min = expressions.min_
+sum = expressions.sum_
+
 __all__ = [
+    "ClusterGone",
     "CodecError",
     "DeadLetter",
+    "EvaluationError",
     "Expr",
     "Flow",
     "FlowError",
@@ -44,6 +67,7 @@ __all__ = [
     "JobNotFound",
     "KeyTypeError",
     "KeyedStream",
+    "MissingField",
     "NoCluster",
     "NotEnoughResources",
     "PenstockError",
@@ -64,23 +88,32 @@ __all__ = [
     "concat",
     "count",
     "lit",
-    "max",
     "mean",
-    "min",
     "resume",
     "run",
     "sinks",
     "sources",
-    "sum",
     "testing",
     "when",
 ]
 
 
-def __getattr__(name: str) -> object:
-    """`run`, `resume`, `attach` and `Job` load Ray, which takes a second or more: only when they are used."""
-    if name in ("Job", "attach", "resume", "run"):
-        from penstock import actors
+_OF_RAY = ("Job", "attach", "resume", "run")
 
-        return getattr(actors, name)
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
+
+    def __getattr__(name: str) -> object:
+        """`run`, `resume`, `attach` and `Job` load Ray, which takes a second or more: only when they are used."""
+        if name in _OF_RAY:
+            from penstock import actors
+
+            return getattr(actors, name)
+        for module in (sinks, sources):
+            if name in module.__all__:
+                raise AttributeError(f"module 'penstock' has no attribute {name!r}; it is {module.__name__}.{name}")
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}{nearest(name, __dir__())}")
+
+
+def __dir__() -> list[str]:
+    """All names, also of what is not loaded yet."""
+    return sorted({*globals(), *_OF_RAY})

@@ -5,8 +5,21 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+
+# The tests' queries are short: the JVM's optimising compiler and its parallel collector would take more of the two
+# cores than they save.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal the tests out to several processes by the fixtures that they share."""
+    from tests.scheduling import ByFixture
+
+    return ByFixture(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,21 +1,55 @@
-"""Joining a Ray cluster, or starting one on this machine when there is none."""
+"""Joining a Ray cluster, or starting one on this machine when there is none; and noticing that it has gone.
+
+A cluster that a program started for itself (`ray.init`, ours too) ends with that program, so no other program may run
+its jobs there. `run` joins what Ray itself joins by default: the cluster of the address that was given, or of
+RAY_ADDRESS, or the one that `ray start` has made this machine a node of; never one that was only found among the
+running processes. Those are looked at by `attach` alone, which starts nothing.
+
+Ray's native code ends a whole process that has lost its cluster: after 60 s without the head (the GCS), and at once
+where it writes to a dead raylet while the process is a child of process 1. Both are put off here, and a thread tells
+the jobs instead.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import socket
+import sys
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
-import ray
-from ray.exceptions import RayActorError
+# Ray takes a process whose parent is process 1 for one whose raylet has died, unless it is told a raylet's process id.
+# It reads that once, when it is loaded, and of a driver's uses it for nothing else. Process 1 never dies.
+_PUT_OFF = {"RAY_RAYLET_PID": "1"} if "ray" not in sys.modules and "RAY_RAYLET_PID" not in os.environ else {}
+os.environ.update(_PUT_OFF)
+import ray  # noqa: E402
 
-from penstock.actors import reaper
-from penstock.actors.status import ENDED
-from penstock.runtime.errors import JobNotFound, NoCluster
+for _name in _PUT_OFF:
+    del os.environ[_name]  # not for the processes that this one starts
+
+from ray._private import auto_init_hook  # noqa: E402
+from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
+
+from penstock.actors import reaper  # noqa: E402
+from penstock.actors.status import ENDED  # noqa: E402
+from penstock.runtime import standard_streams  # noqa: E402
+from penstock.runtime.errors import ClusterGone, JobNotFound, NoCluster, PenstockError  # noqa: E402
+
+logger = logging.getLogger(__name__)
 
 NAMESPACE = "penstock"
+
+
+@atexit.register  # behind Ray's own, so it is called before Ray disconnects
+def _stay_disconnected() -> None:
+    """Threads that still wait for a job when this process ends must not connect to Ray again, or start a cluster."""
+    auto_init_hook.enable_auto_connect = False
+
 
 # Ray's object store carries control messages only here; its default of 30 % of memory would be reserved in /dev/shm.
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
@@ -25,9 +59,70 @@ _NO_CLUSTER = (
     "its address"
 )
 
+_LIMIT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_FOR_EVER_S = "31536000"
+# A head that is started again elsewhere, as a cluster with an external store does, has this long to come back: Ray's
+# own limit. Where this node's raylet has gone too, nothing will come back.
+_HEAD_BACK_S = 60.0
+_LOOK_S = 1.0
+# The processes of a cluster that is stopped end one after the other.
+_GOING_S = 15.0
+_SLICE_S = 1.0
+
+# How long a JobMaster may take to say whether its job has ended.
+_ANSWER_S = 5.0
+
 _lock = threading.Lock()
 _look_again = threading.Event()  # never set
-_own = False  # the cluster that this process is connected to was started by it and ends with it
+
+
+class _Connection:
+    """One connection of this process to a cluster, watched by a thread of its own until it ends or the cluster does."""
+
+    def __init__(self, *, own: bool) -> None:
+        self.own = own  # the cluster was started by this process and ends with it
+        self.address = str(ray.get_runtime_context().gcs_address)
+        self.gone: ClusterGone | None = None
+        self._raylet = str(ray._private.worker._global_node.raylet_socket_name)
+        self._worker_id = ray.get_runtime_context().get_worker_id()
+        threading.Thread(target=self._watch, name="penstock-cluster", daemon=True).start()
+
+    def lost(self) -> ClusterGone | None:
+        """For whoever has noticed that an actor has died: whether that is because the cluster is going."""
+        until = time.monotonic() + _GOING_S
+        while time.monotonic() < until and self.gone is None:
+            if _answers_tcp(self.address) and _answers_unix(self._raylet):
+                return None
+            _look_again.wait(0.2)
+        return self.gone
+
+    def current(self) -> bool:
+        """Whether this is still what the process is connected to: a program may call ray.shutdown() itself."""
+        return bool(ray.is_initialized() and ray.get_runtime_context().get_worker_id() == self._worker_id)
+
+    def _watch(self) -> None:
+        silent_s = 0.0
+        while True:
+            _look_again.wait(_LOOK_S)
+            try:
+                if not self.current():
+                    return
+            except Exception:  # Ray is disconnecting in another thread
+                return
+            if _answers_tcp(self.address):
+                silent_s = 0.0
+                continue
+            silent_s += _LOOK_S
+            if silent_s >= _HEAD_BACK_S or (silent_s >= 3 * _LOOK_S and not _answers_unix(self._raylet)):
+                break
+        whose = "that this program had started " if self.own else ""
+        self.gone = ClusterGone(
+            f"the Ray cluster at {self.address} {whose}has gone: its head does not answer any more. Start a cluster "
+            "again, and penstock.resume(name) goes on with a job from its last complete epoch"
+        )
+
+
+_connection: _Connection | None = None  # Ray's connection is a global of this process, and so is what is known of it
 
 
 def workers_group(job: str) -> str:
@@ -45,40 +140,161 @@ def connect(
 ) -> None:
     """Make sure that this process is connected to Ray.
 
-    An initialised Ray is used as it is. Otherwise `address` (or RAY_ADDRESS) is joined; with neither, a cluster that
-    runs on this machine is joined, and when there is none, or `address` is "local", one is started that ends with this
-    process and offers at least `cpus` CPUs, however many cores there are, and an object store of `store_bytes`.
-    `lasting`: only a cluster that outlives this process will do; NoCluster is raised where there is none.
+    An initialised Ray is used as it is. Otherwise `address` (or RAY_ADDRESS) is joined; with neither, the cluster that
+    `ray start` has made this machine a node of, and when there is none, or `address` is "local", one is started that
+    is this process's alone, ends with it, and offers at least `cpus` CPUs, however many cores there are, and an object
+    store of `store_bytes`. `lasting`: only a cluster that outlives this process will do; NoCluster is raised where
+    there is none, for an address at which none answers, and where Ray does not start.
     """
-    global _own  # noqa: PLW0603 - Ray's connection is a global of this process, and so is who started its cluster
+    global _connection  # noqa: PLW0603
     with _lock:
-        if ray.is_initialized():
-            if lasting and _own:
+        if _connected():
+            assert _connection is not None
+            if lasting and _connection.own:
                 raise NoCluster(_NO_CLUSTER)
             return
-        # Says at every start that Ray uses tokens, which is its default and needs nothing of the user.
-        logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-        common: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": logging.WARNING, "log_to_driver": True}
         address = address or os.environ.get("RAY_ADDRESS")
         if address != "local":
-            try:
-                ray.init(address=address or "auto", **common)
-                _own = False
-                return
-            except ConnectionError as error:
-                if address:
-                    raise NoCluster(f"no Ray cluster answers at {address}: {error}") from error
+            place = address or _of_ray_start()
+            if place:
+                try:
+                    _init(place, local=not address or address in _on_this_machine())
+                except ConnectionError as error:
+                    if address:
+                        raise NoCluster(f"no Ray cluster answers at {address}: {error}") from error
+                else:
+                    _connection = _Connection(own=False)
+                    logger.info("joined the Ray cluster at %s", _connection.address)
+                    return
         if lasting:
             raise NoCluster(_NO_CLUSTER)
-        ray.init(
-            address="local",
-            num_cpus=max(cpus, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=store_bytes,
-            **common,
-        )
-        _own = True
+        cpus = max(cpus, os.cpu_count() or 1)
+        logger.info("starting Ray on this machine, for this program alone, with %d CPUs", cpus)
+        _init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=store_bytes)
+        _connection = _Connection(own=True)
         reaper.start(reaper.descendants(os.getpid()))
+
+
+def _connected() -> bool:
+    """Whether Ray is initialised, by whomever; a connection whose cluster has gone is ended here. Under the lock."""
+    global _connection  # noqa: PLW0603
+    if _connection is not None and _connection.gone is not None and ray.is_initialized():
+        ray.shutdown()
+    if not ray.is_initialized():
+        return False
+    if _connection is None or not _connection.current():
+        _connection = _Connection(own=False)
+    return True
+
+
+def _init(address: str, *, local: bool = False, **options: Any) -> None:
+    """ray.init, such that a cluster that goes away does not end this process. `local`: the cluster is of this machine,
+    and may be given the token by which Ray's local clusters know their users. Raises ConnectionError where no cluster
+    answers, and NoCluster for whatever else goes wrong in Ray."""
+    standard_streams.open_closed()  # Ray needs a standard error
+    # Says at every start that Ray uses tokens, which is its default and needs nothing of the user.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    if local:
+        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    limit = os.environ.get(_LIMIT)
+    os.environ[_LIMIT] = _FOR_EVER_S
+    try:
+        ray._raylet.Config.initialize("")  # Ray has read the environment when it was loaded; let it read that again
+        ray.init(address=address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=True, **options)
+    except (ConnectionError, PenstockError):
+        raise
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            ray.shutdown()  # what had started
+        raise NoCluster(_told_of_init(address, error)) from error
+    finally:
+        del os.environ[_LIMIT]
+        if limit is not None:
+            os.environ[_LIMIT] = limit
+
+
+def _told_of_init(address: str, error: Exception) -> str:
+    """What to say of an error that Ray has raised when it should have started, or joined a cluster."""
+    what = "Ray could not be started on this machine" if address == "local" else f"Ray could not join {address}"
+    cause = " ".join(str(error).split()) or "no reason given"
+    logs = os.path.join(ray._common.utils.get_default_ray_temp_dir(), "session_latest", "logs")
+    return (
+        f"{what}: {type(error).__name__}: {cause.rstrip('.')}. Ray's logs are in {logs}. On a machine that is busy or "
+        "short of memory this may take longer than Ray waits: try again when it is less busy, or start a cluster first "
+        "(ray start --head)"
+    )
+
+
+def _of_ray_start() -> str | None:
+    """The address of the cluster that `ray start` has made this machine a node of, if that runs."""
+    # As `ray start` itself finds out: it writes the address down, and what it wrote may be older than the last boot.
+    address = ray._private.utils.read_ray_address()
+    return address if address and address in _on_this_machine() else None
+
+
+def _on_this_machine() -> list[str]:
+    """The addresses of all Ray clusters of which a node runs here, whoever started it."""
+    ray._private.services.find_gcs_addresses.cache_clear()
+    return sorted(ray._private.services.find_gcs_addresses())
+
+
+def _answers_tcp(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _answers_unix(path: str) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as raylet:
+        raylet.settimeout(_LOOK_S)
+        try:
+            raylet.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def where() -> str:
+    """The cluster that this process is connected to, for people."""
+    if _connection is None:
+        return ""
+    whose = "a Ray cluster of this program's own, at" if _connection.own else "the Ray cluster at"
+    return f"{whose} {_connection.address}"
+
+
+def lost() -> ClusterGone | None:
+    """For whoever has noticed that an actor has died: the error, if that is because the cluster has gone."""
+    return None if _connection is None else _connection.lost()
+
+
+def check() -> None:
+    """Raise ClusterGone when the cluster that this process is connected to has gone."""
+    if _connection is not None and _connection.gone is not None:
+        raise _connection.gone
+
+
+def get(reference: Any, timeout: float | None = None) -> Any:
+    """ray.get, that raises ClusterGone, and does not wait for ever, when the cluster has gone."""
+    connection = _connection
+    if connection is None:
+        return ray.get(reference, timeout=timeout)
+    left = timeout
+    while True:
+        part = _SLICE_S if left is None else min(left, _SLICE_S)
+        try:
+            return ray.get(reference, timeout=part)
+        except GetTimeoutError:
+            if connection.gone is not None:
+                raise connection.gone from None
+            if left is not None:
+                left -= part
+                if left <= 0:
+                    raise
 
 
 def is_ending(job: str) -> bool:
@@ -86,23 +302,89 @@ def is_ending(job: str) -> bool:
     its name to come free."""
     try:
         master = find_master(job)
-        state = ray.get(master.status.options(max_task_retries=0).remote())["state"]
+        state = ray.get(master.status.options(max_task_retries=0).remote(), timeout=_ANSWER_S)["state"]
     except (JobNotFound, RayActorError):
         return True
+    except GetTimeoutError:  # it is paused, or hangs, and its name is taken
+        return False
     over = state in ENDED
     if over:
         _look_again.wait(0.05)
     return over
 
 
-def find_master(job: str) -> Any:
-    """The handle of a running job's JobMaster; JobNotFound when there is none."""
-    # Not get_actor alone: it answers from a cache, also for an actor that has died.
+def find(job: str | None, address: str | None) -> tuple[str, Any]:
+    """The name and JobMaster of a running job, None: of the only one; this process is then connected to its cluster.
+
+    Where Ray is not initialised, and neither an address nor RAY_ADDRESS is given, all clusters of which this machine
+    has a node are looked through, also those that end with the program that has started them. Raises JobNotFound, for
+    None also when there are several; NoCluster where there is no cluster at all.
+    """
+    missing: list[str] = []
+    for names in _clusters(address):
+        wanted = job
+        if wanted is None:
+            if not names:
+                continue
+            if len(names) > 1:
+                raise JobNotFound(f"several jobs run: {', '.join(names)}; give the name of one")
+            (wanted,) = names
+        if wanted in names:
+            return wanted, find_master(wanted)
+        missing += names
+    if job is None:
+        raise JobNotFound("no job runs")
+    raise JobNotFound(f"no job {job!r} runs here; running jobs: {', '.join(missing) or 'none'}")
+
+
+def jobs(address: str | None) -> Iterator[tuple[str, list[str]]]:
+    """The address of each cluster that `find` looks through, and the names of the jobs that run there; meanwhile this
+    process is connected to it."""
+    for names in _clusters(address):
+        yield str(ray.get_runtime_context().gcs_address), names
+
+
+def _clusters(address: str | None) -> Iterator[list[str]]:
+    """Connect to one cluster after the other; the names of the jobs of each. The last one looked at stays."""
+    global _connection  # noqa: PLW0603
+    if ray.is_initialized() or address or os.environ.get("RAY_ADDRESS"):
+        connect(address, lasting=not ray.is_initialized())
+        yield _running()
+        return
+    first = _of_ray_start()
+    found = sorted(_on_this_machine(), key=lambda one: one != first)
+    reached = False
+    for one in found:
+        with _lock:
+            if ray.is_initialized():
+                ray.shutdown()
+            try:
+                _init(one, local=True)
+            except (ConnectionError, NoCluster):  # somebody else's, or just ending
+                continue
+            _connection = _Connection(own=False)
+        reached = True
+        yield _running()
+    if not reached:
+        raise NoCluster(
+            "no job was found, because no Ray cluster that this program can join has a node on this machine; give the "
+            "address of a cluster, or set RAY_ADDRESS"
+        )
+
+
+def _running() -> list[str]:
+    """The names of the jobs of the cluster that this process is connected to."""
+    prefix = master_name("")
+    # Not get_actor: it answers from a cache, also for an actor that has died.
     entries = ray.util.list_named_actors(all_namespaces=True)
     names = {entry["name"] for entry in entries if entry["namespace"] == NAMESPACE}
-    if master_name(job) in names:
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def find_master(job: str) -> Any:
+    """The handle of a running job's JobMaster on the cluster of this process; JobNotFound when there is none."""
+    names = _running()
+    if job in names:
         with contextlib.suppress(ValueError):
             return ray.get_actor(master_name(job), namespace=NAMESPACE)
-    prefix = master_name("")
-    jobs = ", ".join(sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix)))
-    raise JobNotFound(f"no job {job!r} runs on this cluster; running jobs: {jobs or 'none'}")
+    raise JobNotFound(f"no job {job!r} runs on this cluster; running jobs: {', '.join(names) or 'none'}")

@@ -1,16 +1,32 @@
 """What Collect sinks have sent to the JobMaster: records that an epoch has committed, and those that wait for theirs.
 
-In a job without epochs all that comes is there at once. It must never show a record whose epoch may yet be undone.
+In a job without epochs all that comes is there at once. It must never show a record whose epoch may yet be undone. The
+records stay as the bytes that the workers made: only the driver unpickles them.
 """
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections import defaultdict, deque
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from penstock.runtime.build import Reported
-from penstock.runtime.codec import pickled
+from penstock.runtime.pickling import dumps, loads
+
+#: A list of records, as `codec.encode` made it.
+Encoded: TypeAlias = tuple[int, bytes]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Records that a sink's task sends, and the epoch that they are committed with."""
+
+    channel: str
+    records: Encoded
+    task: int
+    generation: int
+    epoch: int
 
 
 class Collected:
@@ -19,22 +35,27 @@ class Collected:
     def __init__(self, epochs: bool) -> None:
         self._epochs = epochs
         self._lock = threading.Lock()
-        self._records: dict[str, list[object]] = defaultdict(list)
-        self._waiting: dict[int, deque[Reported]] = defaultdict(deque)  # by task
+        self._records: dict[str, list[Encoded]] = defaultdict(list)
+        self._waiting: dict[int, deque[Sent]] = defaultdict(deque)  # by task
         self._generations: dict[int, int] = {}
-        self._saved: dict[str, int] = {}  # how many records of each channel are in the store
+        self._there: Container[int] = ()
+        self._saved: dict[str, int] = {}  # how many lists of each channel are in the store
 
-    def take(self, reported: Reported) -> None:
+    def take(self, sent: Sent) -> None:
         """Take records of a task."""
         with self._lock:
             if not self._epochs:
-                self._records[reported.channel] += reported.records
-            elif reported.generation >= self._generations.get(reported.task, 0):
-                self._waiting[reported.task].append(reported)
+                self._records[sent.channel].append(sent.records)
+            elif sent.task in self._there and sent.generation >= self._generations.get(sent.task, 0):
+                self._waiting[sent.task].append(sent)
 
-    def back(self, tasks: frozenset[int], generation: int) -> None:
-        """These tasks have been made again: what they sent for epochs that are not complete is void."""
+    def back(self, tasks: frozenset[int], generation: int, there: Container[int]) -> None:
+        """Of the tasks that are there, these have been made again: what they sent for epochs that are not complete is
+        void, and so is what tasks sent that are not there any more."""
         with self._lock:
+            self._there = there
+            for task in [task for task in self._waiting if task not in there]:
+                del self._waiting[task]
             for task in tasks:
                 self._generations[task] = generation
                 kept = (waiting for waiting in self._waiting[task] if waiting.generation >= generation)
@@ -44,32 +65,31 @@ class Collected:
         """What a manifest of this epoch has to hold beside what earlier ones hold, as bytes; None: nothing."""
         with self._lock:
             fresh = {
-                channel: records[self._saved.get(channel, 0) :]
-                for channel, records in self._records.items()
-                if len(records) > self._saved.get(channel, 0)
+                channel: lists[self._saved.get(channel, 0) :]
+                for channel, lists in self._records.items()
+                if len(lists) > self._saved.get(channel, 0)
             }
             for waiting in self._waiting.values():
-                for reported in waiting:
-                    if reported.epoch <= epoch:
-                        fresh.setdefault(reported.channel, [])
-                        fresh[reported.channel] = fresh[reported.channel] + reported.records
+                for sent in waiting:
+                    if sent.epoch <= epoch:
+                        fresh.setdefault(sent.channel, []).append(sent.records)
         if not fresh:
             return None
-        return pickled(fresh)
+        return dumps(fresh)
 
     def everything(self) -> bytes:
         """What is committed, as bytes."""
         with self._lock:
-            return pickled({channel: list(records) for channel, records in self._records.items()})
+            return dumps(dict(self._records))
 
     def commit(self, epoch: int) -> None:
         """An epoch is complete, and what `due` gave is in the store."""
         with self._lock:
             for waiting in self._waiting.values():
                 while waiting and waiting[0].epoch <= epoch:
-                    reported = waiting.popleft()
-                    self._records[reported.channel] += reported.records
-            self._saved = {channel: len(records) for channel, records in self._records.items()}
+                    sent = waiting.popleft()
+                    self._records[sent.channel].append(sent.records)
+            self._saved = {channel: len(lists) for channel, lists in self._records.items()}
 
     def restore(self, saved: list[bytes]) -> None:
         """Go on from what manifests held."""
@@ -77,11 +97,11 @@ class Collected:
             self._records.clear()
             self._waiting.clear()
             for data in saved:
-                for channel, records in pickle.loads(data).items():
-                    self._records[channel] += records
-            self._saved = {channel: len(records) for channel, records in self._records.items()}
+                for channel, lists in loads(data).items():
+                    self._records[channel] += lists
+            self._saved = {channel: len(lists) for channel, lists in self._records.items()}
 
-    def get(self, channel: str, start: int) -> list[object]:
-        """What a Collect sink has sent, from number `start` on."""
+    def get(self, channel: str) -> list[Encoded]:
+        """What a Collect sink has sent."""
         with self._lock:
-            return self._records.get(channel, [])[start:]
+            return list(self._records.get(channel, ()))

@@ -5,26 +5,51 @@ Why not by calls on the Ray actor: a Ray actor that can answer calls beside a pe
 signals a hundred times a second, which costs half a percent of a core in every idle worker. A Worker instead runs its
 loop in the main thread, where Ray leaves it alone, and answers here in threads that sleep in the kernel. The server
 is an abstract Unix socket (no file is left, however the process ends); both sides prove that they know the job's key
-before anything is unpickled.
+before anything is unpickled (actors/handshake.py).
+
+Every request has a number, and an answer names the request that it belongs to. So silence is no answer: a worker that
+was paused, or kept its interpreter busy, answers late, and the late answer finds its request or nobody who waits for
+it. A connection that breaks is made again, and what was not answered is sent again; the worker knows by the number
+what it has done already, and does nothing twice. Only whoever watches the worker's process knows that it has gone, and
+closes the line.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
+import select
+import socket
+import struct
 import threading
 from collections.abc import Callable
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
-from penstock.runtime.codec import pickled
+from penstock.actors.handshake import admit, introduce, of_this_user, receive_frame, send_frame
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.pickling import copied, dumps, loads
 
 Handlers = dict[str, Callable[..., Any]]
 
 #: Where a worker answers: address and key.
 End = tuple[str, bytes]
+
+# How long a peer may take to prove itself. A worker that was paused meanwhile is connected to anew.
+_HANDSHAKE_S = 10.0
+# How many connections may be about to prove themselves; one more ends the one that has tried for longest.
+_STRANGERS_MAX = 64
+_BACKLOG = 128
+
+# Between two tries to accept when the process can take no more connections, and between two tries to connect.
+_ACCEPT_AGAIN_S = 0.05
+_CONNECT_AGAIN_FIRST_S = 0.01
+_CONNECT_AGAIN_MAX_S = 1.0
+
+_SESSION_BYTES = 16
+# Of a request: its number, and the number below which no answer is waited for any more. Of an answer: the request's.
+_REQUEST = struct.Struct("<QQ")
+_ANSWER = struct.Struct("<Q")
 
 
 class Refused(PenstockError):
@@ -35,143 +60,275 @@ class Refused(PenstockError):
         self.error = error
 
 
+class Gone(PenstockError):
+    """Nobody talks with the worker any more: its process has gone, or the job has ended."""
+
+
+# --- numbers, without sockets and threads -----------------------------------------------------------------------------
+
+
+class Asked:
+    """The asking end's memory: requests that have no answer yet, by number. Used under a lock."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._open: dict[int, tuple[bytes, Future[Any], str]] = {}
+
+    def add(self, method: str, body: bytes, future: Future[Any]) -> bytes:
+        """A new request; its message."""
+        number = self._next
+        self._next += 1
+        self._open[number] = (body, future, method)
+        return self._message(number)
+
+    def again(self) -> list[bytes]:
+        """The messages of all that has no answer, in order: for a new connection."""
+        return [self._message(number) for number in sorted(self._open)]
+
+    def answered(self, number: int) -> tuple[str, Future[Any]] | None:
+        """The request of this number has its answer: method and future; None when it had one before."""
+        found = self._open.pop(number, None)
+        return None if found is None else (found[2], found[1])
+
+    def give_up(self) -> list[Future[Any]]:
+        """No answers will come any more; the futures of those that were waited for."""
+        futures = [future for _, future, _ in self._open.values()]
+        self._open.clear()
+        return futures
+
+    def _message(self, number: int) -> bytes:
+        return _REQUEST.pack(number, min(self._open)) + self._open[number][0]
+
+
+class Session:
+    """The answering end's memory, which outlives a connection: what was done already, and how it was answered, until
+    the asking end has the answer. Safe to use from several threads: requests are done one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answers: dict[int, bytes] = {}
+        self._settled = 0
+
+    def take(self, message: bytes, do: Callable[[bytes], bytes]) -> bytes | None:
+        """Do what a message asks for, if that is not done yet; the answer's message, None when nobody waits for it."""
+        number, settled = _REQUEST.unpack_from(message)
+        with self._lock:  # of a connection that broke: what it has begun ends before anything is taken up again
+            if settled > self._settled:
+                self._settled = settled
+                self._answers = {at: answer for at, answer in self._answers.items() if at >= settled}
+            if number < self._settled:
+                return None
+            if number not in self._answers:
+                self._answers[number] = _ANSWER.pack(number) + do(message[_REQUEST.size :])
+            return self._answers[number]
+
+
+# --- the worker's end -------------------------------------------------------------------------------------------------
+
+
 class ControlServer:
-    """Answers calls by name; each connection in a daemon thread of its own, its calls one after the other."""
+    """Answers requests by name; each connection in a daemon thread of its own, its requests one after the other.
+
+    Nothing that a stranger does ends the accepting thread or holds it up.
+    """
 
     def __init__(self, handlers: Handlers) -> None:
         self._handlers = handlers
         self.key = os.urandom(32)
         self.address = f"\0penstock-{os.getpid()}-{os.urandom(8).hex()}"
-        self._listener = Listener(self.address, family="AF_UNIX", authkey=self.key)
+        self.heard = 0  # requests so far: whoever sends them lives
+        self._lock = threading.Lock()
+        self._strangers: list[socket.socket] = []  # that have not proved themselves yet, the oldest first
+        self._sessions: dict[bytes, Session] = {}
+        self._closed = threading.Event()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.address)
+        self._listener.listen(_BACKLOG)
         threading.Thread(target=self._serve, name="penstock-control", daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
-                connection = self._listener.accept()
-            except (EOFError, ConnectionError, AuthenticationError):
-                continue  # this client has gone; the next may come
-            except OSError:
-                return  # closed
-            threading.Thread(target=self._answer, args=(connection,), name="penstock-control", daemon=True).start()
+                connection, _ = self._listener.accept()
+            except OSError:  # it is closed, the client has gone, or there are too many open files: the next may come
+                self._closed.wait(_ACCEPT_AGAIN_S)
+                continue
+            try:
+                self._let_in(connection)
+            except Exception:  # no thread can be started: this client tries again
+                self._show_out(connection)
+                self._closed.wait(_ACCEPT_AGAIN_S)
 
-    def _answer(self, connection: Connection[Any, Any]) -> None:
+    def _let_in(self, connection: socket.socket) -> None:
+        if not of_this_user(connection):
+            connection.close()
+            return
+        with self._lock:
+            self._strangers.append(connection)
+            if len(self._strangers) > _STRANGERS_MAX:
+                _hang_up(self._strangers.pop(0))  # its thread closes it
+        threading.Thread(target=self._talk, args=(connection,), name="penstock-control", daemon=True).start()
+
+    def _show_out(self, connection: socket.socket) -> None:
+        with self._lock, suppress(ValueError):
+            self._strangers.remove(connection)
+        connection.close()
+
+    def _talk(self, connection: socket.socket) -> None:
         try:
-            with connection:
-                while True:
-                    method, arguments = connection.recv()
-                    try:
-                        result: tuple[bool, Any] = (True, self._handlers[method](*arguments))
-                    except Exception as error:
-                        result = (False, _portable(error))
-                    connection.send(result)
-        except (EOFError, OSError):
-            return  # the client has gone
+            admit(connection, self.key, _HANDSHAKE_S)
+            with self._lock:
+                self._strangers.remove(connection)  # ValueError: it has just been hung up
+        except (OSError, EOFError, ValueError):
+            self._show_out(connection)
+            return
+        with connection, suppress(EOFError, OSError):  # then the client has gone
+            name = receive_frame(connection)[:_SESSION_BYTES]
+            with self._lock:
+                session = self._sessions.setdefault(name, Session())
+            while True:
+                message = receive_frame(connection)
+                if _has_gone(connection):
+                    return
+                self.heard += 1
+                answer = session.take(message, self._do)
+                if answer is not None:
+                    send_frame(connection, answer)
+
+    def _do(self, body: bytes) -> bytes:
+        try:
+            method, arguments = loads(body)
+            return dumps((True, self._handlers[method](*arguments)))
+        except Exception as error:
+            return dumps((False, _portable(error)))
 
     def close(self) -> None:
         """Take no more connections."""
+        self._closed.set()
+        _hang_up(self._listener)
         self._listener.close()
 
 
 def _portable(error: Exception) -> Exception:
     """The error, or one that says the same, if it would not come through."""
     try:
-        pickle.loads(pickle.dumps(error))
+        copied(error)
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
-class ControlLink:
-    """One connection to a worker, for calls one after the other; safe to use from several threads."""
+def _has_gone(connection: socket.socket) -> bool:
+    """Whether the peer has closed its end. What it has said before is not to be done any more: a worker that was paused
+    while its JobMaster died would do it among the worker processes of the next one. If only the connection broke the
+    peer says it again."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
-    def __init__(self, end: End) -> None:
-        self._connection: Connection[Any, Any] = Client(end[0], family="AF_UNIX", authkey=end[1])
-        self._lock = threading.Lock()
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """The worker's answer; OSError or EOFError when it has gone, Refused when its handler raised."""
-        question = pickled((method, arguments))  # a plan holds functions of the user's main script
+def _hang_up(connection: socket.socket) -> None:
+    """Wake whoever waits on this socket; closing it would not."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+# --- the JobMaster's end ----------------------------------------------------------------------------------------------
+
+
+class Line:
+    """The asking end of the talk with one worker's process; safe to use from several threads.
+
+    A thread of its own connects, again when the connection breaks, and reads the answers. Requests wait for a worker
+    that is not there yet, is paused or is busy, until it answers or the line is closed.
+    """
+
+    def __init__(self, end: End, name: str) -> None:
+        self._end = end
+        self._session = os.urandom(_SESSION_BYTES)
+        self._asked = Asked()
+        self._connection: socket.socket | None = None
+        self._connecting: socket.socket | None = None
+        self._lock = threading.Lock()  # of the three above; nobody waits for anything under it
+        self._sending = threading.Lock()  # frames go out one after the other
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def ask(self, method: str, *arguments: Any) -> Future[Any]:
+        """Send a request. The future has the worker's answer; Refused when its handler raised, Gone when the line was
+        closed."""
+        body = dumps((method, arguments))
+        future: Future[Any] = Future()
         with self._lock:
-            self._connection.send_bytes(question)
-            ok, answer = self._connection.recv()
-        if not ok:
-            raise Refused(f"{method}: {type(answer).__name__}: {answer}", answer)
-        return answer
+            if self._closed.is_set():
+                future.set_exception(Gone(f"{method}: nobody talks with the worker any more"))
+                return future
+            message = self._asked.add(method, body, future)
+            connection = self._connection
+        if connection is not None:  # else it is sent with all the others when there is one
+            try:
+                with self._sending:
+                    send_frame(connection, message)
+            except OSError:
+                _hang_up(connection)
+        return future
 
     def close(self) -> None:
-        """End the connection; a call under way fails."""
-        self._connection.close()
-
-
-class ControlClients:
-    """The JobMaster's connections to all Workers for what all are asked at once; safe to use from several threads."""
-
-    def __init__(self, ends: dict[int, End]) -> None:
-        self._connections: dict[int, Connection[Any, Any]] = {}
-        self._lock = threading.Lock()
-        for worker, end in ends.items():
-            self.connect(worker, end)
-
-    def connect(self, worker: int, end: End) -> None:
-        """Connect to a worker, in place of an earlier one of that number; one that has gone already answers nothing."""
-        try:
-            connection: Connection[Any, Any] = Client(end[0], family="AF_UNIX", authkey=end[1])
-        except (OSError, EOFError):
-            return
+        """End the talk; what is not answered fails with Gone."""
         with self._lock:
-            self._drop(worker)
-            self._connections[worker] = connection
+            self._closed.set()
+            futures = self._asked.give_up()
+            for connection in (self._connection, self._connecting):
+                if connection is not None:
+                    _hang_up(connection)
+        for future in futures:
+            future.set_exception(Gone("nobody talks with the worker any more"))
 
-    def call(self, method: str, timeout: float) -> list[Any]:
-        """Ask all workers; the answers of those that have not gone and answer within `timeout` seconds (one that does
-        not is not asked again: a late answer would be taken for another question's)."""
-        answers, _ = self.ask(method, timeout)
-        return [answers[worker] for worker in sorted(answers)]
-
-    def ask(self, method: str, timeout: float) -> tuple[dict[int, Any], list[int]]:
-        """As `call`: the answers by worker, and the workers that have not gone and are silent."""
-        with self._lock:
-            asked: dict[Connection[Any, Any], int] = {}
-            for worker, connection in list(self._connections.items()):
+    def _run(self) -> None:
+        again_s = _CONNECT_AGAIN_FIRST_S
+        while not self._closed.is_set():
+            with suppress(OSError, EOFError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 try:
-                    connection.send((method, ()))
-                    asked[connection] = worker
-                except OSError:
-                    self._drop(worker)
-            answers: dict[int, Any] = {}
-            failures: list[str] = []  # raised only when every answer is read: one left over would be the next call's
-            while asked:
-                ready = wait(list(asked), timeout)
-                if not ready:
-                    break
-                for answering in ready:
-                    assert isinstance(answering, Connection)
-                    worker = asked.pop(answering)
-                    try:
-                        ok, answer = answering.recv()
-                    except (EOFError, OSError):
-                        self._drop(worker)
-                        continue
-                    if not ok:
-                        failures.append(
-                            f"worker {worker} could not answer {method!r}: {type(answer).__name__}: {answer}"
-                        )
-                    else:
-                        answers[worker] = answer
-            for late in asked.values():
-                self._drop(late)
-            if failures:
-                raise PenstockError("; ".join(failures))
-            return answers, list(asked.values())
+                    self._connect(connection)
+                    again_s = _CONNECT_AGAIN_FIRST_S
+                    self._read(connection)
+                finally:
+                    with self._lock:
+                        self._connection = self._connecting = None
+            self._closed.wait(again_s)
+            again_s = min(2 * again_s, _CONNECT_AGAIN_MAX_S)
 
-    def close(self) -> None:
-        """End all connections."""
+    def _connect(self, connection: socket.socket) -> None:
+        address, key = self._end
         with self._lock:
-            for worker in list(self._connections):
-                self._drop(worker)
+            self._connecting = connection
+        connection.settimeout(_HANDSHAKE_S)
+        connection.connect(address)
+        introduce(connection, key, _HANDSHAKE_S)
+        send_frame(connection, self._session)
+        with self._sending:
+            with self._lock:
+                if self._closed.is_set():
+                    raise EOFError
+                self._connection = connection
+                messages = self._asked.again()
+            for message in messages:
+                send_frame(connection, message)
 
-    def _drop(self, worker: int) -> None:
-        connection = self._connections.pop(worker, None)
-        if connection is not None:
-            connection.close()
+    def _read(self, connection: socket.socket) -> None:
+        while True:
+            answer = receive_frame(connection)
+            (number,) = _ANSWER.unpack_from(answer)
+            with self._lock:
+                found = self._asked.answered(number)
+            if found is None:
+                continue
+            method, future = found
+            try:
+                good, result = loads(answer[_ANSWER.size :])
+            except Exception as error:
+                good, result = False, error
+            if good:
+                future.set_result(result)
+            else:
+                future.set_exception(Refused(f"{method}: {type(result).__name__}: {result}", result))

@@ -10,6 +10,10 @@ What it tells is what should be, not what should change: a worker that was start
 told at the next look. Spark is started beside the running flow, with the job or when the detector first sees it coming;
 when it cannot be had, the job goes on with records, and says so once.
 
+The plan may change under it (a rescale). It takes the job's plan anew at each look; where chains are others than
+before, all that it knew of ranges is void, and Spark is prepared again, as it has compiled the old ones. Until a worker
+has the new plan too, what it says is not heard, and it does not do what it is told.
+
 It must never hold up the job: it asks workers with a time limit, and nothing waits for it.
 """
 
@@ -95,19 +99,32 @@ def _workers(tasks: _Tasks) -> list[int]:
     return sorted({worker for worker, _ in tasks})
 
 
+def _layout(plan: Plan) -> list[list[str]]:
+    """The operators of each chain."""
+    return [[operator.name for operator in chain.operators] for chain in plan.chains]
+
+
+def _is_of(task: dict[str, Any], layout: list[list[str]]) -> bool:
+    """Whether a worker's task belongs to this plan."""
+    chain = task["chain"]
+    return chain < len(layout) and layout[chain] == [name for name, _, _ in task["operators"]]
+
+
 class Dual:
-    """See the module's docstring. `ask` gives each worker's load, `tell(worker, method, arguments)` sends a word."""
+    """See the module's docstring. `plan` gives the job's plan as of now, `ask` each worker's load, and
+    `tell(worker, method, arguments)` sends a word."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Callable[[], Plan],
         options: DualOptions,
         name: str,
         ask: Callable[[], list[tuple[int, list[dict[str, Any]]]]],
         tell: Callable[[int, str, tuple[Any, ...]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._plan = plan
+        self._current = plan
+        self._plan = plan()  # as of the last look
         self._options = options
         self._name = name
         self._ask = ask
@@ -127,13 +144,31 @@ class Dual:
         self._counted: dict[tuple[int, str], tuple[int, int, bool]] = {}  # by the last look; the task was diverted
         self._failures: set[tuple[int, str]] = set()  # diversions that ended by themselves, and why
         self._warned: set[str] = set()  # since Spark was there
-        for chain in plan.chains:
-            form = range_form(plan, chain)
-            if isinstance(form, str):
-                self.stays[chain.name] = form
-            else:
-                self._ranges.append(_Range(form, BurstDetector(options.burst, _FIRST_GUESS)))
+        self._find_ranges()
         threading.Thread(target=self._run, name="penstock-dual", daemon=True).start()
+
+    def _find_ranges(self) -> None:
+        stays, ranges = {}, []
+        for chain in self._plan.chains:
+            form = range_form(self._plan, chain)
+            if isinstance(form, str):
+                stays[chain.name] = form
+            else:
+                ranges.append(_Range(form, BurstDetector(self._options.burst, _FIRST_GUESS)))
+        self.stays, self._ranges = stays, ranges
+
+    def _take_plan(self) -> None:
+        """Go on with the job's plan of now."""
+        before, self._plan = self._plan, self._current()
+        if self._plan is before or _layout(self._plan) == _layout(before):
+            return
+        self._find_ranges()
+        self._counted.clear()  # tasks have other numbers
+        with self._lock:
+            bridge, self._bridge, self._spark = self._bridge, None, None
+        self._outcome = None
+        if bridge is not None:
+            threading.Thread(target=self._end, args=(bridge,), name="penstock-end-bridge", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
         """Which operators are in which paradigm, and why."""
@@ -169,11 +204,14 @@ class Dual:
         with self._lock:
             bridge, self._bridge = self._bridge, None
         if bridge is not None:
-            try:
-                ray.get(bridge.stop.remote(), timeout=_STOP_S)
-            except Exception as error:
-                logger.warning("job %s: Spark did not end by itself: %s", self._name, error)
-            ray.kill(bridge)
+            self._end(bridge)
+
+    def _end(self, bridge: Any) -> None:
+        try:
+            ray.get(bridge.stop.remote(), timeout=_STOP_S)
+        except Exception as error:
+            logger.warning("job %s: Spark did not end by itself: %s", self._name, error)
+        ray.kill(bridge)
 
     # ---------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +223,9 @@ class Dual:
                 logger.exception("job %s: the scheduler of the paradigms failed; it goes on", self._name)
 
     def _look(self) -> None:
-        reports = self._ask()
+        self._take_plan()
+        layout = _layout(self._plan)
+        reports = [(worker, [task for task in loads if _is_of(task, layout)]) for worker, loads in self._ask()]
         now = self._clock()
         outcome, self._outcome = self._outcome, None
         if outcome is not None:
@@ -274,7 +314,8 @@ class Dual:
                 return
             rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * max(1, len(running)))))
             for chain, position in range_.parts.items():
-                divert = Divert(chain, position, decision.interval.seconds, columns=True, rows_max=rows)
+                names = tuple(operator.name for operator in self._plan.chains[chain].operators)
+                divert = Divert(chain, position, decision.interval.seconds, True, rows, names)
                 for worker in _workers(by_chain[chain]):
                     self._tell(worker, "divert", (divert, self._bridge_name, spark["node"]))
             if state == "SWITCHING" and running and len(diverted) >= len(running):
@@ -353,8 +394,9 @@ class Dual:
         self._lives += 1
         name = f"penstock.bridge.{self._name}.{self._lives}.{time.time_ns():x}"
         bridge = None
+        ranges = self._ranges
         try:
-            bridge = spark_bridge.start(name, self._options.spark, [range_.form for range_ in self._ranges])
+            bridge = spark_bridge.start(name, self._options.spark, [range_.form for range_ in ranges])
             spark = ray.get(bridge.prepare.remote())
         except Exception as error:
             why = str(getattr(error, "cause", None) or error).strip()
@@ -364,7 +406,7 @@ class Dual:
             self._outcome = ("prepare failed", why)
             return
         with self._lock:
-            if self._over.is_set():
+            if self._over.is_set() or self._ranges is not ranges:  # or it has compiled those of an old plan
                 ray.kill(bridge)
                 return
             self._bridge, self._bridge_name, self._spark = bridge, name, spark
@@ -381,7 +423,12 @@ class Dual:
         """A micro-batch of a range was not answered: its tasks go on with records."""
         # Of a range that comes back already the loss is known, or is none.
         if not self._lose_if_dead(now, why) and range_.detector.state != "RETURNING":
-            range_.detector.happened("bridge lost", now, why)
+            range_.detector.happened("bridge lost", now, self._with_log(why))
+
+    def _with_log(self, why: str) -> str:
+        """A failure, and where Spark may have said more of it."""
+        spark = self._spark
+        return f"{why}; what Spark wrote is in {spark['log']}" if isinstance(spark, dict) else why
 
     def _lose_if_dead(self, now: float, why: str) -> bool:
         """Whether the bridge has died: then it is lost for all ranges."""
@@ -397,6 +444,7 @@ class Dual:
         with self._lock:
             if self._bridge is not bridge:  # the job has ended meanwhile
                 return False
+            why = self._with_log(why)
             self._bridge, self._spark = None, f"lost: {why}"
         for one in self._ranges:
             one.detector.happened("bridge lost", now, why)

@@ -2,45 +2,121 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from penstock.actors import cluster
+from penstock.actors.collected import Encoded
+from penstock.actors.hangs import Silence
 from penstock.actors.job_master import JobEnd
+from penstock.actors.linger import Driver
 from penstock.actors.progress import Progress
 from penstock.actors.status import ENDED
 from penstock.placement.groups import release
-from penstock.runtime.errors import JobError, JobFailed, NotEnoughResources, PenstockError
+from penstock.runtime import filesystems
+from penstock.runtime.codec import decode
+from penstock.runtime.errors import (
+    ClusterGone,
+    JobError,
+    JobFailed,
+    NotEnoughResources,
+    PenstockError,
+    StoreError,
+    shorten,
+)
+from penstock.runtime.pickling import Program
 from penstock.runtime.sinks.base import Sink
+from penstock.runtime.units import renamed, seconds
+
+logger = logging.getLogger(__name__)
 
 # How long the JobMaster may take to remove its epochs when the last driver has what it wants.
 _RELEASE_S = 10.0
+
+# How long it may take to answer until the driver goes on without; and the next time, while it has not answered.
+_PATIENCE_S = 5.0
+_SILENT_PATIENCE_S = 0.2
+
+# How often it is asked whether it lives. Its death is told by Ray; that it is stopped, or hangs, by nobody.
+_PING_S = 2.0
+
+# Of a JobMaster that dies after a longer silence, the silence is told.
+_SILENT_S = 2 * _PING_S
+
+
+def summary(status: Mapping[str, Any]) -> str:
+    """A job's status in a line."""
+    said = str(status["state"])
+    if "uptime_s" in status:
+        said += f" {'after' if status['state'] in ENDED else 'for'} {status['uptime_s']:,.0f} s"
+    if workers := len(status.get("workers", ())):
+        said += f" on {workers} worker{'s' * (workers != 1)}"
+    if "records_read" in status:
+        said += f", {status['records_read']:,} records read, {status['records_written']:,} written"
+    if silent := status.get("master_silent_s"):
+        said += f", JobMaster silent for {silent:,.0f} s"
+    if status.get("error"):
+        said += f": {shorten(str(status['error']).splitlines()[0])[1:-1]}"
+    return said
+
+
+#: The latest of each name that this program has started or attached to.
+_known: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
+
+
+def silent_status(name: str) -> dict[str, Any]:
+    """The status of a running job whose JobMaster does not answer: what it has said last to this program."""
+    job = _known.get(name)
+    if job is None or job._over.is_set():
+        return {"name": name, "state": "UNKNOWN", "operators": {}}
+    return job.status()
 
 
 class Job:
     """A running (or ended) job. Made by `penstock.run` and `penstock.attach`; safe to use from several threads."""
 
-    def __init__(self, name: str, master: Any, sinks: dict[str, Sink]) -> None:
+    def __init__(
+        self,
+        name: str,
+        master: Any,
+        sinks: dict[str, Sink],
+        program: Program | None = None,
+        hang_timeout_s: float | None = None,
+    ) -> None:
+        """`program`: whose classes the records of the sinks may have; `hang_timeout_s`: None of a job that was started
+        elsewhere."""
         self.name = name
+        self._program = program
+        self._hang_timeout_s = hang_timeout_s
         self._master = master
-        self._outcome = master.outcome.remote()
+        self._driver = Driver.here(ray.get_runtime_context().get_node_id())
+        self._outcome = master.outcome.remote(self._driver)
         self._end: JobEnd | None = None
         self._insisting: dict[str, Any] = {}  # calls that are pending until the end
         self._last_status: dict[str, Any] | None = None
+        self._master_answered = time.monotonic()
+        self._asking: Any = None  # a status that has not come yet
         self._over = threading.Event()
         self._news = threading.Event()  # for wait(): it is over, or there is trouble
         self._trouble: PenstockError | None = None
         self._lock = threading.Lock()  # of the two above
+        self._asks = threading.Lock()  # of what asks for a status
         self._drained = threading.Event()  # nothing more is reported by the workers
-        self._collected: dict[str, list[Any]] = {}  # by channel, once the job has ended
+        # By channel, once the job has ended. Decoded when they are asked for: what cannot be is no fault of the job.
+        self._collected: dict[str, list[Encoded]] = {}
+        self._records: dict[str, list[Any]] = {}
         self._sinks = sinks
         self._channels = [sink.channel for sink in sinks.values() if sink.channel is not None]
         for sink in sinks.values():
@@ -53,20 +129,33 @@ class Job:
         threading.Thread(target=self._finish, name="penstock-job", daemon=True).start()
         for sink in sinks.values():
             sink.started(self)
+        _known[name] = self
 
     def __repr__(self) -> str:
-        return f"Job({self.name!r}, {self.state})"
+        return f"<Job {self.name!r}: {summary(self.status())}>"
+
+    def ends_unasked(self) -> bool:
+        """Whether the job runs, and has not been cancelled by this program."""
+        # A program that has disconnected has ended it: nothing may be asked then, Ray would start a cluster for it.
+        return ray.is_initialized() and not self._over.is_set() and "cancel" not in self._insisting
 
     @property
     def state(self) -> str:
-        """STARTING, RUNNING, RECOVERING, MOVING, STOPPING, FINISHED, CANCELLED or FAILED."""
+        """STARTING, RUNNING, RECOVERING, MOVING, STOPPING, FINISHED, CANCELLED or FAILED; UNKNOWN of a job that another
+        program has started, as long as its JobMaster has not answered this one."""
         return str(self.status()["state"])
 
     def status(self) -> dict[str, Any]:
-        """What the job does now, as plain data (see actors/status.py for the fields); the last known once ended."""
+        """What the job does now, as plain data (docs/running.md has the fields); after its end, the last status.
+
+        `master_silent_s` is 0.0, or the number of seconds for which the JobMaster has not answered; the rest is then
+        its last answer. The call waits for the JobMaster for a few seconds at most.
+        """
         if self._last_status is None or self._last_status["state"] not in ENDED:
             try:
-                self._last_status = ray.get(self._master.status.remote())
+                status = self._ask_status()
+                if not self._over.is_set():  # else the last one is there
+                    self._last_status = status
             except RayActorError:
                 self._over.wait()
         assert self._last_status is not None
@@ -74,42 +163,68 @@ class Job:
             self._last_status = {**self._last_status, "state": self._end.state, "error": self._end.error}
         return self._last_status
 
-    def wait(self, timeout: float | None = None, *, progress: bool | None = None) -> dict[str, Any]:
-        """Wait for the job's end; its last status.
+    def _ask_status(self) -> dict[str, Any]:
+        with self._asks:
+            asked, self._asking = self._asking, None
+            if asked is not None and ray.wait([asked], timeout=0)[0]:
+                asked = None  # it has come since, and is as old as that
+            patience_s = _PATIENCE_S if asked is None else _SILENT_PATIENCE_S
+            asked = asked or self._master.status.remote()
+            try:
+                status: dict[str, Any] = ray.get(asked, timeout=patience_s)
+            except GetTimeoutError:
+                self._asking = asked
+                state = "UNKNOWN" if self._program is None else "STARTING"
+                last = self._last_status or self._no_status(state, None)
+                return {**last, "master_silent_s": time.monotonic() - self._master_answered}
+            self._master_answered = time.monotonic()
+            return {**status, "master_silent_s": 0.0}
 
-        Shows live progress on stderr when it takes longer than a second (`progress=False`: never). Raises JobFailed
-        when the job failed, NotEnoughResources when it could not start, TimeoutError after `timeout` seconds; a job
-        that was cancelled or stopped ends without an error. Ctrl-C interrupts the waiting, not a detached job. What
-        sinks do in this process (`to_spark`) is done when it returns; when that has failed it raises JobError at once,
-        and the job goes on.
+    def _no_status(self, state: str, error: str | None) -> dict[str, Any]:
+        return {"name": self.name, "state": state, "error": error, "operators": {}, "tasks": []}
+
+    @renamed(timeout="timeout_s")
+    def wait(self, timeout_s: float | timedelta | None = None, *, progress: bool | None = None) -> dict[str, Any]:
+        """Wait for the end of the job, and return its last status.
+
+        After a second it shows live progress on stderr (`progress=False`: never). Raises JobFailed when the job failed,
+        NotEnoughResources when it could not start, and TimeoutError after `timeout_s` seconds (or a timedelta). A job
+        that was cancelled or stopped ends without an error. Ctrl-C interrupts the wait, not a detached job. It also
+        waits until sinks have finished their work in this process (`to_spark`). When that work fails, it raises
+        JobError at once, and the job goes on.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with Progress(self.name, shown=progress is not False) as shown:
+        limit_s = None if timeout_s is None else seconds(timeout_s, "wait: timeout_s")
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        with Progress(self.name, shown=progress is not False, where=cluster.where()) as shown:
             while not self._over.is_set():
                 if self._news.wait(shown.wait_s(deadline)):
                     if not self._over.is_set():
                         self._raise_trouble()
                     continue
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeoutError(f"job {self.name!r} still runs after {timeout:g} s")
+                    raise TimeoutError(f"job {self.name!r} still runs after {limit_s:g} s")
                 if shown.due():
                     shown.update(self.status())
             status = self.status()
             shown.finish(status)
         for sink in self._sinks.values():
             if not sink.ended(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(f"job {self.name!r} has ended, but not what its sinks do here, after {timeout:g} s")
+                raise TimeoutError(
+                    f"job {self.name!r} has ended, but its sinks still work in this program after {limit_s:g} s"
+                )
         assert self._end is not None
         if self._end.state == "FAILED":
             message = f"job {self.name!r} failed: {self._end.error}"
             if self._end.kind == "resources":
                 raise NotEnoughResources(message)
+            if self._end.kind == "cluster":
+                raise ClusterGone(message)
             raise JobFailed(message, self._end.operator)
         self._raise_trouble()
         return status
 
     def trouble(self, error: PenstockError) -> None:
-        """What a sink does in this process has failed; for sinks."""
+        """Called by a sink whose work in this process has failed."""
         with self._lock:
             self._trouble = error
             self._news.set()
@@ -123,11 +238,11 @@ class Job:
             raise error
 
     def stop(self) -> None:
-        """End the sources; the job finishes when all that they have read has gone through. Returns at once."""
+        """End the sources. The job finishes when all records that were read have come through. Returns at once."""
         self._tell("stop")
 
     def cancel(self) -> None:
-        """End the job at once, dropping what is under way. Returns at once; wait() returns when it has ended."""
+        """End the job; records on their way are dropped. Returns at once; wait() returns when the job has ended."""
         self._tell("cancel")
 
     def plan(self) -> list[dict[str, Any]]:
@@ -136,16 +251,22 @@ class Job:
         return tasks
 
     def savepoint(self, url: str | os.PathLike[str]) -> str:
-        """Save the state of all tasks in a directory, or at a URL, of its own, where it stays whatever becomes of the
-        job; `penstock.run(flow, savepoint=...)` starts a job from it. Waits until it is written; the job goes on."""
+        """Save the state of all tasks in a directory or at a URL, and wait until it is written; the job goes on.
+
+        The savepoint stays there whatever happens to the job. `penstock.run(flow, savepoint=...)` starts a job from
+        it."""
         place = os.fspath(url)
-        if "://" not in place:
-            place = os.path.abspath(os.path.expanduser(place))  # the job's processes may be in another directory
+        try:
+            path = filesystems.local_path(place)
+        except filesystems.BadPlace as error:
+            raise StoreError(f"savepoint {error}") from None
+        if path is not None:
+            place = os.path.abspath(os.path.expanduser(path))  # the job's processes may be in another directory
         self._ask("savepoint", place)
         return place
 
     def records(self, operator: str) -> list[Any]:
-        """What the Collect sink of this operator has brought so far, of a job that this program has run or resumed."""
+        """The records of this operator's Collect sink so far, of a job that this program has run or resumed."""
         channel = self._sinks[operator].channel if operator in self._sinks else None
         if channel is None:
             known = ", ".join(repr(name) for name, sink in self._sinks.items() if sink.channel is not None)
@@ -153,24 +274,25 @@ class Job:
         return self._fetcher(channel)()
 
     def rescale(self, operator: str, parallelism: int) -> None:
-        """Give an operator, and those that run fused with it, another number of tasks. Waits until they run.
+        """Give an operator, and the operators fused with it, another number of tasks, and wait until these run.
 
-        Tasks before it go on; it and those behind it go back to an epoch that completes just then, and do again what
-        they did since. As few keys as possible change their task.
+        An epoch is completed first. The operator's tasks and the tasks downstream go back to it, and repeat what they
+        have done since; the upstream tasks go on. As few keys as possible move to another task.
         """
         self._ask("rescale", operator, parallelism)
 
     def migrate(self, tasks: Mapping[str, int]) -> None:
-        """Let tasks, by name as `status()["tasks"]` has them, run on other workers. Waits until they do.
+        """Move tasks (by their names in `status()["tasks"]`) to other workers, and wait until they run there.
 
-        They pause from the barrier of an epoch until it is complete and they are made where they are to be; the others
-        go on. No record is lost or doubled.
+        The tasks stop behind the barrier of an epoch, and continue in their new place when that epoch is complete; the
+        other tasks go on. No record is lost or doubled.
         """
         self._ask("migrate", dict(tasks))
 
     def traffic(self) -> list[dict[str, Any]]:
-        """What each task was last measured to use and send, in a job that is planned anew (`run(replan_s=)`): name,
-        cores, records queued, and by task sent to, records and bytes a second; smoothed over half a period."""
+        """The measured load and traffic of each task, in a job that moves tasks by itself (`run(replan_s=)`): its name,
+        the cores that it uses, its queued records, and the records and bytes a second that it sends to each other task.
+        Figures are smoothed over half a period."""
         found: list[dict[str, Any]] = self._ask("traffic")
         return found
 
@@ -178,85 +300,178 @@ class Job:
         if self._over.is_set():
             raise JobError(f"job {self.name!r} has ended: {method} needs a running job")
         try:
-            return ray.get(getattr(self._master, method).options(max_task_retries=0).remote(*arguments))
+            return cluster.get(getattr(self._master, method).options(max_task_retries=0).remote(*arguments))
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:
-            raise JobError(f"{method} was cut off by the death of the job's JobMaster; try again") from error
+            raise JobError(f"{method} was interrupted because the job's JobMaster died; try again") from error
 
     def _tell(self, method: str) -> None:
         if self._over.is_set():
             return
         try:
-            ray.get(getattr(self._master, method).remote())
+            told = getattr(self._master, method).remote()
             if method not in self._insisting:
                 self._insisting[method] = self._master.insist.remote(method)
-        except RayActorError:
+            cluster.get(told, timeout=_PATIENCE_S)
+        except GetTimeoutError:
+            logger.warning(
+                "job %s: its JobMaster does not answer; it does what %s() asks for when it answers again, if this "
+                "process lives until then",
+                self.name,
+                method,
+            )
+        except (RayActorError, ClusterGone):
             self._over.wait()
 
     def _fetcher(self, channel: str) -> Callable[[], list[Any]]:
         def fetch() -> list[Any]:
-            if self._over.is_set():
-                return self._collected[channel]
-            return self._fetch(channel)
+            if not self._over.is_set():
+                with suppress(RayActorError, ClusterGone):
+                    return _decoded(self._ask_collected(channel))
+                self._over.wait()
+            if channel not in self._records:
+                self._records[channel] = _decoded(self._collected[channel])
+            return self._records[channel]
 
         return fetch
 
-    def _fetch(self, channel: str) -> list[Any]:
-        try:
-            records: list[Any] = ray.get(self._master.collected.remote(channel, 0))
-        except RayActorError:
-            self._over.wait()
-            records = self._collected[channel]
-        return records
+    def _ask_collected(self, channel: str) -> list[Encoded]:
+        found: list[Encoded] = cluster.get(self._master.collected.remote(channel))
+        return found
 
     def _finish(self) -> None:
         """Wait for the end, take what is wanted of the JobMaster, and let it go."""
-        end: JobEnd
+        end: JobEnd | None = None
         try:
-            end = ray.get(self._outcome)
+            end = self._wait_for_end()
             for channel in self._channels:
-                self._collected[channel] = ray.get(self._master.collected.remote(channel, 0))
-            self._last_status = ray.get(self._master.status.remote())
+                self._collected[channel] = self._ask_collected(channel)
+            self._last_status = {**cluster.get(self._master.status.remote()), "master_silent_s": 0.0}
             self._drained.set()
             if self._console is not None:
                 self._console.join()  # it asks the JobMaster too; and what it prints comes before wait() returns
             with suppress(RayError):  # it may end before its answer has left
-                ray.get(self._master.release.options(max_task_retries=0).remote(), timeout=_RELEASE_S)
+                ray.get(self._master.release.options(max_task_retries=0).remote(self._driver), timeout=_RELEASE_S)
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            end = JobEnd("FAILED", f"its JobMaster died: {reason}")
-            with suppress(Exception, SystemExit):  # Ray keeps it until this driver ends, or is there no more itself
-                release(cluster.workers_group(self.name))
+            gone = error if isinstance(error, ClusterGone) else cluster.lost()
+            if end is not None:
+                missing = [channel for channel in self._channels if channel not in self._collected]
+                end = end_cut_off(end, bool(missing), gone or error)
+            elif gone is not None:
+                end = JobEnd("FAILED", str(gone), kind="cluster")
+            else:
+                end = JobEnd("FAILED", f"its JobMaster died: {self._why_it_died(error)}")
+                self._release_room()
             self._drained.set()
             for channel in self._channels:
                 self._collected.setdefault(channel, [])
         if self._last_status is None:
-            self._last_status = {
-                "name": self.name,
-                "state": end.state,
-                "error": end.error,
-                "operators": {},
-                "tasks": [],
-            }
+            self._last_status = self._no_status(end.state, end.error)
         self._end = end
         with self._lock:
             self._over.set()
             self._news.set()
+
+    def _why_it_died(self, error: BaseException) -> str:
+        silent_s = time.monotonic() - self._master_answered
+        return why_it_died(_first_line(error), isinstance(error, RayActorError), silent_s, self._hang_timeout_s)
+
+    def _release_room(self) -> None:
+        """Give back the room of a job whose JobMaster has died: Ray keeps it until this driver ends."""
+
+        def give_back() -> None:
+            with suppress(Exception, SystemExit):  # or it is there no more itself
+                release(cluster.workers_group(self.name))
+
+        giving = threading.Thread(target=give_back, name="penstock-release", daemon=True)
+        giving.start()
+        giving.join(_RELEASE_S)  # without a head, Ray would wait for ever
+
+    def _wait_for_end(self) -> JobEnd:
+        """The job's outcome; meanwhile know whether the JobMaster answers.
+
+        One that hangs is killed by its workers. When it hangs while there are none, or they do too, this does so, if
+        the job was started here.
+        """
+        silence: Silence[str] = Silence(2 * (self._hang_timeout_s or math.inf))
+        known = False  # one that has not answered yet may be still to come
+        ping = self._ping()
+        while not ray.wait([self._outcome], timeout=_PING_S)[0]:
+            cluster.check()
+            answered = bool(ray.wait([ping], timeout=0)[0])
+            if answered:
+                with suppress(RayError):  # its death is no answer
+                    ray.get(ping)
+                    self._master_answered = time.monotonic()
+                    known = True
+                ping = self._ping()
+            if silence.look([self.name] if known and not answered else []):
+                logger.warning("job %s: its JobMaster hangs: killed", self.name)
+                ray.kill(self._master, no_restart=False)
+                known = False
+        end: JobEnd = ray.get(self._outcome)
+        return end
+
+    def _ping(self) -> Any:
+        return self._master.ping.options(max_task_retries=0).remote()
 
     def _print_console(self) -> None:
         seen = 0
         while True:
             over = self._drained.is_set()
             try:
-                total, lines = ray.get(self._master.console.remote(seen, 0.0 if over else 10.0), timeout=60)
-            except (RayActorError, GetTimeoutError, SystemExit):
+                # A JobMaster that hangs is killed, and the next one has more to print: only the end has a time limit.
+                call = self._master.console.remote(seen, 0.0 if over else 10.0)
+                total, lines = cluster.get(call, timeout=60 if over else None)
+            except (RayActorError, GetTimeoutError, ClusterGone, SystemExit):
                 return
             if total - seen > len(lines):
                 print(f"... {total - seen - len(lines):,} lines left out ...")
             seen = total
             if lines:
-                sys.stdout.write("\n".join(lines) + "\n")
-                sys.stdout.flush()
+                try:
+                    sys.stdout.write("\n".join(lines) + "\n")
+                    sys.stdout.flush()
+                except BrokenPipeError:  # nobody reads them any more
+                    return
+                except OSError as error:
+                    logger.warning("job %s: records cannot be printed any more: %s", self.name, error.strerror)
+                    return
             if over:
                 return
+
+
+def end_cut_off(end: JobEnd, missing: bool, error: BaseException) -> JobEnd:
+    """What to say of a job whose end was known when its JobMaster, or the cluster, went. `missing`: records of Collect
+    sinks had not been fetched."""
+    if not missing or end.state == "FAILED":
+        return end
+    whose = "the Ray cluster" if isinstance(error, ClusterGone) else "its JobMaster"
+    return JobEnd(
+        "FAILED",
+        f"{whose} has gone after the job had ended as {end.state}, before this program had fetched the records of the "
+        f"job's Collect sinks, which are lost: {_first_line(error)}",
+        kind="cluster" if isinstance(error, ClusterGone) else "failed",
+    )
+
+
+def why_it_died(reason: str, died: bool, silent_s: float, hang_timeout_s: float | None) -> str:
+    """What is known of a JobMaster's death, by what Ray says, and how long it had been silent. `died`: Ray says that
+    it did."""
+    if not died or silent_s <= _SILENT_S:
+        return reason
+    silent = f"it had not answered for {silent_s:.0f} s"
+    # Silence is noticed, and ends, up to a ping late.
+    if hang_timeout_s is not None and silent_s >= hang_timeout_s - _SILENT_S:
+        silent += f", as it was stopped or hung, and was killed (hang_timeout_s={hang_timeout_s:g})"
+    return f"{silent}: {reason}"
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _decoded(lists: list[Encoded]) -> list[Any]:
+    return [record for encoded in lists for record in decode(*encoded)]

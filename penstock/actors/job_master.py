@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import queue
-import signal
 import threading
 import time
 import traceback
@@ -27,24 +26,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import cloudpickle
 import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError
 
-from penstock.actors.collected import Collected
-from penstock.actors.control import ControlClients, Refused
+from penstock.actors.collected import Collected, Encoded, Sent
+from penstock.actors.control import Refused
 from penstock.actors.dual import Dual, DualOptions
+from penstock.actors.hangs import Process, Silence
 from penstock.actors.in_order import InOrder
 from penstock.actors.keeper import SAVEPOINT, Keeper
-from penstock.actors.links import Link, Round
+from penstock.actors.linger import Driver, Drivers
+from penstock.actors.links import AllWorkers, Link, Round
 from penstock.actors.nodes import Nodes
 from penstock.actors.placer import Placer
 from penstock.actors.status import ENDED, State, StatusBuilder
-from penstock.actors.worker import Outcome, Worker, WorkerOptions
+from penstock.actors.worker import Outcome, Report, Worker, WorkerOptions
 from penstock.placement.groups import NotPlaced, PlacingCancelled
 from penstock.placement.options import PlacementOptions
-from penstock.runtime.blackbox import Suspects, Watcher
-from penstock.runtime.build import Reported
+from penstock.runtime.blackbox import Crash, Suspects, Watcher, is_stopped
+from penstock.runtime.codec import decode
 from penstock.runtime.epochs.coordinator import (
     Command,
     Complete,
@@ -56,6 +56,7 @@ from penstock.runtime.epochs.coordinator import (
     FallBack,
     Join,
     Make,
+    Rewrite,
     Save,
     Start,
     Trigger,
@@ -66,7 +67,10 @@ from penstock.runtime.epochs.participant import Declined, Moved, Said
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store, may_pass
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
+from penstock.runtime.hold import Held, Hold
 from penstock.runtime.loop import LoopEnded
+from penstock.runtime.operators import Write
+from penstock.runtime.pickling import Program, join, program
 from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.transport.base import PeerGone
 
@@ -79,16 +83,19 @@ logger = logging.getLogger(__name__)
 # The Ray concurrency group, of one thread, in which reports are taken.
 REPORTS = "reports"
 
-# After the end the JobMaster stays this long for drivers that still ask for its outcome, unless told to go before.
-_LINGER_S = 5.0
 # A cancelled run loop ends within one step of each task; a worker that does not (a user function that hangs) is killed.
 _CANCEL_S = 2.0
-# A worker's control thread waits for the interpreter while a user's function holds it; longer than this is a hang.
+# A worker's control thread waits for the interpreter while a user's function holds it. Nobody waits for longer than
+# this for a worker's answer: one that is paused, or in native code, answers late.
 _CONTROL_S = 5.0
+# For a status, which shows what the worker said last, and since when it is silent.
+_STATUS_S = 1.0
 # All sources begin a barrier at the same instant, this long after it was decided: a task that has one barrier and waits
 # for another holds up records for the difference. Long enough for the command to reach every worker.
 _TRIGGER_AHEAD_NS = 10_000_000
 _CONSOLE_LINES_MAX = 10_000
+# A process that was killed is gone within a moment, and a job that has ended stays for some seconds (linger.py).
+_HOLD_S = 30.0
 # Between two looks for a store that does not answer.
 _STORE_RETRY_S = 1.0
 
@@ -108,7 +115,7 @@ class JobOptions:
     store: Store | None = None
     flow: Flow | None = None  # of a job with epochs: to plan it anew
     attempts: int = 3  # how often a record may kill its worker
-    hang_timeout_s: float = 60.0  # after which a worker that says nothing is killed
+    hang_timeout_s: float = 60.0  # after which a process that says nothing is killed
     resume: bool = False  # go on from the store's last complete epoch
     savepoint: Store | None = None  # go on from this one's
     dual: DualOptions | None = None  # how it uses Spark; None: not
@@ -123,13 +130,13 @@ class JobEnd:
     state: State
     error: str | None = None
     operator: str | None = None
-    kind: Literal["failed", "resources"] = "failed"
+    kind: Literal["failed", "resources", "cluster"] = "failed"
 
 
-def in_parts(plan: Plan, options: JobOptions) -> list[bytes]:
+def in_parts(plan: Plan, options: JobOptions, program: Program) -> list[bytes]:
     """The arguments of a JobMaster. Ray would leave a larger one in the object store of the driver, and when that has
     gone start no JobMaster again."""
-    whole = cloudpickle.dumps((plan, options))
+    whole = program.dumps((plan, options))
     return [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
 
 
@@ -140,19 +147,20 @@ class JobMaster:
         """`parts`: what `in_parts` made of the plan and the JobOptions."""
         plan: Plan
         options: JobOptions
-        plan, options = cloudpickle.loads(b"".join(parts))
+        plan, options = join(b"".join(parts))
         self._plan = plan
         self._options = options
         self._state: State = "STARTING"
         self._end: JobEnd | None = None
         self._ended = threading.Event()
-        self._released = threading.Event()
         self._removing = threading.Lock()
         self._removed = False  # the epochs, as the job has ended
-        self._drivers = 0  # that wait for the outcome, or have it and still ask
+        self._holds: list[Hold | None] = []  # what no other job may use
+        self._holds_store = False
         self._lock = threading.Lock()
         self._stopping = False
         self._cancelling = False
+        self._waits_for: str | None = "nodes with room for its workers"  # while it starts
         self._events: queue.SimpleQueue[Callable[[], list[Command]]] = queue.SimpleQueue()
         self._nodes = Nodes(options.placement, options.workers)
         self._placer = Placer(options.placement, self._nodes)
@@ -166,11 +174,12 @@ class JobMaster:
         self._watchers: dict[int, Watcher] = {}
         self._running: set[int] = set()  # whose run() is pending
         self._suspects = Suspects(options.attempts)
-        self._control = ControlClients({})
-        self._pings = ControlClients({})
+        self._processes: dict[int, Process] = {}
+        self._hung: dict[int, Crash | None] = {}  # processes that were killed for it; None: somebody had stopped them
+        self._workers = AllWorkers()
         self._cut = Round(set())  # the answers to the last cut
         self._ring_sizes: dict[int, int] = {}  # of rings that had grown, by worker
-        self._reports: InOrder[tuple[int, int], Any] = InOrder()  # used in the one thread of their group
+        self._reports: InOrder[tuple[int, int], Report] = InOrder()  # used in the one thread of their group
         self._collected = Collected(options.store is not None)
         self._console: deque[str] = deque(maxlen=_CONSOLE_LINES_MAX)
         self._console_total = 0
@@ -180,7 +189,8 @@ class JobMaster:
         self._last_status: dict[str, Any] | None = None
         self._keeper: Keeper | None = None
         if options.store is not None:
-            self._keeper = Keeper(options.store, self._collected, self._store_says)
+            self._keeper = Keeper(options.store, self._collected, self._store_says, self._store_has_lost)
+            self._keeper.program_bytes = options.program
         self._store_trouble: str | None = None
         self._requests: deque[_Request] = deque()  # that wait for an epoch
         self._rescaling: list[_Request] = []  # that wait for the job to run again
@@ -192,6 +202,8 @@ class JobMaster:
         self._dual: Dual | None = None
         context = ray.get_runtime_context()
         self._handle = context.current_actor
+        node = context.get_node_id()
+        self._drivers = Drivers(lambda driver: driver.lives(node), options.hang_timeout_s)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
             self._born_again = bool(context.was_current_actor_reconstructed)
@@ -199,13 +211,15 @@ class JobMaster:
 
     # --- asked by drivers ----------------------------------------------------------------------------------
 
-    def outcome(self) -> JobEnd:
-        """Wait for the end of the job."""
-        with self._lock:
-            self._drivers += 1
+    def outcome(self, driver: Driver) -> JobEnd:
+        """Wait for the end of the job. This process stays until the driver calls `release`, or dies."""
+        self._drivers.came(driver)
         self._ended.wait()
         assert self._end is not None
         return self._end
+
+    def ping(self) -> None:
+        """Answer: this process lives."""
 
     def status(self) -> dict[str, Any]:
         """The job's status as plain data; the last one before the end once it has ended."""
@@ -219,7 +233,7 @@ class JobMaster:
             if self._state in ENDED:
                 return
             self._stopping = True
-        self._control.call("stop", _CONTROL_S)
+        self._workers.wish("stop")
 
     def cancel(self) -> None:
         """End the job at once."""
@@ -228,25 +242,22 @@ class JobMaster:
                 return
             self._cancelling = True
         self._events.put(list)
-        self._control.call("cancel", _CONTROL_S)
+        self._workers.wish("cancel")
 
     def insist(self, method: str) -> None:
         """`stop` or `cancel`, in each life of this actor: Ray asks again for what has not returned when it dies."""
         getattr(self, method)()
         self._ended.wait()
 
-    def release(self) -> None:
+    def release(self, driver: Driver) -> None:
         """A driver that asked for the outcome has what it wants: with the last, there is no need to linger."""
-        with self._lock:
-            self._drivers -= 1
-            last = self._drivers == 0
-        if last:
+        if self._drivers.has_all(driver):
             self._remove_epochs()
-            self._released.set()
+            self._drivers.wake()
 
-    def collected(self, channel: str, start: int) -> list[Any]:
-        """What a Collect sink has sent, from number `start` on."""
-        return self._collected.get(channel, start)
+    def collected(self, channel: str) -> list[Encoded]:
+        """What a Collect sink has sent."""
+        return self._collected.get(channel)
 
     def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
         """(number of lines so far, the lines after the first `seen` that are still kept), waiting for the first."""
@@ -259,23 +270,24 @@ class JobMaster:
     # --- told by workers -----------------------------------------------------------------------------------
 
     @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
-    def report(self, worker: int, incarnation: int, number: int, item: Any) -> None:
+    def report(self, worker: int, incarnation: int, number: int, item: Report) -> None:
         """Take number `number` of what a worker's process says; calls may come in any order."""
         for said in self._reports.take((worker, incarnation), number, item):
-            if isinstance(said, Reported):
+            if isinstance(said, Sent):
                 self._keep(said)
                 continue
             for event in said:
                 self._events.put(lambda event=event: self._acknowledged(worker, incarnation, event))  # type: ignore[misc]
 
-    def _keep(self, reported: Reported) -> None:
-        if reported.channel == "console":
+    def _keep(self, sent: Sent) -> None:
+        if sent.channel == "console":
+            lines = decode(*sent.records)
             with self._console_more:
-                self._console.extend(reported.records)
-                self._console_total += len(reported.records)
+                self._console.extend(lines)
+                self._console_total += len(lines)
                 self._console_more.notify_all()
             return
-        self._collected.take(reported)
+        self._collected.take(sent)
 
     def _acknowledged(self, worker: int, incarnation: int, said: Said) -> list[Command]:
         if incarnation != self._incarnations[worker]:
@@ -299,6 +311,9 @@ class JobMaster:
     def _store_says(self, trouble: str | None) -> None:
         self._store_trouble = trouble
 
+    def _store_has_lost(self, names: frozenset[str], reason: str) -> None:
+        self._events.put(lambda: self._coordinator.lost(names, reason, time.monotonic()))
+
     # --- the job's life ------------------------------------------------------------------------------------
 
     def _supervise(self) -> None:
@@ -309,7 +324,8 @@ class JobMaster:
         except Exception as error:
             end = JobEnd("FAILED", f"JobMaster failed: {error}\n{traceback.format_exc()}")
         if end.state == "FINISHED":
-            self._last_status = self._build_status()
+            # What it has counted in the end, also by a worker that is paused just now.
+            self._last_status = self._build_status(self._options.hang_timeout_s)
         self._end_workers()
         for request in [*self._requests, *self._rescaling, *(request for _, request in self._moving)]:
             request.end(JobError(f"job {self._plan.name!r} has ended"))
@@ -317,6 +333,10 @@ class JobMaster:
             self._keeper.close()
         if end.state == "CANCELLED":
             self._note_the_end(end.state)  # a later life of this actor must not go on from its epochs
+        for hold in filter(None, self._holds):
+            hold.close()
+        if self._options.store is not None and end.state == "FAILED":
+            self._options.store.release()  # else it is removed first
         with self._lock:
             self._state = end.state
             self._end = end
@@ -331,12 +351,12 @@ class JobMaster:
             self._console_more.notify_all()
         if self._dual is not None:
             self._dual.close()
-        self._released.wait(_LINGER_S)
+        self._drivers.wait()
         self._remove_epochs()
         ray.kill(self._handle)
 
     def _note_the_end(self, state: str) -> None:
-        if self._options.store is not None:
+        if self._options.store is not None and self._holds_store:
             try:
                 self._options.store.end(state)
             except StoreError as error:
@@ -346,11 +366,12 @@ class JobMaster:
         """Nobody needs the epochs any more. Until then a later life of this actor can answer as this one would."""
         with self._removing:
             end, store = self._end, self._options.store
-            if store is None or self._removed or end is None or end.state == "FAILED":
+            if store is None or not self._holds_store or self._removed or end is None or end.state == "FAILED":
                 return
             self._note_the_end(end.state)
             try:
                 store.destroy()
+                store.release()
             except StoreError as error:
                 logger.warning("the epochs of job %s stay in the store: %s", self._plan.name, error)
             self._removed = True
@@ -358,6 +379,8 @@ class JobMaster:
     def _begin(self) -> JobEnd | None:
         """Find out what to go on from, and start all workers; an end when that fails."""
         options = self._options
+        if not self._hold_places():
+            return JobEnd("CANCELLED")
         found = self._found_at_last()
         if found is None:
             return JobEnd("CANCELLED")
@@ -400,9 +423,17 @@ class JobMaster:
             self._actors[worker].prepare.remote(options.worker, self._ring_sizes.get(worker, 0)): worker
             for worker in workers
         }
-        _, late = ray.wait(list(prepared), num_returns=len(prepared), timeout=options.start_timeout_s)
+        late = list(prepared)
+        until = time.monotonic() + options.start_timeout_s
+        while late and time.monotonic() < until and not self._cancelling:
+            self._waits_for = self._told_of_start(len(late))
+            wait_s = min(1.0, max(0.0, until - time.monotonic()))
+            _, late = ray.wait(list(prepared), num_returns=len(prepared), timeout=wait_s)
+        if late and self._cancelling:
+            return JobEnd("CANCELLED")
         if late:
             return JobEnd("FAILED", self._missing(len(late)), kind="resources")
+        self._waits_for = None
         infos: dict[int, dict[str, Any]] = {}
         dead: dict[int, str] = {}
         for reference, worker in prepared.items():
@@ -414,6 +445,7 @@ class JobMaster:
                 dead[worker] = _cause(error)
             except Exception as error:
                 return JobEnd("FAILED", f"a worker could not start: {_cause(error)}")
+        threading.Thread(target=self._ping, name="penstock-ping", daemon=True).start()
         connected = {worker: self._connect(info) for worker, info in infos.items()}
         for worker, reference in connected.items():
             try:
@@ -430,15 +462,11 @@ class JobMaster:
             text = f"worker {worker} died while the job started: {reason}"
             logger.warning("job %s: %s", self._plan.name, text)
             self._events.put(partial(self._lost, worker, text))
-        if self._keeper is not None:
-            threading.Thread(target=self._ping, name="penstock-ping", daemon=True).start()
         if options.placement.replan_s is not None:
             threading.Thread(target=self._watch_traffic, name="penstock-traffic", daemon=True).start()
         if options.dual is not None:
             name = self._plan.name
-            self._dual = Dual(
-                self._plan, options.dual, name, lambda: self._control.call("load", _CONTROL_S), self._tell
-            )
+            self._dual = Dual(lambda: self._plan, options.dual, name, lambda: self._ask_all("load"), self._tell)
         return None
 
     def _tell(self, worker: int, method: str, arguments: tuple[Any, ...]) -> None:
@@ -456,6 +484,37 @@ class JobMaster:
 
     def _lost(self, worker: int, reason: str) -> list[Command]:
         return self._coordinator.worker_lost(worker, time.monotonic(), reason)
+
+    def _hold_places(self) -> bool:
+        """Let nobody else use the job's store, or fill the folders of its sinks. The last process that did, such as an
+        earlier life of this actor that was killed, has a while to end. False: the job was cancelled meanwhile."""
+        store = self._options.store
+        until = time.monotonic() + _HOLD_S
+        sinks = [op.sink for chain in self._plan.chains for op in chain.operators if isinstance(op, Write)]
+        for place in [*([] if store is None else [store.hold]), *(sink.hold for sink in sinks)]:
+            while True:
+                pause_s = 0.1
+                try:
+                    self._holds.append(place())
+                    break
+                except Held:
+                    if time.monotonic() > until:
+                        raise
+                except StoreError as error:
+                    if not self._born_again or not may_pass(error):
+                        raise
+                    logger.warning("job %s waits for its store: %s", self._plan.name, error)
+                    pause_s = _STORE_RETRY_S
+                if self._cancelling:
+                    return False
+                self._ended.wait(pause_s)
+            self._holds_store = store is not None
+        if not (self._options.resume or self._born_again or self._options.savepoint is not None):
+            # The driver has looked, but another job may have filled the folder until it let go of it.
+            for sink, hold in zip(sinks, self._holds[len(self._holds) - len(sinks) :], strict=True):
+                if hold is not None:
+                    sink.check()
+        return True
 
     def _found_at_last(self) -> tuple[Manifest | None, Store | None, int] | JobEnd | None:
         """What `_found` finds; a job that has been running waits for a store that is gone for a while. None: it was
@@ -489,11 +548,16 @@ class JobMaster:
                 store.forget_after(manifest.epoch)
                 keeper.go_on_from(manifest)
                 return manifest, None, begun
+            if options.resume:  # from the beginning it would delete what the job has written
+                raise StoreError(
+                    f"there is no epoch of job {self._plan.name!r} in {store.place} any more: it has ended meanwhile, "
+                    "elsewhere, or somebody has deleted its checkpoints"
+                )
         else:
             store.destroy()  # what a job of this name left when it failed
             store.check()
         if options.program is not None:
-            keeper.program = store.put(f"snapshots/000000-program-{os.urandom(4).hex()}", [options.program])
+            keeper.program = keeper.put_program(options.program)
         if options.savepoint is not None:
             found = options.savepoint.latest(options.savepoint.verify)
             assert found is not None, "the driver has looked"
@@ -512,8 +576,14 @@ class JobMaster:
         worker = info["index"]
         self._incarnations[worker] += 1
         return self._actors[worker].connect.remote(
-            self._plan, self._placed, self._handle, self._incarnations[worker], self._options.store
+            program().dumps((self._plan, self._placed, self._options.store)),
+            self._handle,
+            self._incarnations[worker],
+            (os.getpid(), ray.get_runtime_context().get_node_id(), self._options.hang_timeout_s),
         )
+
+    def _ask_all(self, method: str) -> list[Any]:
+        return list(self._workers.ask(method, _CONTROL_S).values())
 
     def _install(self, info: dict[str, Any]) -> list[Command]:
         """A worker's process is ready: let it run, and talk to it."""
@@ -521,22 +591,14 @@ class JobMaster:
         incarnation = self._incarnations[worker]
         self._infos[worker] = info
         self._status.place(self._placed, [self._infos[index] for index in sorted(self._infos)])
-        try:
-            self._links[worker] = Link(worker, incarnation, info["control"])
-            self._watchers[worker] = Watcher(info["blackbox"])
-            self._control.connect(worker, info["control"])
-        except (OSError, EOFError) as error:  # it has died since
-            return self._lost(worker, f"worker {worker} (process {info['pid']}) does not answer: {error}")
-        threading.Thread(target=self._connect_pings, args=(worker, info), daemon=True).start()
+        self._processes[worker] = Process(info["pid"], info["node_id"], self._actors[worker])
+        self._links[worker] = Link(worker, incarnation, info["control"])
+        self._watchers[worker] = Watcher(info["blackbox"])
+        self._workers.connect(worker, info["control"], info["pid"])
         run = self._actors[worker].run.remote()
         self._running.add(worker)
         threading.Thread(target=self._watch, args=(worker, incarnation, run), daemon=True).start()
         return self._coordinator.started(worker)
-
-    def _connect_pings(self, worker: int, info: dict[str, Any]) -> None:
-        """In a thread of its own, as it waits while another worker is given time to answer."""
-        with suppress(OSError, EOFError):
-            self._pings.connect(worker, info["control"])
 
     def _watch(self, worker: int, incarnation: int, run: Any) -> None:
         """Wait for a worker's end."""
@@ -549,15 +611,16 @@ class JobMaster:
 
     def _ping(self) -> None:
         """Kill workers that hang: one whose process is stopped, or does not come out of native code, is as lost as a
-        dead one, but nobody says so."""
+        dead one, but nobody says so. The workers hear that this process lives."""
         limit = self._options.hang_timeout_s
-        while not self._ended.wait(limit / 4):
-            _, silent = self._pings.ask("ping", limit)
-            for worker in silent:
-                pid = self._infos[worker]["pid"]
-                logger.warning("job %s: worker %d (process %d) hangs: killed", self._plan.name, worker, pid)
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        silence: Silence[tuple[int, int]] = Silence(limit)
+        while not self._ended.wait(silence.period_s):
+            for worker, pid in silence.look(self._workers.ping()):
+                process = self._processes[worker]
+                if process.pid == pid:  # else there is a new one
+                    logger.warning("job %s: worker %d (process %d) hangs: killed", self._plan.name, worker, pid)
+                    self._hung[pid] = None if is_stopped(pid) else Crash("it hung in native code and was killed", True)
+                    process.kill()
 
     def _gone(self, worker: int, incarnation: int, outcome: Outcome | None, reason: str) -> list[Command]:
         """A worker's run has ended, or its process has died."""
@@ -565,15 +628,26 @@ class JobMaster:
             return []
         self._running.discard(worker)
         if outcome is None:
+            self._links[worker].close()
+            self._workers.disconnect(worker)
             if self._coordinator.state == "ENDED":
                 return []
-            text = f"worker {worker} (process {self._infos[worker]['pid']}) died: {reason}"
-            self._links[worker].close()
-            note = self._watchers[worker].read()
-            self._suspects.died(note)
+            pid = self._infos[worker]["pid"]
+            text = f"worker {worker} (process {pid}) died: {reason.rstrip('.')}"
+            if pid in self._hung:
+                text = (
+                    f"worker {worker} (process {pid}) did not answer for hang_timeout_s="
+                    f"{self._options.hang_timeout_s:g} seconds, as it was stopped or native code kept its interpreter, "
+                    "and was killed"
+                )
+            note, crash = self._watchers[worker].read(), self._watchers[worker].crash() or self._hung.get(pid)
+            self._suspects.died(note, crash)
             if note is not None and note.task in self._plan.by_number:
                 text += f"; it was running {self._plan.task_name(self._plan.by_number[note.task])}"
-            logger.warning("job %s: %s", self._plan.name, text)
+            if pid not in self._hung:  # Ray guesses at reasons; only this tells a crash from a kill
+                text += f"; its own doing: {crash.what}" if crash else "; killed from outside, or for want of memory"
+            stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
+            logger.warning("job %s: %s%s", self._plan.name, text, stack)
             return self._lost(worker, text)
         if outcome.error is not None:
             self._failures.append(JobEnd("FAILED", outcome.error, outcome.operator))
@@ -638,6 +712,8 @@ class JobMaster:
                 self._send_all("trigger", command.epoch, time.time_ns() + _TRIGGER_AHEAD_NS, command.parking)
             elif isinstance(command, Unpark):
                 self._send_all("unpark")
+            elif isinstance(command, Rewrite):
+                self._send_all("rewrite", command)
             elif isinstance(command, Join):
                 self._join_all(command)
             elif isinstance(command, Complete):
@@ -720,15 +796,16 @@ class JobMaster:
             self._status.place(self._placed, [self._infos[index] for index in sorted(self._infos)])
 
     def _make_all(self, command: Make) -> None:
-        self._collected.back(command.tasks, command.generation)
+        self._collected.back(command.tasks, command.generation, frozenset(self._plan.by_number))
         answers = self._cut
+        careful = {task: how for task, how in self._suspects.careful().items() if task in command.tasks}
         addresses = {worker: info["address"] for worker, info in self._infos.items()}
         for worker in sorted(self._running):
 
             def arguments() -> tuple[Any, ...]:
                 answers.wait()
                 known = {other: self._infos[other]["address"] for other in addresses}
-                return command, known, self._suspects.careful, self._options.attempts
+                return command, known, careful
 
             def answered(_: Any, worker: int = worker) -> None:
                 self._events.put(lambda: self._coordinator.made(worker, command.generation, time.monotonic()))
@@ -769,8 +846,6 @@ class JobMaster:
         for request in self._rescaling:
             request.end()
         self._rescaling.clear()
-        if self._stopping:
-            self._send_all("stop")
 
     def _complete_all(self, command: Complete) -> None:
         self._collected.commit(command.epoch)
@@ -801,6 +876,10 @@ class JobMaster:
         try:
             if not keeper.save(manifest):
                 return
+        except SnapshotDamaged as error:
+            reason = str(error)
+            self._events.put(lambda: self._coordinator.not_saved(epoch, reason))
+            return
         except StoreError as error:
             self._events.put(partial(self._fail, JobEnd("FAILED", str(error))))
             return
@@ -885,6 +964,8 @@ class JobMaster:
         self._parallelism[operator] = parallelism
         self._keeper.extra["parallelism"] = json.dumps(self._parallelism)
         self._plan, self._placed = plan, placed
+        self._suspects.forget()  # tasks have other numbers
+        self._placer.forget()
         with self._status_lock:
             self._status = self._status.of(plan)
             self._status.place(placed, [self._infos[index] for index in sorted(self._infos)])
@@ -916,7 +997,7 @@ class JobMaster:
         return self._placer.traffic()
 
     def _move(self) -> list[Command]:
-        """Do what the first of those wants who want tasks elsewhere; again after each event, until it is so."""
+        """Start the first requested migration. Called after every event until it has been carried out."""
         coordinator = self._coordinator
         now = time.monotonic()
         if coordinator.state != "RUNNING" or coordinator.migrating:
@@ -943,7 +1024,7 @@ class JobMaster:
         while not self._ended.wait(period):
             plan, placed = self._plan, self._placed
             try:
-                wanted = self._placer.look(plan, placed, self._control.call("traffic", _CONTROL_S))
+                wanted = self._placer.look(plan, placed, self._ask_all("traffic"))
             except Exception as error:  # the job is as well placed as it was
                 logger.warning("job %s could not be planned anew: %s: %s", plan.name, type(error).__name__, error)
                 continue
@@ -986,6 +1067,15 @@ class JobMaster:
 
     # -----------------------------------------------------------------------------------------------------------
 
+    def _told_of_start(self, late: int) -> str:
+        """What a job that starts waits for, for people."""
+        workers = self._options.workers
+        have, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
+        return (
+            f"{workers - late} of {workers} workers have started, each takes {self._options.cpus_per_worker:g} CPUs; "
+            f"{free:g} of the cluster's {have:g} are free"
+        )
+
     def _missing(self, late: int, detail: str = "") -> str:
         have, free = ray.cluster_resources(), ray.available_resources()
         options = self._options
@@ -998,29 +1088,34 @@ class JobMaster:
 
     def _end_workers(self) -> None:
         """Cancel what still runs, give it a moment to close its files, then end every worker process."""
-        self._control.call("cancel", _CONTROL_S)
+        with suppress(PenstockError):
+            self._workers.ask("cancel", _CANCEL_S)
         until = time.monotonic() + _CANCEL_S
         while self._running and time.monotonic() < until:
             try:
                 self._events.get(timeout=max(0.0, until - time.monotonic()))()
             except queue.Empty:
                 break
-        self._control.close()
+        self._workers.close()
+        for worker in self._running:  # Ray would give one that is stopped seconds to end by itself
+            self._processes[worker].kill()
         for link in self._links.values():
             link.close()
         for actor in self._actors.values():
             ray.kill(actor)
         self._nodes.close()
 
-    def _build_status(self) -> dict[str, Any]:
-        # A worker that died just now answers nothing: the status shows what it last said.
-        reports = self._control.call("status", _CONTROL_S)
+    def _build_status(self, patience_s: float = _STATUS_S) -> dict[str, Any]:
+        # A worker that died just now, or is paused, answers nothing: the status shows what it last said.
+        reports = list(self._workers.ask("status", patience_s).values())
+        silent = self._workers.silent()
         with self._lock:
             state = "STOPPING" if self._stopping and self._state == "RUNNING" else self._state
         with self._status_lock:
-            status = self._status.build(state, reports, time.time())
+            status = self._status.build(state, reports, time.time(), silent)
         dual = {} if self._dual is None else {"dual": self._dual.status()}
-        return {**status, **self._epochs_status(), "placement": self._placer.status(), **dual}
+        starting = {} if self._waits_for is None else {"waits_for": self._waits_for}
+        return {**status, **starting, **self._epochs_status(), "placement": self._placer.status(), **dual}
 
     def _epochs_status(self) -> dict[str, Any]:
         if self._options.store is None or not hasattr(self, "_coordinator"):
@@ -1032,6 +1127,7 @@ class JobMaster:
             "age_s": None if self._completed_at is None else time.monotonic() - self._completed_at,
             "restarts": coordinator.restarts,
             "last_failure": self._store_trouble or coordinator.last_failure,
+            "damage": None if self._keeper is None else self._keeper.damage,
             "store": self._options.store.place,
         }
         return {"epochs": epochs}

@@ -1,26 +1,28 @@
 """The JobMaster's side of the workers' control: commands go to each worker in order, and their answers come back as
-events, so that whoever sends them never waits for a worker.
+events, so that whoever sends them never waits for a worker; what all workers are asked or wished is asked at once.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future, wait
 from typing import Any
 
-from penstock.actors.control import ControlLink, End, Refused
+from penstock.actors.control import End, Gone, Line, Refused
+from penstock.runtime.errors import PenstockError
 
 
 class Link:
-    """One process of a worker. `answered(answer)` and `refused(error)` of a command are called in the link's thread;
-    neither is when the worker has gone."""
+    """One process of a worker. `answered(answer)`, `refused(error)` or `gone()` of a command is called in the link's
+    thread; `gone` when the link is closed, as the process has died, before there is an answer."""
 
     def __init__(self, worker: int, incarnation: int, end: End) -> None:
         self.worker = worker
         self.incarnation = incarnation
-        self._end = end
+        self._line = Line(end, f"penstock-line-{worker}")
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"penstock-link-{worker}", daemon=True).start()
 
@@ -36,38 +38,27 @@ class Link:
         self._commands.put((method, arguments, answered, refused, gone))
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Send nothing more, and wait for no answer."""
+        self._line.close()
         self._commands.put(None)
 
     def _run(self) -> None:
-        connection: ControlLink | None = None
-        with suppress(OSError, EOFError):  # else it has died already; who watches the process says so
-            connection = ControlLink(self._end)
-        lost = connection is None
-        while True:
-            command = self._commands.get()
-            if command is None:
-                if connection is not None:
-                    connection.close()
-                return
+        while (command := self._commands.get()) is not None:
             method, arguments, answered, refused, gone = command
             try:
-                answer = None if connection is None or lost else connection.call(method, *arguments())
+                answer = self._line.ask(method, *arguments()).result()
+            except Gone:
+                if gone is not None:
+                    gone()
             except Refused as error:
                 if refused is not None:
                     refused(error)
-                continue
-            except (OSError, EOFError):
-                lost = True  # who watches the process says so
             except Exception as error:
                 if refused is not None:
                     refused(Refused(f"{method}: {type(error).__name__}: {error}", error))
-                continue
-            if lost:
-                if gone is not None:
-                    gone()
-            elif answered is not None:
-                answered(answer)
+            else:
+                if answered is not None:
+                    answered(answer)
 
 
 _Command = tuple[
@@ -77,6 +68,119 @@ _Command = tuple[
     Callable[[Refused], None] | None,
     Callable[[], None] | None,
 ]
+
+
+class _Questions:
+    """What one process of a worker is asked with all the others: of each kind one question at a time."""
+
+    def __init__(self, worker: int, end: End, pid: int) -> None:
+        self.worker = worker
+        self.pid = pid
+        self._line = Line(end, f"penstock-questions-{worker}")
+        self._open: dict[str, tuple[float, Future[Any]]] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, method: str) -> Future[Any]:
+        """The question of this kind that has no answer yet, or a new one: a worker that is silent is not asked ever
+        more, and what it says when it speaks again is as it is then."""
+        with self._lock:
+            asked = self._open.get(method)
+            if asked is None or asked[1].done():
+                asked = self._open[method] = (time.monotonic(), self._line.ask(method))
+            return asked[1]
+
+    def waiting(self, method: str) -> bool:
+        """Whether such a question has no answer yet."""
+        with self._lock:
+            return method in self._open and not self._open[method][1].done()
+
+    def silent_s(self) -> float:
+        """For how long the oldest question has had no answer."""
+        with self._lock:
+            since = [at for at, future in self._open.values() if not future.done()]
+        return time.monotonic() - min(since) if since else 0.0
+
+    def close(self) -> None:
+        self._line.close()
+
+
+class AllWorkers:
+    """The JobMaster's talk with all workers at once, beside the commands, which may take long; safe to use from
+    several threads.
+
+    A *wish* (`stop`, `cancel`) is held: each worker is told until it has confirmed, and so is each that comes later.
+    """
+
+    def __init__(self) -> None:
+        self._workers: dict[int, _Questions] = {}
+        self._wishes: list[str] = []
+        self._lock = threading.Lock()
+
+    def connect(self, worker: int, end: End, pid: int) -> None:
+        """Talk with this process of a worker, in place of an earlier one. Waits for nothing."""
+        questions = _Questions(worker, end, pid)
+        with self._lock:
+            before, self._workers[worker] = self._workers.get(worker), questions
+            wishes = list(self._wishes)
+        for wish in wishes:
+            questions.ask(wish)
+        if before is not None:
+            before.close()
+
+    def disconnect(self, worker: int) -> None:
+        """The worker's process has died."""
+        with self._lock:
+            gone = self._workers.pop(worker, None)
+        if gone is not None:
+            gone.close()
+
+    def ask(self, method: str, patience_s: float) -> dict[int, Any]:
+        """The workers' answers, of those that answer within `patience_s` seconds; nobody waits for a worker that has
+        been silent for longer. PenstockError when one could not answer."""
+        asked = {questions.worker: (questions, questions.ask(method)) for questions in self._all()}
+        wait([future for questions, future in asked.values() if questions.silent_s() < patience_s], patience_s)
+        answers: dict[int, Any] = {}
+        failures: list[str] = []
+        for worker, (_, future) in sorted(asked.items()):
+            if not future.done():
+                continue
+            error = future.exception()
+            if error is None:
+                answers[worker] = future.result()
+            elif not isinstance(error, Gone):
+                failures.append(f"worker {worker} could not answer {error}")
+        if failures:
+            raise PenstockError("; ".join(failures))
+        return answers
+
+    def wish(self, method: str) -> None:
+        """Tell each worker this until it has confirmed, now and whenever one comes. Waits for nothing."""
+        with self._lock:
+            if method not in self._wishes:
+                self._wishes.append(method)
+        for questions in self._all():
+            questions.ask(method)
+
+    def silent(self) -> dict[int, float]:
+        """The workers that owe an answer, and for how many seconds."""
+        found = {questions.worker: questions.silent_s() for questions in self._all()}
+        return {worker: seconds for worker, seconds in found.items() if seconds > 0.0}
+
+    def ping(self) -> list[tuple[int, int]]:
+        """Ask all whether they live; those that have not answered the ping before this one, as (worker, process)."""
+        silent = [(questions.worker, questions.pid) for questions in self._all() if questions.waiting("ping")]
+        for questions in self._all():
+            questions.ask("ping")
+        return silent
+
+    def close(self) -> None:
+        """Talk with nobody any more."""
+        for questions in self._all():
+            self.disconnect(questions.worker)
+
+    def _all(self) -> list[_Questions]:
+        with self._lock:
+            return list(self._workers.values())
 
 
 class Round:

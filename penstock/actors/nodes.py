@@ -40,6 +40,10 @@ class Nodes:
         """Choose nodes, and reserve room on them for the workers, each of so many CPUs. Raises NotPlaced."""
         options = self._options
         if options.nodes is None and not options.pin and options.at_least is None and not options.grow:
+            here = ray.get_runtime_context().get_node_id()
+            for machine in machines():
+                if machine.node_id == here:
+                    check_fits(machine, self.workers, cpus)
             return
         name = cluster.workers_group(job)
         wanted = options.nodes or 1
@@ -154,6 +158,19 @@ class Nodes:
         names = [machine.name for machine in self.machines]
         places = {name: place for place, name in enumerate(names) if names.count(name) == 1}
         return places | {machine.node_id: place for place, machine in enumerate(self.machines)}
+
+
+def check_fits(machine: Machine, workers: int, cpus: float) -> None:
+    """Raise NotPlaced where a node cannot take so many workers, even if nobody else had anything of it: no time brings
+    CPUs to a node."""
+    if workers * cpus > machine.cpus + 1e-6:
+        raise NotPlaced(
+            f"the job asks for {workers} x {cpus:g} = {workers * cpus:g} CPUs on one node, and the node where it is to "
+            f"run, {machine}, has {machine.cpus:g} in all, {machine.free_cpus:g} free. Use fewer workers or a smaller "
+            "cpus_per_worker, spread the workers over several nodes (nodes=...), or start Ray with more CPUs (ray "
+            "start --num-cpus; a cluster that a program has started for itself has as many as its first job needed)",
+            (machine.node_id,),
+        )
 
 
 def has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:

@@ -41,7 +41,7 @@ class Placer:
         """`at`: the nodes that the workers are on, when any of this is asked for."""
         self._options = options
         self._at = at
-        self._monitor = Monitor((options.replan_s or 1.0) / _HALF_LIVES_A_PERIOD)
+        self.forget()
         self._moved_at: float | None = None
         self._moves = 0
         self._verdict: Verdict | None = None
@@ -109,6 +109,10 @@ class Placer:
         order = sorted(range(len(found.workers)), key=lambda worker: found.workers[worker])
         name = {worker: place for place, worker in enumerate(order)}
         return tuple(name[worker] for worker in found.tasks)
+
+    def forget(self) -> None:
+        """Tasks are others than before, though some may have the same numbers: measure anew."""
+        self._monitor = Monitor((self._options.replan_s or 1.0) / _HALF_LIVES_A_PERIOD)
 
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
         """The same for a plan that has changed: tasks that are placed stay, others go where there are the fewest."""

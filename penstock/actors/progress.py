@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any
@@ -11,17 +13,24 @@ _FIRST_S = 1.0  # a job that is over sooner needs no progress
 _TERMINAL_S = 0.5
 _LINE_S = 2.0
 
+_MARK = "\0end of the table\n"  # behind the last line that is to be carried past it
+_CARRIED_S = 5.0
+_SILENT_S = 2.0  # a process that is silent for so long is shown
+
 
 class Progress:
     """Use as a context manager around the waiting; asks for a status only when one is due to be shown."""
 
-    def __init__(self, name: str, shown: bool) -> None:
+    def __init__(self, name: str, shown: bool, where: str = "") -> None:
+        """`where`: the cluster that the job runs on, for people, said while it starts."""
         self._name = name
+        self._where = where
         self._shown = shown
         self._terminal = shown and sys.stderr.isatty()
         self._due = time.monotonic() + _FIRST_S
         self._any = False
         self._live: Any = None
+        self._above: _Above | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -31,6 +40,8 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        if self._above is not None:
+            self._above.end()
 
     def wait_s(self, deadline: float | None) -> float | None:
         """How long to wait for the job's end before looking here again; None: for ever."""
@@ -47,17 +58,28 @@ class Progress:
         """Show a status."""
         self._due = time.monotonic() + (_TERMINAL_S if self._terminal else _LINE_S)
         self._any = True
+        starts = status["state"] == "STARTING"
         if not self._terminal:
-            print(line(status), file=sys.stderr, flush=True)
+            print(starting(status, self._where) if starts else line(status), file=sys.stderr, flush=True)
             return
         from rich.console import Console, Group
         from rich.live import Live
         from rich.text import Text
 
         if self._live is None:
+            self._above = _Above()
             # Lines that the program prints go above the table, but only where both go to the same terminal.
-            self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+            self._live = Live(
+                console=Console(file=self._above.terminal),
+                auto_refresh=False,
+                redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=False,
+            )
             self._live.start()
+            self._above.begin(self._live.console)
+        if starts:
+            self._live.update(Text(starting(status, self._where)), refresh=True)
+            return
         said = "\n".join([*paradigms(status), *filter(None, [trouble(status)])])
         shown = Group(table(status), Text(said)) if said else table(status)
         self._live.update(shown, refresh=True)
@@ -66,6 +88,60 @@ class Progress:
         """Show the last status, if any was shown before."""
         if self._any:
             self.update(status)
+
+
+class _Above:
+    """Puts above the live table what anybody in this process writes to its standard error meanwhile: Ray's native code,
+    loggers that took the stream before, Ray's copies of what workers print. They write to the file descriptor, so that
+    is what is turned away; the table itself goes to the terminal that it was."""
+
+    def __init__(self) -> None:
+        sys.stderr.flush()
+        self._before = os.dup(2)
+        # Closed when nobody can write any more: a child that was started meanwhile may outlive the table.
+        self.terminal = os.fdopen(self._before, "w", encoding=sys.stderr.encoding, errors="replace", closefd=False)
+        self._console: Any = None
+
+    def begin(self, console: Any) -> None:
+        """From now on lines go above what this console shows."""
+        from rich.text import Text
+
+        read, write = os.pipe()
+        os.dup2(write, 2)
+        self._write = write
+        self._console = console
+        self._carried = threading.Event()
+
+        def carry() -> None:
+            # To the end of the process, as a child that was started meanwhile has the pipe too.
+            with os.fdopen(read, encoding="utf-8", errors="replace") as lines:
+                for text in lines:
+                    if text == _MARK:
+                        self._carried.set()
+                    elif self._console is None:
+                        self.terminal.write(text)
+                        self.terminal.flush()
+                    else:
+                        self._console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True)
+            os.close(self._before)
+
+        threading.Thread(target=carry, name="penstock-stderr", daemon=True).start()
+
+    def end(self) -> None:
+        """Standard error is what it was."""
+        sys.stderr.flush()
+        os.dup2(self._before, 2)
+        self._console = None
+        os.write(self._write, _MARK.encode())
+        os.close(self._write)
+        self._carried.wait(_CARRIED_S)
+
+
+def starting(status: dict[str, Any], where: str = "") -> str:
+    """What a job that has not started yet waits for, in one line."""
+    on = f" on {where}" if where else ""
+    waits_for = status.get("waits_for") or "its JobMaster, which Ray is starting"
+    return f"{status['name']} starting{on} {status.get('uptime_s', 0.0):.0f} s: {waits_for}"
 
 
 def line(status: dict[str, Any]) -> str:
@@ -97,14 +173,21 @@ def paradigms(status: dict[str, Any]) -> list[str]:
 
 
 def trouble(status: dict[str, Any]) -> str:
-    """What a job's epochs have had to bear, for live progress; empty when all went well."""
+    """What a job has had to bear, for live progress; empty when all went well."""
     known = status.get("epochs") or {}
-    parts = []
+    parts = [f"{who} has not answered for {seconds:.0f} s" for who, seconds in silent(status)]
     if known.get("restarts"):
         parts.append(f"restarted {times(known['restarts'])}")
     if known.get("last_failure"):
         parts.append(f"epochs: {known['last_failure']}")
     return "; ".join(parts)
+
+
+def silent(status: dict[str, Any]) -> list[tuple[str, float]]:
+    """Those of a job's processes that do not answer, and for how many seconds."""
+    found = [("JobMaster", status.get("master_silent_s", 0.0))]
+    found += [(f"worker {worker['index']}", worker.get("silent_s", 0.0)) for worker in status.get("workers", ())]
+    return [(who, seconds) for who, seconds in found if seconds >= _SILENT_S]
 
 
 def epochs(status: dict[str, Any]) -> str:

@@ -6,15 +6,19 @@ import copy
 import json
 import math
 import os
+import threading
+import time
+from contextlib import nullcontext, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from penstock.actors import cluster
+from penstock.actors import cluster, farewell
 from penstock.actors.dual import DualOptions
-from penstock.actors.job import Job
+from penstock.actors.job import Job, silent_status
 from penstock.actors.job_master import REPORTS, JobMaster, JobOptions, in_parts
 from penstock.actors.keeper import SAVEPOINT
 from penstock.actors.worker import WorkerOptions
@@ -25,12 +29,22 @@ from penstock.runtime.channel import WINDOW_BYTES
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobExists, JobNotFound
+from penstock.runtime.errors import FlowError, JobExists, JobNotFound, NoCluster
+from penstock.runtime.flow import check_flow
+from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators import Write
+from penstock.runtime.pickling import Program
 from penstock.runtime.rud import MEMORY_BYTES
+from penstock.runtime.units import seconds
 
 # RayDP's executors read micro-batches from Ray's object store: several of some hundred megabytes at a time.
 _DUAL_STORE_BYTES = 1 << 30
+
+_ANSWER_S = 5.0
+
+# So long may a store be held by a job that is no more: what was killed goes with its cluster, what has ended lingers.
+_HELD_S = 15.0
+_look_again = threading.Event()  # never set
 
 # What of BurstOptions can be set by text.
 _DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interval_min_s", "interval_max_s")
@@ -40,6 +54,7 @@ if TYPE_CHECKING:
     from penstock.runtime.plan import Plan
 
 
+@refusing
 def run(
     flow: Flow,
     *,
@@ -51,60 +66,78 @@ def run(
     window_bytes: int = WINDOW_BYTES,
     cache_bytes: int = MEMORY_BYTES,
     cpus_per_worker: float = 1.0,
-    start_timeout_s: float = 60.0,
-    epoch_interval_s: float | None = 1.0,
-    epoch_timeout_s: float = 60.0,
+    start_timeout_s: float | timedelta = 60.0,
+    epoch_interval_s: float | timedelta | None = 1.0,
+    epoch_timeout_s: float | timedelta = 60.0,
     checkpoints: str | os.PathLike[str] | None = None,
     max_restarts: int = 10,
     max_attempts: int = 3,
-    hang_timeout_s: float = 60.0,
+    hang_timeout_s: float | timedelta = 60.0,
     savepoint: str | os.PathLike[str] | None = None,
     dual: str | BurstOptions = "off",
     spark: SparkOptions | None = None,
     placement: Method | PlacementOptions = "round-robin",
     nodes: int | None = None,
-    replan_s: float | None = None,
+    replan_s: float | timedelta | None = None,
 ) -> Job:
     """Start `flow` as a job on Ray and return at once.
 
-    `workers` is the number of worker processes (default: 1). `parallelism` replaces the flow's own default. A
-    `detached` job outlives this process; any other ends with it. `address` is a Ray cluster's; by default the one
-    that runs here is joined, or one is started for this process. `ring_bytes` is the size of each worker's inbox, a
-    power of two: no record may be larger than about half of it. By default it is 2 MiB, and grows with the records
-    that come. `window_bytes` bounds what is under way from one task to another; `cache_bytes` what a worker keeps in
-    memory of what it has sent since the last complete epoch: more goes to a file below TMPDIR.
+    Durations (parameters whose names end in `_s`) are seconds or timedeltas. docs/running.md describes all parameters.
 
-    Every `epoch_interval_s` seconds (more rarely while no record moves) the state of all tasks is saved as one
-    consistent *epoch*, to which the job goes back when a process dies, without losing or doubling a record; None: the
-    job saves nothing, and any death ends it.
-    An epoch that does not complete within `epoch_timeout_s` is given up for the next. `checkpoints` is where epochs
-    are saved, a directory or a URL such as s3://bucket/prefix (default: penstock/ below XDG_STATE_HOME or
-    ~/.local/state); what is saved is removed when the job has finished or was cancelled, and stays when it failed,
-    for `resume`. `max_restarts`: how many deaths within ten minutes the job bears. `max_attempts`: a record that
-    has killed its worker's process as often is from then on a failed record, by its operator's `on_error` (two deaths
-    more are needed to find out which record it is).
-    `hang_timeout_s`: after so long a worker whose process does not answer is killed, and counts as dead.
-    `savepoint`: start from what `job.savepoint` has saved there; the flow may have other parallelism and other
-    operators, but those that have state must be there under their names.
+    Processes and memory:
 
-    `dual`: "off" runs all records one by one; "on" sends the input of operators whose queues grow to Spark in
-    micro-batches and takes it back when the burst is over (Spark is started with the job, and kept warm);
-    "spark-only" sends all there as soon as Spark is ready; "toggle:3" there and back every 3 seconds. `spark`: the
-    session to start (penstock.bridge.session.SparkOptions). Behind a comma `dual` takes settings of the detector, as in
-    "on,delta=0.3"; penstock.bridge.burst.BurstOptions, which may stand for the text, says what they mean.
-    Without Java or Spark the job goes on with records, and says so once.
+    `workers`: the number of worker processes (default: 1). `parallelism`: replaces the flow's own default.
+    `detached`: the job outlives this process; otherwise it ends with this process. `address`: the address of a Ray
+    cluster. By default `run` joins the cluster of this machine, or starts one for this process. `cpus_per_worker`: the
+    CPUs that Ray reserves for each worker. `start_timeout_s`: the time within which all workers must have started.
+    `ring_bytes`: the size of each worker's inbox, a power of two; no record may be larger than about half of it. By
+    default it is 2 MiB, and grows for larger records. `window_bytes`: how much may be on its way from one task to
+    another. `cache_bytes`: how much a worker keeps in memory of what it has sent since the last complete epoch; the
+    rest goes to a file in TMPDIR.
 
-    `placement` deals tasks to workers: "round-robin", in turn; "traffic", such that little crosses between nodes and
-    between workers (by the paper's algorithms and refinement); "turbostream", "t-storm", "jstorm" and "metis" as others
-    would. `nodes`: over how many nodes of the cluster the workers are spread, with room reserved on each; by default
-    they are where the JobMaster is. `replan_s`: measure what tasks use and send, and every so many seconds move some
-    to other workers where that is worth it; penstock.placement.options.PlacementOptions, which may stand for the text,
-    says when.
+    Recovery:
 
-    Raises FlowError or SourceError for a flow that cannot run, StoreError where `checkpoints` cannot be used, JobExists
-    while a job of this name runs, NoCluster for a detached job where no cluster outlives this process; what goes wrong
-    later is raised by `job.wait()`.
+    `epoch_interval_s`: the time between epochs (longer while no record moves). In each epoch the state of all tasks is
+    saved as one consistent *epoch*. When a process dies, the job goes back to the last complete epoch, without losing
+    or doubling a record. With None the job saves nothing, and any death of a process ends it. `epoch_timeout_s`: when
+    an epoch does not complete within this time, the next one begins beside it. `checkpoints`: where epochs are saved, a
+    directory or a URL such as s3://bucket/prefix (default: penstock/ below XDG_STATE_HOME or ~/.local/state). Saved
+    epochs are deleted when the job has finished or was cancelled. They stay when it failed, for `resume`.
+    `max_restarts`: the number of deaths of workers within ten minutes that the job survives. `max_attempts`: a record
+    that has crashed its worker's process this many times becomes a failed record, and its operator's `on_error`
+    decides. (Two further deaths are needed to find out which record it is. A death by a signal from outside, or for
+    lack of memory, counts half, and only until an epoch completes.) `hang_timeout_s`: a worker or JobMaster whose
+    process does not answer for this time is killed, and counts as dead. It must be longer than any call into native
+    code that keeps the interpreter. `savepoint`: start from what `job.savepoint` has saved there. The flow may have
+    other parallelism and other operators, but it must have all operators with state, under the same names.
+
+    Spark:
+
+    `dual`: "off" processes all records in the job's own tasks. "on" sends the input of operators with growing queues to
+    Spark in micro-batches until the burst is over; Spark starts with the job and is kept ready. "spark-only" sends all
+    input as soon as Spark is ready. "toggle:3" changes the side every 3 seconds. Settings follow a comma, as in
+    "on,delta=0.3"; penstock.bridge.burst.BurstOptions describes them and may replace the text. `spark`: the session to
+    start (penstock.bridge.session.SparkOptions). Without Java or Spark the job processes all records itself, and says
+    so once.
+
+    Placement:
+
+    `placement`: how tasks are assigned to workers. "round-robin": in turn. "traffic": with little traffic between nodes
+    and between workers. "turbostream", "t-storm", "jstorm" and "metis": as other systems do. `nodes`: the number of
+    cluster nodes over which the workers are spread, with room reserved on each (default: only the JobMaster's node).
+    `replan_s`: how often to measure load and traffic, and to move tasks when that is worth it.
+    penstock.placement.options.PlacementOptions has further settings and may replace the text.
+
+    Errors: FlowError or SourceError for a flow that cannot run, StoreError when `checkpoints` cannot be used, JobExists
+    while a job of this name runs, NoCluster for a detached job when no cluster outlives this process. `job.wait()`
+    raises all later errors.
     """
+    check_flow(flow, "run()")
+    start_timeout_s = seconds(start_timeout_s, "start_timeout_s")
+    epoch_timeout_s = seconds(epoch_timeout_s, "epoch_timeout_s")
+    hang_timeout_s = seconds(hang_timeout_s, "hang_timeout_s")
+    epoch_interval_s = None if epoch_interval_s is None else seconds(epoch_interval_s, "epoch_interval_s")
+    replan_s = None if replan_s is None else seconds(replan_s, "replan_s")
     workers = 1 if workers is None else workers
     if workers < 1:
         raise FlowError(f"workers={workers}; it must be 1 or more")
@@ -145,10 +178,11 @@ def run(
         dual=both,
         placement=where,
     )
+    program = Program()
     if store is not None:
-        options = replace(options, program=cloudpickle.dumps((flow, options)))
-    _connect(address, workers, both, detached)
-    return _start(flow, plan, options, detached)
+        options = replace(options, program=program.dumps((flow, options)))
+    _connect(address, workers, cpus_per_worker, both, detached)
+    return _start(flow, plan, options, detached, program)
 
 
 def dual_options(
@@ -164,10 +198,10 @@ def dual_options(
         return None
     try:
         if mode not in modes or (seconds and mode != "toggle"):
-            raise ValueError("what is before the first comma is none of the modes")
+            raise ValueError(f"{dual.split(',')[0]!r} is not a mode")
         numbers = {name: float(value) for name, _, value in (setting.partition("=") for setting in settings)}
         if unknown := sorted(set(numbers) - set(_DUAL_SETTINGS)):
-            raise ValueError(f"there is no setting {unknown[0]!r}")
+            raise ValueError(f"{unknown[0]!r} is not a setting")
         if mode == "toggle":
             numbers["toggle_s"] = float(seconds or "nan")
         if not all(map(math.isfinite, numbers.values())):
@@ -175,21 +209,25 @@ def dual_options(
         burst = BurstOptions(mode=modes[mode], epoch_s=epoch_interval_s, ahead=True, **numbers)
     except ValueError as error:
         raise FlowError(
-            f"dual={dual!r}: {error}; use 'off', 'on', 'spark-only' or 'toggle:SECONDS', and behind a comma settings "
-            f"such as delta=0.3, of {', '.join(_DUAL_SETTINGS)}"
+            f"dual={dual!r}: {error}; use 'off', 'on', 'spark-only' or 'toggle:SECONDS'. Settings follow a comma, as "
+            f"in 'on,delta=0.3'; they are {', '.join(_DUAL_SETTINGS)}"
         ) from None
     return DualOptions(burst, spark or SparkOptions())
 
 
-def _connect(address: str | None, workers: int, dual: DualOptions | None, detached: bool) -> None:
+def _connect(
+    address: str | None, workers: int, cpus_per_worker: float, dual: DualOptions | None, detached: bool
+) -> None:
     """Connect to Ray; a cluster of our own has room for the job, and for Spark's executors and their micro-batches."""
+    cpus = math.ceil(workers * cpus_per_worker) + 1
     if dual is None:
-        cluster.connect(address, cpus=workers + 1, lasting=detached)
+        cluster.connect(address, cpus=cpus, lasting=detached)
         return
-    cpus = workers + 1 + dual.spark.executors * dual.spark.cores
+    cpus += dual.spark.executors * dual.spark.cores
     cluster.connect(address, cpus=cpus, lasting=detached, store_bytes=_DUAL_STORE_BYTES)
 
 
+@refusing
 def resume(
     name: str,
     *,
@@ -198,20 +236,21 @@ def resume(
     detached: bool = False,
     address: str | None = None,
 ) -> Job:
-    """Start a job again that has failed, or whose cluster has gone, from its last complete epoch.
+    """Start a job again from its last complete epoch, after it has failed or its cluster has gone.
 
-    Nothing but what the job saved in `checkpoints` is needed: the flow and its options are there too. `workers`:
-    another number than before. Raises JobNotFound when there is nothing of that name to go on from, JobExists while it
-    runs.
+    Only the store at `checkpoints` is needed: the flow and its options are saved there too. `workers`: a new number of
+    workers (default: as before). Raises JobNotFound when the store has no epoch of that job, and JobExists while the
+    job runs.
     """
     store = Store.open(checkpoints or default_checkpoints(), name)
     found = store.latest() if store.ended() is None else None
     if found is None or found[0].program is None:
         raise JobNotFound(
-            f"there is no epoch of a job {name!r} in {store.place}: it has finished, was never run with epochs saved "
-            "there, or failed before its first epoch was complete"
+            f"there is no epoch of a job {name!r} in {store.place}: the job has finished, was never run with this "
+            "checkpoints place, or failed before its first epoch was complete"
         )
-    flow, options = cloudpickle.loads(store.get(found[0].program))
+    program, (flow, options) = Program.loads(store.get(found[0].program))
+    program.prefer_own()
     options = replace(
         options,
         workers=workers or options.workers,
@@ -221,8 +260,11 @@ def resume(
         program=store.get(found[0].program),
     )
     plan = flow.plan(options.workers, list_splits=False, check_sinks=False)
-    _connect(address, options.workers, options.dual, detached)
-    return _start(flow, plan, options, detached)
+    _connect(address, options.workers, options.cpus_per_worker, options.dual, detached)
+    _wait_for_store(name, store)
+    if store.ended() is not None or store.latest() is None:
+        raise JobNotFound(f"the job {name!r} of {store.place} has ended just now, so there is nothing to resume")
+    return _start(flow, plan, options, detached, program)
 
 
 def _savepoint(url: str | os.PathLike[str], plan: Plan, store: Store | None) -> Store:
@@ -238,7 +280,7 @@ def _savepoint(url: str | os.PathLike[str], plan: Plan, store: Store | None) -> 
     return origin
 
 
-def _start(flow: Flow, plan: Plan, options: JobOptions, detached: bool) -> Job:
+def _start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: Program) -> Job:
     restarts = -1 if options.store is not None and options.epochs.max_restarts else 0
     actor = ray.remote(concurrency_groups={REPORTS: 1})(JobMaster).options(
         name=cluster.master_name(flow.name),
@@ -249,9 +291,10 @@ def _start(flow: Flow, plan: Plan, options: JobOptions, detached: bool) -> Job:
         max_restarts=restarts,
         max_task_retries=-1 if restarts else 0,
     )
+    _wait_for_store(flow.name, options.store)
     while True:
         try:
-            master = actor.remote(*in_parts(plan, options))
+            master = actor.remote(*in_parts(plan, options, program))
             break
         except ValueError as error:
             if not cluster.is_ending(flow.name):
@@ -260,7 +303,20 @@ def _start(flow: Flow, plan: Plan, options: JobOptions, detached: bool) -> Job:
                     "the flow another name"
                 ) from error
     sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
-    return Job(flow.name, master, sinks)
+    job = Job(flow.name, master, sinks, program, options.hang_timeout_s)
+    if not detached:
+        farewell.remember(job)
+    return job
+
+
+def _wait_for_store(name: str, store: Store | None) -> None:
+    """Raise JobExists while the store is that of a job that runs. One that has just ended or was killed, maybe with its
+    cluster, has a moment to let go of it; the JobMaster itself then makes sure."""
+    until = time.monotonic() + _HELD_S
+    while store is not None and store.is_held():
+        if not cluster.is_ending(name) or time.monotonic() > until:
+            raise JobExists(store.held_by_another())
+        _look_again.wait(0.1)
 
 
 def default_checkpoints() -> str:
@@ -269,7 +325,30 @@ def default_checkpoints() -> str:
     return os.path.join(state, "penstock")
 
 
-def attach(name: str, *, address: str | None = None) -> Job:
-    """The running job of this name, started by another driver; raises JobNotFound when there is none."""
-    cluster.connect(address, lasting=not ray.is_initialized())
-    return Job(name, cluster.find_master(name), {})
+def attach(name: str | None = None, *, address: str | None = None) -> Job:
+    """The handle of the running job of this name, which another program may have started; without a name, of the only
+    running job.
+
+    The job is looked for on the cluster to which this program is connected, otherwise on the cluster of `address` or
+    RAY_ADDRESS, otherwise on all clusters with a node on this machine. Raises JobNotFound when there is no such job,
+    and without a name also when several jobs run.
+    """
+    name, master = cluster.find(name, address)
+    return Job(name, master, {})
+
+
+def jobs(*, address: str | None = None) -> list[dict[str, Any]]:
+    """The status of each running job, on the clusters where `attach` looks; "cluster" is the address of its cluster.
+
+    The list is empty when there is no cluster. When a JobMaster does not answer within seconds, the entry is what
+    `Job.status()` knows in this program. If that is nothing, the entry has only the name and the state UNKNOWN."""
+    found = []
+    with suppress(NoCluster) if address is None else nullcontext():
+        for place, names in cluster.jobs(address):
+            for name in names:
+                try:
+                    status = cluster.get(cluster.find_master(name).status.remote(), timeout=_ANSWER_S)
+                except (JobNotFound, RayActorError, GetTimeoutError):
+                    status = silent_status(name)
+                found.append({**status, "cluster": place})
+    return found

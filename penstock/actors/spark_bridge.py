@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import tempfile
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
 import pyarrow as pa
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
@@ -24,8 +25,9 @@ from penstock.actors import cluster
 from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.operation import Operations
-from penstock.bridge.session import SparkOptions, executor_needs, open_session
+from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_needs, open_session
 from penstock.runtime.diversion import Answer, Bridge
+from penstock.runtime.pickling import join, program
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +40,10 @@ class SparkBridge:
 
     def __init__(self, options: SparkOptions, forms: bytes) -> None:
         self._options = options
-        self._forms: list[RangeForm] = cloudpickle.loads(forms)
+        self._forms: list[RangeForm] = join(forms)
         self._operations: Operations | None = None
         self._group: Any = None
+        self._log = write_apart(_log_folder())
 
     def prepare(self) -> dict[str, Any]:
         """Start Spark, and try each range, so that all its code is compiled and loaded before the switch."""
@@ -50,12 +53,14 @@ class SparkBridge:
             options = replace(options, placement_group=self._group)
         try:
             session = open_session(options)
-        except BaseException:
+        except BaseException as error:
             self._release()
+            if isinstance(error, SparkUnavailable) and os.path.getsize(self._log):
+                raise SparkUnavailable(f"{error} What Spark wrote is in {self._log}.") from None
             raise
         if session.kind != "raydp":
             self._release()
-        self._operations = Operations(session, self._forms)
+        self._operations = Operations(session, self._forms, program())
         costs: dict[int, BatchCost | None] = {}
         for form in self._forms:
             try:
@@ -66,6 +71,7 @@ class SparkBridge:
             "session": session.describe(),
             "costs": costs,
             "bridge": os.getpid(),
+            "log": self._log,
             "executors": dict(self.executors()),
             "node": ray.get_runtime_context().get_node_id(),
         }
@@ -97,6 +103,31 @@ class SparkBridge:
             remove_placement_group(group)
 
 
+def _log_folder() -> str:
+    """Where Ray keeps the logs of this node's processes."""
+    node = ray._private.worker._global_node
+    return tempfile.gettempdir() if node is None else str(node.get_logs_dir_path())
+
+
+def write_apart(folder: str) -> str:
+    """Have all that this process and those that it starts write to their output put into a file of this folder, instead
+    of into that of which Ray shows each line in the middle of the program's own output: Spark's driver, py4j and
+    PySpark write pages. Penstock's warnings still go there. The file's path."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    path = os.path.join(folder, f"penstock-spark-{os.getpid()}.log")
+    told = logging.StreamHandler(os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace"))
+    told.setLevel(logging.WARNING)
+    penstock = logging.getLogger("penstock")
+    penstock.addHandler(told)
+    penstock.propagate = False
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return path
+
+
 def _reserve(options: SparkOptions) -> Any:
     """A bundle for each executor, which nobody else is given then; Ray takes it back when this process ends. None where
     no executors will be: what is wrong is said by the session that is to be started."""
@@ -109,7 +140,7 @@ def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> Any:
     actor = ray.remote(concurrency_groups={"life": 1})(SparkBridge).options(
         name=name, namespace=cluster.NAMESPACE, num_cpus=0, max_concurrency=_AT_A_TIME
     )
-    return actor.remote(options, cloudpickle.dumps(forms))
+    return actor.remote(options, program().dumps(forms))
 
 
 class BridgeLink(Bridge):

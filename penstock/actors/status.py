@@ -1,22 +1,26 @@
 """Job status: worker counters put together into one plain dict, with rates from the difference to earlier ones.
 
-    {name, state, error, started (unix s), uptime_s, running_s (since all workers had started),
+    {name, state, error, started_ms (since 1970), uptime_s, running_s (since all workers had started),
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, busy,
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
-     workers: [{index, pid, node_id, tasks, queued, ring_bytes}],
+     workers: [{index, pid, node_id, tasks, queued, ring_bytes, silent_s}],
      records_read, records_written, read_per_s, skipped, latency_ms: {p50, p99}, latency_all_ms: {p50, p99}}
 
 `queued` is records waiting in front of an operator's task; `busy` the share of the time since the last look that its
 task ran; `latency_ms` of an operator the age of records, since they entered the job, when its task had processed
 them, over the last five to ten seconds; of the job, the same over its sinks. A batch counts with the age of its oldest
-record.
+record. `silent_s` is for how long a worker has not answered, when a status had to do without its answer; 0.0 when it
+has answered. Of a worker that is silent the counters are those that it told last.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Literal
 
 from penstock.runtime.metrics import Histogram
@@ -29,6 +33,8 @@ ENDED: tuple[State, ...] = ("FINISHED", "CANCELLED", "FAILED")
 
 # Rates are taken over at least this long, once so much has passed: shorter spans jump about with single batches.
 _RATE_SPAN_NS = 500_000_000
+
+_NOBODY: Mapping[int, float] = MappingProxyType({})
 
 
 class StatusBuilder:
@@ -63,34 +69,65 @@ class StatusBuilder:
         """The last status built, or an empty one."""
         return self._last or self.build("STARTING", [], time.time())
 
-    def build(self, state: str, reports: list[dict[str, Any]], now: float) -> dict[str, Any]:
-        """The status with these workers' newest reports."""
+    def build(
+        self, state: str, reports: list[dict[str, Any]], now: float, silent: Mapping[int, float] = _NOBODY
+    ) -> dict[str, Any]:
+        """The status with these workers' newest reports; `silent`: workers that owe an answer, for how many seconds."""
+        answered = {report["index"] for report in reports}
         for report in reports:
             worker = report["index"]
+            report = {**report, "tasks": [task for task in report["tasks"] if self._is_known(task)]}  # noqa: PLW2901
             self._reports[worker] = report
             history = self._history.setdefault(worker, deque())
             history.append(report)
             while len(history) > 2 and report["time_ns"] - history[1]["time_ns"] >= _RATE_SPAN_NS:
                 history.popleft()
-        tasks = {task["number"]: task for report in self._reports.values() for task in report["tasks"]}
+        tasks: dict[int, dict[str, Any]] = {}
+        for report in self._reports.values():
+            for task in report["tasks"]:
+                # One that has moved may be in the last report of a silent worker too.
+                if task["number"] not in tasks or self._placed.get(task["number"]) == report["index"]:
+                    tasks[task["number"]] = task
         operators = {}
         for chain in self._plan.chains:
             numbers = [task.number for task in self._plan.tasks if task.chain == chain.index]
             for position, operator in enumerate(chain.operators):
                 operators[operator.name] = self._operator(operator, position, numbers, tasks)
+            for key_by, keyed in pairwise(chain.operators):
+                if key_by.kind == "key_by":  # its failures are those of the operator that it finds the keys for
+                    operators[keyed.name]["skipped"] += operators[key_by.name]["skipped"]
+                    operators[key_by.name]["skipped"] = 0
+        for task in tasks.values():
+            for name, skipped in task["skipped_on_the_way"].items():
+                operators[name]["skipped"] += skipped
         self._last = {
             "name": self._plan.name,
             "state": state,
             "error": None,
-            "started": self._started,
+            "started_ms": int(self._started * 1000),
             "uptime_s": now - self._started,
             "running_s": now - self._running if self._running is not None else 0.0,
             "operators": operators,
             "tasks": [self._task(task.number, tasks.get(task.number)) for task in self._plan.tasks],
-            "workers": [self._worker(info, tasks) for info in self._workers],
+            "workers": [
+                {
+                    **self._worker(info, tasks),
+                    "silent_s": 0.0 if info["index"] in answered else silent.get(info["index"], 0.0),
+                }
+                for info in self._workers
+            ],
             **self._totals(operators, tasks),
         }
         return self._last
+
+    def _is_known(self, task: dict[str, Any]) -> bool:
+        """Whether a worker speaks of a task of this plan. While a plan changes it may be one of the plan before, with
+        the same number and other operators."""
+        known = self._plan.by_number.get(task["number"])
+        if known is None:
+            return False
+        names = [operator.name for operator in self._plan.chains[known.chain].operators]
+        return names == [operator["name"] for operator in task["operators"]]
 
     def _operator(
         self, operator: Operator, position: int, numbers: list[int], tasks: dict[int, dict[str, Any]]
@@ -178,7 +215,6 @@ class StatusBuilder:
                 if task.chain == chain.index and chain.operators[-1].is_sink and task.number in tasks:
                     recent.merge(Histogram.from_sparse(tasks[task.number]["latency_us"]))
                     whole.merge(Histogram.from_sparse(tasks[task.number]["latency_all_us"]))
-        totals["skipped"] += sum(task["skipped_on_the_way"] for task in tasks.values())
         return {**totals, "latency_ms": _quantiles(recent), "latency_all_ms": _quantiles(whole)}
 
 

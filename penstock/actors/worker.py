@@ -13,27 +13,32 @@ import ctypes
 import gc
 import os
 import queue
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import ray
 
+from penstock.actors.collected import Sent
 from penstock.actors.control import ControlServer
+from penstock.actors.hangs import Process, watch_master
 from penstock.actors.spark_bridge import BridgeLink
-from penstock.runtime.blackbox import BlackBox
+from penstock.runtime.blackbox import BlackBox, Careful
 from penstock.runtime.build import Reported, Wiring
+from penstock.runtime.codec import encode
 from penstock.runtime.diversion import Divert
-from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make
+from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make, Rewrite
 from penstock.runtime.epochs.participant import Participant, Said
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import RecordError
 from penstock.runtime.loop import MessagesLost, RunLoop
+from penstock.runtime.pickling import join
 from penstock.runtime.plan import Plan
 from penstock.runtime.rud import MEMORY_BYTES, Rud
 from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
@@ -72,6 +77,10 @@ class Outcome:
     lost: bool = False  # the error is another process's death
 
 
+#: What a worker tells the JobMaster.
+Report: TypeAlias = Sent | list[Said]
+
+
 class Worker:
     """See the module's docstring. Calls come in the order prepare, connect, run."""
 
@@ -103,6 +112,7 @@ class Worker:
                 "join": self.join,
                 "trigger": self.trigger,
                 "unpark": self.unpark,
+                "rewrite": self.rewrite,
                 "complete": self.complete,
                 "end": self.end,
                 "divert": self.divert,
@@ -119,13 +129,16 @@ class Worker:
             "blackbox": self._box.address,
         }
 
-    def connect(
-        self, plan: Plan, placed: dict[int, int], master: Any, incarnation: int, store: Store | None
-    ) -> Outcome:
-        """Make the run loop. `incarnation` tells this process from others of its index; without a `store` the job has
-        no epochs."""
+    def connect(self, program: bytes, master: Any, incarnation: int, watched: tuple[int, str, float]) -> Outcome:
+        """Make the run loop. `program`: the plan, which worker has which task, and the store; without one the job has
+        no epochs. `incarnation` tells this process from others of its index; `watched`: the JobMaster's process and
+        node, and after how many seconds of silence it is killed."""
         assert self._transport is not None
         try:
+            plan: Plan
+            placed: dict[int, int]
+            store: Store | None
+            plan, placed, store = join(program)
             self._reporter = _Reporter(master, self._index, incarnation)
             writer = _SnapshotWriter(self._reporter.send)
             self._participant = Participant(store, plan.key_groups, writer.say, writer.do)
@@ -144,6 +157,8 @@ class Worker:
             self._loop = self._participant.loop = RunLoop(
                 wiring, self._transport, time.monotonic_ns, self._box if store is not None else None
             )
+            pid, node, hang_timeout_s = watched
+            watch_master(Process(pid, node, master), lambda: self._control.heard, hang_timeout_s, plan.name)
         except Exception as error:
             return self._outcome(error)
         return Outcome(self._index)
@@ -151,6 +166,8 @@ class Worker:
     def run(self) -> Outcome:
         """The run loop, until the job has ended or this worker has failed."""
         assert self._loop is not None
+        _end_by_signals()
+        self._box.watch_this_process()
         _wake_on_time()
         # How long the control thread waits for the interpreter beside a busy loop, several times a call.
         sys.setswitchinterval(0.001)
@@ -161,7 +178,7 @@ class Worker:
         try:
             self._loop.run()
             self._reporter.drain()
-        except Exception as error:
+        except BaseException as error:  # Ray would end the process for SystemExit, and the job start it again
             return self._outcome(error)
         return Outcome(self._index)
 
@@ -204,9 +221,7 @@ class Worker:
         self._participant.cut(command).result()
         return {"address": transport.address, "rings": sizes}
 
-    def make(
-        self, command: Make, addresses: dict[int, str], careful: dict[int, frozenset[tuple[int, int]]], attempts: int
-    ) -> None:
+    def make(self, command: Make, addresses: dict[int, str], careful: dict[int, Careful]) -> None:
         """Attach to the other workers, and make this worker's tasks, of which some must be careful."""
         assert self._loop is not None
         assert self._participant is not None
@@ -217,7 +232,7 @@ class Worker:
         self._participant.make(command).result()
         if careful:
             loop = self._loop
-            loop.call(lambda: loop.be_careful(careful, attempts)).result()
+            loop.call(lambda: loop.be_careful(careful)).result()
         if not self._made:
             self._made = True
             self._loop.call(_keep_all).result()
@@ -239,6 +254,11 @@ class Worker:
         """No task is to move any more."""
         assert self._participant is not None
         self._participant.unpark().result()
+
+    def rewrite(self, command: Rewrite) -> None:
+        """What tasks have saved is lost: they save everything anew."""
+        assert self._participant is not None
+        self._participant.rewrite(command).result()
 
     def complete(self, command: Complete) -> int:
         """Commit an epoch; how large this worker's ring is now."""
@@ -268,7 +288,7 @@ class Worker:
         loop = self._loop
         loop.call(lambda: loop.undivert(chain)).result()
 
-    def _outcome(self, error: Exception) -> Outcome:
+    def _outcome(self, error: BaseException) -> Outcome:
         if isinstance(error, RecordError):
             return Outcome(self._index, str(error), error.operator)
         if isinstance(error, MessagesLost):
@@ -282,6 +302,13 @@ def _keep_all() -> None:
     pauses of tens of milliseconds in every record's latency."""
     gc.collect()
     gc.freeze()
+
+
+def _end_by_signals() -> None:
+    """Let SIGTERM and SIGINT end this process, as SIGKILL does, and the job recover. As the exceptions that Ray and
+    Python make of them they would come out of whatever function of the user is running, and be taken for its error."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _wake_on_time() -> None:
@@ -304,11 +331,12 @@ class _Reporter:
 
     def report(self, reported: Reported) -> None:
         """Carry a sink's records."""
-        self._pending.append(self.send(replace(reported, records=reported.records[:])))
+        channel, task, generation, epoch = reported.channel, reported.task, reported.generation, reported.epoch
+        self._pending.append(self.send(Sent(channel, encode(reported.records), task, generation, epoch)))
         if len(self._pending) > _REPORTS_MAX:
             ray.get(self._pending.popleft())  # the oldest: later ones wait for it at the other end
 
-    def send(self, item: Reported | list[Said]) -> Any:
+    def send(self, item: Report) -> Any:
         """Carry something, behind all before it; the call's reference."""
         with self._lock:
             number = self._number

@@ -34,12 +34,16 @@ class Prepared:
 
 @dataclass(frozen=True)
 class App:
-    """One application: its name on the command line, one line about it, its own options, and how it is built."""
+    """One application: its name on the command line, one line about it, its own options, and how it is built.
+
+    `default_name`: of its job, where that is not the application's.
+    """
 
     name: str
     about: str
     add_options: Callable[[argparse.ArgumentParser], None]
     build: Callable[[argparse.Namespace], Prepared]
+    default_name: str | None = None
 
 
 class Cycle:
@@ -64,10 +68,13 @@ def add_load_options(parser: argparse.ArgumentParser, *, rate: str, duration: st
         metavar="R",
         type=rate_option,
         help=f"records a second over all source tasks, or steps such as 5000:10s,60000:10s, which start over; "
-        f"'max' for as fast as it goes ({rate})",
+        f"'max' for as fast as possible ({rate})",
     )
     parser.add_argument(
-        "--duration", metavar="S", type=seconds, help=f"seconds of load; 0: until stopped by Ctrl-C ({duration})"
+        "--duration",
+        metavar="S",
+        type=seconds,
+        help=f"seconds during which records are read; 0: until Ctrl-C ({duration})",
     )
 
 

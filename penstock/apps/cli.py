@@ -1,8 +1,8 @@
 """The `penstock` command.
 
 Exit codes: 0 the job finished, or was stopped and drained; 1 it failed, or something else did; 2 it could not start
-as asked (a wrong option, an input that is not there); 130 it was cancelled by Ctrl-C. Results go to stdout, all else
-to stderr.
+as asked (a wrong option, an input that is not there); 130 it was cancelled by Ctrl-C. Results go to stdout, everything
+else to stderr. Where stdout is closed, or its reader has gone (`| head`), results go nowhere, and that is no failure.
 """
 
 from __future__ import annotations
@@ -10,20 +10,24 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import logging
 import os
 import shlex
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.apps import own
 from penstock.apps.app import App, Prepared, Status, count, seconds
 from penstock.apps.catalog import APPS
 from penstock.placement.options import METHODS
+from penstock.runtime import filesystems, standard_streams
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, PenstockError, StoreError
 
@@ -33,51 +37,80 @@ if TYPE_CHECKING:
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
+_OF_APPS = ("run", "explain", "plan")
 _WORKERS = 2  # the fewest with which records travel between processes
+_NAME = "the name of the job, which is that of its flow"
+_ONE = f"{_NAME} (the only running job)"
 _STATE = "penstock/ below XDG_STATE_HOME or ~/.local/state"
 _EPILOG = """\
 examples:
   penstock run wordcount                                 count a text's words, with live progress
   penstock run wordcount --input 'logs/*.txt' --output counts/
-  penstock run sol --rate 5000 --workers 2               latency of hops, operator by operator
+  penstock run sol --rate 5000 --workers 2               the latency of each operator
+  penstock run orders.py:flow --workers 2                a flow of your own: a Flow, or a function that returns one
   penstock explain wordcount --workers 4                 the plan, without running it
-  penstock plan sol --nodes 4 --slots 4                  where its tasks would run, and what would cross
+  penstock plan sol --nodes 4 --slots 4                  where the tasks would run, and the traffic between nodes
   penstock run APP --help                                the options of an application
 
-While a job runs: Ctrl-C ends its sources and lets everything under way come through; a second Ctrl-C
-cancels it. From another terminal, on the same cluster: penstock status NAME, penstock stop NAME,
-penstock savepoint NAME DIR, penstock rescale NAME OPERATOR N.
+While a job runs, Ctrl-C ends its sources and waits until all records that were read have come through; a
+second Ctrl-C cancels the job. In another terminal, penstock jobs lists the running jobs. Control them with
+penstock status NAME, penstock stop NAME, penstock savepoint NAME DIR and penstock rescale NAME OPERATOR N.
+You may leave out NAME while only one job runs.
 
-A job goes on by itself when its processes die. One that has failed, or whose cluster or driver has gone,
-is started again from its last complete epoch by penstock resume NAME.
+A job recovers by itself when its processes die. When a job has failed, or its cluster or driver has gone,
+penstock resume NAME starts it again from its last complete epoch.
 """
 
+_ABOUT_RUN = """\
+Run an application, or a flow of your own. For a flow of your own, give FILE.py:NAME or MODULE:NAME in place of
+APP. NAME is a Flow, or a function without arguments that returns one. You may leave out :NAME when the file has
+only one flow.
+"""
+_OWN_EXAMPLES = """\
+examples of a flow of your own:
+  penstock run orders.py:flow --workers 2                the Flow named flow in orders.py
+  penstock run orders.py:build                           the flow that the function build() returns
+  penstock run orders.py --help                          the options of such a flow
+"""
 _ABOUT_RESUME = """\
-Start a job again that has failed, or whose driver, cluster or machine has gone, from its last complete
-epoch. The flow, its options and its state are taken from the store of its epochs; nothing else is needed.
-Shows live progress and waits for the end, as run does. What a Collect sink has (the words that `run
-wordcount` prints when it is given no --output) is not printed.
+Start a job again from its last complete epoch, after it has failed or its driver, cluster or machine has
+gone. The flow, its options and its state come from the checkpoint store; nothing else is needed. The command
+shows live progress and waits for the end of the job, as run does. It does not print the records of Collect
+sinks (such as the words that `run wordcount` prints without --output).
 """
 _ABOUT_SAVEPOINT = """\
-Save the state of a running job at a place of its own, where it stays whatever becomes of the job, and wait
-until it is written. The job goes on. To start from it: penstock run APP --savepoint URL.
+Save the state of a running job in a place that you name, and wait until it is written. The job goes on. The
+savepoint stays there whatever happens to the job. penstock run APP --savepoint URL starts a job from it.
 """
 _ABOUT_RESCALE = """\
-Give an operator of a running job, and those that run fused with it, N tasks, and wait until they run. The
-operators and their tasks are what penstock status NAME shows.
+Give an operator of a running job, and the operators fused with it, N tasks, and wait until these tasks run.
+penstock status NAME lists the operators and their tasks.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
+    standard_streams.open_closed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     unknown = _unknown_app(arguments)
     if unknown is not None:
         return _complain(unknown, MISUSED)
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser(_known_apps(arguments)).parse_args(arguments)
+    except PenstockError as error:  # of somebody's own flow, which is made before its options are known
+        if "--debug" in arguments:
+            raise
+        return _complain(str(error), MISUSED)
     except SystemExit as end:  # --help, --version, a wrong option: argparse has said what there is to say
+        with suppress(PenstockError), _output():
+            pass  # but not yet written it
         return end.code if isinstance(end.code, int) else FAILED
+    told = _Told()
+    cluster = logging.getLogger("penstock.actors.cluster")
+    before = cluster.level
+    if getattr(options, "progress", False):
+        cluster.addHandler(told)
+        cluster.setLevel(logging.INFO)
     try:
         code: int = options.run(options)
     except FlowError as error:
@@ -86,7 +119,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, FAILED, options)
     except KeyboardInterrupt:
         return INTERRUPTED
+    finally:
+        cluster.removeHandler(told)
+        cluster.setLevel(before)
     return code
+
+
+class _Told(logging.Handler):
+    """Says what a command that shows progress does about its Ray cluster, which takes the first seconds."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(record.getMessage())
 
 
 # --- the commands ----------------------------------------------------------------------------------------------
@@ -100,7 +143,9 @@ def _run(options: argparse.Namespace) -> int:
     from penstock import actors
 
     if options.epoch_interval == 0 and options.checkpoints is not None:
-        raise FlowError("--checkpoints says where epochs are saved, and with --epoch-interval 0 there are none")
+        raise FlowError(
+            "--checkpoints says where epochs are saved, but --epoch-interval 0 means that there are none; leave out one"
+        )
     given = {"ring_bytes": options.ring_bytes, "max_restarts": options.max_restarts}
     if options.epoch_interval is not None:
         given["epoch_interval_s"] = options.epoch_interval or None
@@ -132,14 +177,14 @@ def _resume(options: argparse.Namespace) -> int:
         address=options.address,
     )
     if last is not None:
-        _say(f"{job.name}: goes on from epoch {last.epoch}, of {_ago(time.time() - last.created)}")
+        _say(f"{job.name}: continues from epoch {last.epoch}, which was saved {_ago(time.time() - last.created)}")
     return _until_the_end(job, options)
 
 
 def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | None = None) -> int:
     """Wait for a job's end, unless it is detached, and say what came of it."""
     if options.detached:
-        _say(f"job {job.name!r} runs on; next: penstock status {job.name}, penstock stop {job.name}")
+        _say(f"job {job.name!r} runs detached; next: penstock status {job.name}, penstock stop {job.name}")
         return OK
     began = time.time()
     with _Interrupts(job) as interrupts:
@@ -150,11 +195,14 @@ def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | N
             _say_how_to_resume(job.name, options.checkpoints, began if prepared is not None else 0.0)
             return code
     ran = status.get("running_s", 0.0)
-    if prepared is not None and status["state"] != "CANCELLED":
-        for line in prepared.results(status, ran):
-            print(line)
-    sys.stdout.flush()
-    _say(_summary(status, ran, resumed=prepared is None))
+    went_on = "was resumed" if prepared is None else "started from the savepoint" if options.savepoint else None
+    try:
+        with _output():
+            if prepared is not None and status["state"] != "CANCELLED":
+                for line in prepared.results(status, ran):
+                    print(line)
+    finally:
+        _say(_summary(status, ran, went_on))
     if prepared is not None:
         _say(_next_steps(prepared))
     if status["state"] == "CANCELLED":
@@ -177,29 +225,36 @@ def _say_how_to_resume(name: str, checkpoints: str | None, since: float) -> None
     """Of a job that has failed: how to go on, when it has saved an epoch `since` (an older one is another job's)."""
     last = _last_epoch(name, checkpoints)
     if last is not None and last.created >= since:
-        where = "" if checkpoints is None else f" --checkpoints {shlex.quote(checkpoints)}"
-        _say(f"next: penstock resume {name}{where}   (from epoch {last.epoch}, when its cause is mended)")
+        where = "" if checkpoints is None else f" --checkpoints {_to_type(checkpoints)}"
+        _say(f"next: penstock resume {name}{where}   (from epoch {last.epoch}; correct the cause first)")
+
+
+def _to_type(place: str) -> str:
+    """A path or URL as part of a command to type. Keys and options of a URL are not printed: output is often kept."""
+    shown = filesystems.named(place)
+    return shlex.quote(shown) + ("" if shown == place else " (with the keys and options of the URL)")
 
 
 def _apps(options: argparse.Namespace) -> int:
-    for app in APPS.values():
-        print(f"{app.name:<12}{app.about}")
-        parser = argparse.ArgumentParser(add_help=False)
-        app.add_options(parser)
-        print(f"{'':<12}{'  '.join(_brief(action) for action in parser._actions)}")
-    print("\nall take --workers, --parallelism and more: penstock run APP --help")
+    with _output():
+        for app in APPS.values():
+            print(f"{app.name:<12}{app.about}")
+            parser = argparse.ArgumentParser(add_help=False)
+            app.add_options(parser)
+            print(f"{'':<12}{'  '.join(_brief(action) for action in parser._actions)}")
+        print("\nevery application takes --workers, --parallelism and more: penstock run APP --help")
     return OK
 
 
 def _explain(options: argparse.Namespace) -> int:
     app: App = options.app
-    print(_prepare(app, options).flow.explain(options.workers), end="")
+    explained = _prepare(app, options).flow.explain(options.workers)
+    with _output():
+        print(explained, end="")
     return OK
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from penstock.apps import plan_view
     from penstock.placement import baselines
     from penstock.placement.planner import plan
@@ -210,13 +265,17 @@ def _plan(options: argparse.Namespace) -> int:
     topology = of_plan(_prepare(options.app, options).flow.plan(options.nodes * options.slots))
     ours = plan(topology.graph, nodes, factor=options.factor)
     placements = {"penstock": ours, **baselines.all_of(topology, nodes, factor=options.factor)}
-    for line in plan_view.by_node(topology, ours):
-        print(line)
-    print()
-    Console().print(plan_view.comparison(topology, placements))
-    print("\ntraffic in parts of what one source puts out; every operator is taken to put out what it takes in")
-    if "METIS" not in placements:
-        print("METIS is not among them: pip install pymetis")
+    with _output():
+        for line in plan_view.by_node(topology, ours):
+            print(line)
+        print()
+        _print_table(plan_view.comparison(topology, placements))
+        print()
+        print(
+            "traffic is relative to the output of one source; every operator is assumed to emit as much as it receives"
+        )
+        if "METIS" not in placements:
+            print("METIS is left out because pymetis is not installed: pip install pymetis")
     if options.picture is not None:
         text = plan_view.picture(topology, ours, options.app.name)
         try:
@@ -230,25 +289,42 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _prepare(app: App, options: argparse.Namespace) -> Prepared:
     prepared = app.build(options)
-    prepared.flow.parallelism = options.parallelism
+    if options.parallelism is not None:
+        prepared.flow.parallelism = options.parallelism
     return prepared
 
 
 def _status(options: argparse.Namespace) -> int:
     status = _attach(options).status()
     if options.json:
-        print(json.dumps(status, indent=2))
+        with _output():
+            print(json.dumps(status, indent=2))
         return OK
-    from rich.console import Console
-
     from penstock.actors.progress import epochs, line, table
 
-    print(line(status))
-    if status.get("epochs"):
-        print(epochs(status))
-    Console().print(table(status))
-    for worker in status.get("workers", ()):
-        print(f"worker {worker['index']}: process {worker['pid']}, {len(worker['tasks'])} tasks")
+    with _output():
+        print(line(status))
+        if status.get("epochs"):
+            print(epochs(status))
+        _print_table(table(status))
+        for worker in status.get("workers", ()):
+            print(f"worker {worker['index']}: process {worker['pid']}, {len(worker['tasks'])} tasks")
+    return OK
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    from penstock import actors
+    from penstock.actors.progress import line
+
+    found = actors.jobs(address=options.address)
+    with _output():
+        if options.json:
+            print(json.dumps(found, indent=2))
+            return OK
+        for status in found:
+            print(f"{line(status)}  [Ray at {status['cluster']}]")
+    if not found:
+        _say("no job runs")
     return OK
 
 
@@ -267,7 +343,10 @@ def _cancel(options: argparse.Namespace) -> int:
 def _savepoint(options: argparse.Namespace) -> int:
     job = _attach(options)
     job.savepoint(options.url)
-    _say(f"saved job {job.name!r} in {options.url}; next: penstock run APP --savepoint {shlex.quote(options.url)}")
+    _say(
+        f"saved job {job.name!r} in {filesystems.named(options.url)}; "
+        f"next: penstock run APP --savepoint {_to_type(options.url)}"
+    )
     return OK
 
 
@@ -281,7 +360,7 @@ def _rescale(options: argparse.Namespace) -> int:
 
 def _ended(job: Job, options: argparse.Namespace) -> int:
     if not options.wait:
-        _say(f"told job {job.name!r}")
+        _say(f"job {job.name!r} has received the request")
         return OK
     started = time.monotonic()
     status = job.wait(progress=False)
@@ -321,7 +400,7 @@ class _Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count == 1:
-            _say("\nstopping: what was read comes through; again to cancel")
+            _say("\nstopping: records that were read still come through; press Ctrl-C again to cancel")
             threading.Thread(target=self._job.stop, name="penstock-stop", daemon=True).start()
         elif self.count == 2:
             _say("\ncancelling")
@@ -330,13 +409,13 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
-def _summary(status: Status, ran: float, *, resumed: bool) -> str:
-    """`resumed`: the counts may go back to before the time that the job ran, so there is no rate."""
+def _summary(status: Status, ran: float, went_on: str | None = None) -> str:
+    """`went_on`: by what, when the counts go back to before the time that the job ran, so that there is no rate."""
     read = status.get("records_read", 0)
     latency = status.get("latency_all_ms") or {}
     parts = [f"{status['name']} {status['state'].lower()}"]
-    if resumed:
-        parts[0] += f" {ran:.1f} s after it went on"
+    if went_on is not None:
+        parts[0] += f" {ran:.1f} s after it {went_on}"
     else:
         parts[0] += f": {read:,} records in {ran:.1f} s"
         parts.append(f"{read / ran if ran else 0:,.0f} records/s")
@@ -359,10 +438,17 @@ def _next_steps(prepared: Prepared) -> str:
 # --- the command line -----------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
+def _known_apps(arguments: Sequence[str]) -> Mapping[str, App]:
+    """The applications, and the user's own flow where the command names one."""
+    if len(arguments) > 1 and arguments[0] in _OF_APPS and own.is_meant(arguments[1]):
+        return {**APPS, arguments[1]: own.own_app(arguments[1])}
+    return APPS
+
+
+def _parser(known: Mapping[str, App]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock",
-        description="Run Penstock's applications, and look after running jobs.",
+        description="Run Penstock's applications and flows of your own, and control running jobs.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -373,8 +459,14 @@ def _parser() -> argparse.ArgumentParser:
     everywhere = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     everywhere.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
-    run = commands.add_parser("run", help="run an application", description="Run an application.")
-    for app, of_app in _app_parsers(run, everywhere):
+    run = commands.add_parser(
+        "run",
+        help="run an application, or a flow of your own: FILE.py:flow",
+        description=_ABOUT_RUN,
+        epilog=_OWN_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for app, of_app in _app_parsers(known, run, everywhere):
         of_app.set_defaults(run=_run, app=app)
         _add_running_options(of_app)
 
@@ -386,73 +478,95 @@ def _parser() -> argparse.ArgumentParser:
         help="show an application's plan",
         description="Show an application's logical and physical plan, without running it.",
     )
-    for app, of_app in _app_parsers(explain, everywhere):
+    for app, of_app in _app_parsers(known, explain, everywhere):
         of_app.set_defaults(run=_explain, app=app)
 
     planned = commands.add_parser(
         "plan",
         help="show where an application's tasks would run",
-        description="Show on which nodes and workers an application's tasks would run and what traffic would cross, "
-        "beside other placements, without running it.",
+        description="Show on which nodes and workers an application's tasks would run, and the traffic between nodes, "
+        "compared with other methods. The application does not run.",
     )
-    for app, of_app in _app_parsers(planned, everywhere, workers=False):
+    for app, of_app in _app_parsers(known, planned, everywhere, workers=False):
         of_app.set_defaults(run=_plan, app=app)
-        of_app.add_argument("--nodes", metavar="N", type=count, default=4, help="machines (4)")
-        of_app.add_argument("--slots", metavar="S", type=count, default=4, help="workers on each (4)")
+        of_app.add_argument("--nodes", metavar="N", type=count, default=4, help="number of nodes (4)")
+        of_app.add_argument("--slots", metavar="S", type=count, default=4, help="number of workers on each node (4)")
         of_app.add_argument(
             "--factor",
             metavar="F",
             type=_part,
             default=0.1,
-            help="by how much a node may be above its share of the tasks (0.1)",
+            help="by which part a node may have more than its share of the tasks (0.1)",
         )
-        of_app.add_argument("--picture", metavar="FILE", help="write the plan there as a picture (SVG)")
+        of_app.add_argument("--picture", metavar="FILE", help="write a picture of the plan to this file (SVG)")
+
+    listed = commands.add_parser(
+        "jobs",
+        parents=[everywhere],
+        help="list the running jobs",
+        description="List the running jobs of the cluster; without an address, those of all clusters on this machine.",
+    )
+    listed.set_defaults(run=_jobs)
+    listed.add_argument("--json", action="store_true", help="print the status of each job as JSON")
+    _add_cluster_option(listed)
 
     for name, action, about in (
         ("status", _status, "show what a running job does"),
-        ("stop", _stop, "end a job's sources, let what is under way come through, wait for the end"),
-        ("cancel", _cancel, "end a job at once, dropping what is under way"),
+        ("stop", _stop, "end a job's sources, let all records that were read come through, and wait for the end"),
+        ("cancel", _cancel, "end a job at once; records on their way are dropped"),
     ):
         command = commands.add_parser(name, parents=[everywhere], help=about, description=about.capitalize() + ".")
         command.set_defaults(run=action)
-        command.add_argument("name", metavar="NAME", help="the job's name: its flow's")
+        command.add_argument("name", metavar="NAME", nargs="?", help=_ONE)
         _add_cluster_option(command)
         if name == "status":
-            command.add_argument("--json", action="store_true", help="everything there is, for programs")
+            command.add_argument("--json", action="store_true", help="print the whole status as JSON")
         else:
             command.add_argument("--no-wait", dest="wait", action="store_false", help="return at once")
 
-    def add(name: str, action: Callable[[argparse.Namespace], int], brief: str, about: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, action: Callable[[argparse.Namespace], int], brief: str, about: str, *, running: bool = True
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[everywhere], help=brief, description=about)
         command.set_defaults(run=action)
-        command.add_argument("name", metavar="NAME", help="the job's name: its flow's")
+        command.add_argument("name", metavar="NAME", nargs="?" if running else None, help=_ONE if running else _NAME)
         return command
 
-    savepoint = add("savepoint", _savepoint, "save a running job's state at a place of its own", _ABOUT_SAVEPOINT)
-    savepoint.add_argument("url", metavar="URL", type=_place, help="a directory, or s3://bucket/prefix and the like")
+    savepoint = add("savepoint", _savepoint, "save a running job's state in a place that you name", _ABOUT_SAVEPOINT)
+    savepoint.add_argument("url", metavar="URL", type=_place, help="a directory or a URL such as s3://bucket/prefix")
     _add_cluster_option(savepoint)
 
     rescale = add("rescale", _rescale, "give an operator of a running job more or fewer tasks", _ABOUT_RESCALE)
     rescale.add_argument("operator", metavar="OPERATOR", help="the operator's name")
-    rescale.add_argument("parallelism", metavar="N", type=count, help="how many tasks it is to have")
+    rescale.add_argument("parallelism", metavar="N", type=count, help="the new number of tasks")
     _add_cluster_option(rescale)
 
-    resume = add("resume", _resume, "start a failed or vanished job again from its last epoch", _ABOUT_RESUME)
-    resume.add_argument(
-        "--checkpoints", metavar="URL", type=_place, help=f"where the job saved its epochs ({_STATE}); as given to run"
+    resume = add(
+        "resume",
+        _resume,
+        "start a job again from its last epoch, after it has failed or its cluster has gone",
+        _ABOUT_RESUME,
+        running=False,
     )
-    resume.add_argument("--workers", metavar="W", type=count, help="worker processes (as many as before)")
+    resume.add_argument(
+        "--checkpoints", metavar="URL", type=_place, help=f"the --checkpoints with which the job was run ({_STATE})"
+    )
+    resume.add_argument("--workers", metavar="W", type=count, help="number of worker processes (as before)")
     _add_driver_options(resume)
     return parser
 
 
 def _add_cluster_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--address", metavar="A", help="of the Ray cluster (the one on this machine)")
+    parser.add_argument("--address", metavar="A", help="address of the Ray cluster (the one on this machine)")
 
 
 def _place(text: str) -> str:
     """A directory or URL, the same for processes that run elsewhere."""
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+    try:
+        path = filesystems.local_path(text)
+    except filesystems.BadPlace as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text if path is None else os.path.abspath(os.path.expanduser(path))
 
 
 def _part(text: str) -> float:
@@ -469,22 +583,30 @@ def _restarts(text: str) -> int:
 
 
 def _app_parsers(
-    command: argparse.ArgumentParser, everywhere: argparse.ArgumentParser, *, workers: bool = True
+    known: Mapping[str, App],
+    command: argparse.ArgumentParser,
+    everywhere: argparse.ArgumentParser,
+    *,
+    workers: bool = True,
 ) -> Iterator[tuple[App, argparse.ArgumentParser]]:
     """A parser for each application below a command, with the options that all take. `workers`: --workers too."""
     choices = command.add_subparsers(title="applications", metavar="APP", required=True)
-    for app in APPS.values():
+    for app in known.values():
         parser = choices.add_parser(
             app.name, parents=[everywhere], help=app.about, description=app.about.capitalize() + ".", allow_abbrev=False
         )
         app.add_options(parser)
-        parser.add_argument("--name", metavar="NAME", default=app.name, help=f"of the job ({app.name})")
+        name = app.default_name or app.name
+        parser.add_argument("--name", metavar="NAME", default=name, help=f"name of the job ({name})")
         if workers:
             parser.add_argument(
-                "--workers", metavar="W", type=count, default=_WORKERS, help=f"worker processes ({_WORKERS})"
+                "--workers", metavar="W", type=count, default=_WORKERS, help=f"number of worker processes ({_WORKERS})"
             )
         parser.add_argument(
-            "--parallelism", metavar="P", type=count, help="tasks of each operator that has no number of its own (W)"
+            "--parallelism",
+            metavar="P",
+            type=count,
+            help="number of tasks of each operator that does not set its own (W)",
         )
         yield app, parser
 
@@ -500,39 +622,41 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         "--epoch-interval",
         metavar="S",
         type=seconds,
-        help="seconds between epochs, to which the job goes back when a process dies; 0: none, and it fails then (1)",
+        help="seconds between epochs, to which the job goes back when a process dies; with 0 there are no epochs, and "
+        "the job fails when a process dies (1)",
     )
     parser.add_argument(
-        "--checkpoints", metavar="URL", type=_place, help=f"where epochs are saved: a directory or a URL ({_STATE})"
+        "--checkpoints", metavar="URL", type=_place, help=f"where to save epochs: a directory or a URL ({_STATE})"
     )
     parser.add_argument(
         "--max-restarts",
         metavar="N",
         type=_restarts,
-        help="deaths of workers within ten minutes that the job bears (10)",
+        help="deaths of workers within ten minutes that the job survives (10)",
     )
-    parser.add_argument(
-        "--savepoint", metavar="URL", type=_place, help="start from what penstock savepoint has saved there"
-    )
+    parser.add_argument("--savepoint", metavar="URL", type=_place, help="start from the savepoint that is saved there")
     parser.add_argument(
         "--dual",
         metavar="MODE",
         default="off",
-        help="on: a burst goes through Spark in micro-batches and comes back when it is over; spark-only: everything "
-        "does; toggle:S: there and back every S seconds; off: nothing (off). Behind a comma settings, as on,delta=0.3",
+        help="on: a burst goes through Spark in micro-batches; spark-only: all records go through Spark; toggle:S: to "
+        "Spark and back every S seconds; off: Spark is not used (off). Settings follow a comma: on,delta=0.3",
     )
     parser.add_argument(
         "--placement",
         metavar="HOW",
         default="round-robin",
         choices=METHODS,
-        help=f"how tasks are dealt to workers: {', '.join(METHODS)} (round-robin); see penstock plan APP",
+        help=f"how tasks are assigned to workers: {', '.join(METHODS)} (round-robin); see penstock plan APP",
     )
     parser.add_argument(
-        "--nodes", metavar="N", type=count, help="nodes of the cluster that the workers are spread over (one)"
+        "--nodes", metavar="N", type=count, help="number of Ray nodes over which the workers are spread (one)"
     )
     parser.add_argument(
-        "--replan", metavar="S", type=seconds, help="move tasks by what they send, planned anew every S seconds (never)"
+        "--replan",
+        metavar="S",
+        type=seconds,
+        help="measure the traffic, and move tasks when it is worth it, every S seconds (never)",
     )
     _add_driver_options(parser)
 
@@ -541,23 +665,28 @@ def _add_driver_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         metavar="A",
-        help="of a Ray cluster, or 'local' for one of its own (the one on this machine, else one of its own)",
+        help="address of a Ray cluster, or 'local' to start a new one (the one on this machine, else a new one)",
     )
-    parser.add_argument("--detached", action="store_true", help="leave the job running on the cluster and return")
+    parser.add_argument(
+        "--detached", action="store_true", help="return at once and leave the job running on the cluster"
+    )
     parser.add_argument("--no-progress", dest="progress", action="store_false", help="show no live progress")
 
 
 def _unknown_app(arguments: list[str]) -> str | None:
     """What to say about `penstock run nonsense`: argparse would list the names and no more."""
-    if len(arguments) < 2 or arguments[0] not in ("run", "explain", "plan"):
+    if len(arguments) < 2 or arguments[0] not in _OF_APPS:
         return None
     name = arguments[1]
-    if name.startswith("-") or name in APPS:
+    if name.startswith("-") or name in APPS or own.is_meant(name):
         return None
     near = difflib.get_close_matches(name, APPS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     listed = "\n".join(f"  {app.name:<12}{app.about}" for app in APPS.values())
-    return f"there is no application {name!r}{hint} There are:\n{listed}"
+    return (
+        f"there is no application {name!r}{hint} There are:\n{listed}\n"
+        f"A flow of your own: penstock {arguments[0]} file.py:flow, or module:flow"
+    )
 
 
 def _brief(action: argparse.Action) -> str:
@@ -570,6 +699,32 @@ def _ago(age_s: float) -> str:
         if age_s >= 2 * size:
             return f"{age_s / size:.0f} {unit} ago"
     return f"{max(0.0, age_s):.0f} s ago"
+
+
+@contextmanager
+def _output() -> Iterator[None]:
+    """Around everything that prints results: they are written when it ends. A reader that has gone wants no more of
+    them; for any other error a PenstockError is raised."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter writes at its end what is left.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        if not isinstance(error, BrokenPipeError):
+            raise PenstockError(f"the results cannot be written to standard output: {error.strerror}") from error
+
+
+def _print_table(table: Any) -> None:
+    """Print what rich draws; rich itself would end the process where nobody reads."""
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as drawn:
+        console.print(table)
+    print(drawn.get(), end="")
 
 
 def _say(text: str) -> None:

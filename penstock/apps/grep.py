@@ -15,6 +15,7 @@ from typing import Any
 from penstock.apps import text
 from penstock.apps.app import App, Prepared, Status
 from penstock.apps.latest import Latest
+from penstock.runtime import filesystems
 from penstock.runtime.errors import FlowError
 from penstock.runtime.flow import Flow
 from penstock.runtime.sinks import Collect, Console, Files, Sink
@@ -51,7 +52,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--pattern", metavar="P", default=PATTERN, help=f"a regular expression, searched in every line ({PATTERN})"
     )
     text.add_options(parser, rate="max")
-    parser.add_argument("--output", metavar="DIR", help="write the matching lines to files there (prints them)")
+    parser.add_argument(
+        "--output", metavar="DIR", help="write the matching lines to files in this directory (print them)"
+    )
 
 
 def _build(options: argparse.Namespace) -> Prepared:
@@ -61,7 +64,7 @@ def _build(options: argparse.Namespace) -> Prepared:
 
     def results(status: Status, seconds: float) -> list[str]:
         count = sum(n for _, n in number.records())
-        where = f"; they are in {options.output}" if options.output else ""
+        where = f"; they are in {filesystems.named(options.output)}" if options.output else ""
         return [f"{count:,} of {status['records_read']:,} lines match {options.pattern!r}{where}"]
 
     return Prepared(

@@ -46,15 +46,15 @@ def const(record: str) -> str:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_load_options(parser, rate="5000", duration=f"{_DURATION_S:g}")
-    parser.add_argument("--size", metavar="B", type=count, default=100, help="bytes a record (100)")
-    parser.add_argument("--levels", metavar="N", type=count, default=5, help="bolts in a row (5)")
-    parser.add_argument("--tasks", metavar="N", type=count, default=5, help="tasks of each bolt (5)")
+    parser.add_argument("--size", metavar="B", type=count, default=100, help="bytes of each record (100)")
+    parser.add_argument("--levels", metavar="N", type=count, default=5, help="number of bolts in a row (5)")
+    parser.add_argument("--tasks", metavar="N", type=count, default=5, help="number of tasks of each bolt (5)")
 
 
 def _build(options: argparse.Namespace) -> Prepared:
     rate = options.rate or "5000"
     duration = _DURATION_S if options.duration is None else options.duration
-    source = Generator(Cycle(messages(options.size)), None if rate == "max" else rate, duration=duration or None)
+    source = Generator(Cycle(messages(options.size)), None if rate == "max" else rate, duration_s=duration or None)
 
     def results(status: Status, seconds: float) -> Iterable[str]:
         yield "latency since the source, in the last seconds"
@@ -73,4 +73,4 @@ def _build(options: argparse.Namespace) -> Prepared:
     )
 
 
-APP = App("sol", "the latency of hops that do nothing, operator by operator", _add_options, _build)
+APP = App("sol", "measure the latency of operators that only pass records on", _add_options, _build)

@@ -60,11 +60,14 @@ def add_options(parser: argparse.ArgumentParser, *, rate: str) -> None:
         "--input",
         metavar="GLOB",
         nargs="+",
-        help="text files to read, also .gz (a novel where it lies beside the project, else a small packaged text)",
+        help="text files to read, also .gz (a novel if one lies beside the project, else a small packaged text)",
     )
     add_load_options(parser, rate=rate, duration="with a --rate: until stopped, unless --passes says otherwise")
     parser.add_argument(
-        "--passes", metavar="N", type=count, help="give the whole text N times; like --rate, this holds it in memory"
+        "--passes",
+        metavar="N",
+        type=count,
+        help="read the whole text N times; like --rate, this holds the text in memory",
     )
 
 
@@ -92,7 +95,7 @@ def open_text(options: argparse.Namespace, *, show_rate: int | None = None, show
         lines,
         None if rate == "max" else rate,
         limit=None if passes is None else passes * len(lines),
-        duration=duration or None,
+        duration_s=duration or None,
     )
     if passes is None:
         about += ", over and over" + (f" for {duration:g} s" if duration else ", until you stop it with Ctrl-C")

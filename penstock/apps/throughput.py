@@ -48,13 +48,13 @@ def ack(record: Record) -> Record:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_load_options(parser, rate="max", duration=f"{_DURATION_S:g}")
-    parser.add_argument("--size", metavar="B", type=count, default=100, help="letters a value (100)")
+    parser.add_argument("--size", metavar="B", type=count, default=100, help="letters of each value (100)")
 
 
 def _build(options: argparse.Namespace) -> Prepared:
     rate = None if options.rate == "max" else options.rate
     duration = _DURATION_S if options.duration is None else options.duration
-    source = Generator(Cycle(records(options.size)), rate, duration=duration or None)
+    source = Generator(Cycle(records(options.size)), rate, duration_s=duration or None)
 
     def results(status: Status, seconds: float) -> Iterable[str]:
         acked = status["operators"]["ack"]["records_in"]
@@ -69,4 +69,4 @@ def _build(options: argparse.Namespace) -> Prepared:
     )
 
 
-APP = App("throughput", "records a second from sources to sinks, all to all", _add_options, _build)
+APP = App("throughput", "measure records a second from sources to sinks, all to all", _add_options, _build)

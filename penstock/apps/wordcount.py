@@ -8,12 +8,15 @@ Words are what stands between white space, punctuation and all.
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 from collections.abc import Iterable
 from heapq import nsmallest
 
 from penstock.apps import text
 from penstock.apps.app import App, Prepared, Status
 from penstock.apps.latest import Latest
+from penstock.runtime import filesystems
 from penstock.runtime.flow import Flow
 from penstock.runtime.sinks import Collect, Files, Sink
 from penstock.runtime.sources import Source
@@ -42,18 +45,24 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         parser, rate=f"{_SHOW_LINES_PER_S} when nothing is said, to have something to see; max with --input"
     )
     parser.add_argument(
-        "--output", metavar="DIR", help=f"write word<TAB>count files there (prints the {TOP} most frequent words)"
+        "--output",
+        metavar="DIR",
+        help=f"write files of word<TAB>count lines to this directory (print the {TOP} most frequent words)",
     )
 
 
 def _build(options: argparse.Namespace) -> Prepared:
     lines = text.open_text(options, show_rate=_SHOW_LINES_PER_S, show_s=_SHOW_S)
     if options.output:
+        files = Files(options.output)
+        place = filesystems.named(options.output)
+        folder = filesystems.local_path(options.output)  # None: the shell cannot read there
+        first = None if folder is None else shlex.quote(os.path.expanduser(folder))
         return Prepared(
-            topology(lines.source, Files(options.output), options.name),
+            topology(lines.source, files, options.name),
             f"counting the words of {lines.about}",
-            lambda status, seconds: [f"{_words(status):,} words; their counts are in {options.output}"],
-            (f"sort -k2 -n -r {options.output}/part-* | head",),
+            lambda status, seconds: [f"{_words(status):,} words; their counts are in {place}"],
+            () if first is None else (f"sort -k2 -n -r {first}/part-* | head",),
         )
     counts = Collect()
 

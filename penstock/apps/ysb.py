@@ -173,12 +173,15 @@ def stored(rows: Iterable[Row]) -> Counts:
     return {(campaign, start): views for campaign, start, views, _ in rows}
 
 
-def latencies(rows: Sequence[Row], *, first: bool) -> list[int]:
-    """Of each count, sorted: how many milliseconds after its window's end it was written, which is time_updated -
-    window_start - 10,000. `first`: when it was there at first; else, as the benchmark has it, when it changed last,
-    which may be for an event that came late. Windows that the input's end cut short have none."""
+def latencies(rows: Sequence[Row], *, first: bool, since_ms: float = 0.0) -> list[int]:
+    """Of each count of a window that began at `since_ms` or later, sorted: how many milliseconds after its window's end
+    it was written, which is time_updated - window_start - 10,000. `first`: when it was there at first; else, as the
+    benchmark has it, when it changed last, which may be for an event that came late. Windows that the input's end cut
+    short have none."""
     times: dict[tuple[str, int], int] = {}
     for campaign, start, _, updated in reversed(rows) if first else rows:
+        if start < since_ms:
+            continue
         times[campaign, start] = updated - start - WINDOW_MS
     return sorted(ms for ms in times.values() if ms >= 0)
 
@@ -215,10 +218,15 @@ def compared(counts: Counts, right: Mapping[tuple[str, int], int], number: int) 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_load_options(parser, rate=_RATE, duration=f"{_DURATION_S:g}, and with --burst its steps once")
     parser.add_argument(
-        "--burst", metavar="STEPS", nargs="?", const=BURST, type=rate_option, help=f"these steps, once ({BURST})"
+        "--burst",
+        metavar="STEPS",
+        nargs="?",
+        const=BURST,
+        type=rate_option,
+        help=f"a burst: these steps of the rate, once ({BURST})",
     )
     parser.add_argument("--events", metavar="N", type=count, help="end after so many events, instead of --duration")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the events (0)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the random events (0)")
     parser.add_argument(
         "--no-skew",
         dest="skew",
@@ -231,9 +239,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=seconds,
         default=0.0,
-        help="write to the store every S seconds, 1 as the published runs; 0: each result as it is emitted (0)",
+        help="write results to the store every S seconds (the published runs: 1); 0: as soon as they are emitted (0)",
     )
-    parser.add_argument("--check", action="store_true", help="count the same events again at the end, and compare")
+    parser.add_argument(
+        "--check", action="store_true", help="at the end, count the same events again and compare the results"
+    )
 
 
 def _build(options: argparse.Namespace) -> Prepared:
@@ -256,7 +266,7 @@ def _build(options: argparse.Namespace) -> Prepared:
         skew=options.skew,
         late_share=LATE_SHARE if options.skew else 0.0,
     )
-    source = EventSource(events, limit=options.events, duration=duration or None, paced=paced)
+    source = EventSource(events, limit=options.events, duration_s=duration or None, paced=paced)
     rows = Collect()
     flow = topology(
         source,
@@ -287,19 +297,34 @@ def _once(steps: str) -> float:
     return sum(time for time in times if time is not None)
 
 
+def _latency(status: Status, rows: list[Row], source: EventSource, options: argparse.Namespace) -> str:
+    """The line about latency: of the windows that began when the job ran. What was due before waited for Ray to start,
+    which is not the engine's."""
+    if not source.paced:
+        return "latency: none, as the events' times are not the clock's at --rate max"
+    ran_from_ms = status["started_ms"] + (status["uptime_s"] - status["running_s"]) * 1000
+    late_s = (ran_from_ms - source.events.start_ms) / 1000
+    if found := latencies(rows, first=not options.store_every, since_ms=ran_from_ms):
+        p50, p99 = (found[min(len(found) - 1, int(len(found) * q))] for q in (0.5, 0.99))
+        line = f"latency after the window's end: p50 {p50:,} ms, p99 {p99:,} ms, of {len(found):,} counts"
+        if late_s > 0:
+            line += f", without the windows that began before the job ran, {late_s:.1f} s after its schedule"
+        return line
+    if late_s > 0:
+        return (
+            f"latency: none, as the job ran only {late_s:.1f} s after its schedule had begun, and no window that began "
+            "later has ended; a longer --duration has some, or start Ray beforehand (ray start --head)"
+        )
+    return "latency: none, as no window has ended"
+
+
 def _results(status: Status, rows: list[Row], source: EventSource, options: argparse.Namespace) -> Iterable[str]:
     counts = stored(rows)
     seen, joined = sum(counts.values()), int(status["operators"]["join"]["records_out"])
     read = int(status["records_read"])
     yield f"{len(counts):,} counts of {len({start for _, start in counts}):,} windows"
     yield f"{read:,} events, {joined:,} views"
-    if not source.paced:
-        yield "latency: none, as the events' times are not the clock's at --rate max"
-    elif found := latencies(rows, first=not options.store_every):
-        p50, p99 = (found[min(len(found) - 1, int(len(found) * q))] for q in (0.5, 0.99))
-        yield f"latency after the window's end: p50 {p50:,} ms, p99 {p99:,} ms, of {len(found):,} counts"
-    else:
-        yield "latency: none, as no window has ended"
+    yield _latency(status, rows, source, options)
     yield f"{joined - seen:,} views came too late for their window"
     if options.check:
         if source.limit is None or read < source.limit:

@@ -254,7 +254,7 @@ def _mixed(number: int) -> int:
 class EventSource(Source):
     """The lines of `events`, each at its time or all as fast as possible.
 
-    `limit`: how many events; `duration`: so many seconds of the schedule instead. Without either it never ends.
+    `limit`: how many events; `duration_s`: so many seconds of the schedule instead. Without either it never ends.
     `paced`: event i comes when the clock says `events.start_ms` and its time in the schedule. That is an appointment: a
     job that starts later, or goes on after a failure, finds all that was due meanwhile waiting, as in a message queue.
     `splits`: how many tasks can share the work (None: all of the source's); split t has every index t, t + splits, ...
@@ -273,21 +273,21 @@ class EventSource(Source):
         events: Events,
         *,
         limit: int | None = None,
-        duration: float | None = None,
+        duration_s: float | None = None,
         paced: bool = False,
         splits: int | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        if limit is not None and duration is not None:
-            raise FlowError("EventSource: limit and duration both say when to end; give one of them")
+        if limit is not None and duration_s is not None:
+            raise FlowError("EventSource: limit and duration_s both say when to end; give one of them")
         if limit is not None and limit < 0:
             raise FlowError(f"EventSource: limit must not be negative, got {limit}")
-        if duration is not None and duration <= 0:
-            raise FlowError(f"EventSource: duration must be above 0 seconds, got {duration}")
+        if duration_s is not None and duration_s <= 0:
+            raise FlowError(f"EventSource: duration_s must be above 0 seconds, got {duration_s}")
         if splits is not None and splits < 1:
             raise FlowError(f"EventSource needs at least one split, got splits={splits}")
         self.events = events
-        self.limit = limit if duration is None else events.count_before(duration)
+        self.limit = limit if duration_s is None else events.count_before(duration_s)
         self.paced = paced
         self.count = splits
         self.clock = clock

@@ -61,6 +61,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, Interval, MicroBatch, RecordSpeed, interval
+from penstock.runtime.units import Seconds
 
 Paradigm = Literal["record", "operation"]
 
@@ -134,7 +135,7 @@ class InvalidTransition(RuntimeError):
 
 @dataclass(frozen=True)
 class BurstOptions:
-    """When to switch. Times in seconds."""
+    """When to switch. Durations are in seconds, or timedeltas."""
 
     mode: Mode = "auto"
     delta: float = 0.2  # Eq. 7; the paper leaves it to the user
@@ -142,16 +143,16 @@ class BurstOptions:
     margin: float = 0.2  # by which a paradigm must be the quicker one; below a tenth or so it is noise that decides
     ahead: bool = False  # prepare Spark when the job starts, and not only when load nears the threshold
     near: float = 0.7  # share of the threshold from which Spark is prepared ahead
-    smoothing_s: float = 1.0  # of V: shorter and a single full buffer is a burst, longer and a burst is seen late
-    dwell_min_s: float = 2.0  # in a paradigm; not below the longest interval, over which the queue is watched
+    smoothing_s: Seconds = Seconds(1.0)  # of V: shorter and one full buffer is a burst, longer and a burst is seen late
+    dwell_min_s: Seconds = Seconds(2.0)  # in a paradigm; not below the longest interval, in which the queue is watched
     dwell_costs: float = 3.0  # ... and for so many times what switching there and back takes: 1/7 is lost at worst
-    backoff_first_s: float = 10.0  # after a failure, before the next try; doubles
-    backoff_max_s: float = 600.0
-    toggle_s: float = 10.0
-    interval_min_s: float = 0.2
-    interval_max_s: float = 2.0
+    backoff_first_s: Seconds = Seconds(10.0)  # after a failure, before the next try; doubles
+    backoff_max_s: Seconds = Seconds(600.0)
+    toggle_s: Seconds = Seconds(10.0)
+    interval_min_s: Seconds = Seconds(0.2)
+    interval_max_s: Seconds = Seconds(2.0)
     headroom: float = 0.2  # share of an interval that a micro-batch leaves free
-    catch_up_s: float = 10.0  # in which Spark is to work off what was waiting
+    catch_up_s: Seconds = Seconds(10.0)  # in which Spark is to work off what was waiting
     epoch_s: float | None = 1.0
     range_below: float = 0.0  # where a range ends: the 1 of Eq. 8 (range.py); 0: as far as operators can cross
 

@@ -34,7 +34,7 @@ from penstock.bridge.session import Session
 from penstock.runtime.agg import Agg
 from penstock.runtime.aggregate import Aggregate, Count, Max, Mean, Min, Sum
 from penstock.runtime.batch import KeyedBatch
-from penstock.runtime.columnar import TEXT, Columnar, expression_of
+from penstock.runtime.columnar import Columnar, expression_of
 from penstock.runtime.diversion import Answer
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.expressions import Aggregation, Expr, col, count, lit, max_, tree, when
@@ -51,6 +51,7 @@ from penstock.runtime.expressions.typed import (
     decimal_size,
     infer,
 )
+from penstock.runtime.fields import TEXT
 from penstock.runtime.lookup import Lookup
 from penstock.runtime.operators import Operator
 from penstock.runtime.watermarks import MakeWatermarks

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-import cloudpickle
 import pyarrow as pa
 
 from penstock.bridge.arrow import micro_batch, to_arrow
@@ -20,6 +19,7 @@ from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of,
 from penstock.bridge.native import NativeRange, native
 from penstock.bridge.session import Session
 from penstock.runtime.diversion import Answer
+from penstock.runtime.pickling import Program, join
 
 # What a range is tried on: enough rows to tell what they cost from what a micro-batch costs, and not so many that a
 # burst would have to wait for it.
@@ -30,8 +30,10 @@ _SOME_ROWS = 2_000
 class Operations:
     """See the module's docstring."""
 
-    def __init__(self, session: Session, forms: Iterable[RangeForm]) -> None:
+    def __init__(self, session: Session, forms: Iterable[RangeForm], program: Program | None = None) -> None:
+        """`program`: whose classes records of the micro-batches may have."""
         self.session = session
+        self._program = program or Program()
         self._forms = {form.chain: form for form in forms}
         self._compiled: dict[tuple[int, int, tuple[str, ...]], tuple[NativeRange | None, bytes]] = {}
 
@@ -77,12 +79,12 @@ class Operations:
     def _compile(self, form: RangeForm, batch: pa.RecordBatch) -> tuple[NativeRange | None, bytes]:
         prefix = native(form, self.session, batch.schema.names)
         rest = form if prefix is None else prefix.rest
-        return prefix, b"" if rest is None else cloudpickle.dumps(rest)
+        return prefix, b"" if rest is None else self._program.dumps(rest)
 
 
 def _run_partition(form: bytes, texts: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs in an executor's Python worker. `texts`: rows of a single column "value" are texts, not dicts."""
-    run = RangeRun(cloudpickle.loads(form))
+    run = RangeRun(join(form))
     for batch in batches:
         run.take(as_records(batch) if texts else batch.to_pylist())
     yield answer_rows(run.answer())

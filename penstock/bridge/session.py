@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.bridge.columns import SESSION_SETTINGS
 from penstock.runtime.errors import PenstockError, shorten
+from penstock.runtime.units import Seconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,7 +115,7 @@ class SparkOptions:
     needs, with Ray connected; the executors go to the bundles of `placement_group` that `bundle_indexes` names, or to
     all. `cpus`: what of Ray's CPUs an executor of RayDP takes up; None: its cores, reserved for it; less, and it uses
     those that idle record tasks leave free. `python` is the interpreter for executors that run Python functions, this
-    one unless named. `start_seconds` bounds the start, then the wait for executors, then the test.
+    one unless named. `start_seconds` (or a timedelta) bounds the start, then the wait for executors, then the test.
     """
 
     kind: Literal["auto", "raydp", "pyspark"] = "auto"
@@ -130,7 +131,7 @@ class SparkOptions:
     master: str | None = None
     name: str = "penstock"
     python: str | None = None
-    start_seconds: float = 60.0
+    start_seconds: Seconds = Seconds(60.0)
 
     def __post_init__(self) -> None:
         if self.cores < 1 or self.executors < 1:

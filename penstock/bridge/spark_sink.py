@@ -30,7 +30,7 @@ def follow(
     `Stream.to_spark`. It begins behind the last epoch for which a function returned. Two programs that follow one
     folder at the same time both call their functions.
 
-    The Follower has `wait(timeout)`, which waits for the job's end and all calls and raises what fn has raised;
+    The Follower has `wait(timeout_s)`, which waits for the job's end and all calls and raises what fn has raised;
     `epoch`, the last one handed over; `error`; and `stop()`. Raises FlowError for arguments that cannot work.
     """
     to_spark.check_folder(folder)

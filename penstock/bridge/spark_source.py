@@ -161,7 +161,9 @@ def _place(folder: str | os.PathLike[str] | None) -> str:
         raise FlowError(f"from_spark: {name!r} is a URL; give a directory that Spark and the job's workers share")
     place = os.path.abspath(os.path.expanduser(name))
     try:
-        os.makedirs(place, exist_ok=True)
+        if not os.path.isdir(place):
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            os.mkdir(place, 0o700)  # what is in it are the user's records
         there = sorted(os.listdir(place))
     except OSError as error:
         raise FlowError(

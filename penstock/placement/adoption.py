@@ -11,17 +11,18 @@ from dataclasses import dataclass
 
 from penstock.placement.placement import Placement
 from penstock.placement.traffic import TrafficGraph
+from penstock.runtime.units import Seconds
 
 
 @dataclass(frozen=True)
 class AdoptionOptions:
-    """When a job moves its tasks. Times in seconds."""
+    """When a job moves its tasks. Durations are in seconds, or timedeltas."""
 
     factor: float = 0.2  # by how much a worker may be above its share, as measured
     margin: float = 0.2  # the part of the cost that a new plan must save
-    horizon_s: float = 60.0  # within which it must pay for the move
-    rest_s: float = 20.0  # after a move
-    pause_s: float = 0.1  # of a task that moves
+    horizon_s: Seconds = Seconds(60.0)  # within which it must pay for the move
+    rest_s: Seconds = Seconds(20.0)  # after a move
+    pause_s: Seconds = Seconds(0.1)  # of a task that moves
     node_cost: float = 4.0  # of what crosses nodes, beside what crosses workers of one
     core_bytes_per_s: float = 1e9  # what a core does in a second, if it does nothing but pass on records
     busy: float = 0.7  # cores: a worker with less has no reason to give tasks away

@@ -161,19 +161,33 @@ def partition(
     position as its attribute `index`.
     """
 
-def pack(records: list[Any] | dict[Any, Any], /) -> tuple[int, bytes] | None:
+def pack(records: list[Any], /) -> tuple[int, bytes] | None:
     """
     pack(records) -> (code, msgpack) or None
 
     A list as msgpack, with the code of what keeps the types of all records: 1 all str, 2 scalars,
     3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists and
-    dicts. Of a dict as a whole: 5 its keys are scalars and its values nested. None: msgpack would
-    not keep them.
+    dicts. None: msgpack would not keep them.
     """
 
-def pack_values(entries: dict[Any, Any], /) -> tuple[int, bytes] | None:
+def pack_part(records: list[Any], begin: int, end: int, /) -> tuple[int, bytes] | None:
     """
-    pack_values(entries) -> (code, msgpack) or None
+    pack_part(records, begin, end) -> (code, msgpack) or None
 
-    The values of a dict, in its order, as a list.
+    A part of a list, as `pack` does it.
+    """
+
+def pack_frames(entries: dict[Any, Any], full: int, /) -> list[tuple[int, bytes]] | None:
+    """
+    pack_frames(entries, full) -> [(code, msgpack)] or None
+
+    A dict from scalars to nested values as several, of code 5, in its order, each of which ends soon
+    behind `full` bytes.
+    """
+
+def pack_value_frames(entries: dict[Any, Any], full: int, /) -> list[tuple[int, bytes]] | None:
+    """
+    pack_value_frames(entries, full) -> [(code, msgpack)] or None
+
+    The values of a dict as several lists, in its order, each of which ends soon behind `full` bytes.
     """

@@ -9,11 +9,12 @@ never taken for that of others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from inspect import isbuiltin
 from typing import Any
 
 from penstock.runtime.aggregate import Aggregate, merging_parts
 from penstock.runtime.columnar import TakenTogether
-from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.errors import FlowError
 from penstock.runtime.expressions import AGGREGATIONS, Aggregation
 from penstock.runtime.expressions.aggregates import (
     add_function,
@@ -22,6 +23,7 @@ from penstock.runtime.expressions.aggregates import (
     partials_function,
     result_function,
 )
+from penstock.runtime.mistakes import called
 
 
 class Agg(Aggregate):
@@ -35,9 +37,10 @@ class Agg(Aggregate):
             raise FlowError("agg() needs at least one result, such as n=penstock.count()")
         for name, each in aggregations.items():
             if not isinstance(each, Aggregation):
-                kinds = ", ".join(f"penstock.{kind}" for kind in AGGREGATIONS)
+                kinds = ", ".join(f"penstock.{kind}(...)" for kind in AGGREGATIONS)
+                got = "Python's own function" if isbuiltin(each) else called(each)
                 raise FlowError(
-                    f"agg({name}={shorten(each)}): a result is an aggregation of the records; make it by one of {kinds}"
+                    f"agg({name}=...): a result is an aggregation of the records, made by one of {kinds}; got {got}"
                 )
             each.type()
         self.aggregations: dict[str, Aggregation] = dict(aggregations)
@@ -46,6 +49,7 @@ class Agg(Aggregate):
         super().__init__(TakenTogether(inputs) if inputs else None)
         parts = tuple(part for each in several for part in each.parts)
         self.merging = merging_parts(parts)
+        self.total = all(part == "count" for part in parts)
         self._add = add_function(several)
         self._partials = partials_function(several)
         self._merge = merge_function(parts)

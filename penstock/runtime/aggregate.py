@@ -13,8 +13,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from operator import add, gt, lt
 from typing import Any
 
+from penstock.runtime.errors import StoreError
 from penstock.runtime.expressions.aggregates import Adder, merge_function
 from penstock.runtime.userfunc import ErrorHandler, select_values
 
@@ -25,6 +27,7 @@ class Aggregate(ABC):
     name: str
     merging = ""  # how partials merge, for `merge_of`; "": only the aggregate itself can
     identity_result = True  # result() returns the state value itself
+    total = False  # whether it takes any values, so that neither adding nor merging ever fails
 
     def __init__(self, selector: Callable[[Any], Any] | None = None) -> None:
         self.selector = selector
@@ -74,6 +77,7 @@ class Count(Aggregate):
     """How many records a key has had; `selector` is not used."""
 
     name = merging = "count"
+    total = True
 
     def new_state(self) -> dict[Any, Any]:
         return Counter()
@@ -91,17 +95,35 @@ class Count(Aggregate):
         return [1] * len(values)
 
 
+def _of_record(value: Any, error: TypeError) -> TypeError:
+    """The error of adding; of a whole record, what to say instead."""
+    if isinstance(value, dict):
+        return TypeError(f'{error}: whole records cannot be added; say what of them, as in sum("price")')
+    return error
+
+
+# Values of these types can be added to, and compared with, a value of their own type: a key's first value of another
+# type is tried. Otherwise a null that came first would be the result, and each good value behind it would fail.
+_PLAIN = frozenset({int, float, bool, str, bytes})
+
+
 class Sum(Aggregate):
     """The sum of the selected values, which must be numbers (or support +, starting from their first value)."""
 
     name = merging = "sum"
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            if key in state:
-                state[key] = state[key] + value  # not +=: the sum so far may be a list that somebody holds
-            else:
-                state[key] = value + 0 if isinstance(value, bool) else value
+        value = None
+        try:
+            for key, value in zip(keys, values, strict=True):
+                if key in state:
+                    state[key] = state[key] + value  # not +=: the sum so far may be a list that somebody holds
+                else:
+                    if type(value) not in _PLAIN:
+                        add(value, value)
+                    state[key] = value + 0 if isinstance(value, bool) else value
+        except TypeError as error:
+            raise _of_record(value, error) from error
 
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
         self.add(state, keys, partials)
@@ -114,7 +136,11 @@ class Min(Aggregate):
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
         for key, value in zip(keys, values, strict=True):
-            if key not in state or value < state[key]:
+            if key not in state:
+                if type(value) not in _PLAIN:
+                    lt(value, value)
+                state[key] = value
+            elif value < state[key]:
                 state[key] = value
 
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
@@ -128,7 +154,11 @@ class Max(Aggregate):
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
         for key, value in zip(keys, values, strict=True):
-            if key not in state or value > state[key]:
+            if key not in state:
+                if type(value) not in _PLAIN:
+                    gt(value, value)
+                state[key] = value
+            elif value > state[key]:
                 state[key] = value
 
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
@@ -142,9 +172,13 @@ class Mean(Aggregate):
     identity_result = False
 
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            total, n = state.get(key, (0, 0))
-            state[key] = (total + value, n + 1)
+        value = None
+        try:
+            for key, value in zip(keys, values, strict=True):
+                total, n = state.get(key, (0, 0))
+                state[key] = (total + value, n + 1)
+        except TypeError as error:
+            raise _of_record(value, error) from error
 
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
         for key, (more, m) in zip(keys, partials, strict=True):
@@ -175,4 +209,9 @@ def merge_of(merging: str) -> Adder:
     nothing else of the flow."""
     if merging.startswith(_PARTS):
         return merge_function(tuple(merging.removeprefix(_PARTS).split(",")))
+    if merging not in MERGEABLE:
+        raise StoreError(
+            f"saved state is to be merged as {merging!r}, and this release of Penstock merges "
+            f"{', '.join(map(repr, MERGEABLE))} and {_PARTS!r} of them. Run the job with the release that saved it"
+        )
     return MERGEABLE[merging].merge

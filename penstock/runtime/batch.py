@@ -8,6 +8,7 @@ that the sender combined, at most one a key.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -41,6 +42,16 @@ def split(batch: Batch, n: int) -> tuple[Batch, Batch]:
     if isinstance(batch, list):
         return batch[:n], batch[n:]
     return batch.split(n)
+
+
+def singly(batch: Batch) -> Iterator[Batch]:
+    """A batch of each record, in order."""
+    if isinstance(batch, list):
+        for record in batch:
+            yield [record]
+        return
+    for key, value in zip(batch.keys, batch.values, strict=True):
+        yield KeyedBatch([key], [value], batch.partial)
 
 
 def concat(batches: list[Batch]) -> Batch:

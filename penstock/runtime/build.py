@@ -54,7 +54,8 @@ Report = Callable[[Reported], None]
 class Wiring:
     """One worker's part of a job: the tasks that `workers` (task number -> worker) gives to `worker`.
 
-    `rud` and `on_snapshot` are those of a job with epochs, None in others.
+    `rud` and `on_snapshot` are those of a job with epochs, None in others. `apart`: let records pass between tasks of
+    this worker as they do between workers.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Wiring:
         on_snapshot: Callable[[Snapshot], None] | None = None,
         on_motion: Callable[[TaskId, int], None] | None = None,
         wall: Callable[[], float] = time,
+        apart: bool = False,
     ) -> None:
         self.plan = plan
         self.workers = workers
@@ -88,6 +90,7 @@ class Wiring:
         self._on_snapshot = on_snapshot
         self._on_motion = on_motion
         self._wall = wall
+        self._apart = apart
         self._targets: dict[int, int] = {}  # task number by channel number
         self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and sender task
 
@@ -170,7 +173,7 @@ class Wiring:
             self._report(Reported(channel, records, task.number, generation, built.epoch + 1))
 
         stages = [self._make_stage(operator, chain, task, generation > 1, report) for operator in chain.operators]
-        _share_dead_letters(stages)
+        _name_failures(stages)
         for exchange in plan.exchanges:
             if exchange.source == chain.index and exchange.output is not None:
                 stage = next(stage for stage in stages if stage.context.operator.name == exchange.operator)
@@ -185,11 +188,18 @@ class Wiring:
                 source.wake()
                 transport.wake()
 
-            context = SourceContext(chain.source.name, task.index, chain.parallelism, stages[0].errors, wake)
+            context = SourceContext(
+                chain.source.name, task.index, chain.parallelism, stages[0].errors, wake, self._clock
+            )
             if splits is None:
                 splits = chain.splits[task.index]
             source.splits = {split.name: split for split in splits}
-            source.reader = chain.source.source.reader(splits, context)
+            try:
+                source.reader = chain.source.source.reader(splits, context)
+            except Exception:
+                raise
+            except BaseException as error:  # it called sys.exit()
+                raise stages[0].errors.failure("(opening)", error) from error
             source.rud = self.rud
         built.on_snapshot = self._on_snapshot
         built.on_motion = self._on_motion
@@ -259,7 +269,7 @@ class Wiring:
         """A channel to a task, wherever it runs."""
         cache = self.rud.cache() if self.rud is not None else None
         worker = self.workers[receiver]
-        if worker == self.worker:
+        if worker == self.worker and not self._apart:
             self.remote_out.pop(number, None)
             # While a plan changes the receiver is still to be made, and sets itself as the target then.
             return LocalChannel(number, self.tasks.get(receiver), errors, self._window, cache)
@@ -309,10 +319,10 @@ class Wiring:
         plan = self.plan
         task = self.tasks[sender.number]
         target = plan.chains[exchange.target].operators[0]
-        # What fails on the way (key functions, choosers, codecs) fails by the policy of the operator it goes to.
-        step = f"{target.name}.key_by" if target.keyed else f"{exchange.operator} -> {target.name}"
+        # What fails on the way (key functions, choosers, codecs) is a failure of the operator it goes to.
+        step = f" (on the way from {exchange.operator!r})"
         letters = _side(task, exchange, letters_of(target.name))
-        errors = ErrorHandler(step, target.on_error, target.declared_at, letters)
+        errors = ErrorHandler(target.name, target.on_error, target.declared_at, letters, step)
         task.edge_errors.append(errors)
         channels: list[OutChannel] = []
         for index in exchange.targets(sender.index):
@@ -347,7 +357,7 @@ class Wiring:
         number = exchange.channel(sender.index, receiver.index)
         worker = self.workers[sender.number]
         self.grants_due.pop(number, None)
-        if worker == self.worker:
+        if worker == self.worker and not self._apart:
             channel = self.out[number]
             assert isinstance(channel, LocalChannel)
             channel.target = task
@@ -358,10 +368,11 @@ class Wiring:
             )
 
 
-def _share_dead_letters(stages: list[Stage]) -> None:
-    """A fused key function's failures are the keyed operator's dead letters."""
+def _name_failures(stages: list[Stage]) -> None:
+    """A fused key function's failures are the keyed operator's."""
     for key_by, keyed in pairwise(stages):
         if key_by.context.operator.kind == "key_by":
+            key_by.errors.operator = keyed.context.operator.name
             key_by.errors.dead_letters = keyed.context.side.get(DEAD_LETTERS)
 
 

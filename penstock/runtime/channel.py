@@ -309,6 +309,8 @@ class RemoteChannel(OutChannel):
             size = sum(map(len, message))
             if size <= self._transport.max_message:
                 break
+            if len(batch) == 1 and size <= self._transport.largest_message:
+                break
             if len(batch) == 1:
                 self._too_large(batch, size, stamp)
                 return
@@ -327,14 +329,9 @@ class RemoteChannel(OutChannel):
             record,
             ValueError(
                 f"the record takes {size:,} bytes encoded, a message of this channel at most "
-                f"{self._transport.max_message:,}; run with a larger ring: run(flow, ring_bytes={_ring_for(size)})"
+                f"{self._transport.largest_message:,}; {self._transport.remedy(size)}"
             ),
         )
-
-
-def _ring_for(size: int) -> int:
-    """A ring size, a power of two, in which a message of `size` bytes fits several times."""
-    return 1 << (4 * size - 1).bit_length()
 
 
 class InChannel:

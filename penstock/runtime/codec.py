@@ -13,15 +13,15 @@ One object referred to by two records of a list may come out as two equal object
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, TypeAlias
 
-import cloudpickle
 import msgspec
 
-from penstock.runtime._native import pack, pack_values
+from penstock.runtime._native import pack, pack_frames, pack_part, pack_value_frames
 from penstock.runtime.errors import CodecError, shorten
+from penstock.runtime.pickling import dumps, loads
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -35,6 +35,14 @@ NESTED = 4  # lists of, and dicts from str to, scalars or such lists and dicts
 MAP = 5  # not a list: a dict from scalars to nested values
 KIND_BITS = 3
 MOST_ARITY = 255
+
+#: What is encoded in frames has about so many bytes in each (more, where a single record has), so that who reads it has
+#: little more in memory than what comes out.
+FRAME_BYTES = 2 << 20
+_FIRST_RECORDS = 256  # of a frame, while it is not known how large they are
+
+#: A list or a dict as bytes, behind the code to decode it with.
+Encoded: TypeAlias = tuple[int, bytes]
 
 _Decode: TypeAlias = Callable[[Buffer], list[Any]]
 
@@ -57,43 +65,75 @@ def encode(records: list[Any]) -> tuple[int, bytes]:
     if packed is not None:
         return packed
     try:
-        return PICKLE, pickled(records)
+        return PICKLE, dumps(records)
     except Exception as error:
         raise _unsendable(records, error) from error
 
 
-def encode_map(entries: dict[Any, Any]) -> tuple[int, bytes]:
-    """Encode a dict, for `decode_map`; raises what pickling it raises.
+def encode_map(entries: dict[Any, Any]) -> list[Encoded]:
+    """Encode a dict in frames, in its order, each for `decode_map`; raises what pickling it raises.
 
-    In one go: two lists made of a large dict would cost as much again for each time that all its objects are touched.
+    Not by way of lists: two that are made of a large dict would cost as much again for each time that all its objects
+    are touched.
     """
-    return pack(entries) or (PICKLE, pickled(entries))
+    found = pack_frames(entries, FRAME_BYTES)
+    return _pickled(len(entries), iter(entries), iter(entries.values())) if found is None else found
 
 
-def encode_values(entries: dict[Any, Any]) -> tuple[int, bytes]:
-    """Encode the values of a dict as a list, for `decode`; raises what pickling it raises."""
-    return pack_values(entries) or (PICKLE, pickled(list(entries.values())))
+def encode_values(entries: dict[Any, Any]) -> list[Encoded]:
+    """Encode the values of a dict in frames, in its order, each for `decode`; raises what pickling it raises."""
+    found = pack_value_frames(entries, FRAME_BYTES)
+    return _pickled(len(entries), iter(entries.values())) if found is None else found
 
 
-def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
-    """The dict of which `encode_map` made this, or an equal one."""
-    try:
-        found: dict[Any, Any] = _decode_map(payload) if code == MAP else pickle.loads(payload)
-    except Exception as error:
-        raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {error}") from error
+def _pickled(size: int, *columns: Iterator[Any]) -> list[Encoded]:
+    found = []
+    frames = _Frames(size)
+    for at, end in frames:
+        parts = [list(islice(column, end - at)) for column in columns]
+        data = dumps(parts if len(parts) > 1 else parts[0])
+        frames.took = len(data)
+        found.append((PICKLE, data))
     return found
 
 
-def pickled(value: Any) -> bytes:
-    """A value as bytes, for pickle.loads: with the code of what the user's main script defines, where there is some.
+def encode_columns(*columns: list[Any]) -> Iterator[list[Encoded]]:
+    """Encode lists of one length in frames, each of which has as many records of every list; raises what pickling them
+    raises."""
+    frames = _Frames(len(columns[0]))
+    for at, end in frames:
+        parts = [pack_part(column, at, end) or (PICKLE, dumps(column[at:end])) for column in columns]
+        frames.took = sum(len(data) for _, data in parts)
+        yield parts
 
-    Plain pickle cannot name such classes and functions; carrying their code costs many times as much, so classes of
-    records are better kept in a module.
-    """
+
+class _Frames:
+    """From where to where of so many records frames go, by how many bytes the last `took`."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.took = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        at, count = 0, _FIRST_RECORDS
+        while at < self._size:
+            end = min(at + count, self._size)
+            yield at, end
+            count = max(1, min(count * FRAME_BYTES // max(1, self.took), 16 * count))
+            at = end
+
+
+def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
+    """The dict of which `encode_map` made this frame, or an equal one."""
     try:
-        return pickle.dumps(value, 5)
-    except Exception:
-        return bytes(cloudpickle.dumps(value, protocol=5))
+        if code == MAP:
+            return _decode_map(payload)
+        keys, values = loads(payload)
+        return dict(zip(keys, values, strict=True))
+    except CodecError:
+        raise
+    except Exception as error:
+        raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {error}") from error
 
 
 def decode(code: int, payload: Buffer, *, trusted: bool = True) -> list[Any]:
@@ -103,6 +143,8 @@ def decode(code: int, payload: Buffer, *, trusted: bool = True) -> list[Any]:
         decoder = _find_decoder(code, trusted)
     try:
         return decoder(payload)
+    except CodecError:
+        raise
     except Exception as error:
         if code == PICKLE:
             raise CodecError(
@@ -120,7 +162,7 @@ def _find_decoder(code: int, trusted: bool) -> _Decode:
                 "refused to unpickle records from a peer that has not proved it belongs to this job: "
                 "unpickling may execute code"
             )
-        return pickle.loads
+        return loads
     arity = code >> KIND_BITS
     if code & ((1 << KIND_BITS) - 1) != TUPLES or not 1 <= arity <= MOST_ARITY:
         raise CodecError(f"unknown codec {code}; the peer may run another version of Penstock")
@@ -135,7 +177,7 @@ def _unsendable(records: list[Any], cause: Exception) -> CodecError:
     """The error for a list that cannot be pickled: it names the first record that is to blame."""
     for index, record in enumerate(records):
         try:
-            cloudpickle.dumps(record, protocol=5)
+            dumps(record)
         except Exception as error:
             raise CodecError(
                 f"record {index} of {len(records)}, of type {type(record).__qualname__}, cannot be sent to "

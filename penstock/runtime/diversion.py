@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.batch import Batch
 from penstock.runtime.event_time import Watermark
+from penstock.runtime.pickling import dumps, loads
 
 if TYPE_CHECKING:
     from penstock.runtime.state import StageState
@@ -50,17 +51,31 @@ class Answer:
     greatest: int | None = None
     seconds: float = 0.0
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ray carries answers from the bridge to workers, and would pickle records by other means.
+        return _answer, (dumps((self.batches, self.greatest, self.seconds)),)
+
+
+def _answer(data: bytes) -> Answer:
+    return Answer(*loads(data))
+
 
 @dataclass(frozen=True)
 class Divert:
     """A range of a chain goes to the operation stream: operators before stage `position`. `interval_s` is that of the
-    micro-batches; `columns`: raw input is handed over as columns of its source where that can."""
+    micro-batches; `columns`: raw input is handed over as columns of its source where that can. `operators`: those of
+    the chain, by name, so that nobody with another plan takes it for his; empty: there is one plan only."""
 
     chain: int
     position: int
     interval_s: float
     columns: bool
     rows_max: int = ROWS_MAX
+    operators: tuple[str, ...] = ()
+
+    def concerns(self, chain: int, operators: Iterable[str]) -> bool:
+        """Whether a task of this chain, of these operators, is meant."""
+        return chain == self.chain and self.operators in ((), tuple(operators))
 
 
 class Bridge(ABC):

@@ -5,9 +5,12 @@
     │   └── SourceError      an input named in it cannot be read: missing, empty glob, no permission
     ├── CodecError           a record cannot be encoded, or received bytes cannot be decoded
     ├── KeyTypeError         a key has no stable hash (also a TypeError)
+    ├── MissingField         a record has no field that an expression reads (also a LookupError)
+    ├── EvaluationError      an expression cannot be evaluated for a record
     ├── RecordError          one record made a user function or a codec fail while the job ran
     ├── JobError             about a job as a whole
     │   ├── JobFailed        it ran and ended by an error; carries the first cause
+    │   │   └── ClusterGone  the Ray cluster under it is no more; the job's last complete epoch is
     │   ├── JobNotFound      no job of that name runs here
     │   │   └── NoCluster    no Ray cluster runs here that could hold it
     │   ├── JobExists        a job of that name runs already
@@ -22,6 +25,8 @@ StoreError the place where the job's snapshots live.
 """
 
 from __future__ import annotations
+
+import signal
 
 
 class PenstockError(Exception):
@@ -41,7 +46,7 @@ class CodecError(PenstockError):
 
 
 class KeyTypeError(PenstockError, TypeError):
-    """A key is of a type whose hash differs between processes; the message lists the types that work."""
+    """A key is of a type whose hash differs between processes (the message lists the types that work), or is NaN."""
 
 
 class RecordError(PenstockError):
@@ -80,16 +85,24 @@ class JobFailed(JobError):
         return (JobFailed, (str(self), self.operator))
 
 
+class ClusterGone(JobFailed):
+    """The Ray cluster that this process was connected to has gone, and what ran there; the message has its address."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ClusterGone, (str(self), self.operator))
+
+
 class JobNotFound(JobError):
     """No running job has this name on this cluster."""
 
 
 class JobExists(JobError):
-    """A job of this name is running; give the flow another name or stop that job."""
+    """A job of this name is running on this cluster, or uses the same checkpoint store; give the flow another name or
+    stop that job."""
 
 
 class NoCluster(JobNotFound):
-    """There is no Ray cluster on which a job could be found, or go on without this process."""
+    """There is no Ray cluster on which a job could be found, run, or go on without this process."""
 
 
 class NotEnoughResources(JobError):
@@ -119,11 +132,18 @@ class SnapshotDamaged(StoreError):
     """
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Whether somebody has pressed Ctrl-C. In a worker nobody has: SIGINT ends it without an exception."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def shorten(value: object, limit: int = 200) -> str:
-    """repr(value), cut to `limit` characters; never raises, whatever the object's own repr does."""
+    """repr(value), cut to `limit` characters; raises nothing but Ctrl-C, whatever the object's own repr does."""
     try:
-        text = repr(value)
-    except Exception as error:
+        text = str.__str__(repr(value))  # a plain str, also of a class derived from it
+    except BaseException as error:  # a repr may call sys.exit(), too
+        if is_interrupt(error):
+            raise
         text = f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
     if len(text) <= limit:
         return text

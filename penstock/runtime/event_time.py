@@ -30,6 +30,9 @@ TIME_MAX = 1 << 60
 #: What a channel says instead of a watermark while its sender's input is silent.
 IDLE = -(1 << 62)
 
+# Seconds since 1970 of times that records most likely have: from September 2001 to the end of 2100.
+_SECONDS_FROM, _SECONDS_TO = 1_000_000_000, 4_133_980_800
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
 
@@ -93,6 +96,15 @@ def as_ms(time: Any) -> int:
     if not -TIME_MAX <= time <= TIME_MAX:
         raise ValueError(f"the time {time!r} is not one in milliseconds since 1970")
     return math.floor(time)
+
+
+def other_unit(time: Any) -> str | None:
+    """The unit in which a number is a time of the years 2001 to 2100, where that unit is not milliseconds."""
+    if isinstance(time, int | float) and not isinstance(time, bool):
+        for unit, a_second in (("seconds", 1), ("microseconds", 10**6)):  # nanoseconds are above TIME_MAX, or nearly
+            if _SECONDS_FROM * a_second <= time < _SECONDS_TO * a_second:
+                return unit
+    return None
 
 
 def are_plain(times: list[Any]) -> bool:

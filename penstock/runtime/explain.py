@@ -9,6 +9,7 @@ from penstock.runtime.grouping import Grouping, Key
 from penstock.runtime.lookup import Lookup
 from penstock.runtime.operators import Aggregated, MapBatches, Operator, Processing, Read, Reduce, Write
 from penstock.runtime.plan import Exchange, Plan
+from penstock.runtime.userfunc import ListSelector
 from penstock.runtime.watermarks import MakeWatermarks
 from penstock.runtime.windowing import WindowAggregated
 
@@ -74,7 +75,10 @@ def describe(operator: Operator) -> str:
     if isinstance(operator, Lookup):
         return f"{operator.how} lookup of {len(operator.rows):,} rows on {operator.left}"
     if isinstance(operator, MapBatches):
-        return f"map_batches {_function(operator.fn)}, up to {operator.batch_size} {operator.batch_format}"
+        least = (
+            "" if operator.linger_s is None else f" (from {operator.min_batch} on, or after {operator.linger_s:g} s)"
+        )
+        return f"map_batches {_function(operator.fn)}, up to {operator.batch_size} {operator.batch_format}{least}"
     if isinstance(operator, Processing):
         outputs = f", side outputs {', '.join(operator.outputs)}" if operator.outputs else ""
         return f"process {_function(operator.process)}{outputs}"
@@ -82,6 +86,8 @@ def describe(operator: Operator) -> str:
 
 
 def _function(fn: object) -> str:
+    if isinstance(fn, ListSelector):  # it says what it takes
+        return repr(fn)
     return str(getattr(fn, "__qualname__", None) or type(fn).__name__)
 
 

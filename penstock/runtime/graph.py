@@ -13,6 +13,12 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.grouping import Grouping
 from penstock.runtime.operators import Operator, Read
 
+# What to say when one line adds two operators of a name.
+_AGAIN = (
+    ". In a notebook make the Flow in the same cell, so that a cell that is run again begins anew; in a loop give each "
+    "a name of its own"
+)
+
 
 @dataclass(frozen=True, eq=False)  # an edge is itself: what it holds of the user's may not compare or hash
 class Edge:
@@ -41,7 +47,8 @@ class Graph:
                 raise FlowError(
                     f"flow {self.name!r}: two operators are named {operator.name!r}"
                     + (f" (the first at {first})" if first else "")
-                    + "; names must be unique, recovery and metrics go by them"
+                    + "; names must be unique, because recovery and metrics identify operators by name"
+                    + (_AGAIN if first == operator.declared_at else "")
                 )
             n = 2
             while f"{operator.kind}_{n}" in self.operators:
@@ -57,6 +64,11 @@ class Graph:
                 raise FlowError(f"flow {self.name!r} has no operator {end!r}; it has: {known}")
         if isinstance(self.operators[edge.target], Read):
             raise FlowError(f"flow {self.name!r}: {edge.target!r} is a source; nothing can be fed into it")
+        if self.operators[edge.source].is_sink and edge.output is None:
+            raise FlowError(
+                f"flow {self.name!r}: only dead letters leave the sink {edge.source!r}; to use the records twice, "
+                "keep the stream that you write to the sink in a variable"
+            )
         if any((e.source, e.output, e.target) == (edge.source, edge.output, edge.target) for e in self.edges):
             raise FlowError(
                 f"flow {self.name!r}: {edge.source!r} feeds {edge.target!r} already; twice would double its records"
@@ -101,7 +113,7 @@ class Graph:
                 raise FlowError(f"flow {self.name!r}: operator {name!r} has no input")
         for name in self.dangling():
             raise FlowError(
-                f"flow {self.name!r}: what operator {name!r} makes is not used; end the stream with "
+                f"flow {self.name!r}: nothing uses the outputs of operator {name!r}; end the stream with "
                 ".write(sink), e.g. .write(penstock.sinks.Null())"
             )
 

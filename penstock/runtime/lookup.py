@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
-from penstock.runtime.errors import FlowError
-from penstock.runtime.operators import Operator, Stage, StageContext, _Loop
+from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.expressions import MissingField
+from penstock.runtime.fields import missing
+from penstock.runtime.operators import Operator, Stage, StageContext, _Loop, of_key
 
 How = Literal["inner", "left"]
 
@@ -70,15 +72,33 @@ class Lookup(Operator):
         if self.how == "inner":
 
             def inner(records: Iterator[Any]) -> Iterator[Any]:
-                return ({**record, **row} for record in records if (row := get(record[left])) is not None)
+                record = None
+                try:
+                    for record in records:
+                        if (row := get(record[left])) is not None:
+                            yield {**record, **row}
+                except Exception as error:
+                    raise _explained(left, record, error) from error
 
             return _Loop(context, inner)
         nothing = dict.fromkeys(self.columns)
 
         def outer(records: Iterator[Any]) -> Iterator[Any]:
-            return ({**record, **get(record[left], nothing)} for record in records)
+            record = None
+            try:
+                for record in records:
+                    yield {**record, **get(record[left], nothing)}
+            except Exception as error:
+                raise _explained(left, record, error) from error
 
         return _Loop(context, outer)
+
+
+def _explained(field: str, record: Any, error: Exception) -> BaseException:
+    """What is wrong with a record that a lookup cannot take."""
+    if not isinstance(record, Mapping):
+        return TypeError(f"a lookup takes records that are dicts, not {type(record).__name__}: {shorten(record, 80)}")
+    return MissingField(missing(field, record)) if field not in record else of_key(record[field], error)
 
 
 def _listed(names: Iterable[Any]) -> str:

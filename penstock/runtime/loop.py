@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from penstock.runtime.blackbox import BlackBox, Care
+from penstock.runtime.blackbox import BlackBox, Care, Careful
 from penstock.runtime.build import Wiring
 from penstock.runtime.channel import BARRIER, CREDIT, DATA, WATERMARK, decode_batch
 from penstock.runtime.diversion import Bridge, Divert
@@ -130,7 +130,7 @@ class RunLoop:
                 "number": task.task.number,
                 "generation": task.generation,
                 "busy_ns": task.busy_ns,
-                "queued": task.queued,
+                "queued": task.queued + task.held,
                 "sent": [
                     (self.wiring.target_of(channel.number), channel.records, channel.bytes)
                     for channel in list(task.channels)
@@ -183,8 +183,12 @@ class RunLoop:
                 self._room_wait = 0.0
                 continue
             if self._over if epochs else self._begun and all(task.finished for task in self.tasks):
-                # A worker with nothing left still takes in messages until the job ends: it has none to expect.
-                return
+                # A worker with nothing left still takes in messages until the job ends: it has none to expect. Others
+                # may want to move their inboxes, for which they would wait for its word.
+                if epochs or self.transport.leave():
+                    return
+                deliver(receive(_ROOM_WAIT_MAX_S))
+                continue
             deliver(receive(self._wait()))
 
     def _deliver(self, messages: Any) -> None:
@@ -253,7 +257,7 @@ class RunLoop:
         """The tasks of a chain send their input through the operation stream, from the next barrier on."""
         self._due = self.tasks
         for task in self.tasks:
-            if task.task.chain == divert.chain:
+            if divert.concerns(task.task.chain, (stage.context.operator.name for stage in task.stages)):
                 task.divert(divert, bridge, self.transport.wake, at_once=not self.wiring.epochs)
 
     def undivert(self, chain: int) -> None:
@@ -286,15 +290,17 @@ class RunLoop:
             if generation > 1:  # not the first time that the job's tasks are made
                 states, finished, whole_next, _ = saved[task.task.number]
                 task.restore(epoch, states, finished=finished, whole_next=whole_next)
+                states.clear()  # the maps were taken over: not to have those of the next task twice as well
             if self._stopping and isinstance(task, SourceTask):
                 task.stop()
 
-    def be_careful(self, careful: dict[int, frozenset[tuple[int, int]]], attempts: int) -> None:
-        """These tasks, by number, take records one by one; with the records that are poison to them."""
-        for number, poison in careful.items():
+    def be_careful(self, careful: dict[int, Careful]) -> None:
+        """These tasks, by number, take records one by one. They have just been made, and have got none yet: places are
+        counted from there."""
+        for number, how in careful.items():
             task = self.wiring.tasks.get(number)
             if task is not None and self.box is not None:
-                task.care = Care(self.box, number, poison, attempts)
+                task.care = Care(self.box, number, how, task.epoch)
 
     def join(self, numbers: set[int], generation: int) -> None:
         """All of these tasks are there again: from now on they run."""
@@ -305,7 +311,8 @@ class RunLoop:
     def _renew_tasks(self) -> None:
         self.tasks = list(self.wiring.tasks.values())
         self._sources = [task for task in self.tasks if isinstance(task, SourceTask)]
-        self._due = [task for task in self.tasks if task.timed or isinstance(task, SourceTask)]  # run without a message
+        # Those that run without a message.
+        self._due = [task for task in self.tasks if task.timed or task.gathering or isinstance(task, SourceTask)]
 
     # -----------------------------------------------------------------------------------------------------------
 
@@ -345,7 +352,7 @@ def _task_load(task: Task) -> dict[str, Any]:
         "number": task.task.number,
         "chain": task.task.chain,
         "finished": task.finished,
-        "queued": task.queued,
+        "queued": task.queued + task.held,
         "diverted": None if diversion is None else diversion.story.plain(),
         "diversion_failed": task.diversion_failed,
         "answered": task.answered,
@@ -373,7 +380,7 @@ def _task_status(task: Task) -> dict[str, Any]:
         "blocked": task.blocked,
         "unsent": sum(channel.queued() for channel in task.channels),
         "operators": operators,
-        "skipped_on_the_way": sum(errors.skipped for errors in task.edge_errors),
+        "skipped_on_the_way": task.skipped_on_the_way(),
         "watermark_ms": None if task.marks.current in (IDLE, END_OF_TIME) else task.marks.current,
         "latency_us": task.latency.recent().sparse(),
         "latency_all_us": task.latency.whole().sparse(),

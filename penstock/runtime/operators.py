@@ -9,34 +9,43 @@ channels, Ray or time.
 from __future__ import annotations
 
 import math
-import pickle
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from itertools import chain, islice
 from operator import length_hint
 from time import time
 from typing import Any, Literal, get_args
 
-import cloudpickle
-
 from penstock.runtime.aggregate import Aggregate
 from penstock.runtime.batch import Batch, KeyedBatch
-from penstock.runtime.errors import FlowError, RecordError
+from penstock.runtime.errors import FlowError, KeyTypeError, RecordError
+from penstock.runtime.mistakes import called
+from penstock.runtime.partition import stable_hash, without_bad_keys
+from penstock.runtime.pickling import copied
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Source
 from penstock.runtime.state import KeyedMap, LoggedMap, SavedState, StageState
+from penstock.runtime.step_size import STEP_NS, StepSize
 from penstock.runtime.timers import Timers
+from penstock.runtime.units import seconds
 from penstock.runtime.userfunc import (
     DEAD_LETTERS,
     POLICIES,
     ErrorHandler,
     OnError,
+    OwnFunction,
     apply,
     check_function,
+    describe,
     exhausted,
+    no_list,
+    no_value,
+    returns_nothing,
     select,
     user_line,
 )
@@ -170,6 +179,8 @@ class Operator(ABC):
     time_grain: int | None = None  # ms of which all times are multiples at which it waits for a watermark
 
     def __init__(self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail") -> None:
+        if name is not None and (not isinstance(name, str) or not name):
+            raise FlowError(f"an operator's name must be a text, not {name!r}")
         if on_error not in POLICIES:
             raise FlowError(f"on_error={on_error!r}: the policies are {', '.join(map(repr, POLICIES))}")
         if parallelism is not None and (
@@ -205,19 +216,45 @@ class _Loop(Stage):
         return apply(self._loop, batch, self.errors)
 
 
+class _Calls(_Loop):
+    """The loop `over` (map, filter) with a function of the user's."""
+
+    def __init__(self, context: StageContext, over: Callable[..., Iterable[Any]], fn: Callable[[Any], Any]) -> None:
+        self._own = OwnFunction(fn)
+        super().__init__(context, partial(over, self._own.fn))
+        self._seen = False
+
+    def open(self) -> None:
+        self._own.open()
+
+    def run(self, batch: Batch) -> Batch:
+        out = super().run(batch)
+        if not self._seen and out:
+            self._seen = True
+            assert isinstance(out, list)
+            if slip := no_value(out[0]):
+                raise self.errors.failure("(the first result)", TypeError(slip))
+        return out
+
+    def close(self, failed: bool) -> None:
+        self._own.close()
+
+
 class Map(Operator):
     """One output a record."""
 
     kind = "map"
     stays = None
 
+    yields = False  # its function may be a generator function
+
     def __init__(self, fn: Callable[[Any], Any], **common: Any) -> None:
         super().__init__(**common)
-        check_function(fn, f"{self.kind} {self.name!r}")
+        check_function(fn, f"{self.kind} {self.name!r}", yields=self.yields, opens=True)
         self.fn = fn
 
     def stage(self, context: StageContext) -> Stage:
-        return _Loop(context, partial(map, self.fn))
+        return _Calls(context, map, self.fn)
 
 
 class Filter(Map):
@@ -225,14 +262,23 @@ class Filter(Map):
 
     kind = "filter"
 
+    def __init__(self, fn: Callable[[Any], Any], **common: Any) -> None:
+        super().__init__(fn, **common)
+        if returns_nothing(fn):
+            raise FlowError(
+                f"filter {self.name!r}: its function never returns anything but None, so no record would pass; return "
+                'whether the record is to pass, as in: return record["price"] > 5'
+            )
+
     def stage(self, context: StageContext) -> Stage:
-        return _Loop(context, partial(filter, self.fn))
+        return _Calls(context, filter, self.fn)
 
 
 class FlatMap(Map):
     """Any number of outputs a record; the function returns an iterable, which is read lazily."""
 
     kind = "flat_map"
+    yields = True
 
     def stage(self, context: StageContext) -> Stage:
         return _Expand(context, self.fn)
@@ -243,19 +289,38 @@ class _Expand(Stage):
 
     def __init__(self, context: StageContext, fn: Callable[[Any], Iterable[Any]]) -> None:
         super().__init__(context)
-        self._fn = fn
+        self._own = OwnFunction(fn)
+        self._seen = False
+
+    def open(self) -> None:
+        self._own.open()
+
+    def close(self, failed: bool) -> None:
+        self._own.close()
+
+    def _looked_at(self, record: Any) -> Iterable[Any]:
+        """What the function returns, if that can be several records."""
+        result = self._own.fn(record)
+        if result is None:
+            raise TypeError(no_list(result))
+        if slip := no_list(result):  # of the program, and not of this record
+            raise self.errors.failure(record, TypeError(slip))
+        return result  # type: ignore[no-any-return]
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
         assert isinstance(batch, list)
         records = iter(batch)
-        outputs = chain.from_iterable(map(self._fn, records))
+        # A slip of the program shows in the first batch; to look at every result would cost as much as short functions.
+        fn = self._own.fn if self._seen else self._looked_at
+        self._seen = True
+        outputs = chain.from_iterable(map(fn, records))
         while True:
             out: list[Any] = []
             try:
                 out.extend(islice(outputs, EXPAND_RECORDS_MAX))
-            except Exception as error:
-                self.errors.handle(batch[len(batch) - length_hint(records) - 1], error)
-                outputs = chain.from_iterable(map(self._fn, records))
+            except BaseException as error:
+                self.errors.handle(batch[len(batch) - length_hint(records) - 1], _of_no_list(error))
+                outputs = chain.from_iterable(map(fn, records))
                 if out:
                     yield out
                 continue
@@ -267,14 +332,28 @@ class _Expand(Stage):
                 return
             stopped = RuntimeError("the function raised StopIteration")
             self.errors.handle(batch[len(batch) - length_hint(records) - 1], stopped)
-            outputs = chain.from_iterable(map(self._fn, records))
+            outputs = chain.from_iterable(map(fn, records))
+
+
+def _of_no_list(error: BaseException) -> BaseException:
+    """The error of a function that is to return several records: where Python only says that something is not
+    iterable, what that was."""
+    words = describe(error) if isinstance(error, TypeError) else ""
+    if words.endswith(" object is not iterable") and user_line(error) is None:
+        name = words.split("'")[1]
+        return TypeError(
+            no_list(None) if name == "NoneType" else f"the function returned one {name}, not a list of outputs"
+        )
+    return error
 
 
 class MapBatches(Operator):
     """A function from a batch to a batch: lists of records, or pyarrow Tables of dict records.
 
-    `batch_size` is the most records a call gets; how many it gets depends on what is ready. When the function raises,
-    the records of that call are the culprit together.
+    `batch_size` is the most records a call gets; it gets what is ready, up to this, unless records are so slow that
+    other tasks would wait too long for the call to end. With `min_batch` a call gets at least so many, unless the first
+    of them has waited for `linger_s` seconds, or something may not wait behind them: a barrier (each epoch has one), a
+    watermark, the end of the input. When the function raises, the records of that call are the culprit together.
     """
 
     kind = "map_batches"
@@ -285,21 +364,35 @@ class MapBatches(Operator):
         fn: Callable[[Any], Any],
         batch_size: int = 1024,
         batch_format: Literal["list", "arrow"] = "list",
+        min_batch: int = 1,
+        linger_s: float | timedelta | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
-        check_function(fn, f"map_batches {self.name!r}")
-        if batch_size < 1:
-            raise FlowError(f"map_batches {self.name!r}: batch_size={batch_size}; it must be 1 or more")
+        what = f"map_batches {self.name!r}"
+        check_function(fn, what, ("batch",), yields=True, opens=True)
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise FlowError(f"{what}: batch_size={batch_size!r}; it must be 1 or more")
         if batch_format not in ("list", "arrow"):
-            raise FlowError(f"map_batches {self.name!r}: batch_format={batch_format!r}; use 'list' or 'arrow'")
+            raise FlowError(f"{what}: batch_format={batch_format!r}; use 'list' or 'arrow'")
+        if not 1 <= min_batch <= batch_size:
+            raise FlowError(f"{what}: min_batch={min_batch}; it must be from 1 to batch_size={batch_size}")
+        if (min_batch > 1) != (linger_s is not None):
+            raise FlowError(
+                f"{what}: min_batch={min_batch}, linger_s={linger_s}; give both or neither: linger_s is how many "
+                "seconds a record may wait for a call of min_batch records, 2 or more, to come together"
+            )
+        linger_s = None if linger_s is None else seconds(linger_s, f"{what}: linger_s")
+        if linger_s is not None and not 0 < linger_s < math.inf:
+            raise FlowError(f"{what}: linger_s={linger_s}; it must be a number of seconds above 0")
         self.fn = fn
         self.batch_size = batch_size
         self.batch_format = batch_format
+        self.min_batch = min_batch
+        self.linger_s = linger_s
 
     def stage(self, context: StageContext) -> Stage:
-        fn = _through_arrow(self.fn) if self.batch_format == "arrow" else self.fn
-        return _Batches(context, fn, self.batch_size)
+        return _Batches(context, self.fn, self.batch_size, self.batch_format, self.min_batch, self.linger_s)
 
 
 def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
@@ -308,32 +401,159 @@ def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] 
     def run(records: list[Any]) -> list[Any] | None:
         names = dict.fromkeys(name for record in records for name in record)
         result = fn(pa.table({name: [record.get(name) for record in records] for name in names}))
+        if result is not None and not hasattr(result, "to_pylist"):
+            raise TypeError(
+                f"the function returned a {type(result).__name__}; with batch_format='arrow' return a pyarrow Table"
+            )
         return None if result is None else list(result.to_pylist())
 
     return run
 
 
-class _Batches(Stage):
+class Gathering(Stage):
+    """A stage that may hold records from one batch to the next, so that a call of the user's function gets more of
+    them. Its task says when it must let them go; without one (in Spark) it holds nothing."""
+
+    holds = False  # whether what is too little for a call stays when `expand` ends
+    stamp = 0  # of the records that come next
+    oldest = 0  # the least stamp of the records held
+    waits_until = 0  # by the clock; when the first record held should wait no longer
+    more_until = 0  # the same while more records come: they make the call worth more
+    least = 1  # records that a call should get at least
+
+    @abstractmethod
+    def gather(self, clock: Callable[[], int], stopwatch: Callable[[], int]) -> None:
+        """It is part of a task: with its clocks, in ns."""
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """The number of records that it holds."""
+
+    @abstractmethod
+    def wants(self) -> tuple[int, int]:
+        """(records that make the next call full, records of a full call)."""
+
+    @abstractmethod
+    def let_go(self, least: int) -> Iterator[Batch]:
+        """The outputs for what is held, if that is so many records or more."""
+
+
+class _Batches(Gathering):
     expands = True
 
-    def __init__(self, context: StageContext, fn: Callable[[Any], Any], batch_size: int) -> None:
+    def __init__(
+        self,
+        context: StageContext,
+        fn: Callable[[Any], Any],
+        batch_size: int,
+        batch_format: str,
+        min_batch: int,
+        linger_s: float | None,
+    ) -> None:
         super().__init__(context)
-        self._fn = fn
+        self._own = OwnFunction(fn)
+        self._fn = _through_arrow(self._own.fn) if batch_format == "arrow" else self._own.fn
         self._batch_size = batch_size
+        self.least = min_batch
+        self._linger_ns = 0 if linger_s is None else int(linger_s * 1e9)
+        self._size = StepSize(batch_size)
+        self._held: list[Any] = []
+        self._came: deque[tuple[int, int, int]] = deque()  # of what is held: records, their stamp, when they came
+        self._mark: int | None = None
+        self._clock: Callable[[], int] = lambda: 0
+        self._stopwatch: Callable[[], int] = lambda: 0
+
+    def gather(self, clock: Callable[[], int], stopwatch: Callable[[], int]) -> None:
+        self._clock, self._stopwatch = clock, stopwatch
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def wants(self) -> tuple[int, int]:
+        call = self._call_size()
+        return max(1, call - len(self._held)), call
+
+    def _call_size(self) -> int:
+        return max(self._size.limit, self.least)
+
+    def open(self) -> None:
+        self._own.open()
+
+    def close(self, failed: bool) -> None:
+        self._own.close()
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
         assert isinstance(batch, list)
-        for i in range(0, len(batch), self._batch_size):
-            part = batch[i : i + self._batch_size]
-            try:
-                result = self._fn(part)
-                if result is None:
-                    raise TypeError("the function returned None; return the list of outputs (it may be empty)")
-                outputs = iter(result)
-                while piece := list(islice(outputs, EXPAND_RECORDS_MAX)):
-                    yield piece
-            except Exception as error:
-                self.errors.handle(part, error, len(part))
+        if not self.holds:
+            for i in range(0, len(batch), self._batch_size):
+                yield from self._call(batch[i : i + self._batch_size], more=False)
+            return
+        now = self._clock()
+        if self._held:
+            self._held += batch
+        else:
+            self._held = batch  # others may have it too: `_calls` copies what stays of it
+            self.more_until = now + self._linger_ns + STEP_NS
+        self._came.append((len(batch), self.stamp, now))
+        yield from self._calls(self._batch_size + 1)
+
+    def let_go(self, least: int) -> Iterator[Batch]:
+        if self._held:
+            yield from self._calls(least)
+
+    def advance(self, watermark: int | None) -> Iterator[Batch]:
+        if watermark != self._mark:
+            self._mark = watermark
+            yield from self.let_go(1)
+
+    def finish(self) -> Iterator[Batch]:
+        return self.let_go(1)
+
+    def _calls(self, least: int) -> Iterator[Batch]:
+        """Call the function with full batches of what is held, and with the rest if that is so many or more."""
+        held, at = self._held, 0
+        while True:
+            left, call = len(held) - at, self._call_size()
+            if left < call and (not left or left < least):
+                break
+            part = held[at : at + call]
+            at += len(part)
+            yield from self._call(part, more=left > call)
+        self._held = held[at:]
+        came = self._came
+        called = at > 0
+        while at and came:
+            records, stamp, when = came[0]
+            if records > at:
+                came[0] = records - at, stamp, when
+                break
+            at -= records
+            came.popleft()
+        if came:
+            self.oldest = min(stamp for _, stamp, _ in came)
+            self.waits_until = came[0][2] + self._linger_ns
+            if called:
+                # What a call left over has waited for its end, which says nothing of how soon more come.
+                self.more_until = max(self.waits_until, self._clock()) + STEP_NS
+
+    def _call(self, part: list[Any], more: bool) -> Iterator[Batch]:
+        records = len(part)
+        began, took = self._stopwatch(), 0
+        try:
+            result = self._fn(part)
+            if slip := no_list(result):
+                raise TypeError(slip)
+            assert result is not None
+            outputs = iter(result)
+            while piece := list(islice(outputs, EXPAND_RECORDS_MAX)):
+                took += self._stopwatch() - began
+                yield piece
+                began = self._stopwatch()
+        except BaseException as error:
+            self.errors.handle(part, _of_no_list(error), records)
+        self._size.measure(records, took + self._stopwatch() - began, more or records >= self._call_size())
 
 
 class KeyBy(Operator):
@@ -357,7 +577,15 @@ class _KeyBy(Stage):
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
         records, keys = select(self._selector, batch, self.errors)
+        # A key that no other task could be found by fails here, too.
+        keys, records = without_bad_keys(keys, records, self.errors)
         return KeyedBatch(keys, records)
+
+
+def combines(operator: Operator, aggregate: Aggregate) -> bool:
+    """Whether senders may make one partial of many records. Not where records may be let go and the aggregate does not
+    take all values: a partial that fails would take the good records in it along, and would be counted as one."""
+    return operator.on_error == "fail" or aggregate.total
 
 
 class Aggregated(Operator):
@@ -387,8 +615,8 @@ class Aggregated(Operator):
 
     @property
     def combiner(self) -> Aggregate | None:
-        """The aggregate that senders may apply before records travel; not when every record must show."""
-        return None if self.emit == "every" else self.aggregate
+        """The aggregate that senders may apply before records travel; None when every record must show."""
+        return None if self.emit == "every" or not combines(self, self.aggregate) else self.aggregate
 
     def stage(self, context: StageContext) -> Stage:
         return _Aggregating(context, self.aggregate, self.emit)
@@ -400,17 +628,35 @@ def add_all(
     keys: list[Any],
     values: list[Any],
     errors: ErrorHandler,
+    records: list[Any] | None = None,
 ) -> None:
-    """add(state, keys, values) over whole lists; records that fail go to `errors`, the others are added."""
+    """add(state, keys, values) over whole lists; records that fail go to `errors`, the others are added.
+
+    `records`: what the values were taken from, to name what has failed; without them, or when they are not as many as
+    the values, the values are named."""
+    named = values if records is None or len(records) != len(values) else records
     key_iterator, value_iterator = iter(keys), iter(values)
     while True:
         try:
             add(state, key_iterator, value_iterator)
-        except Exception as error:
+        except BaseException as error:
             failed = len(keys) - length_hint(key_iterator) - 1
-            errors.handle((keys[failed], values[failed]), error)
+            errors.handle((keys[failed], named[failed]), of_key(keys[failed], error))
         else:
             return
+
+
+def of_key(key: Any, error: BaseException) -> BaseException:
+    """The error of a key and its record: in place of one that only says "unhashable type", what can be a key."""
+    if isinstance(error, TypeError) and not isinstance(error, KeyTypeError):
+        try:
+            hash(key)
+        except TypeError:
+            try:
+                stable_hash(key)
+            except KeyTypeError as better:
+                return better
+    return error
 
 
 class _Aggregating(Stage):
@@ -427,10 +673,10 @@ class _Aggregating(Stage):
 
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, KeyedBatch)
-        keys, values = batch.keys, batch.values
+        keys, values, records = batch.keys, batch.values, batch.values
         aggregate, state = self._aggregate, self.state
         if not batch.partial:
-            keys, values = aggregate.prepare(keys, values, self.errors)
+            keys, values = aggregate.prepare(keys, records, self.errors)
         failed = self.errors.skipped
         out: list[Any] = []
         if batch.partial:
@@ -438,7 +684,7 @@ class _Aggregating(Stage):
         elif self._emit == "every":
             out = self._add_and_show(keys, values)
         else:
-            add_all(aggregate.add, state, keys, values, self.errors)
+            add_all(aggregate.add, state, keys, values, self.errors, records)
         kept = self._map
         if isinstance(kept, KeyedMap):
             kept.note(keys)
@@ -463,7 +709,7 @@ class _Aggregating(Stage):
                     results[key] = aggregate.result(state[key])
             except TypeError:
                 continue  # no hash: its record has been handled
-            except Exception as error:
+            except BaseException as error:
                 self.errors.handle((key, state[key]), error)
         return list(results.items())
 
@@ -473,8 +719,8 @@ class _Aggregating(Stage):
         for key, value in zip(keys, values, strict=True):
             try:
                 aggregate.add(state, iter((key,)), iter((value,)))
-            except Exception as error:
-                self.errors.handle((key, value), error)
+            except BaseException as error:
+                self.errors.handle((key, value), of_key(key, error))
             else:
                 out.append((key, aggregate.result(state[key])))
         return out
@@ -506,7 +752,7 @@ class Reduce(Operator):
 
     def __init__(self, fn: Callable[[Any, Any], Any], emit: Emit = "latest", **common: Any) -> None:
         super().__init__(**common)
-        check_function(fn, f"reduce {self.name!r}")
+        check_function(fn, f"reduce {self.name!r}", ("state", "record"))
         if emit not in get_args(Emit):
             raise FlowError(f"{self.name!r}: emit={emit!r}; use 'latest', 'every' or 'final'")
         self.fn = fn
@@ -545,17 +791,26 @@ class Processing(Operator):
     def __init__(
         self,
         process: Process | Callable[..., Any],
-        outputs: tuple[str, ...] = (),
+        outputs: Iterable[str] = (),
         on_timer: Callable[..., Any] | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         if not isinstance(process, Process):
-            check_function(process, f"process {self.name!r}")
+            if isinstance(process, type) and issubclass(process, Process):
+                raise FlowError(f"process {self.name!r} needs a Process, got {called(process)}")
+            check_function(process, f"process {self.name!r}", ("ctx", "key", "record"), yields=True)
+        elif type(process).process is Process.process:
+            raise FlowError(
+                f"process {self.name!r}: {type(process).__name__} has no method process(self, ctx, key, record)"
+            )
         if on_timer is not None:
             if isinstance(process, Process):
                 raise FlowError(f"process {self.name!r}: a Process has its own on_timer method; do not give another")
-            check_function(on_timer, f"process {self.name!r}: on_timer")
+            check_function(on_timer, f"process {self.name!r}: on_timer", ("ctx", "key", "at"), yields=True)
+        if isinstance(outputs, str):
+            raise FlowError(f"process {self.name!r}: outputs={outputs!r}; give a tuple of names: ({outputs!r},)")
+        outputs = tuple(outputs)
         if DEAD_LETTERS in outputs or len(set(outputs)) != len(outputs):
             raise FlowError(f"process {self.name!r}: outputs={outputs}: names must be unique, not {DEAD_LETTERS!r}")
         self.process = process
@@ -580,11 +835,11 @@ class _Processing(Stage):
     ) -> None:
         super().__init__(context)
         # A copy: tasks of one worker must not share what the user keeps in it, nor change the flow's own.
-        self._process = pickle.loads(cloudpickle.dumps(process)) if isinstance(process, Process) else process
+        self._process = copied(process) if isinstance(process, Process) else process
         self._on_timer = self._process.on_timer if isinstance(self._process, Process) else on_timer
         self._timers = Timers(context.epochs)
         self.user = ProcessContext(context.operator.name, context.index, context.parallelism, context.side)
-        self.user.now = context.wall
+        self.user.clock = context.wall
         if self._on_timer is not None:
             self.user.timers = self._timers
         self._map = KeyedMap(self.user.state, context.epochs)
@@ -605,9 +860,11 @@ class _Processing(Stage):
                 if type(result) is list or type(result) is tuple:
                     out += result
                 elif result is not None:
+                    if type(result) is str or type(result) is dict:
+                        raise TypeError(no_list(result))
                     yield from _taken(result, out)
-            except Exception as error:
-                self.errors.handle(record, error)
+            except BaseException as error:
+                self.errors.handle(record, of_key(key, _of_no_list(error)))
             if len(out) >= EXPAND_RECORDS_MAX:
                 yield from _full_pieces(out)
         self._note(batch.keys)
@@ -625,11 +882,11 @@ class _Processing(Stage):
             user.key = key
             assert self._on_timer is not None
             try:
-                result = self._on_timer(user, key, at)
+                result = self._on_timer(user, key, round(at * 1000))
                 if result is not None:
                     yield from _taken(result, out)
-            except Exception as error:
-                self.errors.handle(("timer", key, at), error)
+            except BaseException as error:
+                self.errors.handle(("timer", key, round(at * 1000)), error)
             self._note((key,))
             yield from _full_pieces(out)
         yield from _rest(out)
@@ -649,7 +906,7 @@ class _Processing(Stage):
             result = self._process.finish(self.user)
             if result is not None:
                 yield from _taken(result, out)
-        except Exception as error:
+        except BaseException as error:
             raise self.errors.failure("(finishing)", error, user_line(error)) from error
         yield from _full_pieces(out)
         yield from _rest(out)
@@ -700,7 +957,7 @@ class Read(Operator):
     def __init__(self, source: Source, **common: Any) -> None:
         super().__init__(**common)
         if not isinstance(source, Source):
-            raise FlowError(f"flow.read() needs a source such as penstock.sources.TextFiles(...), got {source!r}")
+            raise FlowError(f"flow.read() needs a source such as penstock.sources.TextFiles(...), got {called(source)}")
         self.source = source
 
     def stage(self, context: StageContext) -> Stage:
@@ -722,7 +979,7 @@ class Write(Operator):
     def __init__(self, sink: Sink, **common: Any) -> None:
         super().__init__(**common)
         if not isinstance(sink, Sink):
-            raise FlowError(f"write() needs a sink such as penstock.sinks.Files(...), got {sink!r}")
+            raise FlowError(f"write() needs a sink such as penstock.sinks.Files(...), got {called(sink)}")
         self.sink = sink
 
     def stage(self, context: StageContext) -> Stage:
@@ -767,7 +1024,7 @@ class _Writing(Stage):
             yield
         except RecordError:
             raise
-        except Exception as error:
+        except BaseException as error:
             raise self.errors.failure(what, error, user_line(error)) from error
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:

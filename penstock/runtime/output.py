@@ -15,7 +15,7 @@ from penstock.runtime.channel import OutChannel
 from penstock.runtime.errors import KeyTypeError
 from penstock.runtime.grouping import All, Custom, Global, Grouping, Key, Rebalance, Shuffle
 from penstock.runtime.operators import add_all
-from penstock.runtime.partition import partition
+from penstock.runtime.partition import partition, without_bad_keys
 from penstock.runtime.userfunc import ErrorHandler, select
 
 # A combiner's keys leave at the latest when there are this many: bounds the memory of a step over many keys.
@@ -118,10 +118,13 @@ class _Keyed(Output):
             if keys:
                 self._deal(KeyedBatch(keys, records), stamp)
             return
-        keys, records = combiner.prepare(keys, records, self._errors)
+        if self._errors.policy != "fail":
+            # A partial stands for many records: each record of a bad key must be found before they become one.
+            keys, records = without_bad_keys(keys, records, self._errors)
+        keys, values = combiner.prepare(keys, records, self._errors)
         if not self._partials:
             self._stamp = stamp
-        add_all(combiner.add, self._partials, keys, records, self._errors)
+        add_all(combiner.add, self._partials, keys, values, self._errors, records)
         if len(self._partials) >= COMBINED_KEYS_MAX:
             self.flush()
 
@@ -137,23 +140,17 @@ class _Keyed(Output):
 
     def _deal(self, batch: KeyedBatch, stamp: int) -> None:
         n = len(self.channels)
-        while True:
-            try:
-                # One receiver still needs keys that hash, or a later rescale could not place them.
-                shares = partition(batch.keys, (batch.values,), self._table, n)
-                break
-            except KeyTypeError as error:
-                batch = self._without_bad_keys(batch, error)
+        try:
+            # One receiver still needs keys that hash, or a later rescale could not place them.
+            shares = partition(batch.keys, (batch.values,), self._table, n)
+        except KeyTypeError:
+            # A partial is nothing that a user has seen: its key is named.
+            named = batch.keys if batch.partial else batch.values
+            keys, values = without_bad_keys(batch.keys, batch.values, self._errors, named)
+            shares = partition(keys, (values,), self._table, n)
         for channel, (keys, values) in zip(self.channels, shares, strict=True):
             if keys:
                 channel.push(KeyedBatch(keys, values, batch.partial), stamp)
-
-    def _without_bad_keys(self, batch: KeyedBatch, error: KeyTypeError) -> KeyedBatch:
-        bad: int = error.index  # type: ignore[attr-defined]
-        self._errors.handle((batch.keys[bad], batch.values[bad]), error)
-        keys, values = batch.keys[:], batch.values[:]
-        del keys[bad], values[bad]
-        return KeyedBatch(keys, values, batch.partial)
 
 
 def make_output(

@@ -13,18 +13,23 @@ import dataclasses
 import math
 import sys
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum, Flag
 from fractions import Fraction
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from penstock.runtime._native import key_groups, partition, stable_hash
 from penstock.runtime.errors import FlowError, KeyTypeError
 
-__all__ = ["KeyGroups", "canonical_key", "key_groups", "partition", "stable_hash"]
+if TYPE_CHECKING:
+    from penstock.runtime.userfunc import ErrorHandler
+
+__all__ = ["KeyGroups", "canonical_key", "key_groups", "partition", "stable_hash", "without_bad_keys"]
 
 DEFAULT_KEY_GROUPS = 128
 MOST_KEY_GROUPS = 65536  # groups and tasks are 16-bit numbers in a table
@@ -110,6 +115,35 @@ def _table(n_groups: int, parallelism: int) -> bytes:
 _EPOCH_DAY = 86_400 * 1_000_000  # microseconds
 
 
+def without_bad_keys(
+    keys: list[Any], records: list[Any], errors: ErrorHandler, named: list[Any] | None = None
+) -> tuple[list[Any], list[Any]]:
+    """(keys, records) as parallel lists, without the records whose key has no stable hash: they go to `errors`, or what
+    stands for each of them in `named`."""
+    named = records if named is None else named
+    with suppress(KeyTypeError):
+        key_groups(keys, 1)
+        return keys, records
+    good_keys: list[Any] = []
+    good_records: list[Any] = []
+    start = 0
+    while start < len(keys):  # a few at a time: the time must not grow with the square of the number of bad keys
+        end = start + 64
+        try:
+            key_groups(keys[start:end], 1)
+        except KeyTypeError as error:
+            end = start + error.index  # type: ignore[attr-defined]
+            errors.handle(named[end], error)
+            good_keys += keys[start:end]
+            good_records += records[start:end]
+            start = end + 1
+        else:
+            good_keys += keys[start:end]
+            good_records += records[start:end]
+            start = end
+    return good_keys, good_records
+
+
 def canonical_key(key: object) -> object:
     """Turn a key that the native hash does not know into one that it does; KeyTypeError if there is none.
 
@@ -119,12 +153,14 @@ def canonical_key(key: object) -> object:
     """
     # Numbers before enums: a member of an enum with a mixed-in Decimal equals that Decimal.
     if isinstance(key, Decimal):
-        return math.nan if key.is_nan() else Decimal.__hash__(key)
+        return _not_a_number() if key.is_nan() else Decimal.__hash__(key)
     if isinstance(key, Fraction):
         return Fraction.__hash__(key)
     if isinstance(key, complex):
         nan = math.isnan(key.real) or math.isnan(key.imag)
-        return ("complex", math.nan) if nan else complex.__hash__(key)
+        return _not_a_number() if nan else complex.__hash__(key)
+    if isinstance(key, float):  # all others are hashed natively
+        return _not_a_number()
     if isinstance(key, datetime):
         # Equality ignores `fold` between times of one zone, so the hash does as well.
         offset = key.replace(fold=0).utcoffset()
@@ -164,6 +200,14 @@ def _span(delta: timedelta) -> int:
 def _is_value_dataclass(cls: type) -> bool:
     params = getattr(cls, "__dataclass_params__", None)
     return params is not None and params.eq and (params.frozen or params.unsafe_hash)
+
+
+def _not_a_number() -> NoReturn:
+    """NaN equals nothing, not even itself: each would be a key of its own, and state would grow for ever."""
+    raise KeyTypeError(
+        "a key is NaN, or has NaN in it, which equals no other key. Return another key for such records from the key "
+        "function, as None, or filter them out before"
+    )
 
 
 def _numpy_key(key: object) -> object:

@@ -143,12 +143,24 @@ def make_plan(
     chaining: bool = True,
     list_splits: bool = True,
     check_sinks: bool = True,
+    fuse_keys: bool = True,
 ) -> Plan:
     """The plan of a graph; raises FlowError when it cannot run. Lists the sources' splits and looks where sinks write,
-    unless told not to: a job that goes on from what it has saved has both."""
+    unless told not to: a job that goes on from what it has saved has both. `fuse_keys`: one task before a keyed
+    operator of one task becomes one with it."""
     graph.validate()
     if workers < 1:
         raise FlowError(f"workers={workers}; it must be 1 or more")
+    filled: dict[str, str] = {}
+    for name, operator in graph.operators.items():
+        if isinstance(operator, Write) and (place := operator.sink.fills) is not None:
+            if place in filled:
+                raise FlowError(
+                    f"the sinks {filled[place]!r} and {name!r} both write to {place!r} and would overwrite each "
+                    "other's files; give each sink a place of its own, or unite their streams. (If you ran a notebook "
+                    "cell twice that adds to a Flow, create the Flow in the same cell)"
+                )
+            filled[place] = name
     tasks_of = {name: op.parallelism or parallelism or workers for name, op in graph.operators.items()}
     for name, operator in graph.operators.items():
         if operator.keyed and tasks_of[name] > key_groups:
@@ -165,7 +177,7 @@ def make_plan(
                 f"({tasks_of[edge.target]} tasks): forward needs equal parallelism; use rebalance()"
             )
 
-    fused = {edge for edge in graph.edges if chaining and _can_fuse(graph, edge, tasks_of)}
+    fused = {edge for edge in graph.edges if chaining and _can_fuse(graph, edge, tasks_of, fuse_keys)}
     chains: list[Chain] = []
     chain_of: dict[str, int] = {}
     for name in graph.ordered():
@@ -227,8 +239,8 @@ def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chainin
     if operator not in graph.operators:
         names = [known.name for known in plan.chain_of(operator).operators]
         raise FlowError(
-            f"rescale({operator!r}, {parallelism}): it finds the keys for {names[names.index(operator) + 1]!r}; "
-            "rescale that one"
+            f"rescale({operator!r}, {parallelism}): this operator computes the keys of "
+            f"{names[names.index(operator) + 1]!r}; rescale {names[names.index(operator) + 1]!r} instead"
         )
     graph = copy(graph)
     graph.operators = {name: copy(known) for name, known in graph.operators.items()}
@@ -262,7 +274,8 @@ def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
     assert parallelism == 1 or not fused_by_key(plan, operator)
     if chain.table is not None and parallelism > plan.key_groups:
         raise FlowError(
-            f"rescale({operator!r}, {parallelism}): the flow has key_groups={plan.key_groups}, which is the most"
+            f"rescale({operator!r}, {parallelism}): the flow has key_groups={plan.key_groups}, and a keyed operator "
+            f"can have at most {plan.key_groups} tasks"
         )
     if parallelism == chain.parallelism:
         return plan
@@ -318,13 +331,13 @@ def _letters_on_the_way(graph: Graph, fused: set[Edge]) -> Iterator[Edge]:
                 yield Edge(sender, letters.target, letters.grouping or Rebalance(), letters_of(letters.source))
 
 
-def _can_fuse(graph: Graph, edge: Edge, tasks_of: dict[str, int]) -> bool:
+def _can_fuse(graph: Graph, edge: Edge, tasks_of: dict[str, int], fuse_keys: bool) -> bool:
     if edge.output is not None or len(graph.incoming(edge.target)) != 1:
         return False
     if len([e for e in graph.outgoing(edge.source) if e.output is None]) != 1:
         return False
     if isinstance(edge.grouping, Key):
-        return tasks_of[edge.source] == tasks_of[edge.target] == 1
+        return fuse_keys and tasks_of[edge.source] == tasks_of[edge.target] == 1
     if edge.grouping is None or isinstance(edge.grouping, Forward):
         return tasks_of[edge.source] == tasks_of[edge.target]
     return False

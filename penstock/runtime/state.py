@@ -20,7 +20,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.runtime.aggregate import Aggregate
 from penstock.runtime.codec import encode
@@ -74,13 +74,11 @@ class KeyedLog:
 @dataclass
 class KeyedValues:
     """All values of a keyed map, in its order. Its first `known` keys are those of the last snapshot of it that was
-    whole or of this kind, then come `keys`. `values`: a list, or the map itself, which must be encoded before it
-    changes. `later`: what has become of it since, in snapshots put together."""
+    whole or of this kind, then come `keys`. `values`: the map itself, which must be encoded before it changes."""
 
     known: int
     keys: list[Any]
-    values: list[Any] | dict[Any, Any]
-    later: KeyedLog | KeyedDelta | None = None
+    values: dict[Any, Any]
 
 
 #: What a snapshot holds of a keyed map.
@@ -95,6 +93,11 @@ class StageState:
     own: Any = None
 
 
+#: Of an operator in a task: records in, records out, records skipped, records late. A task also has the counters of the
+#: operators that its records go to next: what was skipped on the way there.
+Counters: TypeAlias = tuple[int, int, int, int]
+
+
 @dataclass
 class SavedState:
     """What a stage gets back: whole maps, of the keys that its task owns, and what earlier tasks saved as their own.
@@ -102,7 +105,7 @@ class SavedState:
 
     maps: dict[str, dict[Any, Any]] = field(default_factory=dict)
     own: list[Any] = field(default_factory=list)
-    counters: tuple[int, int, int] = (0, 0, 0)  # records in, records out, records skipped
+    counters: Counters = (0, 0, 0, 0)
 
 
 class _Saved:

@@ -3,7 +3,11 @@
 A task never waits and never runs for long: `step` takes up a bounded part of what is ready, runs the chain over the
 list, lets the outputs leave, and returns. While a channel cannot take what the task has made the task is not run
 (back-pressure); its worker goes on with others. The size of a step adapts so that it takes a few milliseconds at most,
-whatever a record costs, so that tasks of a worker stall each other no longer than that (invariant 2).
+whatever a record costs, so that tasks of a worker stall each other no longer than that (invariant 2); or a few times
+what it costs whatever its size (runtime/step_size.py).
+
+Some stages *gather* records from one step to the next, so that a call of the user's function gets more of them. What
+they hold goes before anything but records: a barrier, a watermark, the end, the operation stream.
 
 In a job with epochs a task saves its state when its inbox is aligned on a barrier, and once more when it ends, between
 two steps: a snapshot is never taken of a step that is half done. It tells `on_snapshot`, which must encode the states
@@ -22,27 +26,22 @@ from itertools import chain
 from time import perf_counter_ns, time
 from typing import Any
 
-from penstock.runtime.batch import Batch, concat, split
-from penstock.runtime.blackbox import Care, Poison
+from penstock.runtime.batch import Batch, concat, singly, split
+from penstock.runtime.blackbox import MADE, SOURCE, Care, Poison
 from penstock.runtime.channel import InChannel, OutChannel
 from penstock.runtime.diversion import Answer, Bridge, Diversion, Divert
 from penstock.runtime.errors import RecordError, SourceError
 from penstock.runtime.event_time import END_OF_TIME, Watermark, Watermarks
 from penstock.runtime.inbox import Inbox
 from penstock.runtime.metrics import RecentHistogram
-from penstock.runtime.operators import Stage, run_stages
+from penstock.runtime.operators import Gathering, Stage, run_stages
 from penstock.runtime.output import Output
 from penstock.runtime.plan import TaskId
 from penstock.runtime.rud import Rud
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, rows_of, together
-from penstock.runtime.state import SavedState, StageState
+from penstock.runtime.state import Counters, SavedState, StageState
+from penstock.runtime.step_size import STEP_NS, StepSize
 from penstock.runtime.userfunc import ErrorHandler
-
-# A step aims at this long: long enough to share the fixed cost of a step (some 10 us) among many records, short
-# against the milliseconds that a record may take through the flow.
-STEP_NS = 4_000_000
-_LIMIT_FIRST = 64
-_LIMIT_MAX = 8192
 
 
 @dataclass
@@ -58,7 +57,7 @@ class Snapshot:
     whole: bool
     quiet: bool
     parked: bool
-    states: dict[str, tuple[StageState | None, tuple[int, int, int]]]
+    states: dict[str, tuple[StageState | None, Counters]]
 
 
 class Task:
@@ -73,12 +72,15 @@ class Task:
         self.outputs: dict[tuple[str, str | None], list[Output]] = {}
         self.channels: list[OutChannel] = []
         self.stopwatch: Callable[[], int] = perf_counter_ns  # what a step takes, in ns; decides how large steps are
+        self.waits_for_more = True  # records that stages gather wait for those that come next
+        self.barriers_let_go = True  # and not for what comes behind a barrier
         self.opened = False
         self.finished = False
         self.queued = 0  # records in the inbox
         self.busy_ns = 0
         self.latency = RecentHistogram()
         self.edge_errors: list[ErrorHandler] = []  # of what fails between this task and the next
+        self._skipped_before: dict[str, int] = {}  # there, until the epoch that it goes on from
         self.inbox = Inbox()
         self.on_snapshot: Callable[[Snapshot], None] | None = None  # None: a job without epochs
         self.on_motion: Callable[[TaskId, int], None] | None = None  # with its generation; see `_rested`
@@ -90,6 +92,7 @@ class Task:
         self.event_time = False  # the job's tasks pass on watermarks
         self.marks = Watermarks()
         self._marking = any(stage.event_time for stage in stages)
+        self.gathering = [stage for stage in stages if isinstance(stage, Gathering)]
         self._mark_in: int | None = None  # the watermark before the stages
         self._mark_out: int | None = None  # and behind them
         self._mark_sent: int | None = None
@@ -105,6 +108,8 @@ class Task:
         self._work: Iterator[Batch] | None = None
         self._work_records = 0
         self._work_ns = 0  # spent in earlier steps on the same work
+        self._held_before = 0  # by stages that gather, when the work began
+        self._gathered = (0, 0)  # records that were only gathered, by earlier works, and the ns that these took
         self._more = False  # the step's limit, not the input, bounded the work
         self._ending = False
         self._ends = True  # the end is still to be said
@@ -113,7 +118,7 @@ class Task:
         self.parked = False  # it has: what it has sent is all that it sends in this place
         self._rested = False  # the last snapshot was quiet: epochs are rare until the next record is told of
         self._waiting: list[OutChannel] = []
-        self._limit = _LIMIT_FIRST
+        self._size = StepSize()
         self._unflushed = False
         self._main: list[Output] = []
         self._sides: list[tuple[list[Any], list[Output]]] = []
@@ -125,6 +130,11 @@ class Task:
         for stage in self.stages:
             for tag, records in stage.context.side.items():
                 self._sides.append((records, self.outputs.get((stage.context.operator.name, tag), [])))
+        for stage in self.gathering:
+            stage.gather(self.clock, self._look_at_watch)
+
+    def _look_at_watch(self) -> int:
+        return self.stopwatch()  # which may have been replaced
 
     def channels_changed(self) -> None:
         """To be called when channels were replaced."""
@@ -136,7 +146,7 @@ class Task:
         for stage in self.stages:
             try:
                 stage.open()
-            except Exception as error:
+            except BaseException as error:
                 raise stage.errors.failure("(opening)", error) from error
 
     def close(self, failed: bool) -> None:
@@ -145,8 +155,8 @@ class Task:
         for stage in self.stages:
             try:
                 stage.close(failed)
-            except Exception as error:
-                first = first or error
+            except BaseException as error:
+                first = first or (error if isinstance(error, Exception) else stage.errors.failure("(closing)", error))
         if first is not None:
             raise first
 
@@ -191,14 +201,20 @@ class Task:
         if self.parked:
             return False
         if self.diversion is not None and not self._ending:
-            return self._work is not None or self.diversion.runnable()
+            return self._work is not None or self.held > 0 or self.diversion.runnable()
         return (
             self._work is not None
             or self._has_input()
             or self._has_barrier()
             or self._at_end()
             or (bool(self.timed) and self._timer_due())
+            or (bool(self.gathering) and self._has_waited())
         )
+
+    @property
+    def held(self) -> int:
+        """Records that its stages have gathered; other threads may ask."""
+        return sum(stage.held for stage in self.gathering)
 
     def step(self) -> None:
         """Do a bounded part of what is ready; to be called only when runnable."""
@@ -207,7 +223,16 @@ class Task:
             if self._ending:
                 self._end()
                 return
-            if self.diversion is not None:
+            if self.gathering:
+                self._held_before = self.held
+                for stage in self.gathering:
+                    stage.holds = self.care is None
+            barrier = self.barriers_let_go and self._has_barrier()
+            if self._held_before and (self.diversion is not None or barrier):
+                self._work_records = 0
+                self._stamped(self.clock())
+                self._work = self._let_go(everything=True)
+            elif self.diversion is not None:
                 self._work_records = 0
                 self._work = self.diversion.begin()
                 if self._work is None:
@@ -236,7 +261,7 @@ class Task:
         self._unflushed = True
         elapsed = self.stopwatch() - started
         self.busy_ns += elapsed
-        if self._work_records:
+        if self._work_records or self._held_before:
             self._measure(self._work_ns + elapsed)
         self._work_ns = 0
 
@@ -252,6 +277,10 @@ class Task:
         if self.finished or self.blocked or self.parked:
             return None
         due = None if self.diversion is None else self.diversion.ready_in()
+        for stage in self.gathering:
+            if stage.held:
+                waits = max(0, stage.waits_until - self.clock()) / 1e9
+                due = waits if due is None else min(due, waits)
         if not self.timed:
             return due
         first = min((at for stage in self.timed if (at := stage.next_timer()) is not None), default=None)
@@ -270,8 +299,17 @@ class Task:
             return False
         return self._timer_due()
 
+    def _has_waited(self) -> bool:
+        """What some stage has gathered should wait no longer."""
+        return any(stage.held and stage.waits_until <= self.clock() for stage in self.gathering)
+
     def _has_input(self) -> bool:
         return bool(self.inbox.ready)
+
+    def _has_more(self) -> bool:
+        """Records come next."""
+        inbox = self.inbox.ready
+        return bool(inbox) and not isinstance(inbox[0][1], Watermark)
 
     def _has_barrier(self) -> bool:
         return self.inbox.aligned
@@ -292,8 +330,9 @@ class Task:
             self._work = self.advance_to(self.marks.current)
             return True
         if self.inbox.ready:
-            batch = self._take()
+            batch = self._take(self._step_limit())
             self._work_records = len(batch)
+            self._stamped(self._stamp)
             self._work = self._through(batch)
             return True
         if self._at_end():
@@ -301,29 +340,58 @@ class Task:
             self._work = self._finish()
             self._ending = True
             return True
-        return False
+        return self._begin_to_let_go()
 
-    def _take(self) -> Batch:
-        """Up to a step's worth of records from the inbox."""
+    def _begin_to_let_go(self) -> bool:
+        """Nothing comes to what stages have gathered: let go what need not wait for more."""
+        if not self._held_before:
+            return False
+        self._work_records = 0
+        self._stamped(self.clock())
+        self._work = self._let_go()
+        return True
+
+    def _stamped(self, stamp: int) -> None:
+        """What comes to the stages now has this stamp; what they gathered before may be older."""
+        self._stamp = stamp
+        for stage in self.gathering:
+            stage.stamp = self._stamp
+            if stage.held:
+                self._stamp = min(self._stamp, stage.oldest)
+
+    def _step_limit(self) -> int:
+        """How many records a step takes up: where they are gathered first of all, so many that the calls are full."""
+        limit = self._size.limit
+        if self.gathering and self.gathering[0] is self.stages[0]:
+            wanted, call = self.gathering[0].wants()
+            return wanted if limit < wanted else limit - (limit - wanted) % call
+        return limit
+
+    def _take(self, limit: int) -> Batch:
+        """Up to so many records from the inbox."""
         inbox = self.inbox.ready
-        limit = self._limit
-        channel, first, self._stamp, cost = inbox.popleft()
+        channel, first, stamp, cost = inbox.popleft()
+        most = limit
+        if self.care is not None:
+            self.care.origin, most = channel, 0  # the records of one channel at a time
         assert not isinstance(first, Watermark)
+        self._stamp = stamp
         count = len(first)
         batches = [first]
         self.inputs[channel].take(cost)
-        while inbox and not isinstance(following := inbox[0][1], Watermark) and count + len(following) <= limit:
+        while inbox and count < most and not isinstance(following := inbox[0][1], Watermark):
+            if count + len(following) > most and not self.gathering:
+                break  # what is split costs more than a step that is not full
             channel, _, stamp, cost = inbox.popleft()
-            batch = following
             self.inputs[channel].take(cost)
-            batches.append(batch)
-            count += len(batch)
+            batches.append(following)
+            count += len(following)
             self._stamp = min(self._stamp, stamp)
         batch = concat(batches)
         if count > limit:
             # The rest goes back without cost: its credit is granted, at most one message above the window.
             batch, rest = split(batch, limit)
-            inbox.appendleft((channel, rest, self._stamp, 0))
+            inbox.appendleft((channel, rest, stamp, 0))
             count = limit
         self.queued -= count
         self._more = bool(inbox)
@@ -343,7 +411,7 @@ class Task:
     def advance_to(self, mark: int | None) -> Iterator[Batch]:
         """The outputs that the task's next watermark lets go. The end of time comes with the task's own end: some stage
         may have records to say there."""
-        self._stamp = self.clock()
+        self._stamped(self.clock())
         if mark != END_OF_TIME:
             self._mark_in = mark
         return self._advance()
@@ -352,7 +420,7 @@ class Task:
         """The outputs that the task's watermark lets go, through the stages behind."""
         mark = self._mark_in
         for i, stage in enumerate(self.stages):
-            if stage.event_time:
+            if stage.event_time or isinstance(stage, Gathering):
                 for piece in stage.advance(mark):
                     stage.records_out += len(piece)
                     yield from self._run(piece, i + 1)
@@ -369,52 +437,71 @@ class Task:
 
     def _through(self, batch: Batch) -> Iterator[Batch]:
         """The outputs for a batch, and those that a watermark lets go which it has brought."""
-        return self._through_and_advance(batch) if self._marking else self._run(batch, 0)
+        return self._through_and_behind(batch) if self._marking or self.gathering else self._run(batch, 0)
 
-    def _through_and_advance(self, batch: Batch) -> Iterator[Batch]:
+    def _through_and_behind(self, batch: Batch) -> Iterator[Batch]:
         yield from self._run(batch, 0)
-        yield from self._advance()
+        yield from self._let_go()
+        if self._marking:
+            yield from self._advance()
+
+    def _let_go(self, everything: bool = False) -> Iterator[Batch]:
+        """The outputs for records that stages have gathered and need not, or must not (`everything`), hold longer."""
+        for stage in self.gathering:
+            if not stage.held:
+                continue
+            more = self.waits_for_more and self._has_more()
+            overdue = everything or not stage.holds or (stage.more_until if more else stage.waits_until) <= self.clock()
+            if overdue or not more:
+                for piece in stage.let_go(1 if overdue else stage.least):
+                    stage.records_out += len(piece)
+                    yield from self._run(piece, self.stages.index(stage) + 1)
 
     def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
         """The outputs of the stages from `first` on, in bounded pieces, none empty."""
-        return run_stages(self.stages, batch, first) if self.care is None else self._run_carefully(batch, first)
+        care = self.care
+        return run_stages(self.stages, batch, first) if care is None else self._run_carefully(care, batch, first)
 
-    def _run_carefully(self, batch: Batch, position: int) -> Iterator[Batch]:
+    def _run_carefully(self, care: Care, batch: Batch, first: int) -> Iterator[Batch]:
         """As `_run`, but record by record, each noted before an operator gets it (runtime/blackbox.py)."""
+        for one in singly(batch):
+            care.next(care.origin if first == 0 else MADE)
+            yield from self._one_by_one(care, one, first)
+
+    def _one_by_one(self, care: Care, batch: Batch, position: int) -> Iterator[Batch]:
+        """What comes of one record: `batch` is that record, or what the operators before `position` made of it."""
         if position == len(self.stages):
             yield batch
             return
-        assert self.care is not None
         stage = self.stages[position]
-        while batch:
-            one, batch = split(batch, 1)
-            record = one[0] if isinstance(one, list) else one.values[0]
+        for one in singly(batch):
             try:
-                self.care.check(position, record)
+                care.check(position, one)
             except Poison as poison:
-                stage.errors.handle(record, poison)
+                stage.errors.handle(one[0] if isinstance(one, list) else one.values[0], poison)
                 continue
             stage.records_in += 1
             for piece in stage.expand(one) if stage.expands else (stage.run(one),):
                 if piece:
                     stage.records_out += len(piece)
-                    yield from self._run_carefully(piece, position + 1)
+                    yield from self._one_by_one(care, piece, position + 1)
 
     def fire(self) -> Iterator[Batch]:
         """The outputs of timers that are due, through the stages behind."""
-        self._stamp = self.clock()
+        self._stamped(self.clock())
         now = self.wall()
         for stage in self.timed:
             position = self.stages.index(stage)
             for piece in stage.fire(now):
                 stage.records_out += len(piece)
                 yield from self._run(piece, position + 1)
+        yield from self._let_go()
         if self._marking:
             yield from self._advance()
 
     def _finish(self) -> Iterator[Batch]:
         """The last outputs of every stage, through the stages behind it."""
-        self._stamp = self.clock()
+        self._stamped(self.clock())
         if self._ended_before:
             return
         for i, stage in enumerate(self.stages):
@@ -442,14 +529,16 @@ class Task:
         self.epoch = epoch
         self._ended_before = finished
         self.whole_next = whole_next
+        own = {stage.context.operator.name for stage in self.stages}
+        self._skipped_before = {name: state.counters[2] for name, state in saved.items() if name not in own}
         for stage in self.stages:
             state = saved.get(stage.context.operator.name, SavedState())
-            stage.records_in, stage.records_out, stage.errors.skipped = state.counters
+            stage.records_in, stage.records_out, stage.errors.skipped, stage.late = state.counters
             try:
                 stage.restore(epoch, state)
             except RecordError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 raise stage.errors.failure(f"(going back to epoch {epoch})", error) from error
         if self._marking:
             self._work_records = 0
@@ -461,10 +550,8 @@ class Task:
             channel.complete(epoch)
         for stage in self.stages:
             stage.commit(epoch)
-        if self.care is not None and not self.care.poison:
-            self.care.epochs_left -= 1
-            if not self.care.epochs_left:
-                self.care = None
+        if self.care is not None and not self.care.completed(epoch):
+            self.care = None
 
     def unpark(self) -> None:
         """The task does not move: go on."""
@@ -536,15 +623,13 @@ class Task:
             self._take_marks()
             current = self.marks.current
             return (Watermark(current), 0, 0) if current is not None else ([], 0, 0)
-        limit, self._limit = self._limit, divert.rows_max
-        batch = self._take()
-        self._limit = limit
+        batch = self._take(divert.rows_max)
         assert isinstance(batch, list), "a range never begins behind a key grouping"
         return batch, len(batch), self._stamp
 
     def take_up_diverted(self, records: int, stamp: int) -> None:
         """The answer to so many records is next."""
-        self._stamp = stamp
+        self._stamped(stamp)
         self._work_records = records
 
     def has_timer_due(self) -> bool:
@@ -573,16 +658,20 @@ class Task:
         """Save the state as of now, and pass the barrier on."""
         assert self.on_snapshot is not None
         self.epoch = epoch
+        if self.care is not None:
+            self.care.passed(epoch)
         whole = self.whole_next or finished or any(stage.wants_whole() for stage in self.stages)
         self.whole_next = False
         states = {}
         for stage in self.stages:
-            counters = (stage.records_in, stage.records_out, stage.errors.skipped)
+            counters = (stage.records_in, stage.records_out, stage.errors.skipped, stage.late)
             state = self._state_of(stage, epoch, whole)
             if finished and state is not None:
                 # Its keys are done with. And the coordinator keeps this snapshot alone: it must build on no other.
                 state = StageState(own=state.own)
             states[stage.context.operator.name] = (state, counters)
+        for name, skipped in self.skipped_on_the_way().items():
+            states[name] = (None, (0, 0, skipped, 0))
         moved = sum(stage.records_in + stage.records_out for stage in self.stages)
         quiet, self._moved = moved == self._moved, moved
         self._rested = quiet and not finished
@@ -593,6 +682,14 @@ class Task:
             for channel in self.channels:
                 channel.barrier(epoch)
             self._flush_channels()
+
+    def skipped_on_the_way(self) -> dict[str, int]:
+        """Records that failed between this task and the next and were let go, by the operator that they were to go
+        to."""
+        skipped = dict(self._skipped_before)
+        for errors in self.edge_errors:
+            skipped[errors.operator] = skipped.get(errors.operator, 0) + errors.skipped
+        return {name: records for name, records in skipped.items() if records}
 
     def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
         return stage.snapshot(epoch, whole)
@@ -622,12 +719,17 @@ class Task:
             if self.on_motion is not None:
                 self.on_motion(self.task, self.generation)
         records = self._work_records
-        now = self.clock()
-        self.latency.add((now - self._stamp) // 1000, records, now)
-        if elapsed > 2 * STEP_NS:
-            self._limit = max(1, min(records, self._limit) * STEP_NS // elapsed)
-        elif elapsed < STEP_NS // 2 and self._more:
-            self._limit = min(_LIMIT_MAX, self._limit * 2)
+        gone = records
+        if self.gathering:
+            gone += self._held_before - self.held
+            # Steps that gather cost nothing; one that calls the user's function costs what it does for all of them.
+            records, elapsed = records + self._gathered[0], elapsed + self._gathered[1]
+            self._gathered = (records, elapsed) if gone <= 0 else (0, 0)
+        if gone > 0:
+            now = self.clock()
+            self.latency.add((now - self._stamp) // 1000, gone, now)
+            if records:
+                self._size.measure(records, elapsed, self._more)
 
 
 class SourceTask(Task):
@@ -643,6 +745,7 @@ class SourceTask(Task):
         self._triggers: deque[int] = deque()
         self._has_passed = False  # a barrier, and has not read since
         self._due: float = 0.0  # clock seconds; when the reader asked to be read again
+        self._read_some = False  # the last time
         self._woken = True
 
     def stop(self) -> None:
@@ -668,6 +771,10 @@ class SourceTask(Task):
     def close(self, failed: bool) -> None:
         try:
             self.reader.close()
+        except Exception:
+            raise
+        except BaseException as error:  # it called sys.exit()
+            raise self.stages[0].errors.failure("(closing)", error) from error
         finally:
             super().close(failed)
 
@@ -703,7 +810,7 @@ class SourceTask(Task):
                     break
         except SourceError as error:
             raise stage.errors.failure("(reading)", error) from error
-        except Exception as error:
+        except BaseException as error:
             stage.errors.handle("(reading)", error)
             self.stopping = True
         input_ = together(parts) if columns else [record for part in parts for record in part]
@@ -722,6 +829,13 @@ class SourceTask(Task):
         if self._at_end() or (self.rud is not None and self.rud.full):
             return False
         return self._woken or self.clock() / 1e9 >= self._due
+
+    def _has_more(self) -> bool:
+        # What comes next is a barrier, when one has been asked for.
+        if not self._read_some or self._triggers or not self._has_input():
+            return False
+        wait = self.reader.ready_in()
+        return wait is not None and wait <= 0
 
     def _at_end(self) -> bool:
         return self.stopping or self._ended_before or self.reader.finished
@@ -742,23 +856,27 @@ class SourceTask(Task):
             return super()._begin()
         self._has_fired = False
         self._woken = False
+        if self.care is not None:
+            self.care.origin = SOURCE
         stage = self.stages[0]
         try:
-            records = self.reader.read(self._limit)
+            limit = self._size.limit
+            records = self.reader.read(limit)
         except SourceError as error:
             raise stage.errors.failure("(reading)", error) from error  # the input is gone: no policy lets that go
-        except Exception as error:
+        except BaseException as error:
             stage.errors.handle("(reading)", error)
             self.stopping = True  # the policy lets the job go on, without the rest of this reader's input
             return False
         self._due = 0.0
-        if len(records) < self._limit:
+        self._more = len(records) >= limit
+        if not self._more:
             wait = self.reader.ready_in()
             self._due = float("inf") if wait is None else self.clock() / 1e9 + wait
+        self._read_some = bool(records)
         if not records:
-            return False
-        self._stamp = self.reader.stamp_ns or self.clock()
+            return self._begin_to_let_go()
+        self._stamped(self.reader.stamp_ns or self.clock())
         self._work_records = len(records)
-        self._more = len(records) >= self._limit
         self._work = self._through(records)
         return True

@@ -6,27 +6,49 @@
 
 The tasks, operators, key partitioning and channels are the real ones, run by one run loop in a fixed order; sources
 and sinks named in `inputs` and all sinks are replaced by lists.
+
+It must never let pass what a job of two workers refuses: the flow is pickled and unpickled, what goes from task to task
+is encoded, decoded and looked at for keys that do not hash, and the state is saved in epochs. And it must never wait
+for time to pass: when nothing can run, its clock is put forward to what is due next.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime.build import build
+from penstock.runtime.build import Wiring, build
+from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.errors import FlowError
+from penstock.runtime.flow import check_flow
+from penstock.runtime.graph import Graph
 from penstock.runtime.loop import RunLoop
+from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators import Operator, Read, Write
+from penstock.runtime.pickling import copied
 from penstock.runtime.plan import make_plan
+from penstock.runtime.rud import Rud
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
-from penstock.runtime.transport.memory import MemoryNetwork
+from penstock.runtime.sources.generator import Generator
+from penstock.runtime.task import Snapshot, SourceTask
+from penstock.runtime.transport.base import Buffer
+from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
+from penstock.runtime.userfunc import check_picklable
 
 if TYPE_CHECKING:
     from penstock.runtime.flow import Flow
 
+_BEGIN_S = 1_704_067_200  # the clock's first time, for timers: 2024-01-01 00:00 UTC, the same in every run
+_LOOK_NS = 1000  # passes with each look at the clock
+_FRUITLESS = 100  # after so many looks at readers that had nothing when they said, they go by another clock
+_REAL_WAIT_S = 0.005
+_INBOX_BYTES = 1 << 30
 
+
+@refusing
 def run(
     flow: Flow,
     inputs: Mapping[str, Iterable[Any]] | Iterable[Any] | None = None,
@@ -34,31 +56,42 @@ def run(
     parallelism: int | None = 1,
     batch_size: int = 1,
 ) -> dict[str, list[Any]]:
-    """Run `flow` to its end; the records that reached each sink, by the sink operator's name.
+    """Run `flow` to its end. Returns the records that reached each sink, by the name of the sink's operator.
 
-    `inputs` gives records for sources by operator name (or, for a flow with one source, just the records); other
-    sources are read as they are and must be bounded. `parallelism` replaces the flow's own default (None: 1).
-    Records enter `batch_size` at a time, so with 1 every update of an aggregate shows. Errors of user functions are
-    raised as RecordError. The flow itself is not changed and can be run again.
+    `inputs`: records that replace sources, by operator name; for a flow with one source, simply the records. Other
+    sources are read as they are, and must end. `parallelism`: replaces the flow's own default (None: 1). Records enter
+    `batch_size` at a time, so with 1 every update of an aggregate shows.
+
+    The clock is simulated. It begins at 2024-01-01 00:00 UTC, and each look at it adds a microsecond. When nothing is
+    left to do, it jumps to the next timer or to the next record of a paced source. Only a reader that uses another
+    clock than that of its context makes the run wait in real time.
+
+    The run is as strict as a job. RecordError is raised for an error of a user's function, for records and state that
+    cannot be pickled, and for keys whose hash differs between processes. FlowError is raised when the flow cannot be
+    pickled. As in a worker, functions run as copies: what they assign to variables of the program is not visible
+    there. The flow itself is not changed, and can be run again.
     """
-    operators = _replace(flow, inputs)
+    check_flow(flow, "testing.run()")
     graph = copy.copy(flow.graph)
-    graph.operators = operators
-    plan = make_plan(graph, parallelism=parallelism, key_groups=flow.key_groups, workers=1, chaining=flow.chaining)
+    graph.operators = _replace(flow, _travelled(flow.graph), inputs)
+    plan = make_plan(
+        graph,
+        parallelism=parallelism,
+        key_groups=flow.key_groups,
+        workers=1,
+        chaining=flow.chaining,
+        fuse_keys=False,
+    )
     for chain in plan.chains:
         if chain.source is not None:
+            if not isinstance(chain.source.source, _Given):
+                check_picklable(chain.splits, f"the splits of source {chain.source.name!r}")
             source = chain.operators[0] = copy.copy(chain.source)
             source.source = _Sliced(source.source, batch_size)
-    now = 0
-
-    def clock() -> int:
-        """A clock of its own: each look is a microsecond later."""
-        nonlocal now
-        now += 1000
-        return now
-
-    outputs: dict[str, list[Any]] = {name: [] for name, op in operators.items() if isinstance(op, Write)}
-    transport = MemoryNetwork(1).transport(0)
+    outputs: dict[str, list[Any]] = {name: [] for name, op in graph.operators.items() if isinstance(op, Write)}
+    clock = _Clock()
+    transport = _Transport(MemoryNetwork(1, _INBOX_BYTES), clock)
+    epochs = _Epochs(plan.key_groups)
     wiring = build(
         plan,
         {task.number: 0 for task in plan.tasks},
@@ -66,14 +99,136 @@ def run(
         transport,
         clock=clock,
         report=lambda reported: outputs[reported.channel].extend(reported.records),
+        rud=Rud(),
+        on_snapshot=epochs.on_snapshot,
+        wall=clock.wall,
+        apart=True,
     )
     for task in wiring.tasks.values():
         task.stopwatch = lambda: 0  # the size of steps, and so what is seen together, must not follow the real time
-    RunLoop(wiring, transport, clock).run()
+        task.waits_for_more = False  # what enters one by one is seen one by one
+        task.barriers_let_go = False  # nobody goes back to these epochs, and they should not show
+        if isinstance(task, SourceTask):
+            assert isinstance(task.reader, _SlicedReader)
+            transport.readers.append(task.reader)
+    _Loop(wiring, transport, clock, epochs).run()
     return outputs
 
 
-def _replace(flow: Flow, inputs: Mapping[str, Iterable[Any]] | Iterable[Any] | None) -> dict[str, Operator]:
+class _Clock:
+    """Made-up time: each look is a little later, and it is put forward when nothing can be done."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        self.now += _LOOK_NS
+        return self.now
+
+    def wall(self) -> float:
+        """Seconds since 1970, for timers."""
+        return _BEGIN_S + self.now / 1e9
+
+
+class _Transport(MemoryTransport):
+    """Puts the clock forward where it would wait."""
+
+    def __init__(self, network: MemoryNetwork, clock: _Clock) -> None:
+        super().__init__(network, 0)
+        self.readers: list[_SlicedReader] = []
+        self._clock = clock
+
+    def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
+        if not timeout:  # None: only another thread can go on, that of a reader
+            return super().receive(timeout)
+        messages = super().receive(0)
+        if not messages:
+            if any(reader.fruitless > _FRUITLESS for reader in self.readers):
+                time.sleep(min(timeout, _REAL_WAIT_S))
+            self._clock.now += max(_LOOK_NS, round(timeout * 1e9))
+        return messages
+
+
+class _Epochs:
+    """Epochs of which nothing is kept: all state must be such that a job could save it."""
+
+    def __init__(self, key_groups: int) -> None:
+        self.open: dict[int, set[int]] = {}  # epoch -> tasks that have not saved their part
+        self.ended: set[int] = set()
+        self._key_groups = key_groups
+        self._begun = 0
+
+    def begin(self, tasks: Iterable[int]) -> int:
+        """The number of the next epoch, of these tasks."""
+        self._begun += 1
+        self.open[self._begun] = set(tasks) - self.ended
+        return self._begun
+
+    def on_snapshot(self, snapshot: Snapshot) -> None:
+        """A task saves its part; raises RecordError for state that cannot be saved."""
+        encode_snapshot(snapshot.states, self._key_groups)
+        number = snapshot.task.number
+        if snapshot.finished:
+            self.ended.add(number)
+        for epoch, waiting in self.open.items():
+            if snapshot.finished or epoch <= snapshot.epoch:
+                waiting.discard(number)
+
+    def complete(self) -> int | None:
+        """An epoch that is complete, the oldest first."""
+        epoch = next(iter(self.open), None)
+        if epoch is None or self.open[epoch]:
+            return None
+        del self.open[epoch]
+        return epoch
+
+
+class _Loop(RunLoop):
+    """A run loop that is the coordinator of its job's epochs: they come ever more rarely, so that saving all state
+    costs in proportion to the input, and once behind the last record of each source."""
+
+    def __init__(self, wiring: Wiring, transport: _Transport, clock: Callable[[], int], epochs: _Epochs) -> None:
+        super().__init__(wiring, transport, clock)
+        self._epochs = epochs
+        self._readers = transport.readers
+        self._others = [task for task in self.tasks if not isinstance(task, SourceTask)]
+        self._next = 1
+        self._read = {task.task.number for task in self._sources}  # sources that have records yet
+
+    def _deliver(self, messages: Any) -> None:
+        super()._deliver(messages)
+        numbers = [task.task.number for task in self.tasks]
+        while (epoch := self._epochs.complete()) is not None:
+            self.complete(epoch)
+        if len(self._epochs.ended) == len(numbers):
+            self.end()
+            return
+        over = {task.task.number for task in self._sources if task.reader.finished} & self._read
+        self._read -= over
+        if over or (self.passes >= self._next and not self._epochs.open):
+            self._next = self.passes + 1 + self.passes // 8
+            self.trigger(self._epochs.begin(numbers))
+        # What was read goes all the way before more is: else records would meet on it, and be taken together.
+        held = bool(self._epochs.open) or any(task.runnable() for task in self._others)
+        for reader in self._readers:
+            reader.held = held
+
+
+def _travelled(graph: Graph) -> dict[str, Operator]:
+    """The operators as a worker gets them."""
+    try:
+        travelled: dict[str, Operator] = copied(graph.operators)
+    except Exception:
+        for name, operator in graph.operators.items():
+            check_picklable(vars(operator), f"operator {name!r}")
+        raise
+    return travelled
+
+
+def _replace(
+    flow: Flow, travelled: dict[str, Operator], inputs: Mapping[str, Iterable[Any]] | Iterable[Any] | None
+) -> dict[str, Operator]:
+    """The operators with what the caller gives in place of sources, and with sinks that bring their records here."""
     reads = [name for name, op in flow.graph.operators.items() if isinstance(op, Read)]
     given: dict[str, Iterable[Any]]
     if inputs is None:
@@ -88,13 +243,18 @@ def _replace(flow: Flow, inputs: Mapping[str, Iterable[Any]] | Iterable[Any] | N
         if name not in reads:
             raise FlowError(f"flow {flow.name!r} has no source {name!r}; its sources: {', '.join(reads)}")
     operators: dict[str, Operator] = {}
-    for name, operator in flow.graph.operators.items():
+    for name, operator in travelled.items():
         replaced = copy.copy(operator)
         if isinstance(replaced, Read):
             if name in given:
                 replaced.source = _Given(list(given[name]))
             elif not replaced.source.bounded:
                 raise FlowError(f"source {name!r} never ends; give its records in `inputs`")
+            elif isinstance(source := replaced.source, Generator) and source.schedule is None and source.limit is None:
+                raise FlowError(
+                    f"source {name!r} makes as many records as it can in its duration, and time does not pass here; "
+                    "give it a rate or a limit, or give its records in `inputs`"
+                )
         elif isinstance(replaced, Write):
             replaced.sink = _Taken()
         operators[name] = replaced
@@ -148,19 +308,25 @@ class _SlicedReader(Reader):
     def __init__(self, reader: Reader, size: int) -> None:
         self._reader = reader
         self._size = size
+        self.fruitless = 0  # reads that gave nothing, one after the other
+        self.held = False  # nothing is to be read now
 
     @property
     def finished(self) -> bool:  # type: ignore[override]
         return self._reader.finished
 
     def read(self, limit: int) -> list[Any]:
-        return self._reader.read(min(limit, self._size))
+        if self.held:
+            return []
+        records = self._reader.read(min(limit, self._size))
+        self.fruitless = 0 if records else self.fruitless + 1
+        return records
 
     def offsets(self) -> dict[str, Any]:
         return self._reader.offsets()
 
     def ready_in(self) -> float | None:
-        return self._reader.ready_in()
+        return 0.0 if self.held else self._reader.ready_in()
 
     def close(self) -> None:
         self._reader.close()

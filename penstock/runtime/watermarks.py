@@ -8,15 +8,15 @@ in time than that. Without input for a while the task says that it is idle, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 from penstock.runtime.batch import Batch
-from penstock.runtime.event_time import END_OF_TIME, IDLE, are_plain, as_ms, duration_ms
+from penstock.runtime.errors import RecordError
+from penstock.runtime.event_time import END_OF_TIME, IDLE, are_plain, as_ms, duration_ms, other_unit
 from penstock.runtime.operators import Operator, Stage, StageContext
 from penstock.runtime.state import SavedState, StageState
-from penstock.runtime.userfunc import check_function, select
+from penstock.runtime.userfunc import attempt, check_function, each, select
 
 
 class MakeWatermarks(Operator):
@@ -53,6 +53,7 @@ class _Marking(Stage):
         self._behind = operator.out_of_orderness_ms
         self._grain = context.time_grain
         self._greatest: int | None = None  # time seen
+        self._wrong_unit: RecordError | None = None
         self._idle_s = None if operator.idle_ms is None else operator.idle_ms / 1000
         self.timed = self._idle_s is not None
         self._idle = False
@@ -66,8 +67,10 @@ class _Marking(Stage):
         assert isinstance(batch, list)
         time = self._time
         times: list[Any] = []
-        with suppress(Exception):
-            times = list(map(time, batch))
+        with attempt():
+            times = each(time, batch)
+        if self._greatest is None:
+            self._check_unit(batch)
         if len(times) != len(batch) or not are_plain(times):
             # A record's time is not a plain number: which one, and is it wrong?
             batch, times = select(lambda record: as_ms(time(record)), batch, self.errors)
@@ -75,6 +78,19 @@ class _Marking(Stage):
                 return batch
         self.observe(max(times))
         return batch
+
+    def _check_unit(self, batch: list[Any]) -> None:
+        """Fail when the first times are most likely not milliseconds. Datetimes can be of any year."""
+        with attempt():  # which record has no time is for others to tell
+            first = self._time(batch[0])
+            if (unit := other_unit(first)) is not None:
+                error = ValueError(
+                    f"the time {first!r} is most likely in {unit} since 1970, and was taken for milliseconds; give "
+                    "milliseconds or datetimes with a time zone (by datetimes January 1970 can be said, too)"
+                )
+                self._wrong_unit = self.errors.failure(batch[0], error)
+        if self._wrong_unit is not None:
+            raise self._wrong_unit
 
     def observe(self, greatest: int) -> None:
         if self._greatest is None or greatest > self._greatest:

@@ -23,9 +23,9 @@ from penstock.runtime.aggregate import Aggregate
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time import IDLE, are_plain, as_ms, duration_ms
-from penstock.runtime.operators import EXPAND_RECORDS_MAX, Operator, Stage, StageContext, add_all
+from penstock.runtime.operators import EXPAND_RECORDS_MAX, Operator, Stage, StageContext, add_all, combines
 from penstock.runtime.state import KeyedDelta, KeyedWhole, SavedState, StageState
-from penstock.runtime.userfunc import ErrorHandler, check_function, consume, each
+from penstock.runtime.userfunc import ErrorHandler, attempt, check_function, consume, each
 from penstock.runtime.windows import Sliding
 
 #: The side output of records that no window takes any more.
@@ -105,7 +105,7 @@ def _each(
     """([fn(record) ...], the indices of records that failed and are left out). Where the values are not `right` as they
     are, each is mended or its record fails."""
     values: list[Any] = []
-    with suppress(Exception):  # which one failed is found by taking them one by one
+    with attempt():  # which one failed is found by taking them one by one
         values = each(fn, records)
     if len(values) == len(records) and right(values):
         return values, set()
@@ -158,9 +158,14 @@ class WindowAggregated(Operator):
         return f"window_{self.aggregate.state_kind}"
 
     @property
-    def combiner(self) -> Windowed:
-        """What senders may apply before records travel; not when late records must be shown."""
+    def windowed(self) -> Windowed:
+        """Its aggregate per key and window."""
         return Windowed(self.aggregate, self.window, self.time)
+
+    @property
+    def combiner(self) -> Windowed | None:
+        """What senders may apply before records travel; not when late records must be shown."""
+        return self.windowed if combines(self, self.aggregate) else None
 
     def stage(self, context: StageContext) -> Stage:
         return _Windowing(context, self)
@@ -172,7 +177,7 @@ class _Windowing(Stage):
     def __init__(self, context: StageContext, operator: WindowAggregated) -> None:
         super().__init__(context)
         self._inner = operator.aggregate
-        self._windowed = operator.combiner
+        self._windowed = operator.windowed
         self._size = operator.window.size
         self._lateness = operator.lateness_ms
         self._emit = operator.emit
@@ -233,7 +238,7 @@ class _Windowing(Stage):
             if key in window:
                 try:
                     out.append((key, start, end, result(window[key])))
-                except Exception as error:
+                except BaseException as error:
                     self.errors.handle((key, window[key]), error)
         return out
 
@@ -265,19 +270,14 @@ class _Windowing(Stage):
         return self._map.wants_whole
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
-        return StageState(
-            {"windows": self._map.delta(whole)}, own=(self._watermark, self.late, self.context.parallelism)
-        )
+        return StageState({"windows": self._map.delta(whole)}, own=(self._watermark,))
 
     def restore(self, epoch: int, saved: SavedState) -> None:
         self._map.restore(saved.maps.get("windows", {}))
         # Of several tasks, one may have taken a greater watermark than another, in which order channels fell silent.
-        said = [watermark for watermark, _, _ in saved.own]
+        said = [watermark for watermark, *_ in saved.own]
         self._watermark = max((watermark for watermark in said if watermark is not None), default=None)
         self._fired = None if None in said else min(said, default=None)
-        context = self.context
-        if context.index == 0 or any(parallelism == context.parallelism for _, _, parallelism in saved.own):
-            self.late = sum(late for _, late, _ in saved.own)
 
 
 def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int, tuple[list[Any], list[Any]]]:

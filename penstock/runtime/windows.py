@@ -13,20 +13,26 @@ from datetime import timedelta
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time import duration_ms
+from penstock.runtime.mistakes import checks_options
+from penstock.runtime.units import renamed
 
 
+@checks_options
 class Sliding:
-    """Windows of `size` seconds (or a timedelta), one beginning every `slide`, the first `offset` after 1970."""
+    """Windows of `size_s` seconds, of which one begins every `slide_s` seconds, aligned to `offset_s` after 1970. All
+    three are seconds or timedeltas. The starts and ends of windows are in milliseconds since 1970, as all times are."""
 
-    def __init__(self, size: float | timedelta, slide: float | timedelta, offset: float | timedelta = 0) -> None:
+    @renamed(size="size_s", slide="slide_s", offset="offset_s")
+    def __init__(self, size_s: float | timedelta, slide_s: float | timedelta, offset_s: float | timedelta = 0) -> None:
         name = type(self).__name__
-        self.size = duration_ms(size, f"{name}(size)")
-        self.slide = duration_ms(slide, f"{name}(slide)")
-        self.offset = duration_ms(offset, f"{name}(offset)", least=0)
+        # All in milliseconds.
+        self.size = duration_ms(size_s, f"{name}(size_s)")
+        self.slide = duration_ms(slide_s, f"{name}(slide_s)")
+        self.offset = duration_ms(offset_s, f"{name}(offset_s)", least=0)
         if self.slide > self.size:
             raise FlowError(
                 f"{name}: slide {self.slide} ms is above size {self.size} ms; records between windows would be lost. "
-                "Filter them out before, if that is meant"
+                "If you want that, remove these records with filter() first"
             )
 
     @property
@@ -48,11 +54,13 @@ class Sliding:
         return f"Sliding({self.size} ms, every {self.slide} ms)"
 
 
+@checks_options
 class Tumbling(Sliding):
-    """Windows of `size` seconds (or a timedelta) one after the other, the first `offset` after 1970."""
+    """Windows of `size_s` seconds (or a timedelta), one after the other, aligned to `offset_s` after 1970."""
 
-    def __init__(self, size: float | timedelta, offset: float | timedelta = 0) -> None:
-        super().__init__(size, size, offset)
+    @renamed(size="size_s", offset="offset_s")
+    def __init__(self, size_s: float | timedelta, offset_s: float | timedelta = 0) -> None:
+        super().__init__(size_s, size_s, offset_s)
 
     def __repr__(self) -> str:
         return f"Tumbling({self.size} ms)"

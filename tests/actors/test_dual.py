@@ -23,6 +23,7 @@ from penstock.bridge.session import SparkOptions
 from penstock.runtime.diversion import ROWS_MAX, Answer, Diversion, Divert, Story, _UnderWay
 from penstock.runtime.flow import Flow
 from penstock.runtime.loop import _task_load
+from penstock.runtime.plan import replanned, rescaled
 from tests.bridge.flows import fork
 
 LOOK_S = 0.25
@@ -31,6 +32,7 @@ SESSION = {
     "session": "a session",
     "costs": {0: BatchCost(0.125, 64_000.0)},
     "bridge": 4711,
+    "log": "/logs/penstock-spark-4711.log",
     "executors": {"1": 4712},
     "node": "here",
 }
@@ -108,6 +110,23 @@ class Cluster:
         self.spark = spark
         self.now = 100.0
         self.plan = flow.plan(1)
+        self.silent: set[int] = set()  # workers
+        self.told: list[tuple[int, str, tuple[Any, ...]]] = []  # at the last look
+        self.seen: dict[int, list[Observation]] = {}  # chain -> what its detector was given
+        self.make_tasks()
+        self.dual = Dual(
+            lambda: self.plan,
+            DualOptions(burst, SparkOptions()),
+            self.plan.name,
+            self.ask,
+            lambda *word: self.told.append(word),
+            clock=lambda: self.now,
+        )
+        for range_ in self.dual._ranges:
+            self._watch(range_.form.chain, range_.detector)
+
+    def make_tasks(self) -> None:
+        """The workers' tasks, as of the plan."""
         self.tasks: dict[int, dict[str, Any]] = {}
         self.chains: dict[int, list[dict[str, Any]]] = {}
         self.workers: dict[int, int] = {}
@@ -128,19 +147,6 @@ class Cluster:
             self.tasks[task.number] = load
             self.chains.setdefault(task.chain, []).append(load)
             self.workers[task.number] = task.index % 2
-        self.silent: set[int] = set()  # workers
-        self.told: list[tuple[int, str, tuple[Any, ...]]] = []  # at the last look
-        self.seen: dict[int, list[Observation]] = {}  # chain -> what its detector was given
-        self.dual = Dual(
-            self.plan,
-            DualOptions(burst, SparkOptions()),
-            self.plan.name,
-            self.ask,
-            lambda *word: self.told.append(word),
-            clock=lambda: self.now,
-        )
-        for range_ in self.dual._ranges:
-            self._watch(range_.form.chain, range_.detector)
 
     def _watch(self, chain: int, detector: Any) -> None:
         observe, seen = detector.observe, self.seen.setdefault(chain, [])
@@ -674,7 +680,9 @@ def test_a_dead_bridge_is_lost_for_all_ranges(start: Start, spark: FakeSpark) ->
     assert (cluster.state(0), cluster.state(other)) == ("RETURNING", "RETURNING")
     assert spark.killed == spark.bridges
     assert cluster.undiverts() == {(worker, chain) for worker in (0, 1) for chain in (0, other)}
-    assert cluster.dual.status()["spark"] == "lost: Died: the actor is dead"
+    assert cluster.dual.status()["spark"] == (
+        "lost: Died: the actor is dead; what Spark wrote is in /logs/penstock-spark-4711.log"
+    )
     assert cluster.dual.status()["processes"] == {}
     cluster.undivert(0)
     cluster.undivert(other)
@@ -1021,7 +1029,7 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
     class Ending:
         task = SimpleNamespace(number=0, chain=0)
         finished = False
-        queued = busy_ns = 0
+        queued = busy_ns = held = 0
         diversion_failed = None
         answered = 0
         stages: tuple[Any, ...] = ()
@@ -1095,3 +1103,66 @@ def test_whatever_happens_to_workers_tasks_and_spark(start: Start, spark: FakeSp
             obey(1.0)
         assert {one["state"] for one in cluster.dual.status()["ranges"]} == {"OPERATION"}, seed
         cluster.dual.close()
+
+
+# --- another plan --------------------------------------------------------------------------------------------------
+
+
+def test_after_a_rescale_of_what_was_fused_no_place_of_the_old_plan_is_told(start: Start, spark: FakeSpark) -> None:
+    """One task of everything becomes a chain of the source's and one of the aggregate's."""
+    flow = words(parallelism=1)
+    cluster = start(flow)
+    cluster.into_operation(0)
+    assert {divert.position for divert in cluster.diverts().values()} == {3}, "behind the key function"
+    fused, old = cluster.plan, cluster.chains
+    cluster.plan = replanned(flow.graph, fused, "count", 2, chaining=True)
+    cluster.look()  # the workers have the old plan still
+    assert not cluster.diverts()
+    cluster.make_tasks()
+    assert cluster.chains != old
+    for _ in range(8):
+        cluster.look()
+        for (_, chain), divert in cluster.diverts().items():
+            assert divert.position <= len(cluster.plan.chains[chain].operators)
+            assert divert.operators == tuple(one.name for one in cluster.plan.chains[chain].operators)
+            assert divert.position in {form.position for form in spark.bridges[-1].forms if form.chain == chain}
+            cluster.divert(chain)
+    assert len(spark.bridges) == 2, "the first has compiled the old plan's range"
+    assert not spark.bridges[0].is_alive
+    assert cluster.state(0) == "OPERATION"
+    assert cluster.status(0)["operators"] == ["words"]
+
+
+def test_a_rescale_that_leaves_the_chains_as_they_are_changes_nothing(start: Start, spark: FakeSpark) -> None:
+    cluster = start()
+    cluster.into_operation(0)
+    cluster.plan = rescaled(cluster.plan, "count", 3)
+    cluster.look()
+    assert cluster.state() == "OPERATION"
+    assert len(spark.bridges) == 1
+
+
+def test_spark_that_was_started_for_an_old_plan_is_not_used(start: Start, spark: FakeSpark) -> None:
+    flow = words(parallelism=1)
+    cluster = start(flow)
+    spark.takes_long = True
+    cluster.look()
+    cluster.plan = replanned(flow.graph, cluster.plan, "count", 2, chaining=True)
+    cluster.make_tasks()
+    cluster.look()
+    spark.takes_long = False
+    cluster.look()
+    for _ in range(8):
+        cluster.look()
+        for _, chain in cluster.diverts():
+            cluster.divert(chain)
+    assert [bridge.is_alive for bridge in spark.bridges] == [False, True]
+    assert cluster.state(0) == "OPERATION"
+
+
+def test_a_task_of_another_plan_does_not_take_a_word_for_its_own() -> None:
+    divert = Divert(1, 2, 0.1, True, operators=("a", "b"))
+    assert divert.concerns(1, ["a", "b"])
+    assert not divert.concerns(1, ["b"])
+    assert not divert.concerns(0, ["a", "b"])
+    assert Divert(1, 2, 0.1, True).concerns(1, ["whatever"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import cloudpickle
-
 import penstock as ps
 from penstock.actors.job_master import JobOptions, in_parts
 from penstock.actors.worker import WorkerOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
+from penstock.runtime.pickling import Program, loads
 
 RAY_INLINES = 100 * 1024  # bytes of an argument
 
@@ -17,9 +16,9 @@ def test_arguments_are_small_and_make_up_the_whole() -> None:
     flow = ps.Flow("large")
     flow.read(ps.sources.Memory(["w1"])).map(lambda word: table[word]).write(ps.sinks.Null())
     options = JobOptions(1, 1.0, 10.0, WorkerOptions(None, 1 << 20), EpochOptions())
-    parts = in_parts(flow.plan(1), options)
+    parts = in_parts(flow.plan(1), options, Program())
     assert len(parts) > 5
     assert max(map(len, parts)) < RAY_INLINES
-    plan, again = cloudpickle.loads(b"".join(parts))
+    plan, again = loads(b"".join(parts))
     assert plan.chains[0].operators[1].fn("w7") == f"{7:01000d}"
     assert again == options

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.actors.collected import Collected
+from penstock.actors.collected import Collected, Sent
 from penstock.actors.keeper import Keeper
-from penstock.runtime.epochs.manifest import Manifest
+from penstock.runtime.codec import decode, encode
+from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged
 
@@ -39,3 +43,155 @@ def test_an_epoch_that_was_refused_is_not_chosen_again(keeper: Keeper) -> None:
 def test_without_one_before_it_the_reason_is_told(keeper: Keeper) -> None:
     with pytest.raises(SnapshotDamaged, match="epoch 1: no readable header"):
         keeper.older(1, "no readable header")
+
+
+# --- looking after what is saved -------------------------------------------------------------------------------------
+
+BIG = bytes(range(256)) * 40
+
+
+class Watched:
+    """A keeper without a thread, of a job with one task, and what it says."""
+
+    def __init__(self, place: Path) -> None:
+        self.store = Store.open(str(place), "job")
+        self.told: list[tuple[frozenset[str], str]] = []
+        self.collected = Collected(epochs=True)
+        self.keeper = Keeper(self.store, self.collected, lambda reason: None, self._lost, thread=False)
+
+    def _lost(self, names: frozenset[str], reason: str) -> None:
+        self.told.append((names, reason))
+
+    def manifest(self, epoch: int, *blobs: Blob) -> Manifest:
+        entry = TaskEntry(
+            number=0, name="count[0]", index=0, parallelism=1, operators=["count"], finished=False, groups=None,
+            blobs=list(blobs),
+        )  # fmt: skip
+        return replace(manifest(epoch), tasks=[entry])
+
+    def blob(self, epoch: int) -> Blob:
+        return self.store.put(f"snapshots/{epoch:08d}-0-1", [BIG, bytes(epoch)])
+
+
+@pytest.fixture
+def watched(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    caplog.set_level(logging.WARNING)
+    for name in ("penstock", "penstock.actors", "penstock.actors.keeper"):  # whatever tests before have done to them
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    return Watched(tmp_path)
+
+
+def delete(watched: Watched, *names: str) -> None:
+    for name in names:
+        watched.store._files.delete(name)
+
+
+def test_a_file_that_is_missing_is_written_again_and_told(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    blob = watched.blob(1)
+    assert watched.keeper.save(watched.manifest(1, blob))
+    watched.keeper.look()
+    assert watched.keeper.damage is None
+    delete(watched, blob.name)
+    watched.keeper.look()
+    assert watched.keeper.damage is not None
+    assert f"{blob.name} is missing. It was written again from" in watched.keeper.damage
+    assert blob.name in caplog.text
+    assert watched.store._files.read(blob.name) == watched.store._files.read("copies/00000001-0-1")
+    assert watched.told == []
+
+
+def test_a_changed_byte_is_found_by_reading(watched: Watched) -> None:
+    blob = watched.blob(1)
+    watched.keeper.save(watched.manifest(1, blob))
+    data = bytearray(watched.store._files.read(blob.name))
+    data[5] ^= 1
+    watched.store._files.write(blob.name, [bytes(data)], False)
+    watched.keeper.look()
+    assert watched.keeper.damage is None, "its size is as it was"
+    assert sum(watched.keeper.examine()) == 2 * blob.size
+    assert "has changed since it was written" in (watched.keeper.damage or "")
+    assert watched.store.get(blob) == watched.store._files.read(blob.name)
+
+
+def test_what_is_lost_is_told_until_no_epoch_needs_it_and_no_epoch_builds_on_it(watched: Watched) -> None:
+    first, second = watched.blob(1), watched.blob(2)
+    watched.keeper.save(watched.manifest(1, first))
+    delete(watched, first.name, "copies/00000001-0-1")
+    watched.keeper.look()
+    ((names, reason),) = watched.told
+    assert names == {first.name}
+    assert f"has lost what was saved: {first.name} is missing" in reason
+    with pytest.raises(SnapshotDamaged, match=r"count\[0\] builds on what is lost: .*00000001-0-1 is missing"):
+        watched.keeper.save(watched.manifest(2, first, second))
+    assert list(watched.store.epochs()) == [1]
+    watched.told.clear()
+    watched.keeper.look()
+    assert len(watched.told) == 1
+    assert watched.keeper.save(watched.manifest(2, second))
+    assert watched.keeper.save(watched.manifest(3, second))
+    watched.told.clear()
+    watched.keeper.look()
+    assert watched.told == []
+
+
+def test_what_is_there_again_is_not_lost(watched: Watched) -> None:
+    """A task that has ended writes its last snapshot again, under its name; or a disk is mounted again."""
+    blob = watched.blob(1)
+    watched.keeper.save(watched.manifest(1, blob))
+    for file in (blob.name, "copies/00000001-0-1"):
+        watched.store._files.write(file, [BIG[::-1], bytes(1)], False)
+    assert sum(watched.keeper.examine()) == 2 * blob.size
+    assert len(watched.told) == 1
+    assert watched.blob(1) == blob
+    assert watched.keeper.save(watched.manifest(2, blob))
+
+
+def test_the_program_and_collected_records_are_written_again(watched: Watched) -> None:
+    keeper = watched.keeper
+    keeper.program = keeper.put_program(BIG)
+    watched.collected.back(frozenset({0}), 1, {0})
+    watched.collected.take(Sent("sink", encode([BIG]), 0, 1, 1))
+    keeper.save(watched.manifest(1))
+    watched.collected.commit(1)
+    assert keeper.last is not None
+    lost = {blob.name for blob in keeper.last.blobs()}
+    assert len(lost) == 2
+    for path in Path(watched.store.place).rglob("*-*"):
+        path.unlink()
+    keeper.look()
+    assert "What is alive of it is saved anew" in (keeper.damage or "")
+    keeper.save(watched.manifest(2))
+    assert keeper.last is not None
+    watched.store.verify(watched.store.read_manifest(2))
+    assert not lost & {blob.name for blob in keeper.last.blobs()}
+    again = Keeper(watched.store, Collected(epochs=True), lambda reason: None, thread=False)
+    again.go_on_from(watched.store.read_manifest(2))
+    assert [decode(*records) for records in again._collected.get("sink")] == [[BIG]]
+    assert watched.store.get(again.program or keeper.last.collected[0]) == BIG
+
+
+def test_manifests_are_written_again(watched: Watched) -> None:
+    watched.keeper.save(watched.manifest(1))
+    watched.keeper.save(watched.manifest(2))
+    delete(watched, "manifests/0000000001.json", "manifests/0000000002.json", "copies/0000000002.json")
+    watched.keeper.look()
+    assert list(watched.store.epochs()) == [2, 1]
+    assert watched.store.read_manifest(2) == watched.keeper.last
+    watched.store._files.write("manifests/0000000002.json", [b"{}"], False)
+    assert sum(watched.keeper.examine()) == 0
+    assert watched.store._read_manifest(2, "manifests/0000000002.json") == watched.keeper.last
+
+
+def test_a_store_that_does_not_answer_has_lost_nothing(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = watched.blob(1)
+    watched.keeper.save(watched.manifest(1, blob))
+
+    def silent(*arguments: Any) -> Any:
+        raise TimeoutError(110, "timed out")
+
+    for method in ("sizes", "names", "read", "pieces"):
+        monkeypatch.setattr(watched.store._files, method, silent)
+    watched.keeper._watch()
+    assert watched.told == []
+    assert watched.keeper.damage is None

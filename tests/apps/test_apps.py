@@ -14,7 +14,7 @@ from penstock.apps import grep, sol, text, throughput, wordcount
 from penstock.apps.app import Cycle, described_rate
 from penstock.apps.catalog import APPS
 from penstock.apps.latest import Latest
-from penstock.runtime.sinks import SinkContext
+from penstock.runtime.sinks import Collect, SinkContext
 
 LINES = text.packaged_path().read_text(encoding="utf-8").splitlines()
 
@@ -189,3 +189,21 @@ def test_rates_for_people() -> None:
     assert described_rate(None) == described_rate("max") == "as fast as possible"
     assert described_rate("5000") == "5,000 records/s"
     assert described_rate("5000:10s,60000") == "5,000 records/s for 10 s, then 60,000 records/s"
+
+
+@pytest.mark.parametrize("app", ["wordcount", "grep"])
+def test_keys_in_the_url_of_an_output_are_not_printed(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Collect, "records", lambda sink: [])
+    given = options(app, "--input", str(text.packaged_path()), "--output", "s3://KEY:SECRET@bucket/out?region=eu")
+    prepared = APPS[app].build(given)
+    status = {"records_read": 1, "operators": {"words": {"records_out": 1}}}
+    said = [prepared.intro, *prepared.results(status, 1.0), *prepared.next_steps, repr(prepared.flow)]
+    assert "s3://bucket/out" in " ".join(said)
+    assert not any(word in line for line in said for word in ("KEY", "SECRET", "region=eu"))
+    assert not any("part-" in line for line in said), "no command that reads a folder of this machine"
+
+
+def test_the_command_that_sorts_what_was_written_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "my counts"
+    prepared = wordcount.APP.build(options("wordcount", "--input", str(text.packaged_path()), "--output", str(folder)))
+    assert prepared.next_steps == (f"sort -k2 -n -r '{folder}'/part-* | head",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import queue
@@ -21,7 +22,9 @@ import penstock
 from penstock.actors import progress
 from penstock.actors.reaper import descendants
 from penstock.apps import cli, text
+from penstock.apps.app import Prepared
 from penstock.apps.catalog import APPS
+from penstock.runtime.errors import PenstockError
 from tests.e2e.processes import command, kill, wait_gone, wait_until
 
 
@@ -37,6 +40,16 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "usage: penstock" in out
     if arguments != ["stop", "--help"]:
         assert "wordcount" in out
+        assert "penstock run orders.py:flow" in out
+
+
+def test_there_is_no_rate_of_records_that_were_counted_before_a_savepoint() -> None:
+    status = {"name": "job", "state": "FINISHED", "records_read": 1000}
+    assert cli._summary(status, 2.0) == "job finished: 1,000 records in 2.0 s; 500 records/s"
+    assert (
+        cli._summary(status, 2.0, "started from the savepoint")
+        == "job finished 2.0 s after it started from the savepoint"
+    )
 
 
 @pytest.mark.parametrize("name", ["savepoint", "rescale", "resume"])
@@ -59,12 +72,13 @@ def test_help_of_every_application(command: str, name: str, capsys: pytest.Captu
     [
         [],
         ["run"],
-        ["status"],
         ["walk"],
         ["run", "sol", "--workers", "0"],
         ["run", "sol", "--max-restarts=-1"],
         ["run", "sol", "--epoch-interval=-1"],
-        ["savepoint", "sol"],
+        ["savepoint"],
+        ["savepoint", "sol", "s3:/bucket/x"],
+        ["rescale", "hop"],
         ["rescale", "sol", "hop"],
         ["rescale", "sol", "hop", "0"],
         ["resume"],
@@ -120,6 +134,18 @@ def test_an_output_that_exists_is_not_written_over(tmp_path: Path, capsys: pytes
     assert (tmp_path / "part-00000.txt").read_text() == "mine\n"
 
 
+@pytest.mark.parametrize(
+    ("place", "typed"),
+    [
+        ("/saved here", "'/saved here'"),
+        ("s3://bucket/saved", "s3://bucket/saved"),
+        ("s3://KEY:SECRET@bucket/saved?region=eu", "s3://bucket/saved (with the keys and options of the URL)"),
+    ],
+)
+def test_a_command_to_type_has_no_keys(place: str, typed: str) -> None:
+    assert cli._to_type(place) == typed
+
+
 def test_the_list_of_applications(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["apps"]) == 0
     out = capsys.readouterr().out
@@ -164,9 +190,9 @@ def test_nothing_to_resume_or_to_start_from(tmp_path: Path, capsys: pytest.Captu
 
 def test_places_are_the_same_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = cli._parser().parse_args(["savepoint", "job", "here/it/is"])
+    options = cli._parser(APPS).parse_args(["savepoint", "job", "here/it/is"])
     assert options.url == str(tmp_path / "here" / "it" / "is")
-    options = cli._parser().parse_args(["run", "sol", "--checkpoints", "~/epochs", "--savepoint", "s3://bucket/x"])
+    options = cli._parser(APPS).parse_args(["run", "sol", "--checkpoints", "~/epochs", "--savepoint", "s3://bucket/x"])
     assert options.checkpoints == os.path.expanduser("~/epochs")
     assert options.savepoint == "s3://bucket/x"
 
@@ -220,6 +246,56 @@ def test_interrupts_stop_then_cancel_then_give_up(number: signal.Signals, capsys
     assert interrupts.count == 3
     assert signal.getsignal(number) is before
     assert "again to cancel" in capsys.readouterr().err
+
+
+# --- standard output that is closed, full, or not read ----------------------------------------------------------
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in which $p is the command; $? of the command goes to the end of standard error."""
+    program = f"p='{sys.executable} -m penstock.apps.cli'; {line}"
+    return subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", ["apps", "explain wordcount", "plan sol", "--help"])
+def test_results_that_nobody_wants_are_no_failure(arguments: str) -> None:
+    closed = shell(f"$p {arguments} >&-")
+    assert (closed.returncode, closed.stderr) == (0, "")
+    unread = shell(f"( $p {arguments}; echo $? >&2 ) | exec 0<&-")
+    assert unread.stderr == "0\n"
+
+
+def test_results_that_cannot_be_written_are_one_message() -> None:
+    full = shell("$p explain wordcount >/dev/full")
+    said = "penstock: the results cannot be written to standard output: No space left on device\n"
+    assert (full.returncode, full.stderr) == (1, said)
+
+
+def test_a_command_without_standard_error() -> None:
+    result = shell("$p apps 2>&-")
+    assert result.returncode == 0
+    assert "wordcount" in result.stdout
+    assert shell("$p explain nonsense >&- 2>&-").returncode == 2
+
+
+class EndedJob:
+    name = "sol"
+
+    def wait(self, *, progress: bool) -> dict[str, Any]:
+        return {"name": "sol", "state": "FINISHED", "records_read": 5, "running_s": 1.0}
+
+
+def test_the_end_of_a_job_is_told_though_its_results_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = argparse.Namespace(detached=False, progress=False, savepoint=None)
+    prepared = Prepared(penstock.Flow("sol"), "intro", lambda status, ran: ["a result"], ["penstock apps"])
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(PenstockError, match="No space left on device"):
+            cli._until_the_end(EndedJob(), options, prepared)  # type: ignore[arg-type]
+        monkeypatch.undo()
+    assert "sol finished: 5 records" in capsys.readouterr().err
 
 
 # --- with Ray --------------------------------------------------------------------------------------------------
@@ -366,6 +442,7 @@ def test_every_count_of_wordcount_in_files(tmp_path: Path) -> None:
     running = penstock_command("run", "wordcount", "--input", str(corpus), "--output", "counts", cwd=tmp_path)
     _, err = running.communicate(timeout=120)
     assert running.returncode == 0, err
+    assert re.search(r"^(starting Ray on this machine, for this program alone|joined the Ray cluster at)", err, re.M)
     written = [line.split("\t") for part in (tmp_path / "counts").iterdir() for line in part.read_text().splitlines()]
     expected = _words(corpus.read_text(encoding="utf-8").splitlines())
     assert len(written) == len(expected)
@@ -444,8 +521,8 @@ def test_resume_after_failing_and_after_the_cluster_s_death(
     commands.append(resumed)
     _, err = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, err
-    assert re.search(rf"{name}: goes on from epoch \d+, of \d+ s ago", err), err
-    assert re.search(rf"{name} finished [\d.]+ s after it went on", err), err
+    assert re.search(rf"{name}: continues from epoch \d+, which was saved \d+ s ago", err), err
+    assert re.search(rf"{name} finished [\d.]+ s after it was resumed", err), err
     assert not (tmp_path / "epochs" / name).exists()
     lines = text.read_lines([str(text.packaged_path())])
     expected = _words([lines[i % len(lines)] for i in range(seconds * rate)])

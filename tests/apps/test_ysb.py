@@ -189,9 +189,9 @@ def test_few_events_are_late(late_share: float, n: int) -> None:
         lambda: Events(start_ms=-1),
         lambda: Events(rate="fast"),
         lambda: EventSource(Events(), limit=-1),
-        lambda: EventSource(Events(), duration=0),
+        lambda: EventSource(Events(), duration_s=0),
         lambda: EventSource(Events(), splits=0),
-        lambda: EventSource(Events(), limit=1, duration=1),
+        lambda: EventSource(Events(), limit=1, duration_s=1),
     ],
 )
 def test_what_makes_no_sense(make: Any) -> None:
@@ -281,7 +281,7 @@ def test_one_task_gives_its_splits_in_order_of_index() -> None:
 @pytest.mark.parametrize("splits", [1, 3])
 def test_paced_events_keep_their_appointments(arrow: bool, splits: int) -> None:
     clock = Clock(START_MS * 1_000_000 - S)
-    source = EventSource(Events(1, rate="100:1s,1000:1s"), duration=3, paced=True, splits=splits, clock=clock)
+    source = EventSource(Events(1, rate="100:1s,1000:1s"), duration_s=3, paced=True, splits=splits, clock=clock)
     assert source.limit == 1_200
     (reader,) = readers(source)
     assert take(reader, 10, arrow) == []
@@ -302,7 +302,7 @@ def test_paced_events_keep_their_appointments(arrow: bool, splits: int) -> None:
 
 def test_a_late_start_finds_all_that_was_due() -> None:
     clock = Clock(START_MS * 1_000_000 + 5 * S)
-    source = EventSource(Events(1, rate=1_000), duration=6, paced=True, clock=clock)
+    source = EventSource(Events(1, rate=1_000), duration_s=6, paced=True, clock=clock)
     (reader,) = readers(source)
     assert len(reader.read(10_000)) == 5_001
     stamp = reader.stamp_ns
@@ -315,7 +315,7 @@ def test_a_late_start_finds_all_that_was_due() -> None:
 @pytest.mark.parametrize("splits", [1, 3])
 def test_how_far_a_reader_is_behind(splits: int) -> None:
     clock = Clock(START_MS * 1_000_000 - S)
-    source = EventSource(Events(1, rate=1_000), duration=6, paced=True, splits=splits, clock=clock)
+    source = EventSource(Events(1, rate=1_000), duration_s=6, paced=True, splits=splits, clock=clock)
     tasks = readers(source, 2)
     assert [reader.behind() for reader in tasks] == [0, 0]
     clock.now += 3 * S
@@ -334,7 +334,7 @@ def test_how_far_a_reader_is_behind(splits: int) -> None:
 
 
 def test_the_source_travels_as_a_few_values() -> None:
-    source = EventSource(Events(4, rate=10), duration=60, paced=True)
+    source = EventSource(Events(4, rate=10), duration_s=60, paced=True)
     source.events.events(0, 1)
     data = pickle.dumps(source)
     assert len(data) < 2_000
@@ -518,6 +518,29 @@ def test_latencies_of_rows() -> None:
     rows = [("a", 0, 1, 10_100), ("b", 0, 1, 10_050), ("a", 0, 2, 45_000), ("a", 10_000, 1, 15_000)]
     assert ysb.latencies(rows, first=True) == [50, 100]
     assert ysb.latencies(rows, first=False) == [50, 35_000]
+    assert ysb.latencies(rows, first=True, since_ms=1) == []
+
+
+@pytest.mark.parametrize(
+    ("begin_ms", "line"),
+    [
+        (-3_000, "latency after the window's end: p50 8 ms, p99 8 ms, of 2 counts"),
+        (
+            4_000,
+            "latency after the window's end: p50 8 ms, p99 8 ms, of 1 counts, without the windows that began before "
+            "the job ran, 4.0 s after its schedule",
+        ),
+        (25_000, "latency: none, as the job ran only 25.0 s after its schedule had begun, and no window that began"),
+    ],
+)
+def test_what_waited_for_the_job_s_start_is_no_latency(begin_ms: int, line: str) -> None:
+    source = source_of("--rate", "10", "--duration", "20")
+    start = source.events.start_ms
+    rows = [("a", start, 1, start + 10_007 + max(0, begin_ms)), ("a", start + 10_000, 1, start + 20_008)]
+    if begin_ms < 0:
+        rows[0] = ("a", start, 1, start + 10_007)
+    running = {"started_ms": start + begin_ms - 2_000, "uptime_s": 40.0, "running_s": 38.0}
+    assert ysb._latency(running, rows, source, argparse.Namespace(store_every=0.0)).startswith(line)
 
 
 # --- the command -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
-from penstock.runtime import task as task_module
+from penstock.runtime import step_size
 from penstock.runtime.build import build
 from penstock.runtime.diversion import UNDER_WAY_MAX, Answer, Bridge, Divert
 from penstock.runtime.flow import Flow
@@ -20,7 +20,7 @@ from penstock.runtime.loop import RunLoop
 from penstock.runtime.plan import Plan
 from penstock.runtime.rud import Rud
 from penstock.runtime.task import Snapshot, SourceTask
-from penstock.runtime.testing import _replace
+from penstock.runtime.testing import _replace, _travelled
 from penstock.runtime.transport.memory import MemoryNetwork
 
 WORDS = ["a", "be", "see", "Dee", "a", "A"]
@@ -29,8 +29,8 @@ WORDS = ["a", "be", "see", "Dee", "a", "A"]
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that much happens between the first record and the last."""
-    monkeypatch.setattr(task_module, "_LIMIT_MAX", 16)
-    monkeypatch.setattr(task_module, "_LIMIT_FIRST", 4)
+    monkeypatch.setattr(step_size, "LIMIT_MAX", 16)
+    monkeypatch.setattr(step_size, "LIMIT_FIRST", 4)
 
 
 class Lost(Exception):
@@ -98,7 +98,7 @@ def run_diverted(
         now[0] += rng.randrange(1, 50_000_000)
         return now[0]
 
-    flow.graph.operators = _replace(flow, inputs)
+    flow.graph.operators = _replace(flow, _travelled(flow.graph), inputs)
     plan = flow.plan(1)
     bridge = Here(forms_of(plan), rng, lost, rng.randint(1, 4))
     assert bridge.forms
@@ -244,7 +244,7 @@ def test_watermarks_that_come_by_channels_keep_their_place_among_micro_batches(l
 
 def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
     flow = counted(1)
-    flow.graph.operators = _replace(flow, lines(1))
+    flow.graph.operators = _replace(flow, _travelled(flow.graph), lines(1))
     plan = flow.plan(1)
     (form,) = forms_of(plan).values()
     bridge = Here({form.chain: form}, random.Random(1), 1.0, 1)
@@ -266,7 +266,7 @@ def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
 
 def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_saves_no_more() -> None:
     flow = counted(1)
-    flow.graph.operators = _replace(flow, lines(1, 100))
+    flow.graph.operators = _replace(flow, _travelled(flow.graph), lines(1, 100))
     plan = flow.plan(1)
     (form,) = forms_of(plan).values()
     bridge = Here({form.chain: form}, random.Random(1), 0.0, 1)

@@ -18,7 +18,6 @@ from penstock.bridge.session import SparkOptions, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
-CORPUS = {"a.txt": "It was the best of times\nit was the worst of times\n", "b.txt": "It was the age of wisdom\n"}
 
 
 def blocks(document: Path) -> list[tuple[int, str]]:
@@ -37,11 +36,8 @@ WITH_EXAMPLES = [document for document in DOCUMENTS if blocks(document)]
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda document: document.name)
 def test_examples(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All examples of a document in order, in one namespace, where a `corpus` lies; in that for users of Spark there is
-    a session `spark`."""
-    (tmp_path / "corpus").mkdir()
-    for name, text in CORPUS.items():
-        (tmp_path / "corpus" / name).write_text(text)
+    """All examples of a document in order, in one namespace and an empty directory; in that for users of Spark there is
+    a session `spark`. The first one of the README is a newcomer's: it runs by itself, and again."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     with ExitStack() as stack:
@@ -50,11 +46,17 @@ def test_examples(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
                 pytest.skip("there is no Java here")
             namespace["spark"] = stack.enter_context(open_session(SparkOptions(kind="pyspark", cores=1))).spark
-        for line, block in blocks(document):
+        examples = blocks(document)
+        if document.name == "README.md":
+            line, block = examples[0]
+            exec(compile("\n" * line + block, str(document), "exec"), {"__name__": "__main__"})
+        for line, block in examples:
             exec(compile("\n" * line + block, str(document), "exec"), namespace)
     if document.name == "README.md":
         counted = [line.split("\t") for part in Path("counts").iterdir() for line in part.read_text().splitlines()]
-        expected = Counter(word.lower() for text in CORPUS.values() for word in text.split())
+        texts = [path.read_text() for path in Path("corpus").iterdir()]
+        expected = Counter(word.lower() for text in texts for word in text.split())
+        assert expected["be"] == 2
         assert {word: int(count) for word, count in counted} == expected  # of each word the last one stays
 
 
@@ -69,12 +71,16 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
-def test_commands_parse(document: Path) -> None:
-    """Every indented `penstock ...` line is one that the command takes."""
+def test_commands_parse(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every indented `penstock ...` line is one that the command takes, where there is a flow in orders.py."""
+    monkeypatch.chdir(tmp_path)
+    Path("orders.py").write_text(
+        "import penstock as ps\nflow = ps.Flow('orders')\nflow.read(ps.sources.Memory([])).write(ps.sinks.Null())\n"
+    )
     for command in re.findall(r"^ {4}penstock (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE):
         arguments = shlex.split(command, comments=True)
         assert cli._unknown_app(arguments) is None, command
-        cli._parser().parse_args(arguments)
+        cli._parser(cli._known_apps(arguments)).parse_args(arguments)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

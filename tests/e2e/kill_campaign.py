@@ -6,13 +6,19 @@
 
 A campaign is a row of jobs ("runs"), each with a seed of its own, from which flow, victims and instants follow. Each
 reads 20,000 records a second and is killed several times: a worker, the JobMaster, two of its processes in the same
-moment, or a second one while the job recovers from the first ("again"). Only processes of this very job are killed, by
-their ids, by SIGKILL. After it the job must have FINISHED, its output must be that of a plain loop over the same
+moment, or a second one while the job recovers from the first ("again"). Or a worker, or the JobMaster ("pause-master"),
+is paused for 1 to 30 s, mostly for few, by SIGSTOP and SIGCONT; in half of these cases one is killed meanwhile: the
+paused process, another worker, or the JobMaster. Only processes of this very job are killed and paused, by their ids.
+Or the store is harmed before a process is killed (tests/e2e/store_damage.py): one file is deleted, cut or changed
+("file"); a file and its copy, or all, and the process is killed when the job says that it has saved everything anew
+("store"); or the process is killed while the disk is "read-only" or "full", which takes the right to mount one.
+After it the job must have FINISHED, its output must be that of a plain loop over the same
 records (tests/e2e/recovery_flows.py), and nothing may be left over: hidden files, processes, segments, epochs.
 
-Measured of each kill, from a status every 50 ms: how long until the job is RUNNING with new processes, how long until
-its sources read at full rate again and what waits in front of tasks is gone; and the longest time without progress in
-source tasks that stand before the failure, which are not to notice it, beside that of tasks behind it.
+Measured of each kill, and from the end of each pause, by a status every 50 ms: how long until the job is RUNNING with
+new processes, how long until its sources read at full rate again and what waits in front of tasks is gone; and the
+longest time without progress in source tasks that stand before the failure, which are not to notice it, beside that of
+tasks behind it.
 
 When something is wrong the command that replays the run is printed, and the exit code is 1. The instants come again
 only as far as the machine's load does.
@@ -34,7 +40,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -42,13 +48,15 @@ from typing import Any
 
 import penstock as ps
 from penstock.runtime.epochs.coordinator import _tasks_behind, tasks_on
+from tests.e2e import store_damage
 from tests.e2e.processes import penstock_segments, wait_gone
 from tests.e2e.recovery_flows import FLOWS, RecoveryFlow, hidden_files
 
 RATE = 20_000.0
 SECONDS = 12.0  # of records in a run
 KILLS_A_RUN = 8
-KINDS = ("worker", "master", "two", "again")
+KINDS = ("worker", "master", "two", "again", "pause", "pause-master", *store_damage.KINDS)
+PAUSE_S = (1.0, 30.0)
 SAMPLE_S = 0.05
 WINDOW_S = 0.5  # over which a rate is taken
 FULL = 0.95  # of the rate that is due
@@ -160,6 +168,24 @@ def master_pid(job: Any) -> int:
 
     pid: int = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
     return pid
+
+
+def silent(status: dict[str, Any]) -> bool:
+    """Whether the JobMaster or a worker did not answer."""
+    workers = status.get("workers", ())
+    return status.get("master_silent_s", 0.0) > 0 or any(worker["silent_s"] > 0 for worker in workers)
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    """Stop a process for as long as the block runs; it goes on then, unless it was killed."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def kill_now(pids: list[int]) -> None:
@@ -287,12 +313,24 @@ class Tormentor:
 
     def _kill(self, job: Any, watch: Watch) -> None:
         kind = next(self.kinds)
-        names, victims, going = self._choose(job, watch, "worker" if kind == "again" else kind)
+        aim = {"again": "worker", "pause": "worker", "pause-master": "master"}.get(kind, kind)
+        if kind in store_damage.KINDS:
+            aim = self.rng.choice(("worker", "worker", "two", "master"))
+        names, victims, going = self._choose(job, watch, aim)
         before = watch.samples[-1]
         if ended(before) or not victims:
             return
+        if kind.startswith("pause"):
+            going, told = self._pause_one(job, watch, victims[0])
+            names = [f"{names[0]} {told}"]
+        if kind in store_damage.KINDS:
+            told = self._harm(watch, kind, victims)
+            if told is None:
+                return
+            names = [f"{told}, {' + '.join(names)}"]
         at = time.monotonic()
-        kill_now(victims)
+        if not kind.startswith("pause"):
+            kill_now(victims)  # of a process that is dead already nothing is known
         kill = Kill(kind, names, at - self.started, before.status.get("records_read", 0))
         first = at
         if kind == "again":
@@ -312,6 +350,7 @@ class Tormentor:
                 and not sample.pids & going
                 and len(sample.pids) == self.workers
                 and not self._sources - sample.progress.keys()
+                and not silent(sample.status)
             )
 
         back = watch.wait(running, at, KILL_LIMIT_S)
@@ -323,6 +362,53 @@ class Tormentor:
             if kind in ("worker", "two") and "JobMaster" not in names and not self.moving:
                 self._gaps(watch, kill, at, back, [int(name.split()[1]) for name in names])
         self.told(kill)
+
+    def _harm(self, watch: Watch, kind: str, victims: list[int]) -> str | None:
+        """Harm the store, so that these processes may be killed; what was done. None: the job has ended meanwhile."""
+        store = self.checkpoints / self.made.flow.name
+        if kind in store_damage.MOUNTED:
+            length_s = self.rng.uniform(1.0, 3.0)
+            with store_damage.closed(self.checkpoints, kind):
+                time.sleep(length_s / 2)
+                kill_now(victims)
+                time.sleep(length_s / 2)
+            return f"{kind} for {length_s:.1f} s"
+        if kind == "file":
+            return store_damage.harm_one(store, self.rng)
+        before = watch.samples[-1].status.get("epochs", {})
+        told = store_damage.harm_much(store, self.rng)
+        at = time.monotonic()
+
+        def noticed(sample: Sample) -> bool:
+            epochs = sample.status.get("epochs", {})
+            return epochs.get("damage") != before.get("damage")
+
+        seen = watch.wait(noticed, at, KILL_LIMIT_S)
+        complete = seen.status.get("epochs", {}).get("complete", 0)
+
+        def anew(sample: Sample) -> bool:
+            return bool(sample.status.get("epochs", {}).get("complete", 0) > complete)
+
+        return None if ended(watch.wait(anew, at, KILL_LIMIT_S)) else told
+
+    def _pause_one(self, job: Any, watch: Watch, victim: int) -> tuple[set[int], str]:
+        """Pause a process, and perhaps kill one meanwhile; the processes that have gone with that, and what was done.
+        What is waited for here is part of the fault."""
+        shortest, longest = PAUSE_S
+        length_s = shortest + (longest - shortest) * self.rng.random() ** 3
+        pids = sorted({worker["pid"] for worker in watch.samples[-1].status["workers"]})
+        also = self.rng.choice(("nobody", "nobody", "nobody", "itself", "a worker", "JobMaster"))
+        at_s = self.rng.uniform(0.0, min(length_s, 3.0))
+        master = master_pid(job)
+        self.seen |= {*pids, master}
+        killed = {"nobody": None, "itself": victim, "a worker": self.rng.choice(pids), "JobMaster": master}[also]
+        with paused(victim):
+            time.sleep(at_s)
+            if killed is not None:
+                kill_now([killed])
+            time.sleep(length_s - at_s)
+        going = set() if killed is None else {*pids, master} if killed == master else {killed}
+        return going, f"for {length_s:.1f} s" + (f", {also} killed" if killed is not None else "")
 
     def _unfinished(self, sample: Sample) -> set[int]:
         return {t["number"] for t in sample.status["tasks"] if t["number"] in self._sources and not t.get("finished")}
@@ -490,6 +576,9 @@ def seconds(value: float | None) -> str:
 def campaign(options: argparse.Namespace, place: Path) -> Figures:
     figures = Figures()
     kinds = options.kinds.split(",")
+    if set(kinds) & set(store_damage.MOUNTED) and not store_damage.can_mount(place / "disk"):
+        kinds = [kind for kind in kinds if kind not in store_damage.MOUNTED] or ["file"]
+        print(f"no disk can be mounted here: without {' and '.join(store_damage.MOUNTED)}", flush=True)
     flows = [options.flow] if options.flow else list(FLOWS)
     begun = time.monotonic()
     number = 0
@@ -533,8 +622,10 @@ def campaign(options: argparse.Namespace, place: Path) -> Figures:
             epoch_interval_s=options.interval,
         )
         since = time.monotonic()
+        mounted = bool(set(kinds) & set(store_damage.MOUNTED))
         try:
-            tormentor.run(limit)
+            with store_damage.small_disk(directory / "epochs") if mounted else nullcontext():
+                tormentor.run(limit)
         except KeyboardInterrupt:
             raise
         except BaseException as error:

@@ -11,6 +11,7 @@ Functions that travel to workers are made inside other functions, so that worker
 from __future__ import annotations
 
 import gzip
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,9 @@ import penstock as ps
 from penstock.runtime.sinks.base import Sink
 
 WORDS = 1000
+_MAIN_FLOW = Path(__file__).with_name("main_flow.py")
 NEEDLE = "needle"
+LARGE_BYTES, LARGE_EVERY = 5_000_000, 20_000
 
 
 @dataclass
@@ -90,7 +93,7 @@ def files_sink(directory: Path, seed: int, **options: Any) -> Sink:
     """A Files sink, of one of the ways to cut parts; by the seed."""
     seconds = (0.0, 60.0, 1.5)[seed % 3]
     compression: Any = "gzip" if seed % 4 == 3 else None
-    return ps.sinks.Files(directory, part_seconds=seconds, compression=compression, **options)
+    return ps.sinks.Files(directory, part_s=seconds, compression=compression, **options)
 
 
 def word_count(name: str, directory: Path, records: int, rate: float, seed: int = 0) -> RecoveryFlow:
@@ -126,11 +129,14 @@ def word_count(name: str, directory: Path, records: int, rate: float, seed: int 
 
 
 def grep(name: str, directory: Path, records: int, rate: float, seed: int = 0) -> RecoveryFlow:
-    """Lines, of which some hold a word: no state but that of source and sinks."""
+    """Lines, of which some hold a word: no state but that of source and sinks. Some lines are far larger than a ring
+    is at first, and than what a channel may have under way."""
     word = word_of()
+    large = "x" * LARGE_BYTES
 
     def line(i: int) -> str:
-        return f"{i} {word(i)} {NEEDLE if i % 7 == 3 or i % 1000 < 20 else 'hay'} {word(i + 7)}"
+        tail = large if i % LARGE_EVERY == 5 else word(i + 7)
+        return f"{i} {word(i)} {NEEDLE if i % 7 == 3 or i % 1000 < 20 else 'hay'} {tail}"
 
     flow = ps.Flow(name)
     sampled = ps.sinks.Collect()
@@ -172,17 +178,16 @@ def timers(name: str, directory: Path, records: int, rate: float, seed: int = 0)
             state[0] += 1
             state[1] += 1
             if record[1] % 31 == 0 and state[3] is not None:
-                ctx.cancel_timer(state[3] if record[1] % 2 else None)
+                ctx.cancel_timer(at_ms=state[3] if record[1] % 2 else None)
                 state[3] = None
             if state[3] is None:
-                state[3] = ctx.now() + 0.01 + record[1] % 50 / 100
-                ctx.set_timer(state[3])
+                state[3] = ctx.set_timer(after_s=0.01 + record[1] % 50 / 100)
             ctx.set(state)
 
-        def on_timer(self, ctx: ps.ProcessContext, key: str, at: float) -> list[Any]:
+        def on_timer(self, ctx: ps.ProcessContext, key: str, at_ms: int) -> list[Any]:
             state = ctx.get()
-            assert state is not None, f"{key}: a timer of {at} without state"
-            assert state[3] == at, f"{key}: a timer of {at} where {state[3]} was set"
+            assert state is not None, f"{key}: a timer of {at_ms} without state"
+            assert state[3] == at_ms, f"{key}: a timer of {at_ms} where {state[3]} was set"
             assert state[1] > 0, f"{key}: a timer without records"
             since, state[1], state[3] = state[1], 0, None
             state[2] += 1
@@ -221,4 +226,60 @@ def timers(name: str, directory: Path, records: int, rate: float, seed: int = 0)
     return RecoveryFlow(flow, directory, check, collected=sampled, records=records)
 
 
-FLOWS: dict[str, Callable[..., RecoveryFlow]] = {"wordcount": word_count, "grep": grep, "timers": timers}
+def few(name: str, directory: Path, records: int, rate: float, seed: int = 0) -> RecoveryFlow:
+    """Records of which most are equal: one constant and three words. However often a process dies while some task has
+    one of them, none is to be taken for a record that kills, neither where such records are skipped nor where one would
+    fail the job."""
+    texts = ("tick", "the", "tick", "be", "tick", "to")
+
+    flow = ps.Flow(name)
+    sampled = ps.sinks.Collect()
+    source = flow.read(ps.sources.Generator(lambda i: texts[i % 6], rate=rate, limit=records), name="source")
+    ticks = source.filter(lambda text: text == "tick", name="ticks").rebalance()
+    words = source.filter(lambda text: text != "tick", name="words").rebalance()
+    counts = (
+        ticks.map(str.upper, name="constant", on_error="skip")
+        .union(words.map(str.upper, name="three"))
+        .key_by(str.lower)
+        .count(emit="every", on_error="skip")
+    )
+    counts.write(files_sink(directory, seed))
+    counts.filter(lambda pair: pair[1] % 50 == 0).write(sampled)
+
+    def check() -> None:
+        totals = Counter(texts[i % 6] for i in range(records))
+        entries = (text.split("\t") for lines in parts(directory).values() for text in lines)
+        counted_up("Files", ((key, int(number)) for key, number in entries), totals)
+        expected = Counter((key, n) for key, total in totals.items() for n in range(50, total + 1, 50))
+        problem = differences("Collect", Counter(sampled.records()), expected)
+        assert not problem, problem
+
+    return RecoveryFlow(flow, directory, check, collected=sampled, records=records)
+
+
+def in_main(name: str, directory: Path, records: int, rate: float, seed: int = 0) -> RecoveryFlow:
+    """Records, keys and state of dataclasses and enums that the main script defines (tests/e2e/main_flow.py), anew for
+    each run, as a cell of a notebook would that is run again."""
+    main = vars(sys.modules["__main__"])
+    exec(compile(_MAIN_FLOW.read_text(), str(_MAIN_FLOW), "exec"), main)
+    trade_of, check_trades = main["trade_of"], main["check_trades"]
+    assert trade_of.__module__ == "__main__"
+    flow, quotes, kinds = main["trade_flow"](name, records, rate, files_sink(directory, seed))
+
+    def check() -> None:
+        keys = Counter(trade_of(i).key for i in range(records))
+        totals = Counter({f"{key.name} {key.kind.name}": total for key, total in keys.items()})
+        entries = (text.split("\t") for lines in parts(directory).values() for text in lines)
+        counted_up("Files", ((key, int(number)) for key, number in entries), totals)
+        check_trades(records, quotes.records(), kinds.records())
+
+    return RecoveryFlow(flow, directory, check, collected=quotes, records=records)
+
+
+FLOWS: dict[str, Callable[..., RecoveryFlow]] = {
+    "wordcount": word_count,
+    "grep": grep,
+    "timers": timers,
+    "few": few,
+    "main": in_main,
+}

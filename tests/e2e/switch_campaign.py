@@ -7,6 +7,11 @@ Each run has a seed of its own, from which flow, mode, victims and instants foll
 holds the session, or a worker, at random instants while the job runs, so also in the middle of a switch. Only processes
 of this very job are killed, by their ids, by SIGKILL. The job must finish, and its output must be that of a plain loop
 over the same records. When something is wrong, the command that replays the run is printed, and the exit code is 1.
+
+A run counts only if records went to Spark in it, and if processes were killed where they were to be. So that this does
+not depend on how busy the machine is, the input waits for it: most of it until Spark is ready, and its end until the
+kills are done. The campaign goes on until so many runs have counted, says how many did not, and why, and fails when too
+many did not.
 """
 
 from __future__ import annotations
@@ -22,15 +27,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import penstock as ps
 from penstock.bridge.session import SparkOptions
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 
 RATE = 8_000.0
 LIMIT_S = 300.0
 KINDS = ("executor", "bridge", "worker")
+HOLD_LOOK_S = 0.05  # how often a reader looks whether it may go on
 MODES = ("toggle:1", "toggle:3", "spark-only")
 WORDS = ["be", "To", "or", "not", "that", "is", "the", "Question"]
 CAMPAIGNS = [{"ad": f"ad{i}", "campaign": f"c{i // 10}"} for i in range(100)]
@@ -140,6 +148,52 @@ CASES: dict[str, Case] = {
 }
 
 
+class Held(Source):
+    """A Generator of which a reader hands out no more than so many records for each of its splits, all splits together,
+    as long as a file is not there; for each of several files. A file that was there stays."""
+
+    def __init__(self, generator: ps.sources.Generator, holds: dict[Path, int]) -> None:
+        self.generator = generator
+        self.holds = holds
+        self.bounded = generator.bounded
+
+    def splits(self, parallelism: int) -> list[Split]:
+        return self.generator.splits(parallelism)
+
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        holds = {path: most * len(splits) for path, most in self.holds.items()}
+        return _HeldReader(self.generator.reader(splits, context), holds)
+
+
+class _HeldReader(Reader):
+    def __init__(self, reader: Reader, holds: dict[Path, int]) -> None:
+        self._reader = reader
+        self._holds = holds
+        self._held = False
+
+    def read(self, limit: int) -> list[Any]:
+        self._holds = {path: most for path, most in self._holds.items() if not path.exists()}
+        made = sum(self._reader.offsets().values())  # of a Generator: how many there were
+        left = min([limit, *(most - made for most in self._holds.values())])
+        self._held = left <= 0 and not self._reader.finished
+        records = [] if left <= 0 else self._reader.read(left)
+        self.stamp_ns = self._reader.stamp_ns if records else None
+        self.finished = self._reader.finished
+        return records
+
+    def offsets(self) -> dict[str, Any]:
+        return self._reader.offsets()
+
+    def ready_in(self) -> float | None:
+        return HOLD_LOOK_S if self._held else self._reader.ready_in()
+
+    def behind(self) -> int:
+        return 0 if self._held else self._reader.behind()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
 @dataclass
 class Run:
     """What a run did."""
@@ -150,6 +204,85 @@ class Run:
     switches: int = 0  # seen in the status
     in_spark: int = 0
     seconds: float = 0.0
+
+    def note(self, status: dict[str, Any]) -> None:
+        """Take from a job's status what has gone to Spark so far."""
+        ranges = (status.get("dual") or {"ranges": []})["ranges"]
+        self.in_spark = max(self.in_spark, sum(one["records_in_spark"] for one in ranges))
+
+    def missed(self, kills: int) -> str | None:
+        """Why the run does not count, when so many processes were to be killed; None: it does."""
+        if self.mode != "off" and not self.in_spark:
+            return "no record went to Spark"
+        if len(self.kills) < kills:
+            return f"{len(self.kills)} of {kills} processes were killed"
+        return None
+
+
+@dataclass
+class Tally:
+    """What came of the runs of a campaign."""
+
+    wanted: int
+    counted: list[Run] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)  # why each of the others did not count
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def tries(self) -> int:
+        return len(self.counted) + len(self.missed) + len(self.failed)
+
+    @property
+    def tries_max(self) -> int:
+        """More runs than these are not begun."""
+        return self.wanted + max(2, self.wanted // 4)
+
+    @property
+    def over(self) -> bool:
+        return len(self.counted) + len(self.failed) >= self.wanted or self.tries >= self.tries_max
+
+    @property
+    def good(self) -> bool:
+        """All that were wanted did what they are for, and were exact."""
+        return len(self.counted) >= self.wanted and not self.failed
+
+    def summary(self) -> str:
+        kills = Counter(kill.split()[0] for run in self.counted for kill in run.kills)
+        why = ", ".join(f"{reason} ({times})" for reason, times in Counter(self.missed).items())
+        not_counted = f"{len(self.missed)} did not count{f': {why}' if why else ''}"
+        switches = sum(run.switches for run in self.counted)
+        return (
+            f"{len(self.counted)} of {self.wanted} runs counted, {len(self.failed)} failed, {not_counted}; "
+            f"{switches} times to Spark; {dict(kills)}"
+        )
+
+
+def campaign(
+    wanted: int,
+    first_seed: int,
+    kills: int,
+    one: Callable[[int], Run],
+    told: Callable[[int, Run | Exception, str | None], None] = lambda seed, run, missed: None,
+) -> Tally:
+    """Runs, each with the next seed, until so many have counted or failed, or too many have not counted. `told` hears
+    of each: its seed, what it did or what went wrong, and why it does not count."""
+    tally = Tally(wanted)
+    seed = first_seed
+    while not tally.over:
+        try:
+            run = one(seed)
+        except Exception as error:
+            tally.failed.append(f"seed {seed}: {type(error).__name__}: {error}")
+            told(seed, error, None)
+        else:
+            missed = run.missed(kills)
+            if missed is None:
+                tally.counted.append(run)
+            else:
+                tally.missed.append(missed)
+            told(seed, run, missed)
+        seed += 1
+    return tally
 
 
 def run_once(
@@ -162,10 +295,13 @@ def run_once(
     case = CASES[flow]
     n = int(RATE * seconds)
     graph = ps.Flow(f"switch-{seed}", parallelism=rng.choice((1, 2, 3)))
-    lines = graph.read(ps.sources.Generator(case.line, RATE, limit=n), name="lines")
-    sink = ps.sinks.Collect()
-    case.build(lines, sink)
-    with TemporaryDirectory(prefix="switch-") as checkpoints:
+    with TemporaryDirectory(prefix="switch-") as checkpoints, TemporaryDirectory(prefix="switch-holds-") as holds:
+        ready, end = Path(holds) / "Spark is ready", Path(holds) / "the kills are done"
+        tasks = graph.parallelism or 1
+        generator = ps.sources.Generator(case.line, RATE, limit=n)
+        source = Held(generator, {ready: n // 20 // tasks, end: n // 20 * 19 // tasks})
+        sink = ps.sinks.Collect()
+        case.build(graph.read(source, name="lines"), sink)
         began = time.monotonic()
         job = ps.run(
             graph,
@@ -177,8 +313,8 @@ def run_once(
             max_restarts=100,
         )
         try:
-            _torment(job, run, rng, kinds, kills, began)
-            job.wait(LIMIT_S, progress=False)
+            _torment(job, run, rng, kinds, kills, began, ready, end)
+            run.note(job.wait(LIMIT_S, progress=False))
             found = case.found(list(sink.records()))
         finally:
             if job.state not in ("FINISHED", "CANCELLED", "FAILED"):
@@ -193,20 +329,31 @@ def run_once(
     return run
 
 
-def _torment(job: Any, run: Run, rng: random.Random, kinds: tuple[str, ...], kills: int, began: float) -> None:
-    """Kill processes once Spark is there, at random distances, until the job has ended or enough are dead."""
+def _torment(
+    job: Any, run: Run, rng: random.Random, kinds: tuple[str, ...], kills: int, began: float, ready: Path, end: Path
+) -> None:
+    """Kill processes once Spark is there, at random distances, until the job has ended or enough are dead. The input is
+    let go when Spark is ready, and its end when the kills are done and records go to Spark; at last in any case."""
     state = ""
     due: float | None = None
     left = kills
-    while job.state not in ("FINISHED", "CANCELLED", "FAILED") and time.monotonic() - began < LIMIT_S:
+    while job.state not in ("FINISHED", "CANCELLED", "FAILED"):
         status = job.status()
         dual = status.get("dual") or {"ranges": [], "processes": {}}
         states = [one["state"] for one in dual["ranges"]]
-        run.in_spark = max(run.in_spark, sum(one["records_in_spark"] for one in dual["ranges"]))
+        run.note(status)
         if states and states[0] != state:
             run.switches += states[0] == "OPERATION"
             state = states[0]
-        if due is None and dual["processes"]:
+        begin = bool(dual["processes"]) or run.mode == "off"
+        late = time.monotonic() - began >= LIMIT_S
+        if begin or late:
+            ready.touch()
+        if late or (not left and (run.mode == "off" or run.in_spark or state == "OPERATION")):
+            end.touch()
+        if late:
+            return
+        if due is None and begin:
             due = time.monotonic() + rng.uniform(0.0, 3.0)
         if left and due is not None and time.monotonic() >= due:
             what = rng.choice(kinds)
@@ -242,7 +389,7 @@ def own_cluster(cpus: int) -> Iterator[None]:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--runs", type=int, default=50, help="that count")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--flow", choices=sorted(CASES))
     parser.add_argument("--mode", help="off, on, spark-only, toggle:SECONDS (drawn)")
@@ -252,39 +399,37 @@ def main() -> int:
     parser.add_argument("--spark", choices=("auto", "raydp", "pyspark"), default="pyspark")
     options = parser.parse_args()
     kinds = tuple(options.kinds.split(","))
-    failed = 0
-    runs: list[Run] = []
-    with own_cluster(cpus=8):
-        for seed in range(options.seed, options.seed + options.runs):
-            try:
-                run = run_once(
-                    seed,
-                    flow=options.flow,
-                    mode=options.mode,
-                    kinds=kinds,
-                    seconds=options.seconds,
-                    kills=options.kills,
-                    kind=options.spark,
-                )
-            except Exception as error:
-                failed += 1
-                print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
-                given = [f"--{name} {value}" for name in ("flow", "mode") if (value := getattr(options, name))]
-                again = f"--runs 1 --seed {seed} --kinds {options.kinds} --kills {options.kills}"
-                print(f"  again: python -m tests.e2e.switch_campaign {again} --seconds {options.seconds} "
-                      f"--spark {options.spark} {' '.join(given)}", flush=True)  # fmt: skip
-                continue
-            runs.append(run)
+
+    def one(seed: int) -> Run:
+        return run_once(
+            seed,
+            flow=options.flow,
+            mode=options.mode,
+            kinds=kinds,
+            seconds=options.seconds,
+            kills=options.kills,
+            kind=options.spark,
+        )
+
+    def told(seed: int, run: Run | Exception, missed: str | None) -> None:
+        if isinstance(run, Run):
             print(
                 f"seed {seed}: {run.flow} {run.mode}: exact in {run.seconds:.0f} s, {run.switches} times to Spark, "
-                f"{run.in_spark:,} records there; killed: {', '.join(run.kills) or 'nothing'}",
+                f"{run.in_spark:,} records there; killed: {', '.join(run.kills) or 'nothing'}"
+                f"{f'; does not count: {missed}' if missed else ''}",
                 flush=True,
             )
-    kills = Counter(kill.split()[0] for run in runs for kill in run.kills)
-    print(
-        f"{len(runs) + failed} runs, {failed} failed; {sum(run.switches for run in runs)} times to Spark; {dict(kills)}"
-    )
-    return 1 if failed else 0
+            return
+        print(f"seed {seed}: {type(run).__name__}: {run}", flush=True)
+        given = [f"--{name} {value}" for name in ("flow", "mode") if (value := getattr(options, name))]
+        again = f"--runs 1 --seed {seed} --kinds {options.kinds} --kills {options.kills}"
+        print(f"  again: python -m tests.e2e.switch_campaign {again} --seconds {options.seconds} "
+              f"--spark {options.spark} {' '.join(given)}", flush=True)  # fmt: skip
+
+    with own_cluster(cpus=8):
+        tally = campaign(options.runs, options.seed, options.kills, one, told)
+    print(tally.summary())
+    return 0 if tally.good else 1
 
 
 if __name__ == "__main__":

@@ -139,6 +139,24 @@ def test_full_shared_memory(tmp_path: Path) -> None:
     assert "/dev/shm" in run.stdout
 
 
+def test_a_function_that_calls_sys_exit(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """It ends no process: its record fails, by the operator's policy."""
+
+    def leave(word: str) -> str:
+        if word == "w77":
+            sys.exit()
+        return word
+
+    flow = ps.Flow(fresh_name(), parallelism=2)
+    words = flow.read(ps.sources.Memory([f"w{i}" for i in range(100)])).rebalance()
+    words.map(leave, name="skipping", on_error="skip").map(leave, name="failing").write(ps.sinks.Null())
+    words.map(leave, name="leaving").write(ps.sinks.Null())
+    job = ps.run(flow, workers=2)
+    with pytest.raises(ps.JobFailed, match=r"operator 'leaving' failed: called sys\.exit\(\)\n +record: 'w77'\n +at "):
+        job.wait(LIMIT_S, progress=False)
+    assert job.status()["epochs"]["restarts"] == 0
+
+
 @pytest.mark.parametrize("policy", ["dead_letter", "fail"])
 def test_a_record_that_kills_its_worker(cluster: str, fresh_name: Callable[[], str], policy: Any) -> None:
     """It is found out by the worker's deaths, and then fails by the operator's policy."""

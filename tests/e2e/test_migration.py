@@ -38,7 +38,7 @@ def test_tasks_move_while_records_flow(cluster: str, fresh_name: Callable[[], st
     total = 60_000
     flow = ps.Flow(fresh_name(), chaining=False)
     sink = ps.sinks.Collect()
-    numbers = flow.read(ps.sources.Generator(int, 6_000, duration=total / 6_000), name="in", parallelism=2)
+    numbers = flow.read(ps.sources.Generator(int, 6_000, duration_s=total / 6_000), name="in", parallelism=2)
     keyed = numbers.map(lambda n: (n % KEYS, n), name="pairs", parallelism=2).key_by(lambda pair: pair[0])
     keyed.reduce(lambda a, b: (a[0], a[1] + b[1]), emit="final", name="sums", parallelism=2).write(
         sink, name="out", parallelism=1
@@ -82,7 +82,7 @@ def test_a_job_whose_hot_edge_changes_moves_its_tasks(cluster: str, fresh_name: 
         target = (index % 2) ^ (index >= half)
         return target, "x" * 2_000
 
-    numbers = flow.read(ps.sources.Generator(text, 1_000, duration=2 * half / 1_000), name="in", parallelism=2)
+    numbers = flow.read(ps.sources.Generator(text, 1_000, duration_s=2 * half / 1_000), name="in", parallelism=2)
     numbers.partition_by(lambda record, n: record[0] % n).map(len, name="lengths", parallelism=2).write(
         ps.sinks.Null(), name="out", parallelism=2
     )
@@ -133,7 +133,7 @@ def test_a_job_without_epochs_moves_nothing(cluster: str, fresh_name: Callable[[
     [
         ({"placement": "by-luck"}, "placement='by-luck'; it must be one of"),
         ({"nodes": 3, "workers": 2}, "nodes=3; it must be 1 to 2"),
-        ({"replan_s": 0}, "replan_s=0; it must be above 0"),
+        ({"replan_s": 0}, "replan_s=0.0; it must be above 0"),
         (
             {"placement": PlacementOptions(pin={"nobody": {"rack": "a"}})},
             "pin names an operator 'nobody'; the flow has",

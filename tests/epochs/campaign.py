@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import logging
 import multiprocessing
 import os
 import sys
@@ -108,6 +109,7 @@ def main() -> int:
     parser.add_argument("--plant", choices=sorted(PLANTED), metavar="BUG", help=f"one of: {', '.join(sorted(PLANTED))}")
     parser.add_argument("--failures", type=int, default=5, metavar="N", help="stop after so many (5)")
     given = parser.parse_args()
+    logging.getLogger("penstock").setLevel(logging.ERROR)  # what is mended is no news here
     if given.only is not None:
         return _only(given.only, given.story, given.plant)
     return _many(given.seed, given.seeds, given.jobs, given.plant, given.failures)

@@ -169,6 +169,8 @@ class Checks:
             assert last in self._memory, f"task {entry.number} never made {last}"
             generation = self._cluster.coordinator._generations[entry.number]
             assert entry.finished or last == _name(epoch, entry.number, generation), f"epoch {epoch} has {last}"
+            lost = [blob.name for blob in entry.blobs if blob.name in self._cluster.keeper._lost]
+            assert not lost, f"epoch {epoch} builds on {lost}, which are known to be lost"
         if manifest.final:
             assert all(entry.finished for entry in manifest.tasks)
 
@@ -215,7 +217,7 @@ class Checks:
         done, state = self._decoded.get(task, ([], Chain(key_groups, complete=True)))
         if names[: len(done)] != done:
             done, state = [], Chain(key_groups, complete=True)
-        files = self._cluster.store.files
+        files = self._cluster.store.written
         for blob in chain[len(done) :]:
             data = blob.data if blob.data is not None else files[blob.name]
             state.add(data)
@@ -377,7 +379,7 @@ class Checks:
             if source is not None:
                 state = Chain(plan.key_groups, complete=True)
                 blob = entry.blobs[-1]
-                state.add(blob.data if blob.data is not None else store.files[blob.name])
+                state.add(blob.data if blob.data is not None else store.written[blob.name])
                 for own in state.states()[source.name].own:
                     for split in own:
                         parts: list[list[Any]] = source.source.parts  # type: ignore[attr-defined]

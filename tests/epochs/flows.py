@@ -35,15 +35,15 @@ class Tallies(Process):
             ctx.cancel_timer()
             armed.clear()
         elif n % 7 == 0 and armed:
-            ctx.cancel_timer(armed.pop(n % len(armed)))
+            ctx.cancel_timer(at_ms=armed.pop(n % len(armed)))
         if not armed or n % 5 == 0:
             self._arm(ctx, armed, n)
 
-    def on_timer(self, ctx: ProcessContext, key: Any, at: float) -> list[Any]:
+    def on_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> list[Any]:
         state = ctx.get()
         assert state is not None, f"key {key}: a timer fired for a key without state"
-        assert at in state["armed"], f"key {key}: a timer fired at {at}; set are {state['armed']}"
-        state["armed"].remove(at)
+        assert at_ms in state["armed"], f"key {key}: a timer fired at {at_ms}; set are {state['armed']}"
+        state["armed"].remove(at_ms)
         since, state["since"] = state["since"], 0
         n = mix((key, since), self.salt)
         if not state["armed"] and n % 3:
@@ -56,9 +56,8 @@ class Tallies(Process):
         for key, state in ctx.state.items():
             assert not state["since"], f"key {key}: a timer that was set has not fired at the end"
 
-    def _arm(self, ctx: ProcessContext, armed: list[float], n: int) -> None:
-        at = ctx.now() + (n // 100 % 40) ** 2 * 0.0001
-        ctx.set_timer(at)
+    def _arm(self, ctx: ProcessContext, armed: list[int], n: int) -> None:
+        at = ctx.set_timer(after_s=(n // 100 % 40) ** 2 * 0.0001)
         if at not in armed:
             armed.append(at)
 

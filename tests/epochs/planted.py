@@ -6,11 +6,13 @@ Each is what somebody might write, or leave out, in good faith. `planted(name)` 
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from penstock.actors.keeper import Keeper
 from penstock.runtime import channel as channels
 from penstock.runtime.build import Wiring
 from penstock.runtime.channel import BARRIER, CREDIT, DATA, LocalChannel, OutChannel, decode_batch
@@ -19,6 +21,7 @@ from penstock.runtime.epochs.coordinator import Complete, Coordinator, Join, tas
 from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.participant import Acknowledged, Participant
 from penstock.runtime.epochs.snapshot import encode_snapshot
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import StoreUnreachable
 from penstock.runtime.event_time import Watermark
 from penstock.runtime.inbox import Inbox
@@ -262,8 +265,8 @@ def _values_out_of_order() -> Any:
 
     def sorted_values(self: LoggedMap, whole: bool) -> Any:
         given = delta(self, whole)
-        if isinstance(given, KeyedValues) and isinstance(given.values, dict):
-            return replace(given, values=list(given.values.values())[::-1])
+        if isinstance(given, KeyedValues):
+            return replace(given, values=dict(enumerate(list(given.values.values())[::-1])))
         return given
 
     return _patch(LoggedMap, "delta", sorted_values)
@@ -434,7 +437,7 @@ def _acknowledge_before_written() -> Any:
         parts = encode_snapshot(snapshot.states, self._key_groups)
         number = snapshot.task.number
         name = f"snapshots/{snapshot.epoch:08d}-{number}-{snapshot.generation}"
-        blob = Blob(name, sum(map(len, parts)), 0)
+        blob = Blob(name, sum(map(len, parts)), zlib.crc32(b"".join(parts)))
         self._send(Acknowledged(number, snapshot.generation, snapshot.epoch, snapshot.finished, snapshot.whole, blob))
 
         def write() -> bool:
@@ -489,7 +492,7 @@ def _old_acknowledgements() -> Any:
 @_plant(lambda faults: faults.unknown > 0.2 and faults.kills > 2 and faults.interval_s < 0.1)
 def _unknown_is_no() -> Any:
     """A manifest that may have been written is taken for one that was not."""
-    write = MemoryStore.write_manifest
+    write = MemoryStore.take
 
     def sure(self: MemoryStore, manifest: Any) -> bool:
         try:
@@ -497,7 +500,7 @@ def _unknown_is_no() -> Any:
         except StoreUnreachable:
             return False
 
-    return _patch(MemoryStore, "write_manifest", sure)
+    return _patch(MemoryStore, "take", sure)
 
 
 @_plant(lambda faults: faults.kills > 2 and "save" in faults.moments)
@@ -624,3 +627,40 @@ def _placed_as_before() -> Any:
         return commands
 
     return _patch(Coordinator, "_move", forgets)
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+@_plant(lambda faults: faults.scratches > 4 and _several_epochs(faults))
+def _copies_are_not_read() -> Any:
+    """Who finds a file damaged does not look at its copy."""
+
+    def get(self: MemoryStore, blob: Blob) -> bytes:
+        return blob.data if blob.data is not None else self._get(blob, blob.name)
+
+    return _patch(MemoryStore, "get", get)
+
+
+@_plant(lambda faults: faults.scratches > 4 and faults.looks > 0 and _several_epochs(faults))
+def _mended_from_what_is_damaged() -> Any:
+    """A missing file is written again from a copy that nobody has looked at."""
+
+    def mend(self: Store, blob: Blob, whole: Any, problem: str) -> str:
+        source, target = (f"{folder}/{blob.name.partition('/')[2]}" for folder in ("copies", "snapshots"))
+        self._files.write(target, self._files.pieces(source), False)
+        return problem
+
+    return _patch(Store, "_mend", mend)
+
+
+@_plant(lambda faults: faults.damages + faults.wipes > 0 and faults.looks > 0 and faults.interval_s < 0.1)
+def _losses_are_not_told() -> Any:
+    """What the keeper finds to be lost is not told, and epochs build on it."""
+
+    @contextlib.contextmanager
+    def both() -> Iterator[None]:
+        with _patch(Keeper, "check", lambda self, manifest: None), _patch(Coordinator, "lost", lambda *told: []):
+            yield
+
+    return both()

@@ -6,6 +6,10 @@ send), the messages between coordinator and workers, the time, the store, the si
 deaths. A worker dies between any two steps, and with it its inbox, what it had still to write, and the last of what it
 had sent; what it had told the coordinator may arrive after its death. When the coordinator dies all workers die.
 
+A worker, or the coordinator, may be paused: it does nothing for a while, and what others send it waits; what it had
+told may arrive meanwhile. A worker that is dead to all others may wake up later and go on for a moment, with the
+inboxes that it knew: it processes, writes to sinks and saves snapshots, but does no more of what it was told.
+
     cluster = EpochCluster(epoch_flow(7), 7, faults_of(7))
     cluster.run()          # raises what a check found (tests/epochs/checks.py), or Stuck
 
@@ -16,6 +20,7 @@ date, go on with numbers that no earlier life has used) is done here as the JobM
 from __future__ import annotations
 
 import heapq
+import itertools
 import json
 import random
 from collections import Counter, deque
@@ -26,6 +31,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.actors.collected import Collected
+from penstock.actors.keeper import Keeper
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.runtime.build import Wiring
 from penstock.runtime.diversion import Answer, Bridge, Divert
@@ -34,6 +41,7 @@ from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Declined, Moved, Participant, Said
 from penstock.runtime.epochs.restore import same_tasks
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, SnapshotDamaged, StoreUnreachable
 from penstock.runtime.grouping import All
 from penstock.runtime.loop import RunLoop
@@ -44,6 +52,7 @@ from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.task import SourceTask
 from penstock.runtime.transport.base import Buffer, Transport
 from tests.epochs.checks import Checks, reference
+from tests.epochs.dict_files import DictFiles
 from tests.runtime.random_flows import RandomFlow
 
 STEPS_MAX = 100_000  # of a run; few need a tenth of it
@@ -169,52 +178,51 @@ class _Transaction(SinkWriter):
             self._outside.go_back_beyond(self._name, self._parallelism, epoch)
 
 
-class MemoryStore:
-    """The store's interface over a dict, which fails and forgets as the faults say."""
+class MemoryStore(Store):
+    """The store over files in memory, which fail, forget and change as the faults say."""
 
-    def __init__(self, faults: Faults, rng: random.Random, tasks: int) -> None:
-        self.files: dict[str, bytes] = {}
-        self.damaged: set[str] = set()
+    def __init__(self, faults: Faults, rng: random.Random, tasks: int, job: str) -> None:
+        self.disk = DictFiles()
+        super().__init__(self.disk, job)
+        self.inline_bytes = faults.inline_bytes
+        self.written: dict[str, bytes] = {}  # blobs, whatever became of them
         self.manifests: dict[int, Manifest] = {}
         self._faults = faults
         self._put = faults.put / tasks
-        self._get = faults.get / tasks
+        self._get_fails = faults.get / tasks
         self._rng = rng
 
     def put(self, name: str, parts: Sequence[Buffer]) -> Blob:
-        data = b"".join(parts)
         if self._put and (drawn := self._rng.random()) < self._put:
             if drawn < self._put / 3:  # it has arrived, and the answer is lost
-                self._keep(name, data)
+                self._keep(name, parts)
             raise StoreUnreachable("the store takes nothing")
-        if len(data) <= self._faults.inline_bytes:
-            return Blob(name, len(data), 0, data)
-        self._keep(name, data)
-        return Blob(name, len(data), 0)
+        return self._keep(name, parts)
 
-    def _keep(self, name: str, data: bytes) -> None:
-        assert self.files.get(name, data) == data, f"{name} is written twice, with different bytes"
-        self.files[name] = data
+    def _keep(self, name: str, parts: Sequence[Buffer]) -> Blob:
+        data = b"".join(parts)
+        assert self.written.get(name, data) == data, f"{name} is written twice, with different bytes"
+        self.written[name] = data
+        return super().put(name, parts)
 
     def get(self, blob: Blob) -> bytes:
-        if self._get and self._rng.random() < self._get / (1 + len(self.manifests)):  # chains grow
+        if self._get_fails and self._rng.random() < self._get_fails / (1 + len(self.manifests)):  # chains grow
             raise StoreUnreachable("the store gives nothing")
-        return self.read(blob)
-
-    def read(self, blob: Blob) -> bytes:
-        """As `get`, on a good day."""
-        if blob.data is not None:
-            return blob.data
-        if blob.name in self.damaged or blob.name not in self.files:
-            raise SnapshotDamaged(f"{blob.name} is damaged")
-        return self.files[blob.name]
+        data = super().get(blob)
+        assert data == self.written[blob.name], f"{blob.name} is damaged, and was taken for whole"
+        return data
 
     def whole(self, manifest: Manifest) -> bool:
-        """Whether all that a manifest refers to can be read."""
-        return not any(blob.data is None and blob.name in self.damaged for blob in manifest.blobs())
+        """Whether a manifest, and all that it refers to, can be read."""
+        try:
+            self.read_manifest(manifest.epoch)
+            self.verify(manifest)
+        except SnapshotDamaged:
+            return False
+        return True
 
-    def write_manifest(self, manifest: Manifest) -> bool:
-        """False: it is not there, and never will be; StoreUnreachable: nobody knows."""
+    def take(self, manifest: Manifest) -> bool:
+        """Write a manifest. False: it is not there, and never will be; StoreUnreachable: nobody knows."""
         copied = replace(manifest, tasks=[replace(entry, blobs=list(entry.blobs)) for entry in manifest.tasks])
         there = self.manifests.get(manifest.epoch)
         assert there is None or there == copied, f"epoch {manifest.epoch} is complete already, with other contents"
@@ -225,20 +233,50 @@ class MemoryStore:
             return False
         if drawn < self._faults.manifest + self._faults.unknown:
             if self._rng.random() < 0.5:
-                self.manifests[manifest.epoch] = copied
+                self._complete(copied)
             raise StoreUnreachable("the store does not answer")
-        self.manifests[manifest.epoch] = copied
+        self._complete(copied)
         return True
 
-    def damage(self) -> str | None:
-        """Damage a blob; its name."""
-        names = sorted(self.files.keys() - self.damaged)
+    def _complete(self, manifest: Manifest) -> None:
+        self.write_manifest(manifest)
+        self.manifests[manifest.epoch] = manifest
+
+    def ruin(self, name: str) -> None:
+        """Make a blob unreadable for good, its copy too."""
+        for one in (name, name.replace("snapshots/", "copies/")):
+            self.disk.files.pop(one, None)
+
+    def damage(self, both: bool, rng: random.Random) -> str | None:
+        """Damage one file, or a blob and its copy (`both`), in any way; what was done."""
+        disk = self.disk.files
+        names = sorted(name for name in disk if name.startswith("snapshots/") or not both)
         if not names:
             return None
-        # Most blobs are of no use any more; the newest are.
-        name = names[max(self._rng.randrange(len(names)) for _ in range(3))]
-        self.damaged.add(name)
-        return name
+        # Most files are of no use any more; the newest are, and those of the last epoch.
+        name = names[max(rng.randrange(len(names)) for _ in range(3))]
+        if both and self.manifests and rng.random() < 0.7:
+            blobs = [blob.name for blob in self.manifests[max(self.manifests)].blobs() if blob.name in disk]
+            name = rng.choice(blobs) if blobs else name
+        ways = []
+        for one in [name, name.replace("snapshots/", "copies/")] if both else [name]:
+            ways.append(rng.choice(("delete", "truncate", "flip", "replace")))
+            data = bytearray(disk.pop(one, b""))
+            if not data or ways[-1] == "delete":
+                continue
+            if ways[-1] == "truncate":
+                del data[rng.randrange(len(data)) :]
+            elif ways[-1] == "flip":
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            else:
+                data[:] = rng.randbytes(len(data))
+            disk[one] = bytes(data)
+        return f"{' and '.join(ways)} {name}{' and its copy' * both}"
+
+    def wipe(self) -> str:
+        """Remove everything."""
+        self.disk.files.clear()
+        return "remove all"
 
 
 # --- what goes wrong -----------------------------------------------------------------------------------------------
@@ -281,13 +319,22 @@ class Faults:
     master_kills: int = 0
     master_rate: float = 0.0005
 
+    # Pauses, of workers and of the coordinator.
+    pauses: int = 0
+    pause_rate: float = 0.003
+    pause_s: float = 0.1  # at most
+    wakes: float = 0.0  # the chance that a dead process goes on for a moment, later
+
     # The store.
     put: float = 0.0  # in an epoch of all tasks
     get: float = 0.0  # when all tasks go back
     manifest: float = 0.0  # it is not written, for sure
     unknown: float = 0.0  # it may be written
-    damages: int = 0
+    damages: int = 0  # a blob and its copy
+    scratches: int = 0  # one file, whose copy is whole
+    wipes: int = 0  # everything is removed
     damage_rate: float = 0.002
+    looks: float = 0.0  # the keeper looks after what is saved
     inline_bytes: int = 0  # blobs of this size are in the manifest
 
 
@@ -301,6 +348,7 @@ NONE = Faults(kills=0)
 def faults_of(seed: int) -> Faults:
     """A mix of the seed's choosing: every kind is absent from many."""
     rng = random.Random(f"faults {seed}")
+    disk = random.Random(f"disk {seed}")
     choice, chance = rng.choice, lambda p: rng.random() < p
     workers = choice((1, 2, 3, 3, 3, 4, 5))
     kills = choice((0, 1, 2, 3, 3, 5, 8))
@@ -308,6 +356,8 @@ def faults_of(seed: int) -> Faults:
     interval = choice((0.0005, 0.002, 0.002, 0.01, 0.01, 0.1, 1e6))
     memory = choice((0, 500, 2000, 1 << 20))
     tiny_disk = chance(0.1) and interval < 1  # what waits on it can go only when an epoch is complete
+    pausing = random.Random(f"pauses {seed}")  # of its own: seeds without pauses are as they were before there were any
+    pauses = pausing.choice((0, 0, 1, 3, 10))
     return Faults(
         workers=workers,
         spread=chance(0.8),
@@ -335,12 +385,19 @@ def faults_of(seed: int) -> Faults:
         manifest=choice((0.0, 0.1, 0.3)) if store else 0.0,
         unknown=choice((0.0, 0.1, 0.3)) if store else 0.0,
         damages=choice((1, 2, 3)) if chance(0.2) else 0,
+        scratches=disk.choice((0, 0, 0, 1, 5, 20)),
+        wipes=disk.choice((0,) * 9 + (1,)),
+        looks=disk.choice((0.0, 0.0005, 0.005)),
         inline_bytes=choice((0, 0, 100)),
         rescales=choice((0, 0, 0, 1, 2, 5)) if interval < 1 else 0,
         diversions=choice((0.0, 0.0, 0.01, 0.02)),
         unanswered=choice((0.0, 0.1, 0.5)),
         migrations=choice((0, 0, 1, 3, 20)) if interval < 1 else 0,
         migration_rate=choice((0.02, 0.2)),
+        pauses=pauses,
+        pause_rate=pausing.choice((0.001, 0.01)),
+        pause_s=pausing.choice((0.01, 0.1, 2.0)),
+        wakes=pausing.choice((0.0, 0.5)) if pauses else 0.0,
     )
 
 
@@ -423,6 +480,10 @@ class _Ends(Transport):
         self.stalled.clear()
         return messages
 
+    def keep_inboxes(self) -> None:
+        """Know no later ones."""
+        self._inboxes = dict(self._inboxes)
+
     def wake(self) -> None:
         """Nobody sleeps."""
 
@@ -448,14 +509,15 @@ class Process:
     transport: _Ends
     slow: float
     alive: bool = True
+    paused_until: float = 0.0
     work: deque[Callable[[], bool]] = field(default_factory=deque)  # snapshots to be written
     commands: deque[protocol.Command] = field(default_factory=deque)  # on their way to it
     answers: deque[Event] = field(default_factory=deque)  # to commands, on their way from it
     said: deque[Event] = field(default_factory=deque)  # of snapshots, on their way from it
 
-    def queues(self) -> list[deque[Any]]:
-        """Those in which something waits."""
-        return [queue for queue in (self.commands, self.answers, self.said, self.work) if queue]
+    def told(self) -> list[deque[Event]]:
+        """The queues in which something is on its way from it."""
+        return [queue for queue in (self.answers, self.said) if queue]
 
 
 class _Bridge(Bridge):
@@ -489,7 +551,7 @@ class _Bridge(Bridge):
                 cluster.counts["answers"] += 1
                 future.set_result(answer_of(pa.Table.from_batches([rows])))
 
-        cluster._after(cluster.rng.random() ** 2 * 0.03, answer)
+        cluster._after(cluster.rng.random() ** 2 * 0.03, answer, masters=False)
         return future
 
 
@@ -500,6 +562,7 @@ class EpochCluster:
         self.seed = seed
         self.faults = faults
         self.rng = random.Random(seed)
+        self.disk = random.Random(f"disk {seed}")  # of its own: what is mended changes nothing else
         self.made = made
         self.now = 1.0
         self.steps = 0
@@ -513,7 +576,7 @@ class EpochCluster:
                 self.sinks.append(operator.sink)
         self.plan: Plan = made.flow.plan(faults.workers)
         self.first_plan = self.plan
-        self.store = MemoryStore(faults, self.rng, len(self.plan.tasks))
+        self.store = MemoryStore(faults, self.rng, len(self.plan.tasks), self.plan.name)
         self.outside.complete = self.store.manifests.__contains__
         chosen = list(range(faults.workers))
         if not faults.spread:
@@ -525,18 +588,23 @@ class EpochCluster:
         self.processes: dict[int, Process] = {}
         self.live: list[Process] = []
         self.late: list[Process] = []  # dead ones, of which something is still on its way
+        self.woken: list[Process] = []  # dead ones that go on for a moment, or will
+        self.master_paused_until = 0.0
         self.lives = 0  # of workers
         self.masters = 0
         self.kills = faults.kills
+        self.pauses = faults.pauses
         self.master_kills = faults.master_kills
         self.damages = faults.damages
+        self.scratches = faults.scratches
+        self.wipes = faults.wipes
         self.rescales = faults.rescales
         self.migrations = faults.migrations
         self.asked: tuple[str, int, int | None] | None = (
             None  # rescale: operator, parallelism, once this epoch is there
         )
         self.parallelism: dict[str, int] = {}  # what operators were rescaled to
-        self.timers: list[tuple[float, int, Callable[[], Any]]] = []
+        self.timers: list[tuple[float, int, bool, Callable[[], Any]]] = []  # when, number, the master's, what
         self.numbers = 0
         self.idle = 0
         self.progress = 0  # the last step in which there was any
@@ -573,6 +641,9 @@ class EpochCluster:
         self.asked = None
         changed = self._plan_again(manifest)
         self.coordinator = Coordinator(self.plan, self.placed, faults.workers, options, manifest, changed=changed)
+        self.keeper = Keeper(self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False)
+        if manifest is not None:
+            self.keeper.go_on_from(manifest)
         # What an earlier life has made may still be about: no number may be used again.
         self.coordinator.begun = max(manifests, default=0)
         self.coordinator.generation += 1000 * (self.masters - 1)
@@ -613,6 +684,8 @@ class EpochCluster:
                 self._moment("save", command.manifest.final)
                 self._after(self.rng.random() * 0.005, lambda m=command.manifest: self._save(m))
             elif isinstance(command, protocol.End):
+                while self.woken:
+                    self._end(self.woken.pop())
                 self.checks.end()
                 self.over = True
                 for process in self.live:
@@ -654,12 +727,20 @@ class EpochCluster:
             # comes first. In a job it does, as the JobMaster lets nobody make tasks before all have answered the cut.
             self._after(self.rng.random() * 0.001, lambda: self._rewind(epoch))
             return
-        self._do(self.coordinator.rewind(self._older(epoch), self.now))
+        manifest = self._older(epoch)
+        if manifest is not None:
+            self.keeper.go_on_from(manifest)
+        self._do(self.coordinator.rewind(manifest, self.now))
 
     def _save(self, manifest: Manifest) -> None:
         manifest.extra["parallelism"] = json.dumps(self.parallelism)
         try:
-            written = self.store.write_manifest(manifest)
+            self.keeper.check(manifest)
+            written = self.store.take(manifest)
+        except SnapshotDamaged as error:
+            self.counts["epochs that build on what is lost"] += 1
+            self._do(self.coordinator.not_saved(manifest.epoch, str(error)))
+            return
         except StoreUnreachable:
             # It may be there, so nobody may go back to an older epoch: it is written until that is known.
             self.counts["unknown manifests"] += 1
@@ -670,15 +751,16 @@ class EpochCluster:
             self._do(self.coordinator.not_saved(manifest.epoch, "no"))
             return
         self.checks.written(manifest)
+        self.keeper.saved(manifest)
         if self.master_kills and self.rng.random() < 0.1:
             self._kill_master()
             return
         self._do(self.coordinator.saved(manifest.epoch))
 
-    def _after(self, seconds: float, action: Callable[[], Any]) -> None:
-        """Do something later, if this master still lives."""
+    def _after(self, seconds: float, action: Callable[[], Any], masters: bool = True) -> None:
+        """Do something later, if this master still lives; something of its own when it is not paused."""
         self.numbers += 1
-        heapq.heappush(self.timers, (self.now + seconds, self.numbers, action))
+        heapq.heappush(self.timers, (self.now + seconds, self.numbers, masters, action))
 
     # --- rescale -------------------------------------------------------------------------------------------------
 
@@ -772,7 +854,8 @@ class EpochCluster:
             process.work.append(work)
 
         def saved(snapshot: Any) -> None:
-            checks.snapshot(process, snapshot)
+            if process.alive:
+                checks.snapshot(process, snapshot)
             participant.on_snapshot(snapshot)
 
         participant = Participant(self.store, self.plan.key_groups, send, later)  # type: ignore[arg-type]
@@ -831,6 +914,8 @@ class EpochCluster:
             future = participant.trigger(command.epoch)
         elif isinstance(command, protocol.Unpark):
             future = participant.unpark()
+        elif isinstance(command, protocol.Rewrite):
+            future = participant.rewrite(command)
         elif isinstance(command, protocol.Complete):
             future = participant.complete(command)
         elif isinstance(command, protocol.Cut):
@@ -863,7 +948,7 @@ class EpochCluster:
         if not self.kills or not moments:
             return
         if (what in moments and self.rng.random() < 0.3) or (final and "final" in moments and self.rng.random() < 0.5):
-            self._after(self.rng.random() * 0.006, self._kill_some)
+            self._after(self.rng.random() * 0.006, self._kill_some, masters=False)
 
     def _kill_some(self) -> None:
         if not self.kills or not self.live:
@@ -873,12 +958,12 @@ class EpochCluster:
             self._kill(self.rng.choice(self.live))
 
     def _kill(self, process: Process) -> None:
-        self.kills -= 1
+        self.kills = max(0, self.kills - 1)
         self.counts["kills"] += 1
         self.counts[f"kills while {self.coordinator.state}"] += 1
         rng = self.rng
         self.story.append((self.now, f"KILL worker {process.worker}"))
-        self._end(process)
+        self._die(process)
         # What it had to say may have left before, and may yet arrive.
         for queue in (process.answers, process.said):
             for _ in range(rng.randrange(len(queue) + 1)):
@@ -887,11 +972,21 @@ class EpochCluster:
             self.late.append(process)
         self._after(rng.random() * 0.02, lambda: self._lost(process.worker))
 
-    def _end(self, process: Process) -> None:
-        rng = self.rng
+    def _die(self, process: Process) -> None:
+        """A process is dead to all others."""
         process.alive = False
         del self.processes[process.worker]
         self._look_who_lives()
+        if self.faults.wakes and self.rng.random() < self.faults.wakes:
+            # Until it has ended it knows the inboxes that there are now, and no later ones.
+            process.transport.keep_inboxes()
+            process.paused_until = self.now + self.rng.random() ** 2 * self.faults.pause_s
+            self.woken.append(process)
+        else:
+            self._end(process)
+
+    def _end(self, process: Process) -> None:
+        rng = self.rng
         process.inbox.dead = rng.random() < 0.5
         for task in process.loop.wiring.tasks.values():
             for stage in task.stages:
@@ -904,29 +999,72 @@ class EpochCluster:
                 for _ in range(rng.randrange(len(queue) + 1)):
                     inbox.used -= len(queue.pop()[1])
         if process.work and rng.random() < 0.5:  # what it was writing may get there
-            self._after(rng.random() * 0.01, process.work[0])
+            self._after(rng.random() * 0.01, process.work[0], masters=False)
+
+    def _wake(self, process: Process) -> None:
+        """Something that a process does, or its end, which is dead to all others."""
+        if process.paused_until > self.now:
+            return
+        if self.rng.random() < 0.05:
+            self.woken.remove(process)
+            self._end(process)
+        elif process.work and self.rng.random() < 0.3:
+            self.counts["snapshots of the dead"] += 1
+            if process.work[0]():
+                process.work.popleft()
+        else:
+            process.loop._deliver(process.transport.receive(0))
+            for task in process.loop.tasks:
+                if task.runnable():
+                    self.counts["steps of the dead"] += 1
+                    task.step()
+
+    def _pause_some(self) -> None:
+        """Pause a worker, or the master."""
+        rng = self.rng
+        self.pauses -= 1
+        seconds = rng.random() ** 2 * self.faults.pause_s
+        if not self.live or rng.random() < 0.3:
+            self.counts["master pauses"] += 1
+            self.story.append((self.now, f"PAUSE master for {seconds:.4f}"))
+            self.master_paused_until = self.now + seconds
+        else:
+            process = rng.choice(self.live)
+            self.counts["pauses"] += 1
+            self.story.append((self.now, f"PAUSE worker {process.worker} for {seconds:.4f}"))
+            process.paused_until = self.now + seconds
+        self._after(seconds, self._tell_to_stop, masters=False)  # and a moment to which the clock may jump
+
+    def _master_paused(self) -> bool:
+        return self.master_paused_until > self.now
 
     def _lost(self, worker: int) -> None:
         self.checks.lost(worker)
         self._do(self.coordinator.worker_lost(worker, self.now))
 
     def _kill_master(self) -> None:
-        self.master_kills -= 1
+        self.master_kills = max(0, self.master_kills - 1)  # a test may do it beside those of its seed
         self.counts["master kills"] += 1
         self.counts[f"master kills while {self.coordinator.state}"] += 1
         self.story.append((self.now, "KILL master"))
         self.timers.clear()
         for process in self.live:
-            self._end(process)
+            self._die(process)
         self.late.clear()
+        self.master_paused_until = 0.0
         self._new_master()
 
     def _stop(self) -> None:
         self.story.append((self.now, "STOP"))
         self.counts["stops"] += 1
         self.stopping = True
+        self._tell_to_stop()
+
+    def _tell_to_stop(self) -> None:
+        """Who is paused hears of it when it wakes up."""
         for process in self.live:
-            process.loop.stop()
+            if self.stopping and process.paused_until <= self.now:
+                process.loop.stop()
 
     # --- running -------------------------------------------------------------------------------------------------
 
@@ -953,6 +1091,31 @@ class EpochCluster:
             self.made.check(outputs)
         if self.stopping or self.seed % 8 == 0:
             self.checks.compare(reference(self), outputs)
+        self._check_counters()
+
+    def _check_counters(self) -> None:
+        """What an operator has taken is what those before it gave, however often the job went back or was changed."""
+        plan = self.coordinator.plan
+        tasks = [task for process in self.live for task in process.loop.tasks]
+        if {task.task.number for task in tasks} != plan.by_number.keys() or self.faults.diversions:
+            return  # a worker has died at the very end; or operators ran in Spark, which does not count each one's
+        taken, given = Counter[str](), Counter[str]()
+        for task in tasks:
+            for stage in task.stages:
+                taken[stage.context.operator.name] += stage.records_in
+                given[stage.context.operator.name] += stage.records_out
+        for chain in plan.chains:
+            for before, operator in itertools.pairwise(chain.operators):
+                assert taken[operator.name] == given[before.name], f"{before.name} -> {operator.name}, in one task"
+            coming = [exchange for exchange in plan.exchanges if exchange.target == chain.index]
+            if coming and all(one.output is None and one.combiner is None for one in coming):
+                copies = [one.receivers if isinstance(one.grouping, All) else 1 for one in coming]
+                expected = sum(given[one.operator] * n for one, n in zip(coming, copies, strict=True))
+                first = chain.operators[0]
+                name, lets_go = first.name, first.on_error != "fail"  # records that have no key, say
+                assert taken[name] <= expected, f"{name} took {taken[name]} of {expected} records"
+                assert taken[name] == expected or lets_go, f"{name} took {taken[name]} of {expected} records"
+                self.counts["counters checked"] += 1
 
     def _turn(self) -> None:
         rng, faults = self.rng, self.faults
@@ -963,29 +1126,47 @@ class EpochCluster:
             if self.kills and drawn < faults.kill_rate:
                 self._kill_some()
                 return
+            if self.pauses and random_() < 50 * faults.pause_rate:
+                self._pause_some()
+                return
             drawn = random_()
             if self.master_kills and drawn < 50 * faults.master_rate:
                 self._kill_master()
                 return
             if self.damages and drawn < 50 * faults.damage_rate:
-                self._damage()
-            if self.rescales and self.asked is None and random_() < 50 * faults.rescale_rate:
+                self._damage(True)
+            masters = not self._master_paused()
+            disk = self.disk.random
+            if self.scratches and disk() < 50 * faults.damage_rate:
+                self._damage(False)
+            if self.wipes and disk() < 0.02:
+                self._wipe()
+            if masters and faults.looks and disk() < 50 * faults.looks:
+                self._look()
+            if masters and self.rescales and self.asked is None and random_() < 50 * faults.rescale_rate:
                 self._ask()
-            if self.migrations and random_() < 50 * faults.migration_rate:
+            if masters and self.migrations and random_() < 50 * faults.migration_rate:
                 self._migrate()
             if faults.diversions and random_() < 50 * faults.diversions:
                 self._divert()
-        if self.asked is not None:
+        paused = self._master_paused()
+        if self.asked is not None and not paused:
             self._serve()
         if self.timers and self.timers[0][0] <= self.now:
-            heapq.heappop(self.timers)[2]()
+            _, number, masters, action = heapq.heappop(self.timers)
+            if paused and masters:
+                heapq.heappush(self.timers, (self.master_paused_until, number, True, action))
+            else:
+                action()
             return
-        if self.due is not None and self.now >= self.due:
+        if self.due is not None and self.now >= self.due and not paused:
             self._do(self.coordinator.tick(self.now))
             return
         if faults.stop_at is not None and not self.stopping and self.now >= 1.0 + faults.stop_at:
             self._stop()
-        if self.late and random_() < 0.1:
+        if self.woken and random_() < 0.3:
+            self._wake(rng.choice(self.woken))
+        if self.late and random_() < 0.1 and not paused:
             self._late(rng.choice(self.late))
         live = self.live
         if not live:
@@ -1003,15 +1184,21 @@ class EpochCluster:
     def _act(self, process: Process) -> bool:
         """One thing that a process does, or that comes of it; False when it did nothing."""
         random_, hurry = self.rng.random, self.faults.hurry
+        deaf = self._master_paused()
+        if process.paused_until > self.now:
+            if process.told() and not deaf and random_() < hurry:
+                self._do(process.told()[0].popleft()())
+                return True
+            return False
         if process.inbox.quiet or random_() < 0.7:
             if process.commands and random_() < hurry * (1 + len(process.commands) / 8):
                 process.inbox.quiet = False
                 self._command(process, process.commands.popleft())
                 return True
-            if process.answers and random_() < hurry:
+            if process.answers and not deaf and random_() < hurry:
                 self._do(process.answers.popleft()())
                 return True
-            if process.said and random_() < hurry * (1 + len(process.said) / 8):
+            if process.said and not deaf and random_() < hurry * (1 + len(process.said) / 8):
                 self._do(process.said.popleft()())
                 return True
             if process.work and random_() < self.faults.writing * (1 + len(process.work) / 8):
@@ -1059,10 +1246,19 @@ class EpochCluster:
     def _jump(self) -> None:
         """Nobody who is quick has anything to do: let somebody slow do something, or go on to when somebody has."""
         self.idle = 0
-        busy = [process for process in self.live if process.queues()]
+        deaf = self._master_paused()
+        awake = [process for process in self.live if process.paused_until <= self.now]
+
+        def queues(process: Process) -> list[deque[Any]]:
+            told = [] if deaf else process.told()
+            paused = process.paused_until > self.now
+            waiting = [process.commands] if process.commands and not paused else []
+            return [*waiting, *told, *([process.work] if process.work and not paused else [])]
+
+        busy = [process for process in self.live if queues(process)]
         if busy:
             process = self.rng.choice(busy)
-            queue = self.rng.choice(process.queues())
+            queue = self.rng.choice(queues(process))
             if queue is process.commands:
                 self._command(process, process.commands.popleft())
             elif queue is process.work:
@@ -1071,13 +1267,13 @@ class EpochCluster:
             else:
                 self._do(queue.popleft()())
             return
-        moved = [self._pass(process, whole=True) for process in self.live]
+        moved = [self._pass(process, whole=True) for process in awake]
         if any(moved):
             return
         when = [self.timers[0][0]] if self.timers else []
-        if self.due is not None:
+        if self.due is not None and not deaf:
             when.append(self.due)
-        for process in self.live:
+        for process in awake:
             for task in process.loop.tasks:
                 at = task.ready_in()
                 if at is not None and (task.diversion is not None or not isinstance(task, SourceTask)):
@@ -1119,6 +1315,8 @@ class EpochCluster:
                     continue
                 if task.runnable():
                     records = task.stages[0].records_in
+                    if loop.box is not None:
+                        loop.box.note(task.task.number)
                     task.step()
                     moved = True
                     if task.finished or task.stages[0].records_in > records:
@@ -1137,12 +1335,36 @@ class EpochCluster:
             process.inbox.quiet = complete and not loop.wiring.behind and not process.inbox.queues
         return moved
 
-    def _damage(self) -> None:
-        name = self.store.damage()
-        if name is not None:
-            self.damages -= 1
-            self.counts["damages"] += 1
-            self.story.append((self.now, f"DAMAGE {name}"))
+    def _damage(self, both: bool) -> None:
+        what = self.store.damage(both, self.rng if both else self.disk)
+        if what is not None:
+            self.damages -= both
+            self.scratches -= not both
+            self.counts["damages" if both else "scratches"] += 1
+            self.story.append((self.now, f"DAMAGE {what}"))
+
+    def _wipe(self) -> None:
+        self.wipes = max(0, self.wipes - 1)
+        self.counts["wipes"] += 1
+        self.story.append((self.now, f"DAMAGE {self.store.wipe()}"))
+
+    def _look(self) -> None:
+        """The keeper looks after what is saved: by names and sizes, or by reading all of it."""
+        before = self.keeper.damage
+        if self.disk.random() < 0.5:
+            self.keeper.look()
+        else:
+            for _ in self.keeper.examine():
+                pass
+        self.counts["looks"] += 1
+        if self.keeper.damage != before:
+            self.story.append((self.now, f"FOUND {self.keeper.damage}"))
+
+    def _say_lost(self, names: frozenset[str], reason: str) -> None:
+        self.counts["losses told"] += 1
+        commands = self.coordinator.lost(names, reason, self.now)
+        self.counts["rewrites"] += any(isinstance(command, protocol.Rewrite) for command in commands)
+        self._do(commands)
 
     # --- telling -------------------------------------------------------------------------------------------------
 

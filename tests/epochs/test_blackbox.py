@@ -6,21 +6,42 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
+import threading
 
 import pytest
 
-from penstock.runtime.blackbox import CALM_EPOCHS, BlackBox, Care, Note, Poison, Suspects, Watcher, digest_of
+from penstock.runtime.batch import KeyedBatch
+from penstock.runtime.blackbox import (
+    CALM_EPOCHS,
+    PROVEN_EPOCHS,
+    SOURCE,
+    BlackBox,
+    Care,
+    Careful,
+    Crash,
+    Note,
+    Place,
+    Poison,
+    Suspects,
+    Watcher,
+    digest_of,
+    is_stopped,
+)
 
 _DIES_IN_A_STEP = """
 import sys
-from penstock.runtime.blackbox import CALM_EPOCHS, BlackBox, Care
+from penstock.runtime.blackbox import BlackBox, Care, Careful
 box = BlackBox()
 box.note(1)
 box.rest()
 print(box.address, flush=True)
 sys.stdin.readline()
 box.note(7)
-Care(box, 7, frozenset(), 3).check(2, ("the", "record"))
+care = Care(box, 7, Careful(), 4)
+care.next(11)
+care.next(11)
+care.check(2, [("the", "record")])
 print("noted", flush=True)
 sys.stdin.readline()
 """
@@ -40,7 +61,9 @@ def test_the_note_outlives_its_process() -> None:
         assert process.stdout.readline() == "noted\n"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        assert watcher.read() == Note(7, 2, digest_of(("the", "record")))
+        place = Place(epoch=4, origin=11, sequence=1, nth=0)
+        assert watcher.read() == Note(7, 2, digest_of([("the", "record")]), place, place)
+        assert watcher.crash() is None
     finally:
         process.kill()
         process.wait()
@@ -48,47 +71,277 @@ def test_the_note_outlives_its_process() -> None:
         process.stdout.close()
 
 
+_ENDS = """
+import ctypes, os, signal, sys, threading
+from penstock.runtime.blackbox import BlackBox
+box = BlackBox()
+box.watch_this_process()
+print(box.address, flush=True)
+sys.stdin.readline()
+
+def in_a_child(end):
+    pid = os.fork()
+    if not pid:
+        end()
+    os.waitpid(pid, 0)
+
+def in_a_thread(end):
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+
+def crash():
+    ctypes.string_at(0)
+
+def leave():
+    os._exit(3)
+
+"""
+
+
+def ending(code: str) -> tuple[int, Crash | None]:
+    """How a process that watches itself ends by this code: its exit status, and what its watcher says."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ENDS + textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    watcher = Watcher(process.stdout.readline().strip())
+    process.communicate("\n")
+    return process.returncode, watcher.crash()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "what"),
+    [
+        ("crash()", -signal.SIGSEGV, "Segmentation fault, at <string>:"),
+        ("os.abort()", -signal.SIGABRT, "Aborted, at <string>:"),
+        ("leave()", 3, "called os._exit(3), at <string>:"),
+        ("import posix; posix._exit(4)", 4, "called os._exit(4), at <string>:"),
+    ],
+)
+def test_a_process_that_crashes_says_so(code: str, status: int, what: str) -> None:
+    ended, crash = ending(code)
+    assert ended == status
+    assert crash is not None
+    assert crash.what.startswith(what)
+    assert crash.in_loop
+    assert crash.stack.startswith("  File ")
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_a_process_that_is_killed_says_nothing(end: str) -> None:
+    ended, crash = ending(f"signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.{end})")
+    assert ended == -signal.Signals[end]
+    assert crash is None
+
+
+def test_who_crashed() -> None:
+    """What another thread does need not be the record's doing; what a child does is not this process's end at all."""
+    assert ending("in_a_child(leave); in_a_child(crash); os.kill(os.getpid(), 9)") == (-9, None)
+    ended, crash = ending("in_a_thread(crash)")
+    assert ended == -signal.SIGSEGV
+    assert crash is not None
+    assert crash.what.startswith("Segmentation fault, at <string>:")
+    assert not crash.in_loop
+
+
+def test_a_stopped_process_is_told_from_one_that_hangs() -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert is_stopped(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert not is_stopped(process.pid)
+
+
 def test_equal_records_have_equal_digests_that_tell_them_from_others() -> None:
-    assert digest_of({"a": [1, 2]}) == digest_of({"a": [1, 2]})
-    assert digest_of("a") != digest_of("b")
-    assert digest_of("") != 0
+    assert digest_of([{"a": [1, 2]}]) == digest_of([{"a": [1, 2]}])
+    assert digest_of(["a"]) != digest_of(["b"])
+    assert digest_of([""]) != 0
+    assert digest_of(KeyedBatch(["k"], [1])) == digest_of(KeyedBatch(["k"], [1]))
+    assert digest_of(KeyedBatch(["k"], [1])) != digest_of(KeyedBatch(["l"], [1]))
 
 
-def test_a_task_is_careful_from_its_second_death_on_and_a_record_poison_from_its_third() -> None:
-    suspects = Suspects(attempts=3)
+# --- what the watcher makes of deaths --------------------------------------------------------------------------
+
+CRASH = Crash("Segmentation fault, at parse.py:7 in parse", True)
+
+
+def at(sequence: int, *, epoch: int = 5, digest: int = 99, later: Place | None = None) -> Note:
+    place = Place(epoch, SOURCE, sequence, 0)
+    return Note(4, 1, digest, place, later or place)
+
+
+def suspected(attempts: int = 3) -> Suspects:
+    """Task 4 has died twice."""
+    suspects = Suspects(attempts)
     suspects.died(None)
-    suspects.died(Note(4, 0, 0))
-    assert suspects.careful == {}
-    suspects.died(Note(4, 0, 0))
-    assert suspects.careful == {4: frozenset()}
-    for _ in range(2):
-        suspects.died(Note(4, 1, 99))
-    assert suspects.careful == {4: frozenset()}
-    suspects.died(Note(4, 1, 99))
-    assert suspects.careful == {4: frozenset({(1, 99)})}
+    suspects.died(Note(4), CRASH)
+    assert suspects.careful() == {}
+    suspects.died(Note(4), CRASH)
+    assert suspects.careful() == {4: Careful(CALM_EPOCHS)}
+    return suspects
 
 
-def test_epochs_end_suspicion_but_not_poison() -> None:
-    suspects = Suspects(attempts=1)
+def places(suspects: Suspects) -> list[Place]:
+    return [place for careful in suspects.careful().values() for _, _, place in careful.places]
+
+
+def test_a_record_is_poison_at_its_place_after_so_many_crashes() -> None:
+    suspects = suspected()
     for _ in range(2):
-        suspects.died(Note(1, 0, 0))
-    suspects.died(Note(2, 0, 0))
-    suspects.died(Note(2, 0, 5))
+        suspects.died(at(7), CRASH)
+        suspects.died(at(8, digest=98), CRASH)
+    assert places(suspects) == []
+    suspects.died(at(7), CRASH)
+    assert places(suspects) == [at(7).place]
+    (why,) = suspects.careful()[4].places.values()
+    assert why == (
+        "this record has killed the worker's process 3 times while this operator had it; the last time: "
+        "Segmentation fault, at parse.py:7 in parse"
+    )
+
+
+def test_deaths_from_outside_count_half_and_only_until_an_epoch_completes() -> None:
+    suspects = suspected()
+    for crash in (None, Crash("Segmentation fault", False)):
+        for _ in range(5):
+            suspects.died(at(7), crash)
+        assert places(suspects) == []
+        suspects.completed()
+    for _ in range(6):
+        suspects.died(at(7))
+    assert places(suspects) == [at(7).place]
+    (why,) = suspects.careful()[4].places.values()
+    assert "6 times by a signal from outside or for want of memory, with no epoch complete between" in why
+    suspects.completed()
+    assert places(suspects) == []
+
+
+def test_equal_records_at_other_places_are_others() -> None:
+    suspects = suspected()
+    for sequence in range(100):
+        suspects.died(at(sequence))
+    assert places(suspects) == []
+    assert not suspects.careful()[4].values
+
+
+def test_equals_of_a_record_that_was_found_out_cost_one_crash_each_and_then_none() -> None:
+    suspects = suspected()
+    for _ in range(3):
+        suspects.died(at(7), CRASH)
+    suspects.died(at(8))
+    suspects.died(at(9, digest=98), CRASH)
+    assert places(suspects) == [at(7).place]
+    suspects.died(at(20), CRASH)
+    assert places(suspects) == [at(7).place, at(20).place]
+    assert not suspects.careful()[4].values
+    suspects.died(at(30), CRASH)
+    assert list(suspects.careful()[4].values) == [(1, 99)]
+
+
+def test_a_record_whose_place_is_never_the_same_is_found_out_all_the_same() -> None:
+    suspects = suspected()
+    for sequence in range(5):
+        assert not suspects.careful()[4].values
+        suspects.died(at(sequence), CRASH)
+    assert list(suspects.careful()[4].values) == [(1, 99)]
+
+
+def test_places_go_along_when_an_epoch_completes_before_them() -> None:
+    suspects = suspected()
+    suspects.died(at(7), CRASH)
+    suspects.died(at(107), CRASH)
+    suspects.died(at(107, later=Place(6, SOURCE, 100, 0)), CRASH)  # 7 came before the barrier
+    suspects.died(at(100, epoch=6), CRASH)
+    assert places(suspects) == [Place(6, SOURCE, 100, 0)]
+    suspects.died(at(200, epoch=6, digest=1, later=Place(9, SOURCE, 150, 0)), CRASH)
+    assert places(suspects) == [Place(9, SOURCE, 50, 0)]
+    suspects.died(at(60, epoch=9, digest=2, later=Place(12, SOURCE, 5, 0)), CRASH)  # 50 came before the barrier
+    assert places(suspects) == []
+
+
+def test_suspicion_ends() -> None:
+    suspects = suspected()
+    suspects.died(at(7), CRASH)
     for _ in range(CALM_EPOCHS - 1):
         suspects.completed()
-    assert suspects.careful.keys() == {1, 2}
-    suspects.completed()
-    assert suspects.careful == {2: frozenset({(0, 5)})}
-    suspects.died(Note(1, 0, 0))
-    assert 1 not in suspects.careful
+    assert suspects.careful() == {4: Careful(1)}
+    suspects.died(Note(4))
+    for _ in range(CALM_EPOCHS):
+        assert suspects.careful().keys() == {4}
+        suspects.completed()
+    assert suspects.careful() == {}
+    for _ in range(3):
+        suspects.died(at(7), CRASH)
+    assert suspects.careful()[4].epochs == PROVEN_EPOCHS
+    suspects.died(Note(4))
+    assert suspects.careful()[4].epochs == PROVEN_EPOCHS
+    suspects.forget()
+    assert suspects.careful() == {}
 
 
-def test_care_notes_records_and_refuses_poison() -> None:
+# --- a careful task ----------------------------------------------------------------------------------------------
+
+
+def test_care_counts_from_the_last_complete_epoch() -> None:
     box = BlackBox()
     watcher = Watcher(box.address)
-    care = Care(box, 3, frozenset({(0, digest_of("bad"))}), 3)
-    care.check(0, "good")
-    assert watcher.read() == Note(3, 0, digest_of("good"))
-    care.check(1, "bad")  # poison to another operator
-    with pytest.raises(Poison, match="3 times"):
-        care.check(0, "bad")
+    care = Care(box, 3, Careful(2), 5)
+
+    def noted(origin: int) -> tuple[Place, Place]:
+        care.next(origin)
+        care.check(0, ["word"])
+        note = watcher.read()
+        assert note is not None
+        assert note[:3] == (3, 0, digest_of(["word"]))
+        return note.place, note.later
+
+    assert noted(1) == (Place(5, 1, 0, 0), Place(5, 1, 0, 0))
+    assert noted(2) == (Place(5, 2, 0, 0), Place(5, 2, 0, 0))
+    assert noted(1) == (Place(5, 1, 1, 0), Place(5, 1, 1, 0))
+    care.passed(6)
+    assert noted(1) == (Place(5, 1, 2, 0), Place(5, 1, 2, 0))
+    care.passed(7)
+    assert care.completed(5)  # it is known already
+    assert care.completed(6)
+    assert noted(1) == (Place(5, 1, 3, 0), Place(6, 1, 1, 0))
+    assert noted(2) == (Place(5, 2, 1, 0), Place(6, 2, 0, 0))
+    assert not care.completed(7)
+    care.check(0, ["word"])
+    note = watcher.read()
+    assert note is not None
+    assert note.place == Place(5, 2, 1, 1)
+
+
+def test_care_refuses_poison_where_it_is() -> None:
+    place = Place(5, 1, 1, 0)
+    word, bad = digest_of(["word"]), digest_of(["bad"])
+    care = Care(BlackBox(), 3, Careful(2, {(0, word, place): "it killed"}, {(1, bad): "they kill"}), 5)
+    care.next(1)
+    care.check(0, ["word"])
+    care.check(1, ["word"])
+    with pytest.raises(Poison, match="they kill"):
+        care.check(1, ["bad"])
+    care.next(1)
+    with pytest.raises(Poison, match="it killed"):
+        care.check(0, ["word"])
+    care.check(0, ["word"])  # the next that the operators before it made of the same
+    care.next(1)
+    care.check(0, ["word"])
+
+
+def test_care_takes_records_that_cannot_be_encoded() -> None:
+    box = BlackBox()
+    care = Care(box, 3, Careful(1, {(0, 0, Place(5, 1, 0, 0)): "no"}), 5)
+    care.next(1)
+    care.check(1, [threading.Lock()])
+    assert Watcher(box.address).read() == Note(3)

@@ -20,6 +20,7 @@ from penstock.runtime.epochs.coordinator import (
     FallBack,
     Join,
     Make,
+    Rewrite,
     Save,
     Start,
     Trigger,
@@ -568,6 +569,86 @@ def test_a_worker_lost_while_the_last_epoch_is_committed_commits_it_again() -> N
     assert job.c.saved(3) == [Complete(3, True)]
     assert job.c.committed(0, 2) == [], "of the epoch before"
     assert [job.c.committed(worker, 3) for worker in range(WORKERS)] == [[], [], [], [End()]]
+
+
+# --- what is lost while the job lives ------------------------------------------------------------------------
+
+
+def names(job: Job, *tasks: int, epoch: int) -> frozenset[str]:
+    return frozenset(blob(task, epoch, job.c._generations[task]).name for task in tasks)
+
+
+def test_tasks_whose_snapshots_are_lost_save_everything_anew() -> None:
+    job = Job().running(1, 2)
+    lost = names(job, B, epoch=1)
+    assert job.c.lost(lost, "the disk is empty", 2.5) == [Rewrite(frozenset({B})), Trigger(3)]
+    assert job.c.last_failure == "the disk is empty"
+    assert job.c.lost(lost, "the disk is empty", 2.6) == [], "it is said again until no epoch needs it"
+    assert job.ack(A, C, X, Y, epoch=3) == []
+    (save,) = job.ack(B, epoch=3, whole=True)
+    assert isinstance(save, Save)
+    assert {entry.number: len(entry.blobs) for entry in save.manifest.tasks} == {A: 3, B: 1, C: 3, X: 3, Y: 3}
+    job.c.saved(3)
+    assert job.c.last_failure is None
+    assert job.c.lost(lost, "the disk is empty", 3.5) == []
+
+
+def test_what_a_task_adds_to_what_is_lost_is_not_taken() -> None:
+    """Its snapshot was on its way, or it has not heard yet."""
+    job = Job().running(1)
+    job.now = 2.0
+    job.c.tick(job.now)
+    job.ack(A, B, epoch=2)
+    assert job.c.lost(names(job, A, B, epoch=1), "gone", 2.1) == [Rewrite(frozenset({A, B})), Trigger(3)]
+    assert job.ack(C, X, Y, epoch=2) == [], "epoch 2 builds on what is gone"
+    assert job.ack(A, epoch=3, whole=True) == []
+    assert job.ack(B, epoch=3) == []
+    assert job.ack(C, X, Y, epoch=3) == [], "b had not heard when it saved its part"
+    assert job.c.begin(4.0) == [Trigger(4)]
+    assert job.ack(A, C, X, Y, epoch=4) == []
+    (save,) = job.ack(B, epoch=4, whole=True)
+    assert isinstance(save, Save)
+    assert save.manifest.epoch == 4
+
+
+def test_a_manifest_that_refers_to_what_is_lost_is_not_written() -> None:
+    job = Job().running(1)
+    job.now = 2.0
+    job.c.tick(job.now)
+    (save,) = job.ack(*ALL, epoch=2)
+    assert isinstance(save, Save)
+    assert job.c.lost(names(job, C, epoch=1), "gone", 2.1) == [Rewrite(frozenset({C})), Trigger(3)]
+    assert job.c.not_saved(2, "it builds on what is lost") == []
+    (save,) = [*job.ack(A, B, X, Y, epoch=3), *job.ack(C, epoch=3, whole=True)]
+    assert isinstance(save, Save)
+    assert save.manifest.epoch == 3
+
+
+def test_a_task_that_has_ended_says_so_again_when_its_end_is_lost() -> None:
+    job = Job().running(1)
+    job.ack(X, Y, epoch=2, finished=True)
+    assert job.c.lost(names(job, X, epoch=2), "gone", 2.0) == [Rewrite(frozenset({X})), Trigger(2)]
+    assert job.c.finished() == {Y}
+    assert job.ack(A, B, C, epoch=2) == []
+    (save,) = job.ack(X, epoch=2, finished=True)
+    assert isinstance(save, Save)
+
+
+def test_tasks_that_go_back_find_out_for_themselves_what_is_lost() -> None:
+    job = Job().running(1)
+    job.c.worker_lost(2, 2.0)
+    lost = names(job, A, epoch=1) | {blob(C, 1, 1).name}
+    assert job.c.lost(lost, "gone", 2.1) == [Rewrite(frozenset({A}))]
+    job.c.started(2)
+    job.made()  # it could be read after all
+    assert job.c.lost(lost, "gone", 2.2) == [Rewrite(frozenset({C})), Trigger(2)]
+
+
+def test_no_other_plan_goes_on_from_what_is_lost() -> None:
+    job = Job().running(1)
+    job.c.lost(names(job, B, epoch=1), "gone", 1.5)
+    assert job.c.replan(PLAN, PLACED) == []
+    assert job.c.state == "RUNNING"
 
 
 # --- damage --------------------------------------------------------------------------------------------------

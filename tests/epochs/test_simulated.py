@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections import Counter
 from typing import Any
 
@@ -40,10 +41,10 @@ FOUND_BY = {
     "kept-records-shared": 450,
     "lost-while-saving": 494,
     "no-timers-back": 67,
-    "old-channels-fail": 508,
+    "old-channels-fail": 265,
     "old-generations": 67,
-    "places-of-removed-keys": 110,
-    "slabs-too-soon": 398,
+    "places-of-removed-keys": 273,
+    "slabs-too-soon": 251,
     "watermark-forgotten": 110,
     "watermark-overtakes": 223,
 }
@@ -61,7 +62,8 @@ def test_the_same_seed_gives_the_same_run() -> None:
         with small_steps(12):
             cluster = EpochCluster(epoch_flow(12), 12, faults_of(12))
             cluster.run()
-        return cluster.steps, cluster.told().split("\n")
+        # Names of channels, which are random, are part of what is saved.
+        return cluster.steps, re.sub(r"checksum=\d+", "", cluster.told()).split("\n")
 
     assert story() == story()
 
@@ -71,7 +73,7 @@ def test_the_seeds_have_every_kind_of_fault() -> None:
     for name in ("kills", "master_kills", "pairs", "moments", "stillborn", "put", "get", "manifest", "unknown"):
         with_it = sum(bool(getattr(fault, name)) for fault in faults)
         assert 20 < with_it < 290, f"{name} is in {with_it} of 300 seeds"
-    for name in ("damages", "stop_at", "inline_bytes"):
+    for name in ("damages", "scratches", "wipes", "looks", "stop_at", "inline_bytes", "pauses", "wakes"):
         assert sum(bool(getattr(fault, name)) for fault in faults) > 20
 
 
@@ -175,6 +177,43 @@ def test_epochs_quicker_than_a_worker_do_not_stop_its_sources() -> None:
         assert source.stages[0].records_in == 100
 
 
+@pytest.mark.parametrize("who", ["source", "sink", "master"])
+def test_nobody_is_lost_who_is_paused(who: str) -> None:
+    """However long: epochs are given up meanwhile, others go on, and it ends as if nothing had been; also when it is
+    told to stop just then."""
+    with small_steps(9):
+        cluster = Scene(line(2000), 9, Faults(kills=0, interval_s=0.005, timeout_s=0.02, pauses=1, pause_rate=0.0))
+        cluster.placed.update({0: 0, 1: 1, 2: 2})
+        cluster.until(lambda: cluster.coordinator.epoch > 1)
+        until = cluster.now + 5.0
+        if who == "master":
+            cluster.master_paused_until = until
+        else:
+            cluster.processes[0 if who == "source" else 2].paused_until = until
+        cluster._after(5.0, cluster._tell_to_stop, masters=False)
+        before = cluster.coordinator.epoch
+        cluster._stop()
+        cluster.until(lambda: cluster.now >= until - 1.0 or cluster.over)
+        assert not cluster.over
+        assert cluster.coordinator.epoch <= before + 1, "an epoch that was all but complete"
+        cluster.run()
+        assert cluster.now >= until
+        assert cluster.coordinator.restarts == 0
+
+
+def test_what_the_dead_do_when_they_wake_up_is_nothing_to_the_living() -> None:
+    """All workers live on when their master is killed, with the inboxes that they know."""
+    with small_steps(10):
+        faults = Faults(kills=0, interval_s=0.005, pauses=1, pause_rate=0.0, pause_s=0.01, wakes=1.0)
+        cluster = Scene(line(1000), 10, faults)
+        cluster.until(lambda: cluster.coordinator.epoch > 1)
+        cluster.master_kills = 1
+        cluster._kill_master()
+        assert len(cluster.woken) == 3
+        cluster.run()
+        assert cluster.counts["steps of the dead"] > 0
+
+
 @pytest.mark.parametrize("how", ["by another master", "after a rescale", "while commits are late"])
 def test_fewer_tasks_undo_what_more_have_committed(how: str) -> None:
     """A sink had one task, then two, and goes back to an epoch at which there was one; that knows nothing of the other,
@@ -200,12 +239,77 @@ def test_fewer_tasks_undo_what_more_have_committed(how: str) -> None:
             assert any(isinstance(command, Complete) for command in cluster.processes[1].commands)
         for epoch, manifest in cluster.store.manifests.items():
             if epoch > last:
-                cluster.store.damaged.add(manifest.tasks[2].blobs[-1].name)
+                cluster.store.ruin(manifest.tasks[2].blobs[-1].name)
         if how == "by another master":
             cluster.master_kills = 1
             cluster._kill_master()
         cluster.run()
         assert cluster.counts["fall-backs"] == 1
+
+
+def counted() -> RandomFlow:
+    """read > count > last, with a count of each key after each record: state that grows by deltas."""
+    made = RandomFlow(Flow("counted", chaining=False))
+    sink = Collect()
+    stream = made.flow.read(Trickle([list(range(400))], 1), name="read", parallelism=1)
+    counts = stream.key_by(lambda record: record % 40).count(emit="every", name="count", parallelism=2)
+    counts.write(sink, name="last", parallelism=1)
+    made.expected[sink.channel] = ("last", Counter((key, n) for key in range(40) for n in range(1, 11)))
+    return made
+
+
+def epochs_of(made: RandomFlow) -> Scene:
+    """A job with some complete epochs, the same one each time."""
+    cluster = Scene(made, 3, Faults(kills=0, interval_s=0.002))
+    cluster.until(lambda: cluster.coordinator.epoch >= 4 and cluster.coordinator.state == "RUNNING")
+    return cluster
+
+
+@pytest.mark.parametrize("way", ["delete", "truncate", "flip", "replace"])
+def test_damage_of_any_one_file_loses_nothing(way: str) -> None:
+    """Of the files of a real sequence of epochs each is damaged, and then everybody dies."""
+    with small_steps(3):
+        names = sorted(epochs_of(counted()).store.disk.files)
+    assert len(names) > 20
+    for number, name in enumerate(names):
+        with small_steps(3):
+            cluster = epochs_of(counted())
+            files = cluster.store.disk.files
+            data = bytearray(files.pop(name))
+            if way == "truncate":
+                files[name] = bytes(data[: len(data) // 2])
+            elif way == "flip":
+                data[len(data) // 2] ^= 1
+                files[name] = bytes(data)
+            elif way == "replace":
+                files[name] = bytes(data[::-1])
+            before = cluster.coordinator.epoch
+            if number % 2:
+                cluster._kill_master()
+                assert cluster.coordinator.epoch == before
+            else:
+                cluster.kills = len(cluster.live)
+                for process in list(cluster.live):
+                    cluster._kill(process)
+            cluster.run()
+            assert cluster.counts["fall-backs"] == 0, f"{way} {name}"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_store_that_was_removed_is_filled_anew_while_the_job_lives(seed: int) -> None:
+    with small_steps(seed):
+        cluster = Scene(counted(), seed, Faults(kills=0, interval_s=0.002))
+        cluster.until(lambda: cluster.coordinator.epoch >= 3 and cluster.coordinator.state == "RUNNING")
+        cluster._wipe()
+        cluster.keeper.look()
+        assert "has lost what was saved" in (cluster.coordinator.last_failure or "")
+        epoch = cluster.coordinator.begun
+        cluster.until(lambda: cluster.coordinator.epoch >= epoch)
+        assert cluster.coordinator.last_failure is None
+        cluster._kill_master()
+        assert cluster.coordinator.epoch >= epoch
+        cluster.run()
+        assert cluster.counts["fall-backs"] == 0
 
 
 def test_an_ended_task_is_made_again_from_its_end_alone() -> None:
@@ -232,11 +336,11 @@ def test_a_timer_that_is_always_due_does_not_stop_its_task() -> None:
     sink = Collect()
 
     def work(ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
-        ctx.set_timer(ctx.now())
+        ctx.set_timer(after_s=0)
         return [record]
 
     def again(ctx: ProcessContext, key: Any, at: float) -> None:
-        ctx.set_timer(ctx.now())
+        ctx.set_timer(after_s=0)
 
     stream = made.flow.read(Trickle([list(range(100))], 1), parallelism=1).key_by(lambda record: record % 3)
     stream.process(work, on_timer=again, parallelism=2).write(sink, parallelism=1)

@@ -39,7 +39,7 @@ def history(steps: list[tuple[dict[Any, Any], list[Any]]], whole_at: set[int]) -
             kept.values.pop(key, None)
         kept.note(gone)
         state = StageState({"state": kept.delta(i == 0 or i in whole_at)}, own=("step", i))
-        snapshots.append(packed(encode_snapshot({"op": (state, (i, 2 * i, 0))}, GROUPS)))
+        snapshots.append(packed(encode_snapshot({"op": (state, (i, 2 * i, 0, 3 * i))}, GROUPS)))
     return snapshots, kept.values
 
 
@@ -55,7 +55,7 @@ def test_deltas_give_the_state_back(steps: list[Any], whole_at: set[int]) -> Non
     op = read(snapshots).operators["op"]
     assert op.maps["state"] == state
     assert op.own == [("step", len(steps) - 1)]
-    assert op.counters == (len(steps) - 1, 2 * (len(steps) - 1), 0)
+    assert op.counters == (len(steps) - 1, 2 * (len(steps) - 1), 0, 3 * (len(steps) - 1))
 
 
 @given(changes, st.sets(st.integers(1, 11)), st.data())
@@ -101,7 +101,7 @@ def test_other_key_groups_are_refused_with_the_remedy() -> None:
 def test_what_cannot_be_pickled_says_so() -> None:
     lock = __import__("threading").Lock()
     with pytest.raises(PenstockError, match="operator 'op': its state cannot be saved"):
-        encode_snapshot({"op": (StageState(own=lock), (0, 0, 0))}, GROUPS)
+        encode_snapshot({"op": (StageState(own=lock), (0, 0, 0, 0))}, GROUPS)
 
 
 class Nameless:
@@ -114,7 +114,7 @@ def test_keys_that_no_other_plan_could_share_out_are_refused_at_once(whole: bool
     nameless = Nameless()
     delta = KeyedWhole({1: 1, nameless: 2}) if whole else KeyedDelta([1, nameless], [1, 2], [])
     with pytest.raises(RecordError, match=r"operator 'op': a key of its state cannot be saved .* Nameless"):
-        encode_snapshot({"op": (StageState({"state": delta}), (0, 0, 0))}, GROUPS)
+        encode_snapshot({"op": (StageState({"state": delta}), (0, 0, 0, 0))}, GROUPS)
 
 
 @pytest.mark.parametrize("cut", [0, 3, 4, 20, -1])

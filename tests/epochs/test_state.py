@@ -43,7 +43,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def packed(delta: Delta) -> bytes:
-    return b"".join(encode_snapshot({"op": (StageState({"state": delta}), (0, 0, 0))}, GROUPS))
+    return b"".join(encode_snapshot({"op": (StageState({"state": delta}), (0, 0, 0, 0))}, GROUPS))
 
 
 def read(snapshots: list[bytes], groups: set[int] | None = None) -> dict[Any, Any]:
@@ -242,18 +242,22 @@ def test_a_state_that_was_cleared_and_set_again_voids_the_order() -> None:
 
 
 def test_values_that_do_not_fit_the_keys_before_them_are_damage() -> None:
+    def values(known: int, keys: list[Any], *values: int) -> bytes:
+        return packed(KeyedValues(known, keys, dict(enumerate(values))))
+
     whole = packed(KeyedWhole({"a": 1, "b": 2}))
-    for later in (KeyedValues(3, [], [1, 2, 3]), KeyedValues(2, ["c"], [1, 2]), KeyedValues(2, [], [1, 2, 3])):
-        with pytest.raises(SnapshotDamaged, match="values for"):
-            read([whole, packed(later)])
-    parts = [packed(KeyedValues(2, ["c"], [1, 2, 3])), packed(KeyedValues(2, [], [1, 2]))]
+    for later in (values(3, [], 1, 2, 3), values(2, ["c"], 1, 2), values(2, [], 1, 2, 3)):
+        with pytest.raises(SnapshotDamaged, match="values"):
+            read([whole, later])
+        with pytest.raises(SnapshotDamaged, match="values"):
+            list(compact([whole, later], GROUPS))
     with pytest.raises(SnapshotDamaged, match="builds on 2 keys, where 3 were saved"):
-        compact(parts, GROUPS)
+        list(compact([values(2, ["c"], 1, 2, 3), values(2, [], 1, 2)], GROUPS))
 
 
 def test_a_value_that_cannot_be_saved_beside_keys_that_were_is_shown() -> None:
     with pytest.raises(RecordError, match=r"the state of key .*lock"):
-        packed(KeyedValues(1, [], [Lock()]))
+        packed(KeyedValues(1, [], {"a": Lock()}))
 
 
 def test_a_quiet_map_saves_nothing_even_after_it_was_blind() -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import zlib
-from collections.abc import Callable
+from collections import deque
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.runtime.epochs import store as module
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
-from penstock.runtime.epochs.store import INLINE_BYTES, ArrowFiles, Store
+from penstock.runtime.epochs.store import INLINE_BYTES, ArrowFiles, Store, may_pass
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
+from tests.epochs.dict_files import DictFiles, accepted
 
 BIG = bytes(range(256)) * 40  # too large to be kept in a manifest
 
@@ -48,6 +48,15 @@ def overwrite(store: Store, name: str, data: bytes) -> None:
     store._files.write(name, [memoryview(data)], False)
 
 
+def spoil(store: Store, name: str, data: bytes | None) -> None:
+    """Change a file and its copy behind the store's back, or delete them."""
+    for one in (name, f"copies/{name.rpartition('/')[2]}"):
+        if data is None:
+            store._files.delete(one)
+        else:
+            overwrite(store, one, data)
+
+
 def test_nothing_is_made_by_opening(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "a" / "b", "job")
     assert store.epochs() == []
@@ -62,7 +71,7 @@ def test_nothing_is_made_by_opening(tmp_path: Path) -> None:
 def test_what_is_put_comes_back(parts: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     data = b"".join(parts)
     stores = [Store.open(tmp_path_factory.getbasetemp() / "roundtrip", "job")]
-    if module.import_module("importlib.util").find_spec("fsspec"):
+    if find_spec("fsspec"):
         stores.append(Store.open("memory://roundtrip", "job"))
     for store in stores:
         blob = store.put("snapshots/000001-1-0", [bytearray(part) for part in parts])
@@ -100,8 +109,8 @@ def test_names_that_collect_would_not_know_are_refused(store: Store, name: str) 
         store.put(name, [BIG])
 
 
-def test_every_change_of_a_bit_and_every_shortened_blob_is_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INLINE_BYTES", 0)
+def test_every_change_of_a_bit_and_every_shortened_blob_is_seen(store: Store) -> None:
+    store.inline_bytes = 0
     data = b"a small blob\0\xff"
     blob = store.put("snapshots/000001-1-0", [data])
     assert blob.data is None
@@ -112,8 +121,8 @@ def test_every_change_of_a_bit_and_every_shortened_blob_is_seen(store: Store, mo
             changed[position] ^= 1 << bit
             damaged.append(bytes(changed))
     for other in damaged:
-        overwrite(store, blob.name, other)
-        with pytest.raises(SnapshotDamaged, match="snapshots/000001-1-0 has") as caught:
+        spoil(store, blob.name, other)
+        with pytest.raises(SnapshotDamaged, match=r"snapshots/000001-1-0 has.*copies/000001-1-0 has") as caught:
             store.get(blob)
         assert not isinstance(caught.value, StoreUnreachable)
     overwrite(store, blob.name, data)
@@ -137,7 +146,7 @@ def test_every_damage_of_a_manifest_is_passed_over(store: Store) -> None:
         flipped = bytearray(data)
         flipped[position] ^= 1 << position % 8
         for other in (bytes(flipped), data[:position]):
-            overwrite(store, name, other)
+            spoil(store, name, other)
             found = store.latest()
             assert found is not None
             assert found[0] == manifest(1)
@@ -154,7 +163,7 @@ def test_a_missing_blob_is_damage_and_an_older_epoch_is_used(store: Store) -> No
     store.write_manifest(manifest(1, one))
     store.write_manifest(manifest(2, one, two))
     assert store.latest(store.verify) == (manifest(2, one, two), [])
-    store._files.delete(two.name)
+    spoil(store, two.name, None)
     assert store.latest() == (manifest(2, one, two), [])  # only who asks has the blobs read
     found = store.latest(store.verify)
     assert found is not None
@@ -162,10 +171,72 @@ def test_a_missing_blob_is_damage_and_an_older_epoch_is_used(store: Store) -> No
     assert "000002-1-0 is missing; 10,240 bytes were written" in found[1][0]
 
 
+def ways(data: bytes) -> dict[str, bytes | None]:
+    """How a file may be damaged."""
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 0x10
+    return {"delete": None, "truncate": data[: len(data) // 2], "flip": bytes(flipped), "replace": data[::-1]}
+
+
+def test_damage_of_any_one_file_loses_nothing(store: Store) -> None:
+    """Neither an epoch nor a byte; and whoever looks after the store has it as it was."""
+    store.inline_bytes = 100
+    contents = {f"snapshots/{epoch:06d}-{task}-0": os.urandom(500) for epoch in (1, 2, 3) for task in (1, 2)}
+    blobs = {name: store.put(name, [data]) for name, data in contents.items()}
+    manifests = [manifest(epoch, *list(blobs.values())[: 2 * epoch]) for epoch in (1, 2, 3)]
+    for each in manifests:
+        store.write_manifest(each)
+    whole = {name: store._files.read(name) for name in store._ours()}
+    assert len(whole) == 2 * (6 + 3)
+    for name, data in whole.items():
+        for way, other in ways(data).items():
+            if other is None:
+                store._files.delete(name)
+            else:
+                overwrite(store, name, other)
+            assert store.latest(store.verify) == (manifests[2], []), f"{way} {name}"
+            assert all(store.get(blob) == contents[blob.name] for blob in blobs.values())
+            found = [store.mend(blob, store.sizes()) for blob in blobs.values()]
+            seen_by_size = not name.endswith(".json") and way in ("delete", "truncate")
+            assert sum(what is not None for what in found) == seen_by_size, f"{way} {name}: {found}"
+            for blob in blobs.values():
+                deque(store.examine(blob), maxlen=0)
+            for each in manifests:
+                store.mend_manifest(each)
+            assert {name: store._files.read(name) for name in store._ours()} == whole, f"{way} {name}"
+
+
+def test_what_has_no_whole_copy_is_not_mended(store: Store) -> None:
+    blob = store.put("snapshots/000001-1-0", [BIG])
+    store._files.delete(blob.name)
+    overwrite(store, "copies/000001-1-0", BIG[::-1])
+    with pytest.raises(SnapshotDamaged, match=r"snapshots/000001-1-0 is missing.*copies/000001-1-0 has changed"):
+        store.mend(blob, store.sizes())
+    with pytest.raises(SnapshotDamaged, match=r"snapshots/000001-1-0 is missing.*copies/000001-1-0 has changed"):
+        deque(store.examine(blob), maxlen=0)
+    assert store._files.names("snapshots") == []
+    assert store._files.read("copies/000001-1-0") == BIG[::-1]
+
+
+def test_only_the_owner_can_read_what_is_saved(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = Store.open(tmp_path / "new" / "epochs", "job", durable=True)
+        store.write_manifest(manifest(1, store.put("snapshots/000001-1-0", [BIG])))
+        store.end("CANCELLED")
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*")}
+    assert modes
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
 def test_epochs_none_of_which_can_be_used_are_not_nothing(store: Store) -> None:
     for epoch in (1, 2):
         store.write_manifest(manifest(epoch))
-        overwrite(store, f"manifests/{epoch:010d}.json", b"{}")
+        spoil(store, f"manifests/{epoch:010d}.json", b"{}")
     with pytest.raises(SnapshotDamaged, match=r"none of the 2 epochs.*epoch 2: .*epoch 1: .*start the job anew"):
         store.latest()
 
@@ -213,7 +284,7 @@ def test_epochs_are_told_newest_first_and_only_manifests_count(store: Store) -> 
     for name in ("manifests/notes.txt", "manifests/3.json", "manifests/.0000000004.json.0123456789ab.tmp"):
         overwrite(store, name, b"x")
     assert store.epochs() == [100000, 10, 9, 2]
-    assert store.collect(1) == 4
+    assert store.collect(1) == 7  # three epochs with their copies, and what was left half-written
     assert files(store) == {"manifests/0000100000.json", "manifests/notes.txt", "manifests/3.json"}
 
 
@@ -282,6 +353,23 @@ def test_a_store_can_be_sent_to_another_process(tmp_path: Path) -> None:
         pickle.dumps(Store(again._files, "job"))
 
 
+@pytest.mark.parametrize("folder", ["manifests", "snapshots"])
+def test_a_file_in_place_of_a_folder_may_pass(tmp_path: Path, folder: str) -> None:
+    """Reading a copy in a file's stead must not hide what the file system has said of the file."""
+    store = Store.open(tmp_path, "job")
+    blob = store.put("snapshots/00000001-1-1", [BIG])
+    store.write_manifest(manifest(1, blob))
+    (tmp_path / "job" / folder).rename(tmp_path / "aside")
+    (tmp_path / "job" / folder).write_text("in the way")
+    (tmp_path / "job" / "copies").rename(tmp_path / "copies aside")
+    (tmp_path / "job" / "copies").write_text("in the way, too")
+    calls = [lambda: store.get(blob)] if folder == "snapshots" else [lambda: store.write_manifest(manifest(2, blob))]
+    for call in calls:
+        with pytest.raises(StoreError, match="Something else has that name") as caught:
+            call()
+        assert may_pass(caught.value)
+
+
 @pytest.mark.parametrize("durable", [False, True])
 def test_what_is_flushed_to_the_disk(durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[str] = []
@@ -299,50 +387,13 @@ def test_what_is_flushed_to_the_disk(durable: bool, tmp_path: Path, monkeypatch:
     assert any("000001-1-0" in name for name in flushed) == durable
     flushed.clear()
     store.put("snapshots/000001-2-0", [BIG])
-    assert len(flushed) == (2 if durable else 0)
+    assert len(flushed) == (4 if durable else 0)
     store.write_manifest(manifest(1, blob))
     flushed.clear()
     store.write_manifest(manifest(2, blob))
-    assert len(flushed) == 2
+    assert len(flushed) == (4 if durable else 2)
     assert flushed[0].startswith("job/manifests/.0000000002.json.")
     assert flushed[1] == "job/manifests"
-
-
-class DictFiles:
-    """Files in memory, quick enough for thousands of histories. `broken`: names that cannot be deleted."""
-
-    place = "nowhere"
-    remote = False
-
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.broken: Callable[[str], Exception | None] = accepted
-        self.asked: list[str] = []
-
-    def write(self, name: str, parts: Any, flush: bool) -> None:
-        self.files[name] = b"".join(parts)
-
-    def read(self, name: str) -> bytes:
-        if name not in self.files:
-            raise FileNotFoundError(name)
-        return self.files[name]
-
-    def names(self, folder: str) -> list[str]:
-        return [name for name in self.files if name.startswith(f"{folder}/")]
-
-    def delete(self, name: str) -> None:
-        self.asked.append(name)
-        error = self.broken(name)
-        if error is not None:
-            raise error
-        self.files.pop(name, None)
-
-    def destroy(self, folders: Any, ours: Any) -> None:
-        raise NotImplementedError
-
-
-def accepted(name: str) -> None:
-    return None
 
 
 def refused(name: str) -> Exception | None:
@@ -391,7 +442,7 @@ def test_collect_never_deletes_what_is_needed(steps: list[tuple[str, list[str], 
             disk.files[f"snapshots/.{epoch:06d}-0-0.0123456789ab.tmp"] = b"left by a process that was killed"
         elif step == "damage" and len(whole) > 1:
             worst = max(whole)
-            disk.files[f"manifests/{worst:010d}.json"] = b"{}"
+            disk.files[f"manifests/{worst:010d}.json"] = disk.files[f"copies/{worst:010d}.json"] = b"{}"
             del whole[worst]
             if making:
                 chains, making = [[], [], []], []
@@ -410,10 +461,11 @@ def test_collect_never_deletes_what_is_needed(steps: list[tuple[str, list[str], 
                 needed = {blob.name for each in newest for blob in whole[each].blobs()}
                 left = {name for name in disk.files if name.startswith("snapshots/")}
                 assert all(name in needed or int(name[-len(name) + 10 :].lstrip(".")[:6]) > newest[0] for name in left)
+                assert {name.replace("snapshots/", "copies/") for name in needed} <= disk.files.keys()
                 assert [each for each in store.epochs() if each <= newest[0]] == newest
                 whole = {each: whole[each] for each in newest}
             elif step == "stuck":
-                whole = {each: whole[each] for each in whole if f"manifests/{each:010d}.json" in disk.files}
+                whole = {each: whole[each] for each in whole if each in store.epochs()}
     if whole:
         found = store.latest(store.verify)
         assert found is not None
@@ -427,7 +479,7 @@ def test_a_snapshot_older_than_the_manifest_before_it_is_kept(store: Store) -> N
     assert store.collect(1) == 0
     assert store.get(early) == BIG
     store.write_manifest(manifest(2, early))
-    assert store.collect(1) == 3
+    assert store.collect(1) == 5
     store.verify(store.read_manifest(2))
 
 
@@ -439,7 +491,7 @@ def test_what_cannot_be_deleted_is_told_once(caplog: pytest.LogCaptureFixture) -
         store.write_manifest(manifest(epoch))
     disk.broken = lambda name: PermissionError(13, "Permission denied")
     assert store.collect(1) == 0
-    assert len(disk.asked) == 4  # the manifests; blobs stay as long as a manifest may need them
+    assert len(disk.asked) == 8  # the manifests; blobs stay as long as a manifest may need them
     assert store.collect(1) == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "old snapshots of job job stay" in caplog.text
@@ -449,8 +501,8 @@ def test_what_cannot_be_deleted_is_told_once(caplog: pytest.LogCaptureFixture) -
     assert store.collect(1) == 0
     assert len(disk.asked) == 1  # who does not answer is not asked again
     disk.broken = accepted
-    assert store.collect(1) == 9
-    assert set(disk.files) == {"manifests/0000000005.json"}
+    assert store.collect(1) == 18
+    assert set(disk.files) == {"manifests/0000000005.json", "copies/0000000005.json"}
 
 
 def test_collect_survives_a_store_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:

@@ -99,7 +99,7 @@ def test_the_life_of_a_store() -> None:
         assert store.get(blobs[2]) == BIG + b"more"
         assert store.epochs() == [4, 3, 2, 1]
         assert store.latest(store.verify) == (manifest(4, blobs[1], blobs[4]), [])
-        assert store.collect(2) == 3
+        assert store.collect(2) == 6
         assert set(objects()) == {
             f"some/prefix/job/{name}"
             for name in (
@@ -108,17 +108,28 @@ def test_the_life_of_a_store() -> None:
                 "snapshots/000004-1-0",
                 "manifests/0000000003.json",
                 "manifests/0000000004.json",
+                "copies/000001-1-0",
+                "copies/000003-1-0",
+                "copies/000004-1-0",
+                "copies/0000000003.json",
+                "copies/0000000004.json",
             )
         }
         assert store.epochs() == [4, 3]
         with pytest.raises(StoreError, match="Two runs"):
             store.write_manifest(manifest(4))
-        store._files.write("snapshots/000004-1-0", [memoryview(BIG)], False)
+        for folder in ("snapshots", "copies"):
+            assert store.latest(store.verify) == (manifest(4, blobs[1], blobs[4]), [])
+            store._files.write(f"{folder}/000004-1-0", [memoryview(BIG)], False)
         found = store.latest(store.verify)
         assert found is not None
         assert found[0].epoch == 3
         assert "000004-1-0 has 10,240 bytes; 10,244 were written" in found[1][0]
         store._files.delete("snapshots/000001-1-0")
+        assert store.mend(blobs[1], store.sizes()) is not None
+        assert store.mend(blobs[1], store.sizes()) is None
+        for folder in ("snapshots", "copies"):
+            store._files.delete(f"{folder}/000001-1-0")
         with pytest.raises(SnapshotDamaged, match=r"none of the 2 epochs.*000001-1-0 is missing"):
             store.latest(store.verify)
         other = Store.open(place(port), "other")

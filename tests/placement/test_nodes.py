@@ -25,7 +25,7 @@ def test_tasks_run_where_the_plan_says(world: World) -> None:
     from penstock.placement.traffic import Node
 
     flow = ps.Flow("over-nodes", chaining=False)
-    lines = flow.read(ps.sources.Generator(lambda i: WORDS[i % len(WORDS)], 2_000, duration=3), parallelism=2)
+    lines = flow.read(ps.sources.Generator(lambda i: WORDS[i % len(WORDS)], 2_000, duration_s=3), parallelism=2)
     sink = ps.sinks.Collect()
     lines.map(str.upper, parallelism=4).key_by(str.lower).count(emit="final", parallelism=2).write(sink, parallelism=1)
     job = ps.run(flow, workers=4, nodes=2, placement="traffic", epoch_interval_s=0.2)

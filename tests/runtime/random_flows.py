@@ -154,7 +154,22 @@ def _flat_map(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]
 def _map_batches(made: RandomFlow, place: Place, rng: random.Random) -> list[Place]:
     stream, records, parallelism = _grouped(place, rng)
     size = rng.choice((1, 7, 1000))
-    out = stream.map_batches(lambda batch: [("b", r) for r in batch], batch_size=size, parallelism=parallelism)
+    # Of the records' own making, so that the rest of a seed's flow does not depend on it.
+    choice = mix((len(records), size), 7)
+    least = (1, min(size, 5), size)[choice % 3]
+    linger = (0.00005, 0.002, 1000.0)[choice // 3 % 3]
+
+    def work(batch: list[Any]) -> list[Any]:
+        assert 1 <= len(batch) <= size
+        return [("b", r) for r in batch]
+
+    out = stream.map_batches(
+        work,
+        batch_size=size,
+        min_batch=least,
+        linger_s=linger if least > 1 else None,
+        parallelism=parallelism,
+    )
     return [Place(out, [("b", r) for r in records])]
 
 

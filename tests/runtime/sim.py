@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from penstock.runtime import operators, output, rud, state, windowing
+from penstock.runtime import operators, output, rud, state, step_size, windowing
 from penstock.runtime import task as task_module
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.build import build
@@ -54,8 +54,8 @@ def small_steps(seed: int) -> Iterator[None]:
 
     with (
         mock.patch.object(task_module, "perf_counter_ns", stopwatch),
-        mock.patch.object(task_module, "_LIMIT_FIRST", rng.choice((1, 4, LIMIT_RECORDS))),
-        mock.patch.object(task_module, "_LIMIT_MAX", LIMIT_RECORDS),
+        mock.patch.object(step_size, "LIMIT_FIRST", rng.choice((1, 4, LIMIT_RECORDS))),
+        mock.patch.object(step_size, "LIMIT_MAX", LIMIT_RECORDS),
         mock.patch.object(operators, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(windowing, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(output, "COMBINED_KEYS_MAX", COMBINED_KEYS),

@@ -139,6 +139,36 @@ def test_damage_found_while_reading(tmp_path: Path) -> None:
         read_all(sources.Arrow(path))
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "stream"])
+def test_a_recovery_does_not_read_on_in_another_file(tmp_path: Path, kind: str) -> None:
+    def write(rows: list[dict[str, Any]]) -> Path:
+        if kind == "parquet":
+            return write_parquet(tmp_path / "table", rows)
+        table = pa.Table.from_pylist(rows)
+        with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(tmp_path / "table", table.schema) as out:
+            out.write_table(table, 64)
+        return tmp_path / "table"
+
+    path = write(ROWS)
+    source: Any = sources.Parquet(path) if kind == "parquet" else sources.Arrow(path)
+    splits = source.splits(1)
+    before = read_all(source)
+    path.rename(tmp_path / "renamed")
+    write([{**row, "i": row["i"] + 1} for row in ROWS])
+    assert drain_of(source, splits) == before
+    (tmp_path / "renamed").unlink()
+    with pytest.raises(SourceError, match=r"table' is not the file any more .*Put the file back"):
+        drain_of(source, splits)
+
+
+def drain_of(source: Source, splits: list[Any]) -> list[Any]:
+    reader = source.reader(splits, CONTEXT)
+    out = []
+    while not reader.finished:
+        out += reader.read(64)
+    return out
+
+
 def test_values_keep_their_types(tmp_path: Path) -> None:
     row = {
         "i": 2**62,

@@ -502,7 +502,7 @@ def entries_of(plan: Any, greatest: dict[int, int | None], ended: set[int]) -> l
         stage = MakeWatermarks(lambda record: record).stage(StageContext(chain.operators[-1]))
         if (time := greatest[task.index]) is not None:
             stage.run([time])
-        states = {"marks": (stage.snapshot(1, True), (0, 0, 0))}
+        states = {"marks": (stage.snapshot(1, True), (0, 0, 0, 0))}
         data = b"".join(encode_snapshot(states, plan.key_groups))
         entries.append(
             TaskEntry(
@@ -573,7 +573,7 @@ def stream_of() -> ps.Stream:
         (lambda: stream_of().watermark(None), r"watermark\(None\): give a function, a field name or an index"),
         (lambda: stream_of().watermark(0, out_of_orderness_s=-1), "watermark': out_of_orderness_s: -1"),
         (lambda: stream_of().watermark(0, idle_s=0), "watermark': idle_s: 0; it must be whole milliseconds"),
-        (lambda: stream_of().watermark(0).key_by(0).window(10), r"window\(10\): give penstock.Tumbling\(...\) or"),
+        (lambda: stream_of().watermark(0).key_by(0).window(10), r"window\(\) needs penstock.Tumbling\(...\) or"),
         (lambda: stream_of().key_by(0).window(ps.Tumbling(1)), r"window\(\) needs event time; put .watermark\(time"),
         (
             lambda: stream_of().watermark(0).map(int).key_by(0).window(ps.Tumbling(1)),
@@ -612,7 +612,7 @@ def test_the_plan_tells_of_watermarks_and_windows() -> None:
     windows.sum("n", emit="latest").write(ps.sinks.Null())
     stream.key_by("ad").window(ps.Tumbling(10)).count().write(ps.sinks.Null())
     text = flow.explain(2)
-    assert "watermark 2000 ms behind itemgetter  <- read" in text
+    assert "watermark 2000 ms behind 'at'  <- read" in text
     assert "sum in Sliding(10000 ms, every 5000 ms), 60000 ms late, emits latest  <- watermark (key)" in text
     assert "count in Tumbling(10000 ms), emits final  <- watermark (key)" in text
     assert "sum combined before sending" in text

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pickle
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_a_short_job_makes_one_part_with_the_plain_name(tmp_path: Path) -> None:
 
 
 def test_an_unbounded_job_shows_results_while_it_runs(tmp_path: Path) -> None:
-    writer = begin(tmp_path, part_seconds=60)
+    writer = begin(tmp_path, part_s=60)
     now = 0.0
     writer._clock = lambda: now
     for epoch in range(1, 151):
@@ -113,7 +114,7 @@ def test_an_idle_task_shows_what_it_has_got(tmp_path: Path) -> None:
 
 
 def test_large_parts_are_closed(tmp_path: Path) -> None:
-    writer = begin(tmp_path, part_bytes=10, part_seconds=float("inf"))
+    writer = begin(tmp_path, part_bytes=10, part_s=float("inf"))
     for epoch in range(1, 7):
         writer.write(["123"])
         writer.prepare(epoch)
@@ -122,7 +123,7 @@ def test_large_parts_are_closed(tmp_path: Path) -> None:
 
 
 def test_zero_seconds_is_a_part_an_epoch(tmp_path: Path) -> None:
-    writer = begin(tmp_path, part_seconds=0)
+    writer = begin(tmp_path, part_s=0)
     for epoch in range(1, 4):
         writer.write([epoch])
         writer.prepare(epoch)
@@ -152,7 +153,7 @@ def test_a_task_without_records_has_a_part_as_without_epochs(tmp_path: Path, pac
 
 
 def test_the_end_behind_a_closed_part_makes_no_empty_one(tmp_path: Path) -> None:
-    writer = begin(tmp_path, part_seconds=0)
+    writer = begin(tmp_path, part_s=0)
     writer.write(["a"])
     writer.prepare(1)
     writer.finish()
@@ -212,7 +213,8 @@ def test_what_was_prepared_survives_and_nothing_else(tmp_path: Path, packed: boo
         old.write(["stale"])
         old.flush()
         old.finish()
-        old.prepare(2)
+        with pytest.raises(PenstockError, match="no longer there"):
+            old.prepare(2)
     name = "part-00000-000000000{}.txt" + ".gz" * packed
     assert finals(tmp_path) == {name.format(1): "a\n"}
     new.write(["b"])
@@ -228,7 +230,7 @@ def test_what_was_prepared_survives_and_nothing_else(tmp_path: Path, packed: boo
 
 
 def test_pending_parts_are_committed_once_more(tmp_path: Path) -> None:
-    old = begin(tmp_path, part_seconds=0)
+    old = begin(tmp_path, part_s=0)
     for epoch in (1, 2):
         old.write([epoch])
         state = old.prepare(epoch)
@@ -241,16 +243,36 @@ def test_pending_parts_are_committed_once_more(tmp_path: Path) -> None:
 
 
 def test_a_pending_part_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    old = begin(tmp_path, part_seconds=0)
+    old = begin(tmp_path, part_s=0)
     old.write(["a"])
     state = old.prepare(7)
     old.commit(7)
     (tmp_path / "part-00000-0000000001.txt").unlink()
-    message = r"part-00000-0000000001\.txt' of epoch 7 is lost: .*moved away on purpose, put an empty file .*overwrite"
-    with pytest.raises(PenstockError, match=message):
+    message = r"part-00000-0000000001\.txt' of epoch 7 is lost: .*another job has written to this .*overwrite"
+    with pytest.raises(PenstockError, match=message) as raised:
         again(tmp_path, 7, [state])
-    (tmp_path / "part-00000-0000000001.txt").touch()
-    again(tmp_path, 7, [state])
+    assert "empty file" not in str(raised.value), "records would be lost without a word"
+
+
+@pytest.mark.parametrize("how", ["deleted", "folder deleted", "folder made anew", "folder moved"])
+def test_no_epoch_counts_on_a_file_that_is_not_there(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    writer = begin(folder)
+    writer.write(["a"])
+    writer.prepare(1)
+    writer.commit(1)
+    writer.write(["b"])
+    if how == "deleted":
+        (folder / hidden(folder)[0]).unlink()
+    elif how == "folder moved":
+        folder.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(folder)
+        if how == "folder made anew":
+            folder.mkdir()
+    with pytest.raises(PenstockError, match=r"no longer there: somebody.* deleted or moved it, or the folder .*out"):
+        writer.prepare(2)
 
 
 @pytest.mark.parametrize("found", ["is not there", "has only 1 bytes"])
@@ -269,7 +291,7 @@ def test_an_unfinished_part_that_is_gone_is_an_error(tmp_path: Path, found: str)
 
 
 def test_back_to_an_older_epoch_than_the_last(tmp_path: Path) -> None:
-    old = begin(tmp_path, part_bytes=4, part_seconds=float("inf"))
+    old = begin(tmp_path, part_bytes=4, part_s=float("inf"))
     states = {}
     for epoch in range(1, 7):
         old.write([epoch])
@@ -356,7 +378,8 @@ def test_another_number_of_tasks(tmp_path: Path) -> None:
     two = [again(tmp_path, 2, [states[1]], 0, 2), again(tmp_path, 2, [states[2], states[0]], 1, 2)]
     three[2].write(["stale"])
     three[2].finish()
-    three[2].prepare(4)
+    with pytest.raises(PenstockError, match="no longer there"):
+        three[2].prepare(4)
     three[2].write(["stale"])
     for i, writer in enumerate(two):
         writer.write([f"{i}.3"])
@@ -456,10 +479,10 @@ def test_closing_deletes_only_what_nobody_counts_on(tmp_path: Path) -> None:
     writer.close(True)
     assert os.listdir(tmp_path) == []
     for failed in (False, True):
-        writer = begin(tmp_path, part_seconds=0)
+        writer = begin(tmp_path, part_s=0)
         writer.write(["a"])
         writer.prepare(1)  # closed
-        writer._part_seconds = 99
+        writer._part_s = 99
         writer.write(["b"])
         state = writer.prepare(2)  # open
         writer.close(failed)
@@ -480,7 +503,7 @@ def test_closing_deletes_a_part_begun_since_the_last_prepare(tmp_path: Path) -> 
     writer = begin(tmp_path)
     writer.write(["a"])
     writer.prepare(1)
-    writer._part_seconds = 0
+    writer._part_s = 0
     writer.prepare(2)
     promised = hidden(tmp_path)
     writer.write(["b"])
@@ -558,7 +581,7 @@ def test_the_systems_refusals_are_said_clearly(tmp_path: Path, call: str, monkey
         writer.commit(epoch)
         return state
 
-    writer = begin(tmp_path, part_seconds=0)
+    writer = begin(tmp_path, part_s=0)
     writer.write(["a"])
     with monkeypatch.context() as patch:
         patch.setattr(os, call, refuse)
@@ -571,7 +594,7 @@ def test_the_systems_refusals_are_said_clearly(tmp_path: Path, call: str, monkey
 
 
 def test_a_failed_fsync_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = begin(tmp_path, part_seconds=0)
+    writer = begin(tmp_path, part_s=0)
     writer.write(["a"])
     assert writer._file is not None
     mine = writer._file._file.fileno()
@@ -638,11 +661,11 @@ def test_killed_at_any_call_of_a_commit_or_restore(tmp_path: Path, monkeypatch: 
     for late in (False, True):
         for kill_at in range(100):
             where = tmp_path / f"{late}{kill_at}"
-            old = begin(where, part_seconds=0)
+            old = begin(where, part_s=0)
             for epoch in (1, 2, 3):
                 old.write([epoch])
                 old.prepare(epoch)
-            old._part_seconds = 99
+            old._part_s = 99
             old.write([4])
             state = old.prepare(4)
             old.write(["lost"])

@@ -14,6 +14,7 @@ import random
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,8 @@ from typing import Any
 import pytest
 
 from penstock.runtime import sinks
-from penstock.runtime.sinks import append
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.sinks import append, places
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.parts import PartsState, PartsWriter
 from penstock.runtime.userfunc import ErrorHandler
@@ -46,7 +48,7 @@ class Mortal:
         for name in ("replace", "unlink", "listdir"):
             patch.setattr(os, name, self._wrapped(getattr(os, name)))
         patch.setattr(os, "fsync", self._wrapped(lambda _: None))  # nothing here outlives the machine
-        patch.setattr(append, "open", self._wrapped(open), raising=False)
+        patch.setattr(places, "LocalFile", self._wrapped(places.LocalFile))
 
     def run(self, kill_after: int | None, late: bool, act: Callable[[], Any]) -> Any:
         self.left, self.late = kill_after, late
@@ -85,14 +87,14 @@ class Job:
     def __init__(self, seed: int, where: Path, patch: pytest.MonkeyPatch) -> None:
         self.rng = rng = random.Random(seed)
         self.where = where
-        self.mortal = Mortal(patch)
+        self.mortal = self.mortal_of(patch)
         patch.setattr(append, "_BUFFER", rng.choice([1, 30, 1 << 18]))
         self.packed = rng.random() < 0.5
         self.rescales = rng.random() < 0.6
         self.settings: dict[str, Any] = {
             "compression": "gzip" if self.packed else None,
             "part_bytes": rng.choice([1, 100, 400, 1 << 27]),
-            "part_seconds": rng.choice([0, *[float("inf")] * 3]),
+            "part_s": rng.choice([0, *[float("inf")] * 3]),
         }
         self.deadly = rng.choice([0.0, 0.1, 0.3])
         self.serial = 0
@@ -104,6 +106,9 @@ class Job:
         self.dead: list[PartsWriter] = []
         self.finished: dict[int, PartsState] = {}  # of tasks that ended before the next epoch
         self.writers = {i: self.open(i, restoring=False) for i in range(self.parallelism)}
+
+    def mortal_of(self, patch: pytest.MonkeyPatch) -> Mortal:
+        return Mortal(patch)
 
     @property
     def last(self) -> Complete:
@@ -166,7 +171,9 @@ class Job:
                 writer.write(["STALE"])
                 writer.flush()
             elif act == 2:
-                writer.prepare(max(writer._number, self.begun) + self.rng.randint(0, 2))
+                gone = writer._file is not None and writer._file.deleted()
+                with pytest.raises(PenstockError, match="no longer there") if gone else nullcontext():
+                    writer.prepare(max(writer._number, self.begun) + self.rng.randint(0, 2))
             elif act == 3:
                 writer.finish()
             elif self.rng.random() < 0.5:

@@ -56,7 +56,7 @@ def of_another_flow() -> None:
 
 def with_held_lock() -> Callable[[Any], Any]:
     held = threading.Lock()
-    return lambda record: (held, record)
+    return lambda record, tasks=1: (held, record)
 
 
 def _two_tables() -> Stream:

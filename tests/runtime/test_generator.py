@@ -78,7 +78,7 @@ def test_constant_arrivals_come_when_due() -> None:
 
 def test_several_tasks_keep_the_rate_together() -> None:
     clock = Clock()
-    got = run(Generator(lambda i: i, 100, duration=2.0, clock=clock), clock, parallelism=3)
+    got = run(Generator(lambda i: i, 100, duration_s=2.0, clock=clock), clock, parallelism=3)
     assert sorted(got) == [(pytest.approx(i / 100), i) for i in range(200)]
 
 
@@ -92,32 +92,32 @@ def test_one_reader_of_several_splits() -> None:
 
 def test_steps_repeat_or_hold() -> None:
     clock = Clock()
-    got = run(Generator(lambda i: i, [(10, 1), (100, 1)], duration=4, clock=clock), clock)
+    got = run(Generator(lambda i: i, [(10, 1), (100, 1)], duration_s=4, clock=clock), clock)
     per_second = [sum(second <= at < second + 1 for at, _ in got) for second in range(4)]
     assert per_second == [10, 100, 10, 100]
-    got = run(Generator(lambda i: i, "10:1s,100", duration=3, clock=clock), clock)
+    got = run(Generator(lambda i: i, "10:1s,100", duration_s=3, clock=clock), clock)
     assert [sum(second <= at < second + 1 for at, _ in got) for second in range(3)] == [10, 100, 100]
-    got = run(Generator(lambda i: i, [(10, 1), (0, 2)], duration=4, clock=clock), clock)
+    got = run(Generator(lambda i: i, [(10, 1), (0, 2)], duration_s=4, clock=clock), clock)
     assert [round(at, 6) for at, _ in got] == [i / 10 for i in range(10)] + [3 + i / 10 for i in range(10)]
 
 
 def test_poisson_arrivals_have_the_mean_and_the_spread() -> None:
     clock = Clock()
-    source = Generator(lambda i: i, 1000, duration=10, arrivals="poisson", seed=3, clock=clock)
+    source = Generator(lambda i: i, 1000, duration_s=10, arrivals="poisson", seed=3, clock=clock)
     got = run(source, clock)
     times = [at for at, _ in got]
     gaps = [b - a for a, b in pairwise(times)]
     assert len(got) == pytest.approx(10_000, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(0.001, rel=0.1)
-    again = run(Generator(lambda i: i, 1000, duration=10, arrivals="poisson", seed=3, clock=clock), clock)
-    other = run(Generator(lambda i: i, 1000, duration=10, arrivals="poisson", seed=4, clock=clock), clock)
+    again = run(Generator(lambda i: i, 1000, duration_s=10, arrivals="poisson", seed=3, clock=clock), clock)
+    other = run(Generator(lambda i: i, 1000, duration_s=10, arrivals="poisson", seed=4, clock=clock), clock)
     assert [at for at, _ in again] == pytest.approx(times)
     assert len(other) != len(got) or [at for at, _ in other] != pytest.approx(times)
 
 
 def test_poisson_tasks_have_the_rate_together() -> None:
     clock = Clock()
-    got = run(Generator(lambda i: i, 1000, duration=5, arrivals="poisson", clock=clock), clock, parallelism=4)
+    got = run(Generator(lambda i: i, 1000, duration_s=5, arrivals="poisson", clock=clock), clock, parallelism=4)
     assert len(got) == pytest.approx(5000, rel=0.06)
 
 
@@ -163,7 +163,7 @@ def test_as_fast_as_possible() -> None:
 
 def test_a_duration_without_a_rate() -> None:
     clock = Clock()
-    (reader,) = readers(Generator(lambda i: i, duration=2, clock=clock))
+    (reader,) = readers(Generator(lambda i: i, duration_s=2, clock=clock))
     assert len(reader.read(100)) == 100
     clock.now += 2 * S - 1
     assert len(reader.read(100)) == 100
@@ -241,7 +241,7 @@ def test_a_record_that_fails_goes_to_the_policy_and_is_not_made_again() -> None:
 
 def test_bounded_or_not() -> None:
     assert Generator(str, limit=3).bounded
-    assert Generator(str, duration=3).bounded
+    assert Generator(str, duration_s=3).bounded
     assert not Generator(str, [(1, 1)]).bounded
 
 

@@ -173,6 +173,18 @@ def test_map_filter_and_key_by_are_python_s_own(records: list[int]) -> None:
         assert len(letters(stage)) == len(records) - len(whole) == stage.errors.skipped
 
 
+@given(st.lists(st.sampled_from([1, 2.5, "a", None, float("nan"), ("a", float("nan")), [1]])))
+def test_fused_keys_are_those_that_an_exchange_would_take(records: list[Any]) -> None:
+    def is_key(record: Any) -> bool:
+        return not isinstance(record, (list, tuple)) and record == record
+
+    stage = start(KeyBy(lambda record: record, on_error="dead_letter"))
+    assert [value for _, value in run(stage, records)] == [record for record in records if is_key(record)]
+    assert letters(stage) == [record for record in records if not is_key(record)]
+    with pytest.raises(RecordError, match=r"(?s)'key_by'.*KeyTypeError: a key is NaN, or has NaN in it.*record: nan"):
+        run(start(KeyBy(lambda record: record, name="key_by")), [1.0, float("nan")])
+
+
 @given(st.lists(st.integers(0, 5)), st.integers(1, 7))
 def test_map_batches_sees_every_record_once_in_calls_of_bounded_size(records: list[int], size: int) -> None:
     calls: list[list[int]] = []

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.aggregate import Aggregate, Count, Mean, Sum
+import penstock as ps
+from penstock.runtime.aggregate import Aggregate, Count, Max, Mean, Min, Sum
 from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.channel import WINDOW_BYTES, OutChannel
 from penstock.runtime.errors import RecordError
@@ -206,3 +207,62 @@ def test_the_list_that_was_emitted_is_not_changed() -> None:
         out, _, _ = output(grouping, 2)
         out.emit(batch, 0)
         assert batch == [3, 1, 2]
+
+
+@pytest.mark.parametrize("combiner", [None, Count(), Sum(_value)])
+@pytest.mark.parametrize("policy", ["skip", "dead_letter"])
+def test_each_record_of_a_bad_key_fails(combiner: Aggregate | None, policy: OnError) -> None:
+    """Also where a combiner would make one partial of them, and in one pass however many there are."""
+    keys: list[Any] = ["a", float("nan"), "b", range(3), ["no hash"], ("c", range(2))]
+    bad = [range(3), ("c", range(2))]
+    records = [(key, i) for i, key in enumerate(keys * 500) if key != ["no hash"]]
+    out, channels, errors = output(Key(_first), 3, combiner=combiner, policy=policy)
+    out.emit(records[:1200], 1)
+    out.emit(records[1200:], 1)
+    out.flush()
+    refused = [record for record in records if record[0] not in ("a", "b")]
+    assert len(refused) == 1500
+    assert errors.skipped == 1500
+    if policy == "dead_letter":
+        assert errors.dead_letters is not None
+        assert [letter.record for letter in errors.dead_letters] == refused
+        assert sum(letter.record[0] in bad for letter in errors.dead_letters) == 1000
+    got = [pair for channel in channels for pair in channel.got()]
+    assert {key for key, _ in got} == {"a", "b"}
+    assert len(got) == (1000 if combiner is None else 2)
+
+
+def _first(record: Any) -> Any:
+    return record[0]
+
+
+@pytest.mark.parametrize("aggregate", [Sum, Min, Max, Mean])
+@pytest.mark.parametrize("policy", ["skip", "dead_letter"])
+def test_records_that_may_be_let_go_are_not_combined(aggregate: type[Aggregate], policy: OnError) -> None:
+    """A null that comes first in a task must not take the good records of its key along."""
+    flow = ps.Flow("nulls", parallelism=2)
+    records = [{"k": f"k{i % 3}", "v": None if i % 50 < 2 else i} for i in range(3000)]
+    stream = getattr(flow.read(ps.sources.Memory(records)).rebalance().map(dict).key_by("k"), aggregate.name)(
+        "v", emit="final", on_error=policy, name="totals"
+    )
+    stream.write(ps.sinks.Collect(), name="out")
+    if policy == "dead_letter":
+        stream.dead_letters().write(ps.sinks.Collect(), name="letters")
+    expected: dict[str, list[int]] = {}
+    for record in records:
+        if record["v"] is not None:
+            expected.setdefault(record["k"], []).append(record["v"])
+    of = {"sum": sum, "min": min, "max": max, "mean": lambda values: sum(values) / len(values)}[aggregate.name]
+    for batch_size in (1, 7, 1000):
+        out = ps.testing.run(flow, batch_size=batch_size, parallelism=None)
+        assert dict(out["out"]) == {key: of(values) for key, values in expected.items()}
+        if policy == "dead_letter":
+            assert len(out["letters"]) == 120
+            assert all(letter.record[1] in records and letter.record[1]["v"] is None for letter in out["letters"])
+
+
+def test_an_error_of_a_combined_key_names_the_key_and_no_partial() -> None:
+    out, _, _ = output(Key(_first), 2, combiner=Count())
+    out.emit([(range(3), i) for i in range(64)], 1)
+    with pytest.raises(RecordError, match=r"record: range\(0, 3\)\n"):
+        out.flush()

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.runtime import sinks
-from penstock.runtime.sinks import parquet
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.follower import ready
 from penstock.runtime.sinks.parts import PartNames, PartsWriter
@@ -30,7 +29,6 @@ class TableJob(Job):
 
     def __init__(self, seed: int, where: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(seed, where, patch)
-        patch.setattr(parquet, "open", self.mortal._wrapped(open), raising=False)
 
     def open(self, index: int, restoring: bool) -> PartsWriter:
         errors = ErrorHandler("out", policy="fail")

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
 
 import pytest
 
+from penstock.runtime.build import build
+from penstock.runtime.flow import Flow
+from penstock.runtime.loop import RunLoop
 from penstock.runtime.ring import Ring, RingNoSpace, recommended_capacity
+from penstock.runtime.sinks.call import Null
+from penstock.runtime.sinks.collect import Collect
+from penstock.runtime.sources.memory import Memory
 from penstock.runtime.transport import shm
 from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
 
@@ -109,4 +117,154 @@ def test_large_messages_that_come_many_at_once_soon_make_a_ring_grow(monkeypatch
         sender.receive(0)
         assert got < 100 or receiver._next is not None or receiver.ring_bytes > RING_BYTES, "it has not looked"
     for transport in (sender, receiver):
+        transport.close()
+
+
+# --- single messages that are too large for the ring ---------------------------------------------------------------
+
+
+def send_one(transports: list[ShmTransport], sender: int, receiver: int, message: bytes) -> None:
+    """Until it has arrived, all doing what a loop does."""
+    is_sent, got = False, []
+    for _ in range(1000):
+        is_sent = is_sent or transports[sender].send(receiver, 7, (b"head", message))
+        for number, transport in enumerate(transports):
+            arrived = [(task, bytes(body)) for task, body in transport.receive(0)]
+            got += arrived if number == receiver else []
+        if got:
+            break
+    assert got == [(7, b"head" + message)]
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_first_message_may_be_larger_than_the_ring(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shm, "_LOOK_EVERY", 10**6)  # not because such messages come often
+    transports = connected(workers)
+    message = random.Random(1).randbytes(5_000_000)
+    assert transports[0].max_message < len(message) <= transports[0].largest_message
+    send_one(transports, 0, 1, message)
+    assert [transport.ring_bytes for transport in transports[2:]] == [RING_BYTES] * (workers - 2)
+    assert transports[1].ring_bytes == 16 << 20
+    send_one(transports, 0, 1, message)
+    assert transports[1].ring_bytes == 16 << 20, "it stays"
+    send_one(transports, 0, 1, message * 4)
+    assert transports[1].ring_bytes == 64 << 20
+    send_one(transports, 1, 0, message)
+    exchange(transports, 1000, 20, 1)
+    for transport in transports:
+        transport.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_very_large_messages_among_small_ones_keep_the_order(seed: int) -> None:
+    transports = connected(3)
+    exchange(transports, 3_000_000 + 1_000_000 * seed, 6, seed)
+    for transport in transports:
+        transport.close()
+
+
+def test_a_worker_that_has_left_is_not_waited_for() -> None:
+    transports = connected(3)
+    assert transports[2].leave()
+    transports[1].receive(0)
+    send_one(transports[:2], 0, 1, bytes(5_000_000))
+    assert transports[1].ring_bytes > RING_BYTES
+    for transport in transports:
+        transport.close()
+
+
+def test_a_worker_that_leaves_while_an_inbox_moves_is_not_waited_for() -> None:
+    transports = connected(3)
+    assert not transports[0].send(1, 7, (bytes(5_000_000),))
+    transports[1].receive(0)
+    transports[1].receive(0)
+    assert transports[1]._next is not None
+    assert transports[2].leave()
+    send_one(transports[:2], 0, 1, bytes(5_000_000))
+    send_one(transports[:2], 0, 1, bytes(60_000_000))
+    for transport in transports:
+        transport.close()
+
+
+def test_a_peer_that_dies_while_it_moves_is_asked_again() -> None:
+    transports = connected(2)
+    assert not transports[0].send(1, 7, (bytes(5_000_000),))
+    transports[1].close()
+    transports[0].drop([1])
+    assert not transports[0].send(1, 7, (bytes(5_000_000),))
+    again = ShmTransport(1)
+    again.connect({0: transports[0].address})
+    transports[0].connect({1: again.address})
+    send_one([transports[0], again], 0, 1, bytes(5_000_000))
+    for transport in (transports[0], again):
+        transport.close()
+
+
+def test_without_room_in_shared_memory_the_sender_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    transports = connected(2)
+    create = Ring.create
+
+    def full(capacity: int) -> Ring:
+        raise RingNoSpace(f"no room for {capacity}")
+
+    monkeypatch.setattr(shm, "_ROOM_RETRY_S", 0.0)
+    monkeypatch.setattr(Ring, "create", full)
+    for _ in range(5):
+        assert not transports[0].send(1, 7, (bytes(5_000_000),))
+        assert not transports[1].receive(0)
+    assert "the ring stays at" in caplog.text
+    monkeypatch.setattr(Ring, "create", create)
+    send_one(transports, 0, 1, bytes(5_000_000))
+    for transport in transports:
+        transport.close()
+
+
+def test_a_ring_of_a_given_size_stays_and_says_what_helps() -> None:
+    transports = connected(2, 1 << 20)
+    assert transports[0].largest_message == transports[0].max_message
+    assert "ring_bytes=" in transports[0].remedy(5_000_000)
+    for transport in transports:
+        transport.close()
+
+
+@pytest.mark.parametrize("window", [1, 1 << 18])
+def test_a_flow_passes_records_larger_than_ring_and_window(window: int) -> None:
+    """From worker to worker and back; one worker has nothing to do and has left long before."""
+    flow = Flow("large", chaining=False)
+    sink = Collect()
+    sizes = [5_000_000, 10, 10, 3_000_000, 20_000_000, 10]
+    read = flow.read(Memory([bytes([i]) * size for i, size in enumerate(sizes)]), parallelism=1)
+    read.map(lambda record: record, parallelism=1).write(sink, parallelism=1)
+    flow.read(Memory([1]), name="little", parallelism=1).write(Null(), name="nothing", parallelism=1)
+    plan = flow.plan(3)
+    placed = {
+        task.number: {"map": 1, "little": 2, "nothing": 2}.get(plan.chains[task.chain].operators[0].name, 0)
+        for task in plan.tasks
+    }
+    transports = connected(3)
+    out: list[bytes] = []
+    loops = []
+    for worker, transport in enumerate(transports):
+        wiring = build(
+            plan,
+            placed,
+            worker,
+            transport,
+            clock=time.monotonic_ns,
+            report=lambda reported: out.extend(reported.records),
+            window=window,
+        )
+        loops.append(RunLoop(wiring, transport, time.monotonic_ns))
+    threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]
+    threads[2].start()
+    threads[2].join(60)
+    for thread in threads[:2]:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert [(record[0], len(record)) for record in out] == list(enumerate(sizes))
+    for transport in transports:
         transport.close()

@@ -129,6 +129,17 @@ def test_refuses_what_is_no_pattern(patterns: Any) -> None:
         sources.TextFiles(patterns)
 
 
+@pytest.mark.parametrize("name", ["TextFiles", "JsonLines", "Parquet", "Arrow"])
+def test_a_url_is_no_path(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = getattr(sources, name)
+    with pytest.raises(FlowError, match=rf"{name}: 's3://bucket/x\*' is a URL.* path.*mount the bucket") as caught:
+        source(["a", "s3://me:hush@bucket/x*"])
+    assert "hush" not in str(caught.value)
+    with pytest.raises(FlowError, match=rf"{name}: 's3:/bucket/x': a URL has '//' after s3:"):
+        source(Path("s3://bucket/x"))
+    assert source(f"file://{tmp_path}/a%20b").patterns == (f"{tmp_path}/a b",)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "cp037", "no-such", "hex"])
 def test_refuses_an_encoding_without_line_bytes(encoding: str) -> None:
     with pytest.raises(FlowError, match=encoding):
@@ -332,6 +343,71 @@ def test_a_file_that_grows_is_read_to_where_it_ended(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"f\nthree\n")
     assert drain(source.reader(splits, context())) == ["one", "half"]
+
+
+def half_read(source: Any) -> list[Split]:
+    """The splits of a job that has read three records, as they are saved."""
+    splits = source.splits(1)
+    reader = source.reader(splits, context())
+    assert len(reader.read(3)) == 3
+    offsets = reader.offsets()
+    reader.close()
+    saved: list[Split] = pickle.loads(pickle.dumps([split.at(offsets[split.name]) for split in splits]))
+    return saved
+
+
+LINES = "".join(f"line {i}\n" for i in range(1000)).encode()
+
+
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
+@pytest.mark.parametrize("growth", [b"", b"and more\n" * 10_000], ids=["as large", "larger"])
+@pytest.mark.parametrize("first", [True, False], ids=["another beginning", "the same beginning"])
+def test_a_recovery_does_not_read_on_in_another_file(tmp_path: Path, suffix: str, growth: bytes, first: bool) -> None:
+    """As when logs are rotated, which may all begin with the same bytes."""
+    header = b"" if first else b"# header\n" * 1000
+    path = write(tmp_path / f"log.{suffix}", header + LINES)
+    original = path.read_bytes()
+    source = sources.TextFiles(path)
+    (split,) = source.splits(1)
+    reader = source.reader([split], context())
+    while reader.read(100)[-1] != "line 499":
+        pass
+    saved = pickle.loads(pickle.dumps(split.at(reader.offsets()[split.name])))
+    assert drain(source.reader([saved], context()))[0] == "line 500"
+    write(path, header + LINES.replace(b"line", b"LINE") + growth)
+    for at in (saved, split) if first else (saved,):
+        with pytest.raises(SourceError, match=r"log\.txt.* is not the file any more .* rotated.*Put the file back"):
+            drain(source.reader([at], context("skip")))
+    path.write_bytes(original)  # put back
+    assert drain(source.reader([saved], context()))[0] == "line 500"
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["a new one", "none"])
+def test_a_file_that_was_renamed_is_read_on(tmp_path: Path, again: bool) -> None:
+    path = write(tmp_path / "log", LINES)
+    source = sources.TextFiles(path)
+    saved = half_read(source)
+    path.rename(tmp_path / "log.1")
+    with (tmp_path / "log.1").open("ab") as file:
+        file.write(b"said later\n")
+    if again:
+        write(tmp_path / "log", LINES.replace(b"line", b"LINE"))
+    assert drain(source.reader(saved, context())) == [f"line {i}" for i in range(3, 1000)]
+
+
+def test_a_file_that_was_copied_back_is_read_on(tmp_path: Path) -> None:
+    path = write(tmp_path / "log", LINES)
+    source = sources.TextFiles(path)
+    saved = half_read(source)
+    path.unlink()
+    write(tmp_path / "log", LINES + b"more\n")
+    assert drain(source.reader(saved, context())) == [f"line {i}" for i in range(3, 1000)]
+
+
+def test_offsets_of_earlier_releases_are_taken(tmp_path: Path) -> None:
+    path = write(tmp_path / "log", LINES)
+    split = Split(str(path), FileRange(str(path), 0, len(LINES)), offset=len("line 0\n"))
+    assert drain(sources.TextFiles(path).reader([split], context()))[0] == "line 1"
 
 
 def test_a_shrunk_gzip_file_is_an_error_on_recovery(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[st
                 {"name": operator.name, "records_in": records, "records_out": records, "skipped": 1, "late": 0}
                 for operator in made.chains[made.tasks[number].chain].operators
             ],
-            "skipped_on_the_way": 2,
+            "skipped_on_the_way": {"map": 2} if number == 0 else {"write": 1},
             "latency_us": latency.sparse(),
             "latency_all_us": latency.sparse(),
         }
@@ -84,13 +84,32 @@ def test_the_last_status_before_any_is_starting() -> None:
 def test_counters_are_summed_over_tasks() -> None:
     status = builder().build("RUNNING", [report(0, 1, 10), report(1, 1, 30)], 0)
     assert status["operators"]["map"]["records_in"] == 40
-    assert status["operators"]["map"]["skipped"] == 2
+    assert {name: operator["skipped"] for name, operator in status["operators"].items()} == {
+        "read": 1,
+        "map": 2 + 2,
+        "write": 2 + 2,
+    }
     assert status["operators"]["map"]["queued"] == 6
     assert status["operators"]["write"]["queued"] == 0, "what waits, waits before the chain's first operator"
     assert (status["records_read"], status["records_written"]) == (10, 40)
-    assert status["skipped"] == 1 + 2 + 2 + 3 * 2
+    assert status["skipped"] == 1 + 4 + 4
     assert [worker["queued"] for worker in status["workers"]] == [6, 3]
     assert status["latency_all_ms"]["p50"] == pytest.approx(2, rel=0.04)
+
+
+def test_what_a_fused_key_function_skipped_is_of_the_operator_that_it_finds_keys_for() -> None:
+    flow = Flow("job", parallelism=1)
+    flow.read(Memory([1, 2])).key_by(lambda n: 1 // n).count(on_error="skip").write(Null())
+    made = StatusBuilder(flow.plan(1))
+    made.place({0: 0}, WORKERS[:1])
+    counters = {"read": 0, "count.key_by": 3, "count": 2, "write": 0}
+    operators = [
+        {"name": name, "records_in": 9, "records_out": 9, "skipped": n, "late": 0} for name, n in counters.items()
+    ]
+    told = report(0, 1, 9, operators=operators, skipped_on_the_way={})
+    status = made.build("RUNNING", [{**told, "tasks": told["tasks"][:1]}], 0)
+    assert status["operators"]["count"]["skipped"] == status["skipped"] == 5
+    assert sum(operator["skipped"] for operator in status["operators"].values()) == 5
 
 
 def test_rates_are_the_difference_of_two_reports() -> None:
@@ -136,3 +155,27 @@ def test_a_worker_that_is_silent_keeps_its_counts() -> None:
     made = builder()
     made.build("RUNNING", [report(0, 1, 10), report(1, 1, 30)], 0)
     assert made.build("RUNNING", [report(0, 2, 20)], 0)["operators"]["map"]["records_in"] == 50
+
+
+def test_what_a_worker_says_of_another_plan_does_not_count() -> None:
+    """While a plan changes: the numbers are those of other tasks."""
+    made = builder()
+    made.build("RUNNING", [report(0, 1, 10), report(1, 1, 30)], 0)
+    flow = Flow("job", parallelism=1)
+    flow.read(Memory([1, 2])).map(str, on_error="skip").rebalance().write(Null(), parallelism=2)
+    other = made.of(flow.plan(2))
+    other.place(PLACED, WORKERS)
+    status = other.build("RUNNING", [report(0, 2, 20), report(1, 2, 40)], 0)
+    assert status["records_read"] == 0
+    assert status["operators"]["map"]["records_in"] == 0
+    json.dumps(status)
+
+
+def test_a_task_that_has_moved_counts_where_it_is() -> None:
+    made = builder()
+    made.build("RUNNING", [report(0, 1, 10), report(1, 1, 30)], 0)
+    made.place({**PLACED, 2: 0}, WORKERS)
+    moved = report(0, 2, 20)
+    moved["tasks"].append(report(1, 2, 50)["tasks"][0])
+    status = made.build("RUNNING", [moved], 0)
+    assert status["operators"]["map"]["records_in"] == 20 + 50

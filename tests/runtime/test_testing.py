@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +13,14 @@ import pytest
 
 from penstock.runtime import task as task_module
 from penstock.runtime import testing
-from penstock.runtime.errors import FlowError, RecordError
+from penstock.runtime.errors import CodecError, FlowError, RecordError
 from penstock.runtime.flow import Flow
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.sinks.call import Call, Null
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.generator import Generator
 from penstock.runtime.sources.memory import Memory
+from penstock.runtime.windows import Tumbling
 from tests.runtime.random_flows import random_flow
 
 
@@ -140,5 +144,236 @@ def test_a_flow_can_be_run_again_and_is_not_changed() -> None:
 def test_what_cannot_run_is_refused() -> None:
     flow = Flow("f")
     flow.read(Memory([])).map(str)
-    with pytest.raises(FlowError, match="not used"):
+    with pytest.raises(FlowError, match="nothing uses"):
         testing.run(flow)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+class Ticking(Source):
+    """One record each quarter of a second, by its own account or by a clock of its own."""
+
+    def __init__(self, clock: Any = None) -> None:
+        self.clock = clock
+
+    def splits(self, parallelism: int) -> list[Split]:
+        return [Split("ticks")]
+
+    def reader(self, splits: list[Split], context: SourceContext) -> Reader:
+        return TickingReader(self.clock or context.clock)
+
+
+class TickingReader(Reader):
+    def __init__(self, clock: Any) -> None:
+        self.clock = clock
+        self.next = clock()
+        self.made = 0
+
+    def read(self, limit: int) -> list[Any]:
+        if self.clock() < self.next:
+            return []
+        self.next += 250_000_000
+        self.made += 1
+        self.finished = self.made == 4
+        return [self.made]
+
+    def ready_in(self) -> float:
+        return max(0, self.next - self.clock()) / 1e9
+
+    def offsets(self) -> dict[str, Any]:
+        return {"ticks": self.made}
+
+
+@pytest.fixture
+def no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(seconds: float) -> None:
+        raise AssertionError(f"it waits for {seconds} s")
+
+    monkeypatch.setattr(testing.time, "sleep", refuse)
+
+
+@pytest.mark.usefixtures("no_sleep")
+@pytest.mark.parametrize("arrivals", ["constant", "poisson"])
+def test_a_paced_source_takes_no_time(arrivals: Any) -> None:
+    flow = Flow("f")
+    flow.read(Generator(str, rate=2, duration_s=3600, arrivals=arrivals)).write(Null())
+    found = testing.run(flow)["write"]
+    assert found == [str(i) for i in range(len(found))]
+    assert 6500 < len(found) < 7900
+    assert found == testing.run(flow)["write"]
+
+
+def test_a_source_that_ends_by_the_speed_of_the_machine_is_refused() -> None:
+    flow = Flow("f")
+    flow.read(Generator(str, duration_s=5)).write(Null())
+    with pytest.raises(FlowError, match=r"source 'read' makes as many records as it can .* give it a rate or a limit"):
+        testing.run(flow)
+    assert testing.run(flow, ["1"])["write"] == ["1"]
+
+
+@pytest.mark.usefixtures("no_sleep")
+def test_a_reader_that_is_ready_in_a_fraction_of_a_second() -> None:
+    flow = Flow("f")
+    flow.read(Ticking()).write(Null())
+    assert testing.run(flow)["write"] == [1, 2, 3, 4]
+
+
+def test_a_reader_with_a_clock_of_its_own_is_waited_for() -> None:
+    flow = Flow("f")
+    flow.read(Ticking(functools.partial(next, itertools.count(step=1_000_000)))).write(Null())
+    assert testing.run(flow)["write"] == [1, 2, 3, 4]
+
+
+class Silence(Process):
+    """Says when a key has been silent for 2.5 seconds."""
+
+    def process(self, ctx: ProcessContext, key: Any, record: Any) -> None:
+        ctx.cancel_timer()
+        ctx.set_timer(after_s=2.5)
+
+    def on_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> list[Any]:
+        return [("silent", at_ms / 1000)]
+
+
+@pytest.mark.usefixtures("no_sleep")
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_timers_come_between_the_records_of_a_paced_source(parallelism: int) -> None:
+    """A record each second for three seconds, then one after ten."""
+    flow = Flow("f")
+    records = flow.read(Generator(lambda i: i, rate=[(1.0, 3.0), (0.1, 20.0)], limit=5))
+    found = records.key_by(lambda i: "key").process(Silence())
+    found.union(records.map(lambda i: (i, 0.0))).write(Null())
+    out = testing.run(flow, parallelism=parallelism)["write"]
+    assert [name for name, _ in out] == [0, 1, 2, 3, "silent", 4, "silent"]
+    first, last = (at for name, at in out if name == "silent")
+    assert first == pytest.approx(testing._BEGIN_S + 5.5, abs=0.01)
+    assert last - first == pytest.approx(10, abs=0.01)
+    assert out == testing.run(flow, parallelism=parallelism)["write"]
+
+
+@pytest.mark.usefixtures("no_sleep")
+def test_an_idle_source_holds_no_watermark_up() -> None:
+    flow = Flow("f")
+    slow = flow.read(Generator(lambda i: i * 1000, rate=[(1.0, 1.0), (0.001, 3000.0)], limit=2), name="slow")
+    quick = flow.read(Generator(lambda i: i * 1000, rate=1.0, limit=20), name="quick")
+    streams = [each.watermark(lambda ms: ms, idle_s=5.0) for each in (slow, quick)]
+    streams[0].union(streams[1]).key_by(lambda ms: "all").window(Tumbling(10), time=lambda ms: ms).count().write(Null())
+    windows = testing.run(flow)["write"]
+    assert windows[-1] == ("all", 10_000, 20_000, 10)
+    assert ("all", 0, 10_000, 12) in windows
+
+
+# --- as strict as a job ----------------------------------------------------------------------------------------------
+
+
+class Keyless:
+    """Hashes by its address."""
+
+
+class Locked:
+    """Cannot be pickled."""
+
+    def __init__(self, *_: Any) -> None:
+        self.lock = threading.Lock()
+
+
+class OneWay:
+    """Can be pickled, and not be unpickled."""
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
+def refused(flow: Flow, records: list[Any]) -> RecordError:
+    with pytest.raises(RecordError) as caught:
+        testing.run(flow, records)
+    return caught.value
+
+
+def test_keys_that_work_in_one_task_only() -> None:
+    flow = Flow("f")
+    flow.read(Memory([])).key_by(lambda n: Keyless()).count().write(Null())
+    error = refused(flow, [1])
+    assert error.operator == "count"
+    assert "operator 'count' failed (on the way from 'read'): KeyTypeError" in str(error)
+    assert "Keyless" in str(error)
+
+
+def test_records_that_cannot_be_pickled() -> None:
+    flow = Flow("f", chaining=False)
+    flow.read(Memory([])).map(Locked).write(Null())
+    assert "cannot be sent to another task" in str(refused(flow, [1]))
+    fine = Flow("f")  # one chain: they stay in one task
+    fine.read(Memory([])).map(Locked).map(lambda locked: 1).write(Null())
+    assert testing.run(fine, [1])["write"] == [1]
+
+
+def test_records_that_cannot_be_unpickled() -> None:
+    flow = Flow("f")
+    flow.read(Memory([])).map(lambda n: OneWay()).key_by(lambda one: 1).count().rebalance().map(str).write(Null())
+    assert testing.run(flow, [1])["write"] == ["(1, 1)"]  # a key's count is all that goes on
+    flow = Flow("f", chaining=False)
+    flow.read(Memory([])).map(lambda n: OneWay()).write(Null())
+    with pytest.raises(CodecError, match="records cannot be unpickled here"):
+        testing.run(flow, [1])
+
+
+def test_records_are_not_shared() -> None:
+    """What one branch does to its records the other does not see, as in two workers."""
+
+    def spoil(record: list[int]) -> int:
+        record.append(99)
+        return len(record)
+
+    flow = Flow("f", chaining=False)
+    records = flow.read(Memory([]))
+    records.map(spoil).write(Null(), name="a")
+    records.map(len).write(Null(), name="b")
+    assert testing.run(flow, [[1]]) == {"a": [2], "b": [1]}
+
+
+@pytest.mark.parametrize("passing", [False, True], ids=["kept", "at the end"])
+def test_state_that_cannot_be_saved(passing: bool) -> None:
+    def keep(ctx: ProcessContext, key: Any, record: Any) -> None:
+        ctx.set(record if passing and record < 2 else Locked())
+
+    flow = Flow("f")
+    flow.read(Memory([])).key_by(lambda n: 1).process(keep, name="keep").write(Null())
+    error = refused(flow, [0, 1, 2])
+    assert error.operator == "keep"
+    assert "cannot be saved with an epoch" in str(error)
+
+
+def test_a_flow_that_cannot_travel() -> None:
+    flow = Flow("f")
+    source = Ticking()
+    flow.read(source, name="ticks").write(Null())
+    source.clock = threading.Lock()
+    with pytest.raises(FlowError, match=r"operator 'ticks'.*cannot be pickled"):
+        testing.run(flow)
+
+
+def test_functions_are_copies_as_in_a_worker() -> None:
+    seen: list[int] = []
+    flow = Flow("f")
+    flow.read(Memory([])).filter(lambda n: seen.append(n) is None).write(Null())
+    assert testing.run(flow, [1, 2]) == {"write": [1, 2]}
+    assert seen == []
+
+
+def test_keys_that_are_equal_are_one_key_whatever_their_types() -> None:
+    flow = Flow("equal-keys")
+    flow.read(Memory([1, 0.0, True, -0.0, 1.0, False, 2])).key_by(lambda key: key).count(emit="final").write(
+        Null(), name="out"
+    )
+    for parallelism in (1, 3):
+        assert sorted(testing.run(flow, parallelism=parallelism)["out"]) == [(0, 3), (1, 3), (2, 1)]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_nan_is_no_key(parallelism: int) -> None:
+    flow = Flow("nan")
+    read = flow.read(Memory([1.0, float("nan"), float("inf") - float("inf")]))
+    read.key_by(lambda key: key).count(emit="final", on_error="skip").write(Null(), name="out")
+    assert testing.run(flow, parallelism=parallelism)["out"] == [(1.0, 1)]

@@ -134,13 +134,13 @@ def test_epochs_are_handed_over_when_all_tasks_have_committed(tmp_path: Path) ->
     two.commit(1)
     job.is_seen()
     assert took.calls == [(1, ["a", "b"])]
-    job.complete = 2  # without records: passed over
-    two.write(["c"])
+    two.write(["c"])  # one has no records: its part is passed over
     two.prepare(2)
     two.commit(2)
     one.write(["d"])
     one.prepare(3)
-    one.commit(3)  # the status is older than that
+    one.commit(3)
+    job.complete = 2  # older than that; an epoch is complete when all tasks have prepared it
     job.is_seen()
     assert took.calls[1:] == [(2, ["c"])]
     job.state = "FINISHED"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.errors import FlowError, RecordError
+from penstock.runtime.errors import FlowError, RecordError, shorten
 from penstock.runtime.userfunc import (
     POLICIES,
     DeadLetter,
@@ -21,6 +23,8 @@ from penstock.runtime.userfunc import (
     apply,
     check_function,
     consume,
+    describe,
+    returns_nothing,
     select,
     user_line,
 )
@@ -194,12 +198,62 @@ def test_a_record_error_passes_through_every_policy() -> None:
         assert caught.value is inner
 
 
-def test_an_interrupt_is_not_a_failed_record() -> None:
+def test_an_interrupt_is_a_failed_record_only_where_no_keyboard_can_make_it() -> None:
     def interrupt(record: Any) -> Any:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        apply(partial(map, interrupt), [1], handler("skip"))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # as where a keyboard is
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            apply(partial(map, interrupt), [1], handler("skip"))
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in a worker
+        assert apply(partial(map, interrupt), [1], handler("skip")) == []
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Hidden(BaseException):
+    """Of which nothing can be shown."""
+
+    def __init__(self, raises: BaseException | None) -> None:
+        super().__init__()
+        self.raises = raises
+
+    def __repr__(self) -> str:
+        if self.raises is None:
+            return 7  # type: ignore[return-value]
+        raise self.raises
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize("raises", [ValueError(), SystemExit("repr exits"), GeneratorExit(), None])
+def test_what_cannot_be_shown_fails_as_any_other_record(raises: BaseException | None) -> None:
+    hidden = Hidden(raises)
+
+    def fail(record: Any) -> Any:
+        raise record
+
+    errors = handler("dead_letter")
+    assert apply(partial(map, fail), [hidden, SystemExit(hidden)], errors) == []
+    letters = errors.dead_letters or []
+    assert [letter.error for letter in letters] == [
+        "Hidden (whose __str__ raises)",
+        f"called sys.exit(<Hidden whose repr raises {type(raises or TypeError()).__name__}>)",
+    ]
+    assert "whose repr raises" in letters[0].shortened().record
+    with pytest.raises(RecordError, match=r"operator 'op' failed: Hidden \(whose __str__ raises\)"):
+        apply(partial(map, fail), [hidden], handler("fail"))
+
+
+def test_an_interrupt_while_something_is_shown_is_one() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
+    try:
+        for show in (shorten, describe):
+            with pytest.raises(KeyboardInterrupt):
+                show(Hidden(KeyboardInterrupt()))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_functions_must_be_callable_and_must_travel() -> None:
@@ -214,3 +268,53 @@ def test_functions_must_be_callable_and_must_travel() -> None:
     with pytest.raises(FlowError, match=r"test_userfunc\.py:\d+ cannot be pickled") as caught:
         check_function(locked, "map 'm'")
     assert "inside the function" in str(caught.value)
+
+
+class _Says:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __call__(self, record: Any) -> Any:
+        return self.value
+
+    def nothing(self, record: Any) -> None:
+        self.value = record
+
+
+def _only_raises(record: Any) -> Any:
+    raise ValueError(record)
+
+
+def _sometimes(record: Any) -> Any:
+    if record:
+        return True
+    return None
+
+
+def _with_a_block(record: Any) -> Any:
+    with suppress(ValueError):
+        return int(record)
+
+
+def _without_return(record: Any) -> Any:
+    for _ in range(3):
+        if record:
+            return
+    with suppress(ValueError):
+        int(record)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        bool, print, len, partial(_sometimes), _Says(1), _only_raises, _sometimes, _with_a_block, lambda r: r or None,
+        lambda r: r and None, lambda r: None if r else 1, lambda r: (yield), lambda r: not r,
+    ],
+)  # fmt: skip
+def test_a_function_that_may_return_something(function: Any) -> None:
+    assert not returns_nothing(function)
+
+
+@pytest.mark.parametrize("function", [_without_return, lambda r: None, _Says(1).nothing])
+def test_a_function_that_never_returns_anything(function: Any) -> None:
+    assert returns_nothing(function)

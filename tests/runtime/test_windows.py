@@ -305,7 +305,7 @@ def test_a_stage_counts_late_records_and_forgets_closed_windows(
 def test_partials_do_what_their_records_do(how: Windowing, records: list[Record]) -> None:
     """Also for windows of a record that are closed while others are open."""
     whole, combined = stage_of(how), stage_of(how)
-    combiner = combined.context.operator.combiner
+    combiner = combined.context.operator.windowed
     for at in range(0, len(records), 3):
         some = keyed(records[at : at + 3])
         state = combiner.new_state()
@@ -359,7 +359,7 @@ class Saved:
 
     def save(self, stage: Stage, whole: bool) -> None:
         whole = whole or not self.snapshots or stage.wants_whole()
-        states = {"w": (stage.snapshot(len(self.snapshots) + 1, whole), (0, 0, 0))}
+        states = {"w": (stage.snapshot(len(self.snapshots) + 1, whole), (0, 0, 0, 0))}
         if whole:
             self.snapshots.clear()
         self.snapshots.append(b"".join(encode_snapshot(states, GROUPS)))
@@ -394,14 +394,11 @@ def test_a_job_that_goes_back_says_nothing_twice_and_forgets_nothing(
             for one, stage in zip(saved, stages, strict=True):
                 one.save(stage, rng.random() < 0.2)
         if i == cut:
-            late = sum(stage.late for stage in stages)
             old, table = table, KeyGroups(GROUPS).table(after)
             stages = [stage_of(how, index=i, parallelism=after, epochs=True) for i in range(after)]
             for index, stage in enumerate(stages):
                 mine = owned(table, index)
                 stage.restore(1, put_back([one for j, one in enumerate(saved) if mine & owned(old, j)], mine))
-            if after == before:
-                assert sum(stage.late for stage in stages) == late
             saved = [Saved() for _ in stages]
         owner = task_of(record[0], table)
         out += stages[owner].run(keyed([record]))
@@ -499,9 +496,9 @@ def test_a_record_whose_value_cannot_be_had_fails_once_whatever_windows_it_has(p
     assert last_results(found["out"]) == GOOD_RESULTS
     (letter,) = found["letters"]
     assert letter.record == (0, (0, 1))
-    assert "IndexError" in letter.error
+    assert "the record has no element 2; it has 2, counted from 0" in letter.error
     assert ps.testing.run(flow_of("skip"), records)["out"]
-    with pytest.raises(RecordError, match="IndexError"):
+    with pytest.raises(RecordError, match="no element 2; it has 2"):
         ps.testing.run(flow_of("fail"), records)
 
 
@@ -610,11 +607,11 @@ def test_windows_of_windows_leave_once_and_whole(parallelism: int, chaining: boo
     ("make", "message"),
     [
         (lambda: Sliding(1, 2), "Sliding: slide 2000 ms is above size 1000 ms; records between windows would be lost"),
-        (lambda: Tumbling(0), r"Tumbling\(size\): 0; it must be whole milliseconds, at least 1"),
-        (lambda: Tumbling(0.0005), r"Tumbling\(size\): 0.0005; it must be whole milliseconds"),
-        (lambda: Tumbling(1, -1), r"Tumbling\(offset\): -1; it must be whole milliseconds, at least 0"),
-        (lambda: Sliding("1", 1), r"Sliding\(size\): '1'; give seconds or a timedelta"),  # type: ignore[arg-type]
-        (lambda: Sliding(1, math.nan), r"Sliding\(slide\): nan"),
+        (lambda: Tumbling(0), r"Tumbling\(size_s\): 0; it must be whole milliseconds, at least 1"),
+        (lambda: Tumbling(0.0005), r"Tumbling\(size_s\): 0.0005; it must be whole milliseconds"),
+        (lambda: Tumbling(1, -1), r"Tumbling\(offset_s\): -1; it must be whole milliseconds, at least 0"),
+        (lambda: Sliding("1", 1), r"Sliding\(size_s\): '1'; give seconds or a timedelta"),  # type: ignore[arg-type]
+        (lambda: Sliding(1, math.nan), r"Sliding\(slide_s\): nan"),
     ],
 )
 def test_windows_that_make_no_sense_are_refused(make: Callable[[], Any], message: str) -> None:

@@ -16,6 +16,7 @@ Invariants:
 - Nobody is told to commit before that; nobody goes back before the last complete epoch (but by `FallBack`, when it
   turns out to be damaged: then all tasks go back together).
 - A task's message of an older generation is never acted upon.
+- What is known to be gone from the store is built on no more: tasks that live save everything anew (`lost`).
 - Pending epochs outlive a failure: the acknowledgements of the tasks that go back are dropped, and their sources are
   told to begin these epochs again, as barriers of them are under way in the other tasks' channels.
 - Starting is recovering all tasks to epoch 0; so there is one way in which tasks come to be.
@@ -24,7 +25,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -123,6 +124,13 @@ class Unpark:
 
 
 @dataclass(frozen=True)
+class Rewrite:
+    """Tell all workers: the next snapshot of these tasks holds everything; those that have ended say so again."""
+
+    tasks: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Save:
     """Write the manifest; then `saved` or `not_saved`."""
 
@@ -157,7 +165,7 @@ class Fail:
     reason: str
 
 
-Command = Start | Cut | Make | Join | Trigger | Unpark | Save | Complete | End | FallBack | Fail
+Command = Start | Cut | Make | Join | Trigger | Unpark | Rewrite | Save | Complete | End | FallBack | Fail
 
 State = Literal["STARTING", "MAKING", "RUNNING", "FALLING_BACK", "FINISHING", "ENDED", "FAILED"]
 """STARTING: processes are awaited. MAKING: tasks are being made. RUNNING: epochs follow each other. FALLING_BACK: an
@@ -220,6 +228,7 @@ class Coordinator:
         self._quiet = False  # nothing had moved in the last complete epoch
         self._deaths = 0  # since an epoch completed: a job that gets on need not wait before it is restarted
         self._unread = 0  # how often in a row the store did not give what is saved
+        self._unreadable = False  # something of the last complete epoch is gone from the store
         self._behind = _tasks_behind(plan)
         # Until an epoch is complete that is all the job's own:
         self._change: Change | None = None
@@ -406,6 +415,27 @@ class Coordinator:
             self._pending[epoch].declined = reason
         return self._stay(epoch)
 
+    def lost(self, names: Collection[str], reason: str, now: float) -> list[Command]:
+        """Snapshots of these names are gone from the store, or of no use any more. While the tasks live that they are
+        of, they save everything anew, at once. To be said again as long as the last manifest refers to some."""
+        if self.state not in ("STARTING", "MAKING", "RUNNING"):
+            return []
+        self._unreadable = any(_among(names, entry.blobs) for entry in self._entries.values())
+        # Tasks that go back read what there is. If they can, the next look finds out what is still missing.
+        tasks = self._tasks - self._going_back
+        lost = frozenset(task for task in tasks if _among(names, self._chains.get(task) or ()))
+        if not lost:
+            return []
+        self.last_failure = reason
+        for task in lost:
+            self._chains[task] = None
+            self._finished.pop(task, None)
+            for pending in self._pending.values():
+                if task in pending.entries and _among(names, pending.entries[task].blobs):
+                    del pending.entries[task]
+                    pending.declined = reason
+        return [*self._stay(), Rewrite(lost), *self.begin(now)]
+
     def saved(self, epoch: int) -> list[Command]:
         """The manifest is written: the epoch is complete."""
         manifest = self._saving
@@ -419,6 +449,7 @@ class Coordinator:
         self._pending = {n: pending for n, pending in self._pending.items() if n > epoch}
         self._change, self._changed, self._origin = None, False, None
         self._deaths = 0
+        self._unreadable = False
         self.last_failure = None
         commands: list[Command] = [Complete(epoch, manifest.final)]
         if manifest.final:
@@ -465,7 +496,7 @@ class Coordinator:
         its tasks are at their end."""
         if self.state != "RUNNING" or self._saving is not None or self._moving is not None or self.epoch == 0:
             return []
-        if self._all_finished or all(entry.finished for entry in self._entries.values()):
+        if self._unreadable or self._all_finished or all(entry.finished for entry in self._entries.values()):
             return []
         kept = _same_chains(self.plan, plan)
         before = {task.number for task in self.plan.tasks if task.chain not in kept}
@@ -514,6 +545,7 @@ class Coordinator:
     def _take(self, manifest: Manifest) -> None:
         """Go on from an epoch."""
         self.epoch = self.begun = manifest.epoch
+        self._unreadable = False
         self.generation = max(self.generation, int(manifest.extra.get("generation", 0)))
         self._entries = {entry.number: entry for entry in manifest.tasks}
         if not self._changed:
@@ -663,6 +695,11 @@ class Coordinator:
         for worker, now, reason in lost:
             commands += self.worker_lost(worker, now, reason)
         return commands or (self._try_to_save() if try_to_save else [])
+
+
+def _among(names: Collection[str], blobs: Iterable[Blob]) -> bool:
+    """Whether one of the blobs has one of the names."""
+    return any(blob.data is None and blob.name in names for blob in blobs)
 
 
 def _tasks_behind(plan: Plan) -> dict[int, frozenset[int]]:

@@ -13,16 +13,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make
+from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make, Rewrite
 from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.restore import read_changed, read_same
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import StoreError
+from penstock.runtime.errors import FlowError, StoreError
 from penstock.runtime.loop import RunLoop, Saved
 from penstock.runtime.plan import TaskId
 from penstock.runtime.task import Snapshot
 from penstock.runtime.transport.base import Buffer
+from penstock.runtime.userfunc import describe
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Participant:
         self._key_groups = key_groups
         self._send = send
         self._later = later
+        self._ends: dict[int, tuple[Snapshot, Sequence[Buffer]]] = {}  # what tasks saved at their end, by task
         self.loop: RunLoop  # to be set before the first command
 
     # --- commands, from the coordinator ------------------------------------------------------------------------
@@ -92,6 +94,21 @@ class Participant:
     def unpark(self) -> Future[None]:
         """No task is to move any more."""
         return self.loop.call(self.loop.unpark)
+
+    def rewrite(self, command: Rewrite) -> Future[None]:
+        """What these tasks have saved is lost: they save everything anew."""
+
+        def rewrite() -> None:
+            for number in command.tasks:
+                task = self.loop.wiring.tasks.get(number)
+                if task is None:
+                    continue
+                task.whole_next = True
+                end = self._ends.get(number)  # nothing will come after it, so it is written again
+                if end is not None and end[0].generation == task.generation:
+                    self._later(lambda end=end: self._write(*end))  # type: ignore[misc]
+
+        return self.loop.call(rewrite)
 
     def complete(self, command: Complete) -> Future[None]:
         """Commit an epoch."""
@@ -143,9 +160,22 @@ class Participant:
                 continue
             assert store is not None
             if command.changed:
-                saved[task.number] = read_changed(plan, task, list(command.entries.values()), store.get)
+                entries = list(command.entries.values())
+                other = command.origin is not None
+                try:
+                    saved[task.number] = read_changed(plan, task, entries, store.pieces, other_program=other)
+                except (StoreError, FlowError):
+                    raise
+                except Exception as error:
+                    if not other:
+                        raise
+                    raise FlowError(
+                        f"task {plan.task_name(task)} cannot go on from what another program saved: {describe(error)}. "
+                        "The classes of the program must be able to take up the saved objects: fields that are new "
+                        "need defaults, and members of an Enum that are in the state must still be there"
+                    ) from error
             else:
-                saved[task.number] = read_same(plan, task, command.entries[task.number], store.get)
+                saved[task.number] = read_same(plan, task, command.entries[task.number], store.pieces)
         return saved
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
@@ -153,6 +183,8 @@ class Participant:
         parts = encode_snapshot(snapshot.states, self._key_groups)
         # Long lists that live on would be looked through by the garbage collector, which stops the loop.
         snapshot = replace(snapshot, states={})
+        if snapshot.finished:
+            self._ends[snapshot.task.number] = (snapshot, parts)
         self._later(lambda: self._write(snapshot, parts))
 
     def on_motion(self, task: TaskId, generation: int) -> None:

@@ -9,37 +9,44 @@ leave one out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from penstock.runtime.epochs.manifest import Blob, TaskEntry
-from penstock.runtime.epochs.snapshot import Merged, names
-from penstock.runtime.errors import FlowError
+from penstock.runtime.earlier import without_fields
+from penstock.runtime.epochs.manifest import FORMAT, Blob, TaskEntry
+from penstock.runtime.epochs.snapshot import Bytes, Merged, counters_of, holding, names
+from penstock.runtime.errors import FlowError, StoreError
 from penstock.runtime.loop import Saved
 from penstock.runtime.operators import Operator, Read
 from penstock.runtime.plan import Plan, TaskId
 from penstock.runtime.sources.base import Split, share
-from penstock.runtime.state import SavedState
+from penstock.runtime.state import Counters, SavedState
 from penstock.runtime.watermarks import MakeWatermarks
 
-Get = Callable[[Blob], bytes]
+Get = Callable[[Blob], Bytes]
 
 
 def read_same(plan: Plan, task: TaskId, entry: TaskEntry, get: Get) -> Saved:
     """What a task goes on from that is as it was."""
     merged = Merged(plan.key_groups)
-    merged.add_task([get(blob) for blob in entry.blobs], None)
+    merged.add_task((get(blob) for blob in entry.blobs), None)
     source = plan.chains[task.chain].source
     splits = None if source is None else [split for own in merged.operators[source.name].own for split in own]
     return merged.operators, entry.finished, False, splits
 
 
-def read_changed(plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get) -> Saved:
-    """What a task goes on from, of what the tasks of another plan saved."""
+def read_changed(
+    plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get, *, other_program: bool = False
+) -> Saved:
+    """What a task goes on from, of what the tasks of another plan saved. When they were those of another program, its
+    classes may have had other fields, so that a key of today is of another key group than it was saved under: then each
+    task looks for its keys in what all of them saved."""
     chain = plan.chains[task.chain]
     groups = plan.groups(task)
     states: dict[str, SavedState] = {}
     splits: list[Split] | None = None
     known = [entry for operator in chain.operators for entry in entries if operator.name in entry.operators]
     finished = bool(known) and all(entry.finished for entry in known)
+    unknown: list[Operator] = []
     for operator in chain.operators:
         savers = [entry for entry in entries if operator.name in entry.operators]
         if isinstance(operator, Read):
@@ -47,14 +54,37 @@ def read_changed(plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Ge
                 splits = _splits(operator, savers, get, chain.parallelism)[task.index]
         elif operator.keyed:
             assert groups is not None
-            states[operator.name] = _keyed(operator, savers, get, set(groups), plan.key_groups)
+            states[operator.name] = _keyed(operator, savers, get, set(groups), plan.key_groups, other_program)
         elif operator.is_sink:
             mine = [entry for entry in savers if entry.index % chain.parallelism == task.index]
             states[operator.name] = SavedState(own=_own(operator, mine, get, plan.key_groups))
         elif isinstance(operator, MakeWatermarks):
             running = [entry for entry in savers if not entry.finished]
             states[operator.name] = SavedState(own=_own(operator, running, get, plan.key_groups))
+        else:
+            unknown.append(operator)
+    _check_stateless(unknown, known, get)
+    for name, counters in _counters(plan, task, entries, get).items():
+        states.setdefault(name, SavedState()).counters = counters
     return states, finished, True, splits
+
+
+def _counters(plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get) -> dict[str, Counters]:
+    """What a task goes on counting from: of its operators, and on the way to those of others. State may be dealt to
+    several tasks; what a task has counted goes on in one, or the job would count it several times, or never again."""
+    chain = plan.chains[task.chain]
+    found: dict[str, Counters] = {operator.name: (0, 0, 0, 0) for operator in chain.operators}
+    own = set(found)
+    known = {operator.name for each in plan.chains for operator in each.operators}
+    for entry in entries:
+        if entry.index % chain.parallelism == task.index and not own.isdisjoint(entry.operators):
+            # What was skipped on the way from it is with its last operator, whichever way that now is.
+            on_the_way = known - set(entry.operators) if entry.operators[-1] in own else set()
+            for name, (taken, given, skipped, late) in counters_of(get(entry.blobs[-1])).items():
+                if name in own or name in on_the_way:
+                    before = found.get(name, (0, 0, 0, 0))
+                    found[name] = (before[0] + taken, before[1] + given, before[2] + skipped, before[3] + late)
+    return found
 
 
 def same_tasks(plan: Plan, entries: Iterable[TaskEntry]) -> bool:
@@ -101,20 +131,55 @@ def check(plan: Plan, saved: Mapping[str, str], key_groups: int) -> None:
         )
 
 
-def _keyed(operator: Operator, savers: list[TaskEntry], get: Get, groups: set[int], key_groups: int) -> SavedState:
+def _keyed(
+    operator: Operator, savers: list[TaskEntry], get: Get, groups: set[int], key_groups: int, other_program: bool
+) -> SavedState:
     merged = Merged(key_groups)
     for entry in savers:
         # What has ended has said its last results: nobody shall say them again.
-        if not entry.finished and (entry.groups is None or not groups.isdisjoint(entry.groups)):
-            merged.add_task([get(blob) for blob in entry.blobs], groups, operators={operator.name})
-    return merged.operators.get(operator.name, SavedState())
+        if not entry.finished and (other_program or entry.groups is None or not groups.isdisjoint(entry.groups)):
+            merged.add_task((get(blob) for blob in entry.blobs), groups, operators={operator.name})
+    state = merged.operators.get(operator.name, SavedState())
+    if other_program:
+        for entries in state.maps.values():
+            _check_fields(operator, entries)
+    return state
+
+
+def _check_fields(operator: Operator, keys: Iterable[Any]) -> None:
+    """FlowError when keys are of a class that has lost fields: some may have become one, and only one has its state."""
+    for key in keys:
+        if (found := without_fields(key)) is not None:
+            class_, fields = found
+            raise FlowError(
+                f"operator {operator.name!r} has keys of the class {class_.__qualname__}, which had the fields "
+                f"{names(fields)} when they were saved. Keys that differed in these fields only are equal now, and "
+                "a key can go on with the state of one only. Keep the fields of a class of keys"
+            )
+
+
+def _check_stateless(operators: list[Operator], entries: Iterable[TaskEntry], get: Get) -> None:
+    """StoreError when one of these operators, whose state nobody can deal to other tasks, has saved some."""
+    kinds = {operator.name: operator.state_kind for operator in operators}
+    looked: set[int] = set()
+    for entry in entries:
+        if entry.number in looked or entry.finished or kinds.keys().isdisjoint(entry.operators):
+            continue
+        looked.add(entry.number)
+        for name in sorted(kinds.keys() & holding(get(entry.blobs[-1]))):
+            raise StoreError(
+                f"operator {name!r} is a {kinds[name]}, and task {entry.name} has saved state of it, in format "
+                f"{FORMAT}. This release of Penstock cannot deal the state of that kind to the tasks of another plan: "
+                "run the job with the flow, the parallelism and the number of workers with which it was saved, or with "
+                "the release that can"
+            )
 
 
 def _own(operator: Operator, savers: list[TaskEntry], get: Get, key_groups: int) -> list[object]:
     own: list[object] = []
     for entry in savers:
         merged = Merged(key_groups)
-        merged.add_task([get(blob) for blob in entry.blobs], (), operators={operator.name})
+        merged.add_task((get(blob) for blob in entry.blobs), (), operators={operator.name})
         if operator.name in merged.operators:
             own += merged.operators[operator.name].own
     return own

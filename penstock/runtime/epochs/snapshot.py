@@ -7,35 +7,66 @@ its entries stand. A map's entry says whether it is whole or builds on the snaps
 by key group: that took most of the time for which a snapshot stops its task, and only who goes on with another plan
 needs it. They sort what they read.
 
+Entries stand in frames of about a MiB, so whoever reads a snapshot front to back, in pieces, needs little memory beside
+what comes out; so does who puts snapshots together, for what the oldest says.
+
 State of a job with another parallelism, or of a changed flow, is matched by the names of operators and of their maps;
 it must never depend on task numbers or on which operators shared a task.
 """
 
 from __future__ import annotations
 
-import pickle
 import struct
 from array import array
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain as one_after_the_other
 from itertools import islice
-from typing import Any
+from tempfile import SpooledTemporaryFile
+from typing import Any, TypeAlias
 
-import cloudpickle
 import msgspec
 
 from penstock.runtime.aggregate import merge_of
-from penstock.runtime.codec import PICKLE, decode, decode_map, encode, encode_map, encode_values, pickled
-from penstock.runtime.errors import KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
+from penstock.runtime.codec import (
+    FRAME_BYTES,
+    PICKLE,
+    Encoded,
+    decode,
+    decode_map,
+    encode_columns,
+    encode_map,
+    encode_values,
+)
+from penstock.runtime.errors import FlowError, KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
 from penstock.runtime.partition import partition
-from penstock.runtime.state import Delta, KeyedDelta, KeyedLog, KeyedValues, KeyedWhole, SavedState, StageState
+from penstock.runtime.pickling import dumps, loads
+from penstock.runtime.state import (
+    Counters,
+    Delta,
+    KeyedDelta,
+    KeyedLog,
+    KeyedValues,
+    KeyedWhole,
+    SavedState,
+    StageState,
+)
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.userfunc import describe
 
 _LENGTH = struct.Struct("<I")
 
 #: What a task saves: operator -> (state or None, counters).
-States = dict[str, "tuple[StageState | None, tuple[int, int, int]]"]
+States = dict[str, "tuple[StageState | None, Counters]"]
+
+
+#: A snapshot's bytes, or what reads them piece by piece.
+Bytes: TypeAlias = Buffer | Iterator[Buffer]
+
+# What is put together is in memory up to so many bytes, then in a file without a name.
+_SPOOL_BYTES = 8 << 20
+_NOTHING = (0, 0)
+_SOME = 1 << 16  # entries
 
 
 class _Chunk(msgspec.Struct, array_like=True):
@@ -52,14 +83,20 @@ class _Map(msgspec.Struct, array_like=True):
     whole: bool
     merge: str  # how its values merge into those before, for merge_of; "": they take their place
     chunks: list[_Chunk]
-    known: int = -1  # of KeyedValues, whose keys and values are the first chunk; -1: it is none
+    known: int = -1  # of KeyedValues; -1: it is none
+    placed: int = 1  # of KeyedValues: so many of the chunks are its keys and, behind them, its values
 
 
 class _Operator(msgspec.Struct, array_like=True):
     name: str
-    counters: tuple[int, int, int]
+    counted: tuple[int, int, int]
     own: int  # bytes; 0: none
     maps: list[_Map]
+    late: int = 0
+
+    @property
+    def counters(self) -> Counters:
+        return (*self.counted, self.late)
 
 
 class _Header(msgspec.Struct, array_like=True):
@@ -83,73 +120,67 @@ def encode_snapshot(states: States, key_groups: int) -> list[Buffer]:
                 own = _pickled(state.own, name)
                 segments.append(own)
             maps = [_encode_map(name, title, delta, key_groups, segments) for title, delta in state.maps.items()]
-        operators.append(_Operator(name, counters, len(own), maps))
+        operators.append(_Operator(name, counters[:3], len(own), maps, counters[3]))
     header = _encoder.encode(_Header(key_groups, operators))
     return [_LENGTH.pack(len(header)) + header, *segments]
 
 
-def _encode_map(operator: str, title: str, delta: Delta, key_groups: int, segments: list[Buffer]) -> _Map:
+def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: int, segments: list[Buffer]) -> _Map:
     if isinstance(delta, KeyedWhole):
-        return _encode_whole(operator, title, delta.entries, key_groups, segments)
+        frames = _encode_or_say(operator, encode_map, delta.entries)
+        if any(codec == PICKLE for codec, _ in frames):
+            _check_keys(operator, list(delta.entries), key_groups)
+        return _Map(title, True, "", [_Chunk(_put(frame, segments), _NOTHING, _NOTHING) for frame in frames])
     if isinstance(delta, KeyedLog):
         return _Map(title, False, delta.merge, _encode_log(delta, segments))
     if isinstance(delta, KeyedValues):
-        chunks = [_encode_lists(operator, delta.keys, delta.values, [], key_groups, segments)]
+        delta = _Placed(delta.known, delta.keys, _encode_or_say(operator, encode_values, delta.values))
+    if isinstance(delta, _Placed):
+        chunks = _encode_lists(operator, delta.keys, [], [], key_groups, segments)
+        chunks += [_Chunk(_NOTHING, _put(frame, segments), _NOTHING) for frame in delta.values]
         if delta.later is None:
-            return _Map(title, False, "", chunks, delta.known)
+            return _Map(title, False, "", chunks, delta.known, len(chunks))
         later = _encode_map(operator, title, delta.later, key_groups, segments)
-        return _Map(title, False, later.merge, chunks + later.chunks, delta.known)
-    if not delta.keys and not delta.gone:
-        return _Map(title, False, "", [])
-    return _Map(title, False, "", [_encode_lists(operator, delta.keys, delta.values, delta.gone, key_groups, segments)])
+        return _Map(title, False, later.merge, chunks + later.chunks, delta.known, len(chunks))
+    return _Map(title, False, "", _encode_lists(operator, delta.keys, delta.values, delta.gone, key_groups, segments))
+
+
+def _put(frame: Encoded, segments: list[Buffer]) -> tuple[int, int]:
+    codec, data = frame
+    segments.append(data)
+    return codec, len(data)
 
 
 def _encode_log(log: KeyedLog, segments: list[Buffer]) -> list[_Chunk]:
-    chunks = []
-    for (key_codec, keys), (codec, partials) in log.chunks:
-        segments += [keys, partials]
-        chunks.append(_Chunk((key_codec, len(keys)), (codec, len(partials)), (0, 0)))
-    return chunks
+    return [_Chunk(_put(keys, segments), _put(partials, segments), _NOTHING) for keys, partials in log.chunks]
 
 
 def _encode_lists(
-    operator: str,
-    keys: list[Any],
-    values: list[Any] | dict[Any, Any],
-    gone: list[Any],
-    key_groups: int,
-    segments: list[Buffer],
-) -> _Chunk:
-    sizes = []
-    for records in (keys, values, gone):
-        try:
-            if isinstance(records, dict):
-                codec, data = encode_values(records)
-            else:
-                codec, data = encode(records) if records else (0, b"")
-        except Exception as error:
-            if isinstance(values, dict):
-                keys, values = list(values), list(values.values())
-            raise _unsaved_entry(operator, keys, values, error) from error
-        if data:
-            segments.append(data)
-        sizes.append((codec, len(data)))
-    if keys and sizes[0][0] == PICKLE:
-        _check_keys(operator, keys, key_groups)
-    return _Chunk(*sizes)
-
-
-def _encode_whole(operator: str, title: str, entries: dict[Any, Any], key_groups: int, segments: list[Buffer]) -> _Map:
-    if not entries:
-        return _Map(title, True, "", [])
+    operator: str, keys: list[Any], values: list[Any], gone: list[Any], key_groups: int, segments: list[Buffer]
+) -> list[_Chunk]:
+    """Keys with their values, or without, and keys that are gone."""
+    chunks = []
+    pickled = False
     try:
-        codec, data = encode_map(entries)
+        for parts in encode_columns(keys, values) if values else encode_columns(keys):
+            pickled |= parts[0][0] == PICKLE
+            places = [_put(part, segments) for part in parts]
+            chunks.append(_Chunk(places[0], places[1] if values else _NOTHING, _NOTHING))
+        chunks += [_Chunk(_NOTHING, _NOTHING, _put(parts[0], segments)) for parts in encode_columns(gone)]
+    except Exception as error:
+        raise _unsaved_entry(operator, keys or gone, values or keys or gone, error) from error
+    if pickled:
+        _check_keys(operator, keys, key_groups)
+    return chunks
+
+
+def _encode_or_say(
+    operator: str, how: Callable[[dict[Any, Any]], list[Encoded]], entries: dict[Any, Any]
+) -> list[Encoded]:
+    try:
+        return how(entries)
     except Exception as error:
         raise _unsaved_entry(operator, list(entries), list(entries.values()), error) from error
-    if codec == PICKLE:
-        _check_keys(operator, list(entries), key_groups)
-    segments.append(data)
-    return _Map(title, True, "", [_Chunk((codec, len(data)), (0, 0), (0, 0))])
 
 
 def _check_keys(operator: str, keys: list[Any], key_groups: int) -> None:
@@ -167,7 +198,7 @@ def _each_group(key_groups: int) -> bytes:
 
 def _pickled(own: Any, operator: str) -> bytes:
     try:
-        return pickled(own)
+        return dumps(own)
     except Exception as error:
         raise _unsaved(operator, "its state", error, shorten(own)) from error
 
@@ -190,10 +221,67 @@ def _unsaved_entry(operator: str, keys: Sequence[Any], values: Sequence[Any], er
         keys = ["?"] * len(values)
     for key, value in zip(keys, values, strict=True):
         try:
-            cloudpickle.dumps((key, value), protocol=5)
+            dumps((key, value))
         except Exception as cause:
             return _unsaved(operator, f"the state of key {shorten(key)}, {shorten(value)},", cause, shorten(value))
     return _unsaved(operator, "its state", error)
+
+
+class _Reading:
+    """A snapshot's bytes, taken front to back."""
+
+    def __init__(self, snapshot: Bytes) -> None:
+        whole = isinstance(snapshot, bytes | bytearray | memoryview)
+        self._pieces: Iterator[Buffer] = iter((snapshot,)) if whole else snapshot  # type: ignore[arg-type,assignment]
+        self._piece = memoryview(b"")
+        self._taken = 0
+
+    def take(self, size: int) -> Buffer:
+        parts: list[memoryview] = []
+        self._taken += size
+        while size > len(self._piece):
+            parts.append(self._piece)
+            size -= len(self._piece)
+            piece = next(self._pieces, None)
+            if piece is None:
+                raise SnapshotDamaged(f"a snapshot ends {size:,} bytes before what its header speaks of")
+            self._piece = memoryview(piece)
+        part, self._piece = self._piece[:size], self._piece[size:]
+        return b"".join((*parts, part)) if parts else part
+
+    def skip(self, size: int) -> None:
+        while size > 0:
+            step = min(size, FRAME_BYTES)
+            self.take(step)
+            size -= step
+
+    def end(self) -> None:
+        """There must be no more; this also lets who reads the pieces see the end of what they read."""
+        more = len(self._piece) + sum(map(len, self._pieces))
+        if more:
+            raise SnapshotDamaged(
+                f"a snapshot has {self._taken + more:,} bytes where its header speaks of {self._taken:,}"
+            )
+
+    def header(self) -> _Header:
+        """What the snapshot says that it holds; this comes first."""
+        try:
+            (size,) = _LENGTH.unpack(self.take(_LENGTH.size))
+            return _decoder.decode(self.take(size))
+        except StoreError:
+            raise  # there is no such snapshot, or nobody knows
+        except Exception as error:
+            raise SnapshotDamaged(f"a snapshot has no readable header: {error}") from error
+
+
+def holding(snapshot: Bytes) -> set[str]:
+    """The operators that have state in a snapshot, or what changed of it."""
+    return {operator.name for operator in _Reading(snapshot).header().operators if operator.own or operator.maps}
+
+
+def counters_of(snapshot: Bytes) -> dict[str, Counters]:
+    """The counters of each operator in a snapshot of a task; no state is looked at."""
+    return {operator.name: operator.counters for operator in _Reading(snapshot).header().operators}
 
 
 class Merged:
@@ -204,18 +292,29 @@ class Merged:
         self.operators: dict[str, SavedState] = {}
 
     def add_task(
-        self, snapshots: Sequence[Buffer], groups: Container[int] | None, operators: Container[str] | None = None
+        self, snapshots: Iterable[Bytes], groups: Container[int] | None, operators: Container[str] | None = None
     ) -> None:
         """Add the state of one task: its snapshots, oldest first, the oldest whole; of these key groups and operators
-        (None: all)."""
+        (None: all). They are taken one by one, so that they need not all be in memory."""
         chain = Chain(self.key_groups, operators, complete=True)
         for snapshot in snapshots:
             chain.add(snapshot)
         for name, state in chain.states().items():
             merged = self.operators.setdefault(name, SavedState())
             for title, entries in state.maps.items():
-                wanted = entries if groups is None else _those_of(groups, self.key_groups, entries)
-                merged.maps.setdefault(title, {}).update(wanted)
+                if groups is None and not merged.maps.get(title):
+                    merged.maps[title] = entries
+                    continue
+                known = merged.maps.setdefault(title, {})
+                for wanted in [entries] if groups is None else _those_of(groups, self.key_groups, entries):
+                    if not known.keys().isdisjoint(wanted):
+                        key = next(key for key in wanted if key in known)
+                        raise FlowError(
+                            f"operator {name!r}: several keys that were saved are now equal, to {shorten(key)}, and a "
+                            "key can go on with the state of one only. Give the class of the key the fields and the "
+                            "comparison that it had"
+                        )
+                    known.update(wanted)
             merged.own += state.own
             merged.counters = tuple(a + b for a, b in zip(merged.counters, state.counters, strict=True))  # type: ignore[assignment]
 
@@ -225,141 +324,172 @@ _GONE = object()
 
 
 @dataclass
+class _Placed:
+    """All values of a map, as KeyedValues has them, in frames as they were encoded: they are decoded once they are
+    wanted, which is not when others come that take their place."""
+
+    known: int
+    keys: list[Any]
+    values: list[Encoded]
+    later: KeyedLog | KeyedDelta | None = None
+
+    def all(self) -> Iterator[Any]:
+        return one_after_the_other.from_iterable(decode(codec, data) for codec, data in self.values)
+
+
+@dataclass
 class Chain:
-    """A task's state, brought up from snapshot to snapshot. Without those before the first (not `complete`) it is noted
-    which maps are whole, what was merged into others, and which keys are gone from them."""
+    """A task's state, brought up from snapshot to snapshot. Without those before the first (not `complete`) it is what
+    the snapshots say of it: of maps that are whole in one only from behind that on, which is noted as their base; of
+    others it is noted what was merged into them, and which keys are gone from them."""
 
     key_groups: int
     wanted: Container[str] | None = None  # operators; None: all
     complete: bool = False
     operators: dict[str, SavedState] = field(default_factory=dict)
-    whole: set[tuple[str, str]] = field(default_factory=set)  # maps, by operator and name
+    count: int = 0  # snapshots so far
+    bases: dict[tuple[str, str], int] = field(default_factory=dict)  # maps, by operator and name: snapshots
     logged: dict[tuple[str, str], str] = field(default_factory=dict)  # with what merges the log
-    # All values of maps. Of maps that are not whole here, what came later is among their entries; of others nothing
-    # did: they are put in their places when something does, once instead of with every snapshot.
-    values: dict[tuple[str, str], KeyedValues] = field(default_factory=dict)
+    # All values of maps. What came later is among the entries where these are not complete. Where they are nothing did:
+    # the values are put in their places when something does, once instead of with every snapshot.
+    values: dict[tuple[str, str], _Placed] = field(default_factory=dict)
 
-    def add(self, snapshot: Buffer) -> None:
+    def add(self, snapshot: Bytes) -> None:
         """Bring the state up to the next snapshot."""
-        view = memoryview(snapshot)
-        try:
-            (size,) = _LENGTH.unpack_from(view)
-            header = _decoder.decode(view[_LENGTH.size : _LENGTH.size + size])
-        except Exception as error:
-            raise SnapshotDamaged(f"a snapshot of {len(view):,} bytes has no readable header: {error}") from error
-        at = _LENGTH.size + size
+        reading = _Reading(snapshot)
+        header = reading.header()
         for operator in header.operators:
-            chosen = self.wanted is None or operator.name in self.wanted
-            state = self.operators.setdefault(operator.name, SavedState()) if chosen else SavedState()
+            if self.wanted is not None and operator.name not in self.wanted:
+                state = self.operators.setdefault(operator.name, SavedState())
+                state.counters = operator.counters
+                reading.skip(operator.own + sum(map(_size, operator.maps)))
+                continue
+            state = self.operators.setdefault(operator.name, SavedState())
             state.counters = operator.counters
-            state.own = []
-            if operator.own:
-                if chosen:
-                    state.own.append(pickle.loads(view[at : at + operator.own]))
-                at += operator.own
+            state.own = [loads(reading.take(operator.own))] if operator.own else []
             for kept in operator.maps:
-                if chosen and header.key_groups != self.key_groups:
+                if header.key_groups != self.key_groups:
                     raise StoreError(
                         f"the state was saved with key_groups={header.key_groups}, and the flow has "
                         f"key_groups={self.key_groups}: give Flow(key_groups={header.key_groups})"
                     )
-                end = at + sum(length for chunk in kept.chunks for _, length in (chunk.keys, chunk.values, chunk.gone))
-                if chosen:
-                    self._add_map((operator.name, kept.name), kept, state.maps.setdefault(kept.name, {}), view[at:end])
-                at = end
-        if at != len(view):
-            raise SnapshotDamaged(f"a snapshot has {len(view):,} bytes where its header speaks of {at:,}")
+                self._add_map((operator.name, kept.name), kept, state.maps.setdefault(kept.name, {}), reading)
+        reading.end()
+        self.count += 1
 
     def states(self) -> dict[str, SavedState]:
         """The states, by operator."""
-        for place in [place for place in self.values if self._is_whole(place)]:
-            self._settle(place)
+        if self.complete:
+            for place in list(self.values):
+                self._settle(place)
         return self.operators
 
-    def delta(self, place: tuple[str, str], entries: dict[Any, Any]) -> Delta:
-        """What the snapshots say of a map, in one."""
-        if place in self.whole:
-            return KeyedWhole(entries)
+    def delta(self, place: tuple[str, str], entries: dict[Any, Any]) -> Delta | _Placed:
+        """What the snapshots say of a map without a base, in one."""
         later: KeyedLog | KeyedDelta
         if place in self.logged:
-            chunk = (encode(list(entries)), encode(list(entries.values())))
-            later = KeyedLog([chunk] if entries else [], self.logged[place])
+            frames = encode_columns(list(entries), list(entries.values()))
+            later = KeyedLog([(keys, partials) for keys, partials in frames], self.logged[place])
         else:
             keys = [key for key, value in entries.items() if value is not _GONE]
             gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
             later = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone)
-        if (values := self.values.get(place)) is not None:
-            return replace(values, later=later if entries else None)
+        if (placed := self.values.get(place)) is not None:
+            placed.later = later if entries else None
+            return placed
         return later
 
-    def _is_whole(self, place: tuple[str, str]) -> bool:
-        return self.complete or place in self.whole
-
-    def _add_map(self, place: tuple[str, str], kept: _Map, entries: dict[Any, Any], view: memoryview) -> None:
+    def _add_map(self, place: tuple[str, str], kept: _Map, entries: dict[Any, Any], reading: _Reading) -> None:
         if kept.whole:
             entries.clear()
-            self.whole.add(place)
             self.values.pop(place, None)
+            if not self.complete:
+                self.bases[place] = self.count
+                reading.skip(_size(kept))
+                return
+            for chunk in kept.chunks:
+                codec, length = chunk.keys
+                entries.update(decode_map(codec, reading.take(length)))
+            return
+        chunks = kept.chunks
+        if kept.known >= 0:
+            self._place(place, kept, entries, reading)
+            chunks = chunks[kept.placed :]
         if kept.merge:
             self.logged[place] = kept.merge
+        if chunks and self.complete and place in self.values:
+            self._settle(place)
         merge = merge_of(kept.merge) if kept.merge else None
-        at = 0
-        for number, chunk in enumerate(kept.chunks):
-            if kept.whole:
-                codec, length = chunk.keys
-                entries.update(decode_map(codec, view[at : at + length]))
-                at += length
-                continue
-            parts: list[list[Any]] = []
-            for codec, length in (chunk.keys, chunk.values, chunk.gone):
-                parts.append(decode(codec, view[at : at + length]) if length else [])
-                at += length
-            keys, values, gone = parts
-            if number == 0 and kept.known >= 0:
-                self.values[place] = _later_values(self.values.get(place), KeyedValues(kept.known, keys, values))
-                if not self._is_whole(place):
-                    entries.clear()
-                continue
-            if place in self.values and self._is_whole(place):
-                self._settle(place)
+        for chunk in chunks:
+            keys, values, gone = _lists(chunk, reading)
             if merge is not None:
                 merge(entries, iter(keys), iter(values))
-            else:
-                entries.update(zip(keys, values, strict=True))
-                if not self._is_whole(place):
-                    entries.update(dict.fromkeys(gone, _GONE))
-                    continue
-                for key in gone:
-                    entries.pop(key, None)
+                continue
+            entries.update(zip(keys, values, strict=True))
+            if not self.complete:
+                entries.update(dict.fromkeys(gone, _GONE))
+                continue
+            for key in gone:
+                entries.pop(key, None)
+
+    def _place(self, place: tuple[str, str], kept: _Map, entries: dict[Any, Any], reading: _Reading) -> None:
+        """Take up all values of a map, but put none in its place yet."""
+        new: list[Any] = []
+        values: list[Encoded] = []
+        for chunk in kept.chunks[: kept.placed]:
+            codec, length = chunk.keys
+            if length:
+                new += decode(codec, reading.take(length))
+            codec, length = chunk.values
+            if length:
+                values.append((codec, bytes(reading.take(length))))
+        if self.complete:
+            if len(entries) < kept.known:
+                raise SnapshotDamaged(
+                    f"a snapshot has values for {kept.known:,} keys of earlier ones, which have {len(entries):,}"
+                )
+            # What lies behind the known entries came from a log, and is among the new keys.
+            for key in list(islice(reversed(entries), len(entries) - kept.known)):
+                del entries[key]
+            entries.update(dict.fromkeys(new))
+        else:
+            before = self.values.get(place)
+            if before is not None:  # what the earlier built on
+                if before.known + len(before.keys) != kept.known:
+                    raise SnapshotDamaged(
+                        f"a snapshot builds on {kept.known:,} keys, where {before.known + len(before.keys):,} were "
+                        "saved before it"
+                    )
+                self.values[place] = _Placed(before.known, before.keys + new, values)
+                entries.clear()
+                return
+            entries.clear()
+        self.values[place] = _Placed(kept.known, new, values)
 
     def _settle(self, place: tuple[str, str]) -> None:
-        """Give a map that is whole its values."""
-        found = self.values.pop(place)
+        """Give a map its values, in its order, frame by frame; no key comes or goes."""
+        placed = self.values.pop(place)
         operator, name = place
-        _replace_values(self.operators[operator].maps[name], found.known, found.keys, list(found.values))
+        entries = self.operators[operator].maps[name]
+        keys, seen = iter(entries), 0
+        for codec, data in placed.values:
+            values = decode(codec, data)
+            seen += len(values)
+            entries.update(zip(islice(keys, len(values)), values, strict=False))
+        if seen != len(entries):
+            raise SnapshotDamaged(f"a snapshot has {seen:,} values for {len(entries):,} keys")
 
 
-def _replace_values(entries: dict[Any, Any], known: int, keys: list[Any], values: list[Any]) -> None:
-    """Give a map all its values, as KeyedValues has them; what lies behind the known entries comes from a log."""
-    if len(entries) < known or known + len(keys) != len(values):
-        raise SnapshotDamaged(
-            f"a snapshot has {len(values):,} values for {known:,} keys of earlier ones, which have {len(entries):,}, "
-            f"and {len(keys):,} keys of its own"
-        )
-    in_order = [*islice(entries, known), *keys]
-    entries.clear()
-    entries.update(zip(in_order, values, strict=True))
+def _size(kept: _Map) -> int:
+    """The bytes of a map's entries."""
+    return sum(length for chunk in kept.chunks for _, length in (chunk.keys, chunk.values, chunk.gone))
 
 
-def _later_values(before: KeyedValues | None, later: KeyedValues) -> KeyedValues:
-    """The later of two, or of one, so that it builds on what the earlier built on."""
-    if before is None:
-        return later
-    if before.known + len(before.keys) != later.known:
-        raise SnapshotDamaged(
-            f"a snapshot builds on {later.known:,} keys, where {before.known + len(before.keys):,} were saved before it"
-        )
-    return KeyedValues(before.known, before.keys + later.keys, later.values)
+def _lists(chunk: _Chunk, reading: _Reading) -> list[list[Any]]:
+    return [
+        decode(codec, reading.take(length)) if length else []
+        for codec, length in (chunk.keys, chunk.values, chunk.gone)
+    ]
 
 
 def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *columns: list[Any]) -> list[list[Any]]:
@@ -374,21 +504,123 @@ def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *column
     return found
 
 
-def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) -> dict[Any, Any]:
-    keys, values = _of_groups(groups, key_groups, list(entries), list(entries.values()))
-    return dict(zip(keys, values, strict=True))
+def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+    """Some at a time, so that little is in memory twice."""
+    items = iter(entries.items())
+    while some := dict(islice(items, _SOME)):
+        keys, values = _of_groups(groups, key_groups, list(some), list(some.values()))
+        yield dict(zip(keys, values, strict=True))
 
 
-def compact(snapshots: Sequence[Buffer], key_groups: int) -> list[Buffer]:
-    """One snapshot that says what consecutive snapshots of a task, oldest first, say together; whole as the first."""
+def compact(snapshots: Sequence[Buffer | Callable[[], Iterator[Buffer]]], key_groups: int) -> Iterator[Buffer]:
+    """One snapshot that says what consecutive snapshots of a task, oldest first, say together; whole as the first.
+
+    What is whole is never in memory but for a frame, what changed after it is: so there is a base of any size, and its
+    changes, one value a key. The result waits in a file without a name until its sizes are known.
+    """
     chain = Chain(key_groups)
     for snapshot in snapshots:
-        chain.add(snapshot)
-    states: States = {}
-    for name, state in chain.states().items():
-        maps = {title: chain.delta((name, title), entries) for title, entries in state.maps.items()}
-        states[name] = (StageState(maps, state.own[0] if state.own else None), state.counters)
-    return encode_snapshot(states, key_groups)
+        chain.add(_opened(snapshot))
+    with SpooledTemporaryFile(_SPOOL_BYTES) as spool:
+        operators = []
+        for name, state in chain.states().items():
+            own = _pickled(state.own[0], name) if state.own else b""
+            spool.write(own)
+            maps = []
+            for title, entries in state.maps.items():
+                segments: list[Buffer] = []
+                base = chain.bases.get((name, title))
+                if base is None:
+                    maps.append(_encode_map(name, title, chain.delta((name, title), entries), key_groups, segments))
+                    spool.writelines(segments)
+                    continue
+                chunks = []
+                for codec, data in _merged(chain, (name, title), _frames(_opened(snapshots[base]), name, title)):
+                    spool.write(data)
+                    chunks.append(_Chunk((codec, len(data)), _NOTHING, _NOTHING))
+                maps.append(_Map(title, True, "", chunks))
+            operators.append(_Operator(name, state.counters[:3], len(own), maps, state.counters[3]))
+        header = _encoder.encode(_Header(key_groups, operators))
+        yield _LENGTH.pack(len(header)) + header
+        spool.seek(0)
+        while piece := spool.read(FRAME_BYTES):
+            yield piece
+
+
+def _opened(snapshot: Buffer | Callable[[], Iterator[Buffer]]) -> Bytes:
+    return snapshot() if callable(snapshot) else snapshot
+
+
+def _frames(snapshot: Bytes, operator: str, title: str) -> Iterator[tuple[int, Buffer]]:
+    """The frames of a map that is whole in a snapshot."""
+    reading = _Reading(snapshot)
+    for found in reading.header().operators:
+        reading.skip(found.own)
+        for kept in found.maps:
+            if (found.name, kept.name) != (operator, title):
+                reading.skip(_size(kept))
+                continue
+            for chunk in kept.chunks:
+                codec, length = chunk.keys
+                yield codec, reading.take(length)
+    reading.end()
+
+
+def _merged(chain: Chain, place: tuple[str, str], base: Iterator[tuple[int, Buffer]]) -> Iterator[tuple[int, Buffer]]:
+    """The frames of a map that is whole, with all that came later."""
+    operator, title = place
+    later = chain.operators[operator].maps[title]
+    merge = merge_of(chain.logged[place]) if place in chain.logged else None
+    placed = chain.values.get(place)
+
+    def brought_up(entries: dict[Any, Any]) -> bool:
+        """Bring entries up to what came later, which is done with then."""
+        changed = later.keys() & entries.keys()
+        values = list(map(later.pop, changed))
+        if merge is not None:
+            merge(entries, iter(changed), iter(values))
+        else:
+            for key, value in zip(changed, values, strict=True):
+                if value is _GONE:
+                    del entries[key]
+                else:
+                    entries[key] = value
+        return bool(changed)
+
+    at = 0
+    values = iter(()) if placed is None else placed.all()
+    for codec, data in base:
+        if placed is None and not later:
+            yield codec, data
+            continue
+        entries = decode_map(codec, data)
+        if placed is not None:
+            # What lies behind the known entries came from a log, and is among the new keys.
+            keys = list(islice(entries, max(0, placed.known - at)))
+            at += len(keys)
+            entries = _with_values(keys, values)
+        if brought_up(entries) or placed is not None:
+            yield from encode_map(entries)
+        else:
+            yield codec, data
+    if placed is not None:
+        if at != placed.known:
+            raise SnapshotDamaged(f"a snapshot has values for {placed.known:,} keys of earlier ones, which have {at:,}")
+        new = iter(placed.keys)
+        while keys := list(islice(new, _SOME)):
+            entries = _with_values(keys, values)
+            brought_up(entries)
+            yield from encode_map(entries)
+        if (more := sum(1 for _ in values)) > 0:
+            raise SnapshotDamaged(f"a snapshot has {more:,} values more than keys")
+    yield from encode_map({key: value for key, value in later.items() if value is not _GONE})
+
+
+def _with_values(keys: list[Any], values: Iterator[Any]) -> dict[Any, Any]:
+    found = dict(zip(keys, values, strict=False))  # in this order: of the values none is taken too many
+    if len(found) != len(keys):
+        raise SnapshotDamaged("a snapshot has fewer values than keys")
+    return found
 
 
 def worth_compacting(sizes: Sequence[int], run: int = 8) -> int | None:

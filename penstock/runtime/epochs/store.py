@@ -2,10 +2,14 @@
 
     <url>/<job>/snapshots/000012-7-0          a blob: part of the state that task 7 saved for epoch 12
     <url>/<job>/manifests/0000000012.json     what epoch 12 consists of; see runtime/epochs/manifest.py
+    <url>/<job>/copies/                       each of these files a second time, under its own name
 
 Epochs are numbered 1, 2, 3, ... Blobs are written first, by many processes, then the manifest, by one: the epoch is
 complete exactly when its manifest is there and whole. Whoever is killed on the way leaves blobs without a manifest,
 which nobody reads and `collect` takes away.
+
+Whatever happens to any one of these files, the job loses nothing: all epochs that are kept build on the same older
+snapshots, so each file is there twice, and who finds one missing or damaged reads the other, and has it mended.
 
 What must never happen:
 
@@ -16,6 +20,10 @@ What must never happen:
   epoch than it must, or from nothing. StoreUnreachable and SnapshotDamaged are never mixed up.
 - A file deleted that a kept manifest refers to, that belongs to an epoch in the making, or that is not ours: only
   files with names of the two patterns above are ever deleted, so the store may be a directory with other things in it.
+- Two runs of a job that use one store: each would delete what the other needs. Whoever runs the job holds its
+  directory, before anything is read, written or deleted; object stores have no such thing.
+- A file that other users can read: directories that it makes are open to their owner alone (0700), and so are files
+  (0600).
 
 Whoever can write to the store can make the job load what they like. Give it the rights that the program itself has.
 """
@@ -27,65 +35,42 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from importlib import import_module
-from typing import Any, Protocol
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from io import BytesIO
+from itertools import chain as one_after_the_other
+from tempfile import TemporaryFile
+from typing import IO, Any, Protocol, TypeVar
 
+from penstock.runtime import filesystems
 from penstock.runtime.codec import Buffer
 from penstock.runtime.epochs.manifest import Blob, Manifest, decode, encode
 from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
+from penstock.runtime.hold import Held, Hold, is_held
 
 logger = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
 
 #: A blob of at most so many bytes is kept in the manifest: a file each would cost more than its bytes.
 INLINE_BYTES = 4 << 10
 
 _SNAPSHOTS = "snapshots"
 _MANIFESTS = "manifests"
+_COPIES = "copies"
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")  # as the names of flows
 _BLOB = re.compile(r"snapshots/\d{6,}-[A-Za-z0-9_.\-]+")
-_MANIFEST = re.compile(r"manifests/(\d{10})\.json")
+_MANIFEST = re.compile(r"(?:manifests|copies)/(\d{10})\.json")
 #: Everything that a store writes, hidden files included, with the number of the epoch.
-_OUR_BLOB = re.compile(r"snapshots/\.?(\d{6,})-[A-Za-z0-9_.\-]+")
-_OUR_MANIFEST = re.compile(r"manifests/\.?(\d{10})\.json(\.[0-9a-f]{12}\.tmp)?")
+_OUR_BLOB = re.compile(r"(?:snapshots|copies)/\.?(\d{6,})-[A-Za-z0-9_.\-]+")
+_OUR_MANIFEST = re.compile(r"(?:manifests|copies)/\.?(\d{10})\.json(\.[0-9a-f]{12}\.tmp)?")
 _OUR_ENDED = re.compile(r"manifests/\.?ended(\.[0-9a-f]{12}\.tmp)?")
 _ENDED = "manifests/ended"
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(.*)", re.DOTALL)
-
-# An S3 request is given up when a connection takes the first time or no byte moves for the second one, and is tried
-# once more. A put to a server that takes connections and then says nothing takes about 4 times as long.
-_CONNECT_SECONDS = 5.0
-_REQUEST_SECONDS = 8.0
-_ATTEMPTS = 2
-_GCS_SECONDS = "30"  # all tries of one request; pyarrow's own limit is 15 minutes
+_PIECE_BYTES = 1 << 20  # of a file, read at a time
+_SMALL_BYTES = 4 << 20  # blobs of so many are read at once
 _AT_ONCE = 8  # deletions: each is up to three requests to an object store
-
-#: Schemes that pyarrow opens by their URL; it has S3 too, and all others are left to fsspec.
-_ARROW = ("gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
-#: fsspec's names of places where a file is visible when it is closed, and which copy in order to rename.
-_OBJECTS = "s3 s3a gs gcs abfs abfss az adl wasb oci ocilake oss obs cos cosn tos r2 b2 swift hf memory"
-#: What object stores say, in pyarrow's words, when another try will not help.
-_REFUSALS = (
-    "ACCESS_DENIED",
-    "ACCOUNT_PROBLEM",
-    "INVALID_ACCESS_KEY_ID",
-    "INVALID_CLIENT_TOKEN_ID",
-    "INVALID_SIGNATURE",
-    "MISSING_AUTHENTICATION_TOKEN",
-    "NO_SUCH_BUCKET",
-    "SIGNATURE_DOES_NOT_MATCH",
-    "UNRECOGNIZED_CLIENT",
-    "HTTP status 401",
-    "HTTP status 403",
-    "PermissionDenied",
-    "PERMISSION_DENIED",
-    "UNAUTHENTICATED",
-    "AuthenticationFailed",
-    "AuthorizationFailure",
-)
 
 
 class Store:
@@ -104,6 +89,7 @@ class Store:
         self._files = files
         self._again = again
         self._complained = False
+        self.inline_bytes = INLINE_BYTES
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], job: str, durable: bool = False) -> Store:
@@ -127,7 +113,7 @@ class Store:
         if not _JOB.fullmatch(job):
             raise StoreError(f"no job can be named {job!r}: letters, digits, '_', '.' and '-', at most 100")
         files = _open_files(text, job, durable, True)
-        if _URL.fullmatch(text) is None:
+        if not filesystems.is_url(text):
             text = os.path.abspath(os.path.expanduser(text))  # other processes may be in other directories
         return cls(files, job, (text, job, durable))
 
@@ -143,6 +129,37 @@ class Store:
     def place(self) -> str:
         """Where it is, for people: without keys and options."""
         return self._files.place
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is no directory: then waiting is most of what a call takes, and reading may cost money."""
+        return self._files.remote
+
+    def hold(self) -> None:
+        """Let no other process hold this store until `release`, or until this process ends. An object store cannot be
+        held. Raises Held while another process holds it."""
+        try:
+            self._files.hold()
+        except Held:
+            raise Held(self.held_by_another()) from None
+        except Exception as error:
+            raise self._failed("hold", "", error) from error
+
+    def release(self) -> None:
+        """Let go of what `hold` took, if it did."""
+        self._files.release()
+
+    def is_held(self) -> bool:
+        """Whether a process, maybe this one, holds it just now. Nothing is made or changed."""
+        return self._files.is_held()
+
+    def held_by_another(self) -> str:
+        """What to say to who cannot have it."""
+        return (
+            f"a job named {self.job!r} is running and uses the checkpoint store {self.place}, maybe on another cluster "
+            f"or from another program; stop it (penstock.attach({self.job!r}).stop()), give checkpoints= another "
+            "directory, or give the flow another name"
+        )
 
     def check(self) -> None:
         """Write a small file and delete it: raises StoreError now rather than at the first epoch."""
@@ -160,7 +177,7 @@ class Store:
         is replaced, so what may be written twice, such as the state of a task that is started again while an old
         process of it may still be at work, needs something in `rest` to tell the two apart.
 
-        At most INLINE_BYTES are not written but become part of the Blob, and so of the manifest.
+        At most `inline_bytes` are not written but become part of the Blob, and so of the manifest.
         """
         assert _BLOB.fullmatch(name), f"{name!r} is no name of a blob"
         views = [memoryview(part).cast("B") for part in parts]
@@ -168,37 +185,226 @@ class Store:
         for view in views:
             checksum = zlib.crc32(view, checksum)
         size = sum(view.nbytes for view in views)
-        if size <= INLINE_BYTES:
+        if size <= self.inline_bytes:
             return Blob(name, size, checksum, b"".join(views))
-        try:
-            self._files.write(name, views, False)
-        except Exception as error:
-            raise self._failed("write", name, error) from error
+        self._write_both(name, views, False)
         return Blob(name, size, checksum)
 
-    def get(self, blob: Blob) -> bytes:
-        """The bytes of a blob. SnapshotDamaged when they are not those that were put."""
-        data = blob.data
-        if data is None:
+    def _write_both(self, name: str, views: Sequence[memoryview], flush: bool) -> None:
+        """Write a file and its copy; with `flush` the file itself to the disk."""
+
+        def write(name: str) -> None:
             try:
-                data = self._files.read(blob.name)
-            except FileNotFoundError as error:
-                raise SnapshotDamaged(
-                    f"{self._path(blob.name)} is missing; {blob.size:,} bytes were written. {_OLDER}"
-                ) from error
+                self._files.write(name, views, flush and not name.startswith(_COPIES))
             except Exception as error:
-                raise self._failed("read", blob.name, error) from error
+                raise self._failed("write", name, error) from error
+
+        if self._files.remote:  # both at once: what a request takes is mostly waiting
+            with ThreadPoolExecutor(1) as pool:
+                other = pool.submit(write, _copy_of(name))
+                write(name)
+                other.result()
+        else:
+            write(name)
+            write(_copy_of(name))
+
+    def get(self, blob: Blob) -> bytes:
+        """The bytes of a blob, or of its copy. SnapshotDamaged when neither are those that were put."""
+        if blob.data is not None:
+            return self._checked(blob, blob.name, blob.data)
+        return self._of_either(blob, self._get)
+
+    def pieces(self, blob: Blob) -> Iterator[Buffer]:
+        """The bytes of a blob, or of its copy, in pieces, so that few are in memory at once. All are looked through
+        before the first is given, so it raises what `get` raises; SnapshotDamaged behind the last one, should the file
+        have changed meanwhile."""
+        if blob.data is not None or blob.size <= _SMALL_BYTES:
+            yield self.get(blob)
+            return
+        with TemporaryFile() if self.remote else BytesIO() as spool:  # what comes from afar is to come once
+            name = self._of_either(blob, lambda blob, name: self._looked_through(blob, name, spool))
+            checksum = 0
+            try:
+                for piece in _pieces_of(spool) if self.remote else self._files.pieces(name):
+                    checksum = zlib.crc32(piece, checksum)
+                    yield piece
+            except OSError as error:
+                raise self._failed("read", name, error) from error
+        self._check_sum(blob, name, checksum)
+
+    def _looked_through(self, blob: Blob, name: str, spool: IO[bytes]) -> str:
+        spool.seek(0)
+        spool.truncate()
+        deque(self._read_through(blob, name, spool.write if self.remote else None), maxlen=0)
+        spool.seek(0)
+        return name
+
+    def _of_either(self, blob: Blob, read: Callable[[Blob, str], _Found]) -> _Found:
+        """What is read from the file of a blob, or else from its copy."""
+        try:
+            return read(blob, blob.name)
+        except StoreError as error:
+            try:
+                found = read(blob, _copy_of(blob.name))
+            except SnapshotDamaged as worse:
+                if isinstance(error, SnapshotDamaged):
+                    raise SnapshotDamaged(f"{error} {worse} {_OLDER}") from worse
+                raise error from error.__cause__  # the cause says whether it may pass
+            except StoreError:
+                raise error from error.__cause__
+            logger.warning("job %s reads a copy: %s", self.job, error)
+            return found
+
+    def put_pieces(self, name: str, pieces: Iterable[Buffer]) -> Blob:
+        """Write a blob as `put` does, of pieces that need not all be in memory."""
+        assert _BLOB.fullmatch(name), f"{name!r} is no name of a blob"
+        first: list[bytes] = []
+        size = checksum = 0
+        pieces = iter(pieces)
+        for piece in pieces:
+            first.append(bytes(piece))
+            size += len(first[-1])
+            if size > _SMALL_BYTES:
+                break
+        else:
+            return self.put(name, first)
+        size = 0
+
+        def counted() -> Iterator[Buffer]:
+            nonlocal size, checksum
+            for piece in one_after_the_other(first, pieces):
+                size += memoryview(piece).nbytes
+                checksum = zlib.crc32(piece, checksum)
+                yield piece
+
+        try:
+            self._files.write(name, counted(), False)
+        except Exception as error:
+            raise self._failed("write", name, error) from error
+        blob = Blob(name, size, checksum)
+        try:
+            self._files.write(_copy_of(name), self._files.pieces(name), False)
+        except Exception as error:
+            raise self._failed("write", _copy_of(name), error) from error
+        return blob
+
+    def _get(self, blob: Blob, name: str) -> bytes:
+        try:
+            data = self._files.read(name)
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"{self._path(name)} is missing; {blob.size:,} bytes were written.") from error
+        except Exception as error:
+            raise self._failed("read", name, error) from error
+        return self._checked(blob, name, data)
+
+    def _checked(self, blob: Blob, name: str, data: bytes) -> bytes:
         if len(data) != blob.size:
-            raise SnapshotDamaged(
-                f"{self._path(blob.name)} has {len(data):,} bytes; {blob.size:,} were written. {_OLDER}"
-            )
-        found = zlib.crc32(data)
+            raise SnapshotDamaged(f"{self._path(name)} has {len(data):,} bytes; {blob.size:,} were written.")
+        self._check_sum(blob, name, zlib.crc32(data))
+        return data
+
+    def _check_sum(self, blob: Blob, name: str, found: int) -> None:
         if found != blob.checksum:
             raise SnapshotDamaged(
-                f"{self._path(blob.name)} has changed since it was written: its checksum is {found:08x} and was "
-                f"{blob.checksum:08x}. {_OLDER}"
+                f"{self._path(name)} has changed since it was written: its checksum is {found:08x} and was "
+                f"{blob.checksum:08x}."
             )
-        return data
+
+    # --- looking after what there is -----------------------------------------------------------------------------
+
+    def sizes(self) -> dict[str, int]:
+        """How large the files of blobs and manifests are, and those of their copies, by name."""
+        try:
+            return {
+                name: size
+                for folder in (_SNAPSHOTS, _MANIFESTS, _COPIES)
+                for name, size in self._files.sizes(folder).items()
+            }
+        except Exception as error:
+            raise self._failed("list", "", error) from error
+
+    def mend(self, blob: Blob, there: Mapping[str, int]) -> str | None:
+        """Write the file of a blob again, or its copy, when it is not there with its size (`there`: what is); what was
+        found, in words; None: nothing. SnapshotDamaged when neither can be used."""
+        if blob.data is not None:
+            return None
+        problems = [_gone(name, blob, there) for name in _both(blob.name)]
+        if not any(problems):
+            return None
+        return self._mend(blob, [problem is None for problem in problems], " ".join(filter(None, problems)))
+
+    def examine(self, blob: Blob) -> Generator[int, None, str | None]:
+        """Read the file of a blob and its copy, and mend the one when the other is whole: yields the size of each piece
+        read, and returns what was found, in words; None: nothing. SnapshotDamaged when neither can be used."""
+        if blob.data is not None:
+            return None
+        whole, problems = [], []
+        for name in _both(blob.name):
+            try:
+                yield from self._read_through(blob, name)
+            except SnapshotDamaged as error:
+                problems.append(str(error))
+                whole.append(False)
+            else:
+                whole.append(True)
+        return self._mend(blob, whole, " ".join(problems)) if problems else None
+
+    def _read_through(self, blob: Blob, name: str, take: Callable[[bytes], object] | None = None) -> Iterator[int]:
+        size = checksum = 0
+        try:
+            for piece in self._files.pieces(name):
+                size += len(piece)
+                checksum = zlib.crc32(piece, checksum)
+                if take is not None:
+                    take(piece)
+                yield len(piece)
+        except FileNotFoundError as error:
+            raise SnapshotDamaged(f"{self._path(name)} is missing; {blob.size:,} bytes were written.") from error
+        except Exception as error:
+            raise self._failed("read", name, error) from error
+        if size != blob.size:
+            raise SnapshotDamaged(f"{self._path(name)} has {size:,} bytes; {blob.size:,} were written.")
+        self._check_sum(blob, name, checksum)
+
+    def _mend(self, blob: Blob, whole: Sequence[bool], problem: str) -> str:
+        """Write the file of a blob again from its copy, or the copy from the file; `whole`: which may be used."""
+        names = _both(blob.name)
+        for source, target, usable in zip(names, names[::-1], whole, strict=True):
+            if not usable:
+                continue
+            try:
+                deque(self._read_through(blob, source), maxlen=0)  # before a byte of it is written anywhere
+            except SnapshotDamaged as error:
+                raise SnapshotDamaged(f"{problem} {error}") from error
+            try:
+                self._files.write(target, self._files.pieces(source), False)
+            except Exception as error:
+                raise self._failed("write", target, error) from error
+            return f"{problem} It was written again from {self._path(source)}."
+        raise SnapshotDamaged(problem)
+
+    def mend_manifest(self, manifest: Manifest) -> str | None:
+        """Write the file of a complete epoch's manifest again, or its copy, if it is not as it was written; what was
+        found, in words; None: nothing."""
+        data = encode(manifest)
+        problems = []
+        for name in _both(_manifest_name(manifest.epoch)):
+            try:
+                found: bytes | None = self._files.read(name)
+            except FileNotFoundError:
+                found = None
+            except Exception as error:
+                raise self._failed("read", name, error) from error
+            if found == data:
+                continue
+            problems.append(f"{self._path(name)} is {'missing' if found is None else 'damaged'}.")
+            try:
+                self._files.write(name, [memoryview(data)], True)
+            except Exception as error:
+                raise self._failed("write", name, error) from error
+        return f"{' '.join(problems)} It was written again." if problems else None
+
+    # --- manifests -----------------------------------------------------------------------------------------------
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Complete an epoch. Its blobs have been put, and epochs are completed in order.
@@ -213,14 +419,8 @@ class Store:
         assert manifest.epoch >= 1
         data = encode(manifest)
         name = _manifest_name(manifest.epoch)
-        try:
-            if not self._is_missing(name, manifest):
-                return
-            self._files.write(name, [memoryview(data)], True)
-        except StoreError:
-            raise
-        except Exception as error:
-            raise self._failed("write", name, error) from error
+        if self._is_missing(name, manifest):
+            self._write_both(name, [memoryview(data)], True)
 
     def epochs(self) -> list[int]:
         """The epochs that have a manifest, whole or not, newest first.
@@ -228,15 +428,28 @@ class Store:
         A job's next epoch is one more than the first of these, or than any that it has tried since.
         """
         try:
-            names = self._files.names(_MANIFESTS)
+            names = self._files.names(_MANIFESTS) + self._files.names(_COPIES)
         except Exception as error:
             raise self._failed("list", _MANIFESTS, error) from error
         found = map(_MANIFEST.fullmatch, names)
-        return sorted((int(match.group(1)) for match in found if match), reverse=True)
+        return sorted({int(match.group(1)) for match in found if match}, reverse=True)
 
     def read_manifest(self, epoch: int) -> Manifest:
         """SnapshotDamaged when there is none that can be trusted; StoreError when a newer release wrote it."""
         name = _manifest_name(epoch)
+        try:
+            return self._read_manifest(epoch, name)
+        except StoreError as error:
+            if not may_pass(error) and not isinstance(error, SnapshotDamaged):
+                raise  # a newer release wrote it
+            try:
+                manifest = self._read_manifest(epoch, _copy_of(name))
+            except StoreError:
+                raise error from error.__cause__  # the cause says whether it may pass
+            logger.warning("job %s reads a copy: %s", self.job, error)
+            return manifest
+
+    def _read_manifest(self, epoch: int, name: str) -> Manifest:
         where = self._path(name)
         try:
             data = self._files.read(name)
@@ -256,18 +469,27 @@ class Store:
         """Delete the manifests of all later epochs, so that nobody ever starts from them again."""
         for later in self.epochs():
             if later > epoch:
-                name = _manifest_name(later)
-                try:
-                    self._files.delete(name)
-                except FileNotFoundError:
-                    continue
-                except Exception as error:
-                    raise self._failed("delete", name, error) from error
+                for name in _both(_manifest_name(later)):
+                    try:
+                        self._files.delete(name)
+                    except FileNotFoundError:
+                        continue
+                    except Exception as error:
+                        raise self._failed("delete", name, error) from error
 
     def verify(self, manifest: Manifest) -> None:
-        """Read all blobs of a manifest. SnapshotDamaged when one cannot be trusted."""
+        """Read all blobs of a manifest, in pieces. SnapshotDamaged when one cannot be trusted, nor its copy."""
         for blob in dict.fromkeys(manifest.blobs()):
-            self.get(blob)
+            if blob.data is not None:
+                self._checked(blob, blob.name, blob.data)
+                continue
+            try:
+                deque(self._read_through(blob, blob.name), maxlen=0)
+            except SnapshotDamaged as error:
+                try:
+                    deque(self._read_through(blob, _copy_of(blob.name)), maxlen=0)
+                except SnapshotDamaged as worse:
+                    raise SnapshotDamaged(f"{error} {worse} {_OLDER}") from worse
 
     def latest(self, usable: Callable[[Manifest], None] | None = None) -> tuple[Manifest, list[str]] | None:
         """The newest epoch that is whole, and in words what was wrong with newer ones; None when there are none yet.
@@ -327,7 +549,7 @@ class Store:
     def destroy(self) -> None:
         """Delete all that the store has written for the job, the note that it has ended last. Gone already is fine."""
         try:
-            self._files.destroy((_SNAPSHOTS, _MANIFESTS), _is_ours)
+            self._files.destroy((_SNAPSHOTS, _COPIES, _MANIFESTS), _is_ours)
             self._files.destroy((_MANIFESTS,), lambda name: _OUR_ENDED.fullmatch(name) is not None)
         except Exception as error:
             raise self._failed("delete", "", error) from error
@@ -360,10 +582,10 @@ class Store:
         if not kept:
             return 0
         # Manifests first: who is stopped on the way leaves blobs without a manifest, never the other way round.
-        deleted = self._delete([_manifest_name(epoch) for epoch in old])
-        if deleted < len(old):
+        deleted = self._delete([name for epoch in old for name in _both(_manifest_name(epoch))])
+        if deleted < 2 * len(old):
             return deleted
-        needed = {blob.name for manifest in kept for blob in manifest.blobs()}
+        needed = {name for manifest in kept for blob in manifest.blobs() for name in _both(blob.name)}
         newest = kept[0].epoch
         stale = []
         for name in self._ours():
@@ -376,7 +598,7 @@ class Store:
     def _ours(self) -> list[str]:
         """All files that the store has written, hidden ones too."""
         try:
-            names = self._files.names(_SNAPSHOTS) + self._files.names(_MANIFESTS)
+            names = [name for folder in (_SNAPSHOTS, _COPIES, _MANIFESTS) for name in self._files.names(folder)]
         except Exception as error:
             raise self._failed("list", "", error) from error
         return [name for name in names if _is_ours(name)]
@@ -430,8 +652,36 @@ def may_pass(error: StoreError) -> bool:
 _OLDER = "Its epoch cannot be used; an older one may."
 
 
+def _pieces_of(file: IO[bytes]) -> Iterator[bytes]:
+    while piece := file.read(_PIECE_BYTES):
+        yield piece
+
+
 def _is_ours(name: str) -> bool:
     return bool(_OUR_BLOB.fullmatch(name) or _OUR_MANIFEST.fullmatch(name))
+
+
+def _copy_of(name: str) -> str:
+    return f"{_COPIES}/{name.rpartition('/')[2]}"
+
+
+def _both(name: str) -> tuple[str, str]:
+    """A file and its copy."""
+    return name, _copy_of(name)
+
+
+def manifest_files(epoch: int) -> tuple[str, str]:
+    """The names of a manifest and of its copy."""
+    return _both(_manifest_name(epoch))
+
+
+def _gone(name: str, blob: Blob, there: Mapping[str, int]) -> str | None:
+    """What is wrong with a file of a blob, by its size alone."""
+    if name not in there:
+        return f"{name} is missing."
+    if there[name] != blob.size:
+        return f"{name} has {there[name]:,} bytes; {blob.size:,} were written."
+    return None
 
 
 def _manifest_name(epoch: int) -> str:
@@ -445,24 +695,19 @@ def _store_error(what: str, error: Exception) -> StoreError:
         return error
     number = error.errno if isinstance(error, OSError) else None
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    reason = _one_line(reason)
+    reason = filesystems.one_line(reason)
     what = f"the checkpoint store {what}: {reason}."
     if number in (errno.ENOSPC, errno.EDQUOT):
         return StoreUnreachable(f"{what} Free some space or raise the quota there; the epoch is lost, the next may do.")
     if number == errno.EFBIG:
         return StoreError(f"{what} Raise the limit on the size of files (ulimit -f), or use another file system.")
-    if isinstance(error, PermissionError) or number == errno.EROFS or any(word in reason for word in _REFUSALS):
+    if isinstance(error, PermissionError) or number == errno.EROFS or filesystems.refuses(reason):
         return StoreError(
             f"{what} Give the user or the keys that run the job the right to read, write and delete there."
         )
     if number in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
         return StoreError(f"{what} Something else has that name; use another directory.")
     return StoreUnreachable(f"{what} Look whether it is up and can be reached from this node; a later try may work.")
-
-
-def _one_line(text: str) -> str:
-    text = " ".join(text.split()).rstrip(".")
-    return text if len(text) <= 500 else f"{text[:500]}..."
 
 
 class Files(Protocol):
@@ -474,10 +719,16 @@ class Files(Protocol):
     place: str  # for messages
     remote: bool  # waiting is most of what a call takes
 
-    def write(self, name: str, parts: Sequence[memoryview], flush: bool) -> None:
+    def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
         """Write a file so that nobody sees half of it."""
 
     def read(self, name: str) -> bytes: ...
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """A file's bytes, some at a time."""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The files in a folder, hidden ones too, and how large they are; none when it does not exist."""
 
     def names(self, folder: str) -> list[str]:
         """The files in a folder, hidden ones too; none when it does not exist."""
@@ -486,7 +737,16 @@ class Files(Protocol):
         """Gone is fine."""
 
     def destroy(self, folders: Sequence[str], ours: Callable[[str], bool]) -> None:
-        """Delete the files in these folders that are ours, and the directories that this leaves empty."""
+        """Delete the files in these folders that are ours, and the directories that this leaves empty; not the job's
+        own while it is held."""
+
+    def hold(self) -> None:
+        """Hold the job's directory, if the file system can do so; Held."""
+
+    def release(self) -> None:
+        """Let go of it, and remove it if it is empty."""
+
+    def is_held(self) -> bool: ...
 
 
 class LocalFiles:
@@ -497,8 +757,9 @@ class LocalFiles:
     def __init__(self, root: str, durable: bool) -> None:
         self.place = self._root = root
         self._durable = durable
+        self._hold: Hold | None = None
 
-    def write(self, name: str, parts: Sequence[memoryview], flush: bool) -> None:
+    def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
         target = f"{self._root}/{name}"
         folder, _, last = target.rpartition("/")
         hidden = f"{folder}/.{last}.{os.urandom(6).hex()}.tmp"
@@ -506,15 +767,14 @@ class LocalFiles:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         made: list[str] = []
         try:
-            descriptor = os.open(hidden, flags, 0o666)
+            descriptor = os.open(hidden, flags, 0o600)
         except FileNotFoundError:
-            made = self._missing(folder)
-            os.makedirs(folder, exist_ok=True)
-            descriptor = os.open(hidden, flags, 0o666)
+            made = self._make(folder)
+            descriptor = os.open(hidden, flags, 0o600)
         try:
             try:
                 for part in parts:
-                    rest = part
+                    rest = memoryview(part)
                     while rest:
                         rest = rest[os.write(descriptor, rest) :]
                 if flush:
@@ -533,6 +793,18 @@ class LocalFiles:
         with open(f"{self._root}/{name}", "rb", buffering=0) as file:
             return file.read()
 
+    def pieces(self, name: str) -> Iterator[bytes]:
+        with open(f"{self._root}/{name}", "rb", buffering=0) as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        found = {}
+        for name in self.names(folder):
+            with suppress(FileNotFoundError):  # deleted just now
+                found[name] = os.stat(f"{self._root}/{name}").st_size
+        return found
+
     def names(self, folder: str) -> list[str]:
         try:
             with os.scandir(f"{self._root}/{folder}") as entries:
@@ -550,8 +822,31 @@ class LocalFiles:
                 self.delete(name)
             with suppress(OSError):  # it has other things in it, or is gone
                 os.rmdir(f"{self._root}/{folder}")
-        with suppress(OSError):
-            os.rmdir(self._root)
+        if self._hold is None:
+            with suppress(OSError):
+                os.rmdir(self._root)
+
+    def hold(self) -> None:
+        while self._hold is None:
+            self._make(self._root)
+            with suppress(FileNotFoundError):  # the last holder has just removed it
+                self._hold = Hold(self._root)
+
+    def release(self) -> None:
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.remove()
+
+    def is_held(self) -> bool:
+        return is_held(self._root)
+
+    def _make(self, folder: str) -> list[str]:
+        """Make a directory, and those above it; which were missing."""
+        missing = self._missing(folder)
+        for directory in reversed(missing):
+            with suppress(FileExistsError):  # another process makes it, too
+                os.mkdir(directory, 0o700)
+        return missing
 
     def _missing(self, folder: str) -> list[str]:
         """The directories that would have to be made for a folder to be there."""
@@ -592,7 +887,7 @@ class ArrowFiles:
         self._rename = rename
         self._refresh = refresh
 
-    def write(self, name: str, parts: Sequence[memoryview], flush: bool) -> None:
+    def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
         target = f"{self._root}/{name}"
         if self._rename is None:
             self._write(target, parts)
@@ -611,6 +906,17 @@ class ArrowFiles:
         with self._system.open_input_file(f"{self._root}/{name}") as file:
             data: bytes = file.read()
         return data
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        with self._system.open_input_file(f"{self._root}/{name}") as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        from pyarrow.fs import FileType
+
+        found = self._list(folder)
+        return {f"{folder}/{entry.base_name}": entry.size for entry in found if entry.type == FileType.File}
 
     def names(self, folder: str) -> list[str]:
         from pyarrow.fs import FileType
@@ -632,6 +938,14 @@ class ArrowFiles:
         if not self._list(""):
             self._delete_directory("")
 
+    def hold(self) -> None:
+        """Such file systems have no locks."""
+
+    def release(self) -> None: ...
+
+    def is_held(self) -> bool:
+        return False
+
     def _delete_directory(self, folder: str) -> None:
         with suppress(FileNotFoundError):
             self._system.delete_dir(self._root + folder)
@@ -646,7 +960,7 @@ class ArrowFiles:
         # A place that shows directories by an empty object may list that too.
         return [entry for entry in found if entry.path.strip("/") != base.strip("/")]
 
-    def _write(self, path: str, parts: Sequence[memoryview]) -> None:
+    def _write(self, path: str, parts: Iterable[Buffer]) -> None:
         try:
             stream = self._system.open_output_stream(path)
         except FileNotFoundError:
@@ -662,48 +976,16 @@ class ArrowFiles:
 
 def _open_files(url: str, job: str, durable: bool, look: bool) -> Files:
     """`look`: whether it can be used, as far as can be seen."""
-    match = _URL.fullmatch(url)
-    if match is None:
-        scheme, colon, _ = url.partition(":")
-        if colon and scheme in ("file", "s3", "memory", *_ARROW):
-            raise StoreError(f"checkpoint store {url!r}: a URL has '//' after {scheme}:, a directory has no {scheme}:")
-        return _open_local(url, job, durable, look)
-    scheme = match.group(1).lower()
-    place = _place(url, job)
     try:
-        if scheme == "file":
-            return _open_local(_file_path(url), job, durable, look)
-        if scheme == "s3":
-            return _open_s3(url, job, place, look)
-        if scheme in _ARROW:
-            return _open_arrow(url, scheme, job, place)
-        return _open_fsspec(url, scheme, job, place)
-    except StoreError:
-        raise
-    except Exception as error:
-        text = _one_line(str(error).replace(url, place))  # the URL may have keys in it
-        if "libhdfs" in text or "libjvm" in text:
-            raise StoreError(
-                f"checkpoint store {place}: HDFS needs Java and Hadoop's native library on every node "
-                f"(JAVA_HOME, HADOOP_HOME, CLASSPATH): {text}"
-            ) from None
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise _store_error(f"cannot open {place}", OSError(text)) from None
-        raise StoreError(f"checkpoint store {place} cannot be opened: {text}. Correct the URL.") from None
-
-
-def _place(url: str, job: str) -> str:
-    """A URL for people: keys and options left out."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}".rstrip("/") + f"/{job}"
-
-
-def _file_path(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or parts.query or parts.fragment or not parts.path.startswith("/"):
-        raise StoreError(f"checkpoint store {url!r}: write file:///path, with three slashes and nothing after the path")
-    return unquote(parts.path)
+        path = filesystems.local_path(url)
+        if path is not None:
+            return _open_local(path, job, durable, look)
+        found = filesystems.open_remote(url, job, look=look)
+    except filesystems.BadPlace as error:
+        raise StoreError(f"checkpoint store {error}") from None
+    except OSError as error:
+        raise _store_error(f"cannot open {filesystems.shown(url, job)}", error) from None
+    return ArrowFiles(found.system, found.root, found.place, found.rename, found.refresh)
 
 
 def _open_local(path: str, job: str, durable: bool, look: bool) -> Files:
@@ -723,117 +1005,3 @@ def _open_local(path: str, job: str, durable: bool, look: bool) -> Files:
             "Give the user that runs the job the right to, or use another directory."
         )
     return LocalFiles(root, durable)
-
-
-def _open_s3(url: str, job: str, place: str, look: bool) -> Files:
-    """pyarrow's own reading of S3 URLs takes neither timeouts nor retries, so this is ours."""
-    from pyarrow.fs import AwsStandardS3RetryStrategy, FileType, S3FileSystem, resolve_s3_region
-
-    parts = urlsplit(url)
-    keys, _, bucket = parts.netloc.rpartition("@")
-    root = "/".join([bucket, *filter(None, unquote(parts.path).split("/"))])
-    if not bucket:
-        raise StoreError(f"checkpoint store {place}: the bucket is missing; write s3://bucket/prefix")
-    options: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, "request_timeout": _REQUEST_SECONDS}
-    attempts = _ATTEMPTS
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name == "attempts":
-            attempts = int(_number(place, name, value))
-        elif name in ("connect_timeout", "request_timeout"):
-            options[name] = _number(place, name, value)
-        elif name in ("anonymous", "force_virtual_addressing"):
-            options[name] = value.lower() in ("", "1", "true", "yes")
-        elif name in _S3_OPTIONS:
-            options[name] = value
-        else:
-            known = ", ".join(sorted({*_S3_OPTIONS, *_S3_MORE}))
-            raise StoreError(f"checkpoint store {place}: S3 has no option {name!r}; it has {known}")
-    if keys:
-        key, _, secret = keys.partition(":")
-        options |= {"access_key": unquote(key), "secret_key": unquote(secret)}
-    located = "region" in options or "endpoint_override" in options
-    if not located and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
-        options["region"] = resolve_s3_region(bucket)
-    # Delayed: a small object is one request, instead of the three of an upload in parts.
-    system = S3FileSystem(
-        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=attempts), allow_delayed_open=True, **options
-    )
-    try:
-        missing = look and system.get_file_info(bucket).type == FileType.NotFound
-    except OSError as error:
-        problem = _store_error(f"cannot open {place}", error)
-        if isinstance(problem, StoreUnreachable):
-            raise problem from error
-        missing = False  # keys that may not look at the bucket may still be good for what is in it
-    if missing:
-        raise StoreError(f"checkpoint store {place}: there is no bucket {bucket!r}; make it, or correct the URL")
-    return ArrowFiles(system, f"{root}/{job}", place)
-
-
-_S3_OPTIONS = frozenset(
-    (
-        "region",
-        "scheme",
-        "endpoint_override",
-        "session_token",
-        "role_arn",
-        "session_name",
-        "external_id",
-        "tls_ca_file_path",
-    )
-)
-_S3_MORE = (
-    "anonymous",
-    "attempts",
-    "connect_timeout",
-    "force_virtual_addressing",
-    "request_timeout",
-)
-
-
-def _number(place: str, name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 1 <= number <= 3600:
-        raise StoreError(f"checkpoint store {place}: {name}={value!r}; it must be a number from 1 to 3600")
-    return number
-
-
-def _open_arrow(url: str, scheme: str, job: str, place: str) -> Files:
-    from pyarrow.fs import FileSystem
-
-    if scheme in ("gs", "gcs"):
-        parts = urlsplit(url)
-        options = {"retry_limit_seconds": _GCS_SECONDS, **dict(parse_qsl(parts.query))}
-        url = parts._replace(query=urlencode(options)).geturl()
-    system, root = FileSystem.from_uri(url)
-    root = root.rstrip("/")
-    if not root and scheme not in ("hdfs", "viewfs"):
-        raise StoreError(f"checkpoint store {place}: the bucket is missing; write {scheme}://bucket/prefix")
-    rename = system.move if scheme in ("hdfs", "viewfs") else None
-    return ArrowFiles(system, f"{root}/{job}", place, rename)
-
-
-def _open_fsspec(url: str, scheme: str, job: str, place: str) -> Files:
-    try:
-        url_to_fs = import_module("fsspec.core").url_to_fs
-    except ImportError:
-        known = ", ".join(("file", "s3", *_ARROW))
-        raise StoreError(
-            f"checkpoint store {place}: {scheme}:// needs the package fsspec (pip install fsspec), on every node. "
-            f"Without it Penstock knows directories and {known}."
-        ) from None
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    try:
-        system, root = url_to_fs(url)
-    except ImportError as error:
-        raise StoreError(f"checkpoint store {place}: {scheme}:// needs one more package: {error}") from None
-    except ValueError as error:
-        text = str(error).replace(url, place)
-        raise StoreError(f"checkpoint store {place}: fsspec cannot open it: {text}. Correct the URL.") from None
-    files = PyFileSystem(FSSpecHandler(system))
-    rename = None if scheme in _OBJECTS.split() else system.mv
-    return ArrowFiles(files, f"{root.rstrip('/')}/{job}", place, rename, system.invalidate_cache)

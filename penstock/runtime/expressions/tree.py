@@ -543,6 +543,10 @@ def named(exprs: Mapping[str, Expr] | Sequence[Expr | str]) -> dict[str, Expr]:
         found = [col(expr) if isinstance(expr, str) else expr for expr in exprs]
         pairs = []
         for expr in found:
+            if callable(expr):
+                raise FlowError(
+                    f"{shorten(expr)} is a function and no expression; use map(fn) for what a function makes"
+                )
             if not isinstance(expr, Expr) or expr.name is None:
                 raise FlowError(f'{shorten(expr)} has no name of its own: give it one by .alias("name")')
             pairs.append((expr.name, expr))
@@ -636,10 +640,10 @@ def _plain(value: object) -> Any:
         return value.astimezone(timezone.utc)
     if isinstance(value, date):
         return value
-    raise FlowError(
-        f"{shorten(value)} of type {type(value).__name__} cannot be part of an expression; "
-        "use None, bool, int, float, str, Decimal, datetime or date"
-    )
+    use = "use None, bool, int, float, str, Decimal, datetime or date"
+    if callable(value):
+        use = "what a function makes of a record is for map(fn)"
+    raise FlowError(f"{shorten(value)} of type {type(value).__name__} cannot be part of an expression; {use}")
 
 
 def _text(value: object, where: str, what: str) -> str:

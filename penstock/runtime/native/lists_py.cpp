@@ -187,11 +187,7 @@ bool hash_object(PyObject *object, std::uint64_t &out) {
     if (PyLong_Check(object)) return hash_number(object, PyLong_Type.tp_hash, out);
     if (PyTuple_Check(object)) return hash_tuple(object, out);
     if (PyFloat_Check(object)) {
-        if (std::isnan(PyFloat_AS_DOUBLE(object))) {
-            // Python hashes a NaN by its address; one value for all keeps them together and stable.
-            out = penstock::hash_word(0, Tag::none);
-            return true;
-        }
+        if (std::isnan(PyFloat_AS_DOUBLE(object))) return hash_canonical(object, out);  // raises
         return hash_number(object, PyFloat_Type.tp_hash, out);
     }
     if (object == Py_None) {

@@ -68,6 +68,12 @@ class Out {
     char *at() noexcept { return at_; }
     void advance_to(char *at) noexcept { at_ = at; }
     char *end() noexcept { return end_; }
+    std::size_t used() noexcept { return std::size_t(at_ - begin()); }
+    // A list or a map of a number of entries that is known once they are here.
+    void begin_counted(unsigned code) noexcept { put(code, std::uint32_t{0}); }
+    void say_count(std::uint32_t count) noexcept {
+        for (int i = 0; i < 4; ++i) begin()[1 + i] = char(count >> (24 - 8 * i));
+    }
 
     // The bytes, or null with a MemoryError.
     PyObject *finish() noexcept {
@@ -362,26 +368,21 @@ class Some {
     Py_ssize_t size_ = 0;
 };
 
-// The code of a dict of any class, as a whole, or `other`.
-int put_entries(Out &out, PyObject *entries) {
-    if (!put_map(out, PyDict_GET_SIZE(entries))) return other;
-    Some keys = Some::keys(entries), values = Some::values(entries);
+bool put_some_entries(Out &out, PyObject *const *keys, PyObject *const *values, Py_ssize_t size) {
     Kind kind = text;
-    while (const Py_ssize_t size = std::min(keys.next(), values.next())) {
-        for (Py_ssize_t i = 0; i < size; ++i) {
-            PyObject *key = keys.items()[i], *value = values.items()[i];
-            bool is_text;
-            if (char *at = put_quickly(out.at(), out.end(), key, is_text)) {
-                if ((at = put_quickly(at, out.end(), value, is_text)) != nullptr) {
-                    out.advance_to(at);
-                    continue;
-                }
+    for (Py_ssize_t i = 0; i < size; ++i) {
+        PyObject *key = keys[i], *value = values[i];
+        bool is_text;
+        if (char *at = put_quickly(out.at(), out.end(), key, is_text)) {
+            if ((at = put_quickly(at, out.end(), value, is_text)) != nullptr) {
+                out.advance_to(at);
+                continue;
             }
-            if (!(PyUnicode_CheckExact(key) ? put_text(out, key) : put_scalar(out, key))) return other;
-            if (!put_value(out, value, 0, kind)) return other;
         }
+        if (!(PyUnicode_CheckExact(key) ? put_text(out, key) : put_scalar(out, key))) return false;
+        if (!put_value(out, value, 0, kind)) return false;
     }
-    return map;
+    return true;
 }
 
 // About what a record of a list will take, by some of them: to grow by doubling costs as much again, for texts.
@@ -406,34 +407,118 @@ PyObject *packed(Out &out, int code) {
     return bytes == nullptr ? nullptr : Py_BuildValue("(iN)", code, bytes);
 }
 
-PyObject *pack(PyObject *, PyObject *records) {
-    if (PyDict_Check(records)) {
-        Out out(64 + 20 * std::size_t(PyDict_GET_SIZE(records)));
-        return packed(out, put_entries(out, records));
-    }
-    if (!PyList_Check(records)) {
-        return PyErr_Format(PyExc_TypeError, "records must be a list or a dict, not %.100s", Py_TYPE(records)->tp_name);
-    }
-    const Py_ssize_t size = PyList_GET_SIZE(records);
-    PyObject **items = reinterpret_cast<PyListObject *>(records)->ob_item;
+PyObject *packed_items(PyObject *const *items, Py_ssize_t size) {
     Out out(64 + estimate(items, size) * std::size_t(size));
     Records list;
     const bool put = put_list(out, size) && list.add(out, items, size);
     return packed(out, put ? list.code() : other);
 }
 
-PyObject *pack_values(PyObject *, PyObject *entries) {
-    if (!PyDict_Check(entries)) {
-        return PyErr_Format(PyExc_TypeError, "entries must be a dict, not %.100s", Py_TYPE(entries)->tp_name);
+PyObject *pack(PyObject *, PyObject *records) {
+    if (!PyList_Check(records)) {
+        return PyErr_Format(PyExc_TypeError, "records must be a list, not %.100s", Py_TYPE(records)->tp_name);
     }
-    const Py_ssize_t all = PyDict_GET_SIZE(entries);
-    Some values = Some::values(entries);
-    Py_ssize_t size = values.next();
-    Out out(64 + estimate(values.items(), size) * std::size_t(all));
-    Records list;
-    bool put = put_list(out, all);
-    for (; put && size > 0; size = values.next()) put = list.add(out, values.items(), size);
-    return packed(out, put ? list.code() : other);
+    return packed_items(reinterpret_cast<PyListObject *>(records)->ob_item, PyList_GET_SIZE(records));
+}
+
+PyObject *pack_part(PyObject *, PyObject *arguments) {
+    PyObject *records;
+    Py_ssize_t begin, end;
+    if (!PyArg_ParseTuple(arguments, "O!nn", &PyList_Type, &records, &begin, &end)) return nullptr;
+    end = std::clamp<Py_ssize_t>(end, 0, PyList_GET_SIZE(records));
+    begin = std::clamp<Py_ssize_t>(begin, 0, end);
+    return packed_items(reinterpret_cast<PyListObject *>(records)->ob_item + begin, end - begin);
+}
+
+// Adds what `packed` returns to a list; false with an exception, or when it returned None.
+bool append_packed(PyObject *frames, Out &out, int code) {
+    PyObject *frame = packed(out, code);
+    const bool added = frame != nullptr && frame != Py_None && PyList_Append(frames, frame) == 0;
+    Py_XDECREF(frame);
+    return added;
+}
+
+// The arguments of both functions below: a dict, and from how many bytes on a frame is full.
+bool frame_arguments(PyObject *arguments, PyObject *&entries, std::size_t &full) {
+    Py_ssize_t most;
+    if (!PyArg_ParseTuple(arguments, "O!n", &PyDict_Type, &entries, &most)) return false;
+    full = std::size_t(std::clamp<Py_ssize_t>(most, 1, Py_ssize_t{1} << 30));  // so a count of entries fits
+    return true;
+}
+
+// In frames: `make(frames)` adds them. None: msgpack would not keep them.
+template <class Make>
+PyObject *in_frames(Make make) {
+    PyObject *frames = PyList_New(0);
+    if (frames == nullptr || make(frames)) return frames;
+    Py_DECREF(frames);
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+}
+
+// How many of `size` entries to add before looking whether a frame is full; by how large those before were.
+Py_ssize_t at_once(Out &out, Py_ssize_t count, std::size_t full, Py_ssize_t size) noexcept {
+    constexpr Py_ssize_t kFirst = 8;
+    const Py_ssize_t fit = count == 0 ? kFirst : Py_ssize_t((full - out.used()) / (out.used() / std::size_t(count) + 1));
+    return std::clamp<Py_ssize_t>(fit, 1, size);
+}
+
+PyObject *pack_frames(PyObject *, PyObject *arguments) {
+    PyObject *entries;
+    std::size_t full;
+    if (!frame_arguments(arguments, entries, full)) return nullptr;
+    return in_frames([&](PyObject *frames) {
+        Some keys = Some::keys(entries), values = Some::values(entries);
+        Py_ssize_t left = PyDict_GET_SIZE(entries), size = std::min(keys.next(), values.next()), done = 0;
+        while (size > 0) {
+            Out out(std::min(full + full / 8, 20 * std::size_t(left)) + 64);
+            if (!out.room(kHeaderMost)) return false;
+            out.begin_counted(0xdf);
+            Py_ssize_t count = 0;
+            while (size > 0 && out.used() < full) {
+                const Py_ssize_t some = at_once(out, count, full, size - done);
+                if (!put_some_entries(out, keys.items() + done, values.items() + done, some)) return false;
+                count += some;
+                if ((done += some) < size) continue;
+                size = std::min(keys.next(), values.next());
+                done = 0;
+            }
+            left -= count;
+            out.say_count(std::uint32_t(count));
+            if (!append_packed(frames, out, map)) return false;
+        }
+        return !PyErr_Occurred();
+    });
+}
+
+PyObject *pack_value_frames(PyObject *, PyObject *arguments) {
+    PyObject *entries;
+    std::size_t full;
+    if (!frame_arguments(arguments, entries, full)) return nullptr;
+    return in_frames([&](PyObject *frames) {
+        Some values = Some::values(entries);
+        Py_ssize_t left = PyDict_GET_SIZE(entries), size = values.next(), done = 0;
+        while (size > 0) {
+            const std::size_t each = estimate(values.items() + done, size - done);
+            Out out(std::min(full + full / 8, each * std::size_t(left)) + 64);
+            if (!out.room(kHeaderMost)) return false;
+            out.begin_counted(0xdd);
+            Records list;
+            Py_ssize_t count = 0;
+            while (size > 0 && out.used() < full) {
+                const Py_ssize_t some = at_once(out, count, full, size - done);
+                if (!list.add(out, values.items() + done, some)) return false;
+                count += some;
+                if ((done += some) < size) continue;
+                size = values.next();
+                done = 0;
+            }
+            left -= count;
+            out.say_count(std::uint32_t(count));
+            if (!append_packed(frames, out, list.code())) return false;
+        }
+        return !PyErr_Occurred();
+    });
 }
 
 }  // namespace
@@ -444,11 +529,17 @@ void bind_pack(nanobind::module_ &m) {
          PyDoc_STR("pack(records) -> (code, msgpack) or None\n\n"
                    "A list as msgpack, with the code of what keeps the types of all records: 1 all str, 2 scalars,\n"
                    "3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists and\n"
-                   "dicts. Of a dict as a whole: 5 its keys are scalars and its values nested. None: msgpack would\n"
-                   "not keep them.")},
-        {"pack_values", pack_values, METH_O,
-         PyDoc_STR("pack_values(entries) -> (code, msgpack) or None\n\n"
-                   "The values of a dict, in its order, as a list.")},
+                   "dicts. None: msgpack would not keep them.")},
+        {"pack_part", pack_part, METH_VARARGS,
+         PyDoc_STR("pack_part(records, begin, end) -> (code, msgpack) or None\n\n"
+                   "A part of a list, as `pack` does it.")},
+        {"pack_frames", pack_frames, METH_VARARGS,
+         PyDoc_STR("pack_frames(entries, full) -> [(code, msgpack)] or None\n\n"
+                   "A dict from scalars to nested values as several, of code 5, in its order, each of which ends soon\n"
+                   "behind `full` bytes.")},
+        {"pack_value_frames", pack_value_frames, METH_VARARGS,
+         PyDoc_STR("pack_value_frames(entries, full) -> [(code, msgpack)] or None\n\n"
+                   "The values of a dict as several lists, in its order, each of which ends soon behind `full` bytes.")},
         {nullptr, nullptr, 0, nullptr},
     };
     if (PyModule_AddFunctions(m.ptr(), methods) < 0) nanobind::raise_python_error();

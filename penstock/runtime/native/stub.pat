@@ -26,9 +26,17 @@ partition$:
         \doc
 
 pack$:
-    def pack(records: list[Any] | dict[Any, Any], /) -> tuple[int, bytes] | None:
+    def pack(records: list[Any], /) -> tuple[int, bytes] | None:
         \doc
 
-pack_values$:
-    def pack_values(entries: dict[Any, Any], /) -> tuple[int, bytes] | None:
+pack_part$:
+    def pack_part(records: list[Any], begin: int, end: int, /) -> tuple[int, bytes] | None:
+        \doc
+
+pack_frames$:
+    def pack_frames(entries: dict[Any, Any], full: int, /) -> list[tuple[int, bytes]] | None:
+        \doc
+
+pack_value_frames$:
+    def pack_value_frames(entries: dict[Any, Any], full: int, /) -> list[tuple[int, bytes]] | None:
         \doc

@@ -1,4 +1,4 @@
-"""A file that only grows, of lines or of gzip members, and the errors of writing it.
+"""A file that only grows, of lines or of gzip members.
 
 What was handed over and not written must never be taken for written: `length` counts the bytes that the system has
 taken, and after an error the file takes nothing more, as nobody knows what became of the bytes on their way (after a
@@ -8,11 +8,9 @@ failed fsync the next one succeeds, though the data is gone).
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import zlib
 
-from penstock.runtime.errors import PenstockError
+from penstock.runtime.sinks.places import LOCAL, Place, failed_write
 
 _BUFFER = 256 << 10  # bytes held back for one write
 _GZIP = 31  # zlib's window bits for the gzip format
@@ -22,7 +20,9 @@ _GZIP_LEVEL = 6
 class AppendFile:
     """`exclusive`: the file must be new. `epochs`: what a failure leaves, for the error messages."""
 
-    def __init__(self, path: str, *, compress: bool, exclusive: bool = False, epochs: bool = False) -> None:
+    def __init__(
+        self, path: str, *, compress: bool, exclusive: bool = False, epochs: bool = False, place: Place = LOCAL
+    ) -> None:
         self.path = path
         self.length = 0
         self._compress = compress
@@ -32,7 +32,7 @@ class AppendFile:
         self._held_bytes = 0
         self._broken: OSError | None = None
         try:
-            self._file = open(path, "xb" if exclusive else "wb", buffering=0)  # noqa: SIM115  closed by close()
+            self._file = place.create(path, exclusive)
         except OSError as error:
             raise failed_write(path, error, epochs) from error
 
@@ -73,14 +73,17 @@ class AppendFile:
             self._broken = error
             raise failed_write(self.path, error, self._epochs) from error
 
+    def deleted(self) -> bool:
+        """Whether somebody has deleted or moved the file."""
+        return self._file.deleted()
+
     def sync(self) -> None:
         """Have all that was written on the disk, and close the file."""
         self.flush()
         try:
             if self._broken is not None:
                 raise self._broken
-            os.fsync(self._file.fileno())
-            self._file.close()
+            self._file.sync()
         except OSError as error:
             self._broken = error
             raise failed_write(self.path, error, self._epochs) from error
@@ -97,29 +100,3 @@ class AppendFile:
         if data:
             self._held.append(data)
             self._held_bytes += len(data)
-
-
-def sync_directory(path: str) -> None:
-    """Have the names in a directory on the disk, where the file system knows such a thing."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise failed_write(path, error, True) from error
-
-
-def failed_write(path: str, error: OSError, epochs: bool = False, sink: str = "Files") -> PenstockError:
-    """The error for an OSError on writing `path`."""
-    reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        left = "committed stays" if epochs else "wrote so far is removed"
-        remedy = f"Free some space, or write to another disk; what the job {left}."
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        remedy = "Give the user that runs the job's workers the right to write there."
-    else:
-        remedy = "Check the disk or the mount on the node that runs the task."
-    return PenstockError(f"{sink}: cannot write {path!r}: {reason}. {remedy}")

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.hold import Hold
+from penstock.runtime.mistakes import checks_init
 from penstock.runtime.userfunc import ErrorHandler
 
 Guarantee = Literal["exactly once", "idempotent", "at least once"]
@@ -53,37 +55,40 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, records: list[Any]) -> None:
-        """Take a batch; must neither keep the list nor change it."""
+        """Write a batch of records. Must neither keep the list nor change it."""
 
     def flush(self) -> None:
-        """Let what was held back leave."""
+        """Write the records that were held back."""
 
     def finish(self) -> None:
-        """All input has ended: make the output whole, and visible unless the context says that the job has epochs."""
+        """All input has ended: complete the output. Make it visible too, unless the context says that the job has
+        epochs."""
 
     def prepare(self, epoch: int) -> Any:
-        """Make all that was written so far ready for `commit(epoch)`, so that it survives this process.
+        """Make everything that was written so far ready for `commit(epoch)`, so that it survives this process.
 
-        Returns plain picklable data from which `restore` in another process can commit it; None: nothing to commit.
-        It describes everything that is not known to be committed, also of earlier epochs.
+        Returns plain picklable data from which `restore` can commit the records in another process, or None when there
+        is nothing to commit. The data describes everything that is not known to be committed, also of earlier epochs.
         """
         self.flush()
         return None
 
     def commit(self, epoch: int) -> None:
-        """Epochs up to this one are complete: make what was prepared for them final. Called at least once, maybe
-        more often."""
+        """All epochs up to this one are complete: make what was prepared for them final. May be called several times
+        for one epoch."""
 
     def restore(self, epoch: int, prepared: list[Any]) -> None:
-        """Called on a new writer before anything else when the job goes back to a complete epoch: commit what
-        `prepared` (returned by this task's earlier writer, or by several where the number of tasks has changed)
-        holds and is not committed yet, and remove what was written after it, committed or not: an epoch that turns out
-        to be damaged is passed over, and its records come again. Also what other tasks have written that there are no
-        more: the job may have had more of them since, of which `prepared` says nothing. So the writer of index 0 looks
-        after all indexes from `parallelism` on."""
+        """Called on a new writer before any other method, when the job goes back to a complete epoch.
+
+        `prepared` has what this task's earlier writer returned from `prepare`, or what several writers returned if the
+        number of tasks has changed. Commit whatever in it is not committed yet. Remove everything that was written
+        later, even if it was committed: when an epoch turns out to be damaged, the job goes back before it, and its
+        records come again. Remove also the later output of tasks that no longer exist. The job may have had more tasks
+        since, about which `prepared` says nothing, so the writer of index 0 cleans up for all indexes from
+        `parallelism` on."""
 
     def close(self, failed: bool) -> None:
-        """Release what is held."""
+        """Release files, connections and other resources."""
 
 
 class RunningJob(Protocol):
@@ -113,6 +118,14 @@ class Sink(ABC):
     #: seconds may be written twice.
     guarantee: Guarantee = "at least once"
 
+    #: The directory or URL that it fills, which no other sink of the flow may have.
+    fills: str | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith("penstock."):  # a user's own __init__ is none of ours
+            checks_init(cls)
+
     def bind(self, fetch: Callable[[], list[Any]]) -> None:
         """On the driver, when the job has started: `fetch()` gives all records reported so far."""
 
@@ -130,6 +143,11 @@ class Sink(ABC):
 
     def check(self) -> None:
         """Raise FlowError when it can be known before the job starts that writing cannot work."""
+
+    def hold(self) -> Hold | None:
+        """On the node of the JobMaster, before the job touches anything: hold the directory that the sink fills until
+        the job ends, so that no other job fills it, too. Raises Held while another holds it; None: nothing to hold."""
+        return None
 
     def describe(self) -> str:
         """What `flow.explain()` shows."""

@@ -70,7 +70,7 @@ class _BatchWriter(SinkWriter):
             return
         try:
             self._fn(list(records))
-        except Exception as error:
+        except BaseException as error:
             self._errors.handle(records[:], error, len(records))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -15,37 +16,45 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.sinks.append import AppendFile
 from penstock.runtime.sinks.folder import PartFolder
 from penstock.runtime.sinks.parts import PartFile
+from penstock.runtime.sinks.places import Place
 from penstock.runtime.sinks.text import Formatter, formatted, json_lines, text_lines
+from penstock.runtime.units import renamed, seconds
 from penstock.runtime.userfunc import check_function
 
 Format = Literal["text", "jsonl"] | Callable[[Any], "str | bytes"]
 
 
 class Files(PartFolder):
-    """Files in a directory, one or more a task: part-00000.txt, part-00001.txt, ...
+    """Files in a directory, one or more for each task: part-00000.txt, part-00001.txt, ...
 
         stream.write(ps.sinks.Files("counts/"))
         stream.write(ps.sinks.Files("events/", format="jsonl", compression="gzip"))
 
-    `directory`: made when it is missing. All nodes that run tasks of the sink must share it, or each keeps its parts.
+    `directory`: a directory, which is made if it does not exist, or a URL such as s3://bucket/prefix, as for
+    `run(checkpoints=)`; see below. All nodes that run tasks of the sink must share it, or each node keeps its
+    own parts.
     `format`: "text" writes a str as it is, a tuple or list with tabs between its items, anything else by str();
     "jsonl" writes one JSON value a line; a function returns the line of a record as str, or bytes that are written
     exactly as they are. Text is UTF-8, lines end with "\\n".
     `compression`: "gzip" or None. `suffix`: of the file names (None: .txt or .jsonl, and .gz).
     `overwrite`: delete the part files that are in the directory when the job starts.
-    `part_bytes`, `part_seconds`: in a job with epochs a part is closed at the end of the epoch in which it has become
-    this large (on the disk) or this old; 0 seconds makes a part an epoch. Without epochs a task writes one part.
+    `part_bytes`, `part_s`: in a job with epochs, a part is closed at the end of the epoch in which it has reached this
+    size (on the disk) or this age; with `part_s=0` each epoch makes a part. Without epochs a task writes one part.
 
-    A task writes to a hidden file (".part-00000.txt.inprogress") and gives it its name when it has written all, so
-    readers see whole parts only. The parts of a failed job are deleted.
+    A task writes to a hidden file (".part-00000.txt.inprogress") and gives the file its name when it is complete, so
+    readers see only complete parts. Without epochs, the parts of a failed job are deleted.
 
-    In a job with epochs records reach a part exactly once, whatever fails: parts appear while the job runs, each when
-    the epoch is complete in which it was closed. A task that makes only one part has "part-00000.txt"; else their names
-    are "part-00000-0000000001.txt", "part-00000-0000000061.txt" and so on, by the epoch in which they were begun, in
-    the order in which they were written. A failure ends the part that was being written early. When the
-    job fails for good its parts stay, and hidden files with what it has saved since; they are deleted when another job
-    starts to write there. Do not change or delete parts in a running job's directory before the next one has appeared,
-    or a recovery may miss them.
+    In a job with epochs each record is in the parts exactly once, whatever fails. A part appears while the job runs,
+    when the epoch in which it was closed is complete. A task that makes only one part names it "part-00000.txt".
+    Otherwise the names contain the epoch in which the part began: "part-00000-0000000001.txt",
+    "part-00000-0000000061.txt" and so on; the order of the names is the order of the records. A failure ends a part
+    early. When the job fails for good, its parts stay, and so do hidden files with the records that it has saved since;
+    the hidden files are deleted when another job starts to write there. While a job runs, do not change or delete a
+    part before the next one has appeared, or a recovery may not find it.
+
+    At a URL other than file://, a part has the records of one epoch, whatever `part_bytes` and `part_s` say:
+    "part-00000-0000000061.txt" is the part of epoch 61. It is written as ".part-...inprogress". When the epoch is
+    complete it is moved, which in an object store is a copy. There, too, each record is in the parts exactly once.
 
     Errors: FlowError before the start when the directory holds part files, cannot be made or cannot be written to. A
     record that cannot be written is a failed record: in text one with a line end in it, which would become two lines
@@ -55,6 +64,7 @@ class Files(PartFolder):
 
     title = "Files"
 
+    @renamed(part_seconds="part_s")
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -64,7 +74,7 @@ class Files(PartFolder):
         overwrite: bool = False,
         suffix: str | None = None,
         part_bytes: int = 128 << 20,
-        part_seconds: float = 60.0,
+        part_s: float | timedelta = 60.0,
     ) -> None:
         if not callable(format) and format not in ("text", "jsonl"):
             raise FlowError(f"Files: format must be 'text', 'jsonl' or a function, got {format!r}")
@@ -80,16 +90,11 @@ class Files(PartFolder):
             raise FlowError(
                 f"Files: part_bytes must be a number of bytes above 0, such as 64 << 20, got {part_bytes!r}"
             )
-        if not isinstance(part_seconds, (int, float)) or isinstance(part_seconds, bool) or not part_seconds >= 0:
-            raise FlowError(
-                f"Files: part_seconds must be a number of seconds, 0 or more, got {part_seconds!r}; "
-                "float('inf') closes parts by their size only"
-            )
         super().__init__(directory, suffix, overwrite)
         self.format = format
         self.compression = compression
         self.part_bytes = part_bytes
-        self.part_seconds = part_seconds
+        self.part_s = seconds(part_s, "Files: part_s")
 
     def formatter(self) -> Formatter:
         if self.format == "jsonl":
@@ -99,8 +104,8 @@ class Files(PartFolder):
         assert callable(self.format)
         return partial(formatted, self.format)
 
-    def open_part(self, path: str, *, epochs: bool) -> PartFile:
-        return AppendFile(path, compress=self.compression is not None, exclusive=epochs, epochs=epochs)
+    def open_part(self, path: str, *, epochs: bool, place: Place) -> PartFile:
+        return AppendFile(path, compress=self.compression is not None, exclusive=epochs, epochs=epochs, place=place)
 
     def describe(self) -> str:
         name = self.format if isinstance(self.format, str) else getattr(self.format, "__name__", "function")

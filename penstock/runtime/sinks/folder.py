@@ -9,10 +9,12 @@ import os
 import re
 from abc import abstractmethod
 
+from penstock.runtime import filesystems
 from penstock.runtime.errors import FlowError
-from penstock.runtime.sinks.append import failed_write
+from penstock.runtime.hold import Held, Hold
 from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.parts import PartFile, PartNames, PartsWriter
+from penstock.runtime.sinks.places import LOCAL, Place, failed_write, open_place
 from penstock.runtime.sinks.text import Formatter
 from penstock.runtime.sinks.whole import WholeWriter, hidden_name
 
@@ -27,12 +29,19 @@ class PartFolder(Sink):
     by_epoch = False  # in a job with epochs a part is the records of one, and named after it
     taken_away = False
     part_bytes = 1
-    part_seconds = 0.0
+    part_s = 0.0
 
     def __init__(self, directory: str | os.PathLike[str], suffix: str, overwrite: bool) -> None:
         if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
             raise FlowError(f"{self.title} needs a directory, got {directory!r}")
-        self.directory = os.path.abspath(os.path.expanduser(os.fspath(directory)))
+        name = os.fspath(directory)
+        try:
+            path = filesystems.local_path(name)
+        except filesystems.BadPlace as error:
+            raise FlowError(f"{self.title}: {error}") from None
+        self._url = name if path is None else None  # with keys, if it has some
+        self.directory = filesystems.shown(name) if path is None else os.path.abspath(os.path.expanduser(path))
+        self.fills = self.directory
         self.suffix = suffix
         self.overwrite = overwrite
 
@@ -41,19 +50,17 @@ class PartFolder(Sink):
         """What makes of records what a part file takes; for one task."""
 
     @abstractmethod
-    def open_part(self, path: str, *, epochs: bool) -> PartFile:
+    def open_part(self, path: str, *, epochs: bool, place: Place) -> PartFile:
         """A new part file; in a job with epochs there must be none of this name."""
 
     def check(self) -> None:
+        if self._url is not None:
+            self._check_remote(self._url)
+            return
         place = self.directory
         if os.path.exists(place) and not os.path.isdir(place):
             raise FlowError(f"{self.title}: {place!r} is a file; give a directory, in which each task writes a part")
-        parts = self._parts() if os.path.isdir(place) else []
-        if parts and not self.overwrite:
-            raise FlowError(
-                f"{self.title}: {place!r} already holds {len(parts)} part files ({parts[0]}, ...). "
-                "Write to another directory, delete them, or give overwrite=True to have them deleted at the start."
-            )
+        self._check_free(self._parts(LOCAL) if os.path.isdir(place) else [])
         while not os.path.exists(place):
             place = os.path.dirname(place)
         if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
@@ -62,26 +69,57 @@ class PartFolder(Sink):
                 "Give the user that runs the job the right to, or another directory."
             )
 
-    def writer(self, context: SinkContext) -> SinkWriter:
-        names = self._names()
+    def _check_remote(self, url: str) -> None:
+        place = open_place(url, self.title, look=True)
+        try:
+            self._check_free(self._parts(place))
+            place.check()
+        except OSError as error:
+            raise FlowError(str(failed_write(self.directory, error, sink=self.title))) from error
 
-        def open_part(path: str) -> PartFile:
-            return self.open_part(path, epochs=context.epochs)
+    def _check_free(self, parts: list[str]) -> None:
+        if parts and not self.overwrite:
+            raise FlowError(
+                f"{self.title}: {self.directory!r} already holds {len(parts)} part files ({parts[0]}, ...). "
+                "Write to another directory, delete them, or give overwrite=True to have them deleted at the start."
+            )
 
+    def hold(self) -> Hold | None:
+        if self._url is not None:
+            return None
         try:
             os.makedirs(self.directory, exist_ok=True)
+            return Hold(self.directory)
+        except Held:
+            raise Held(
+                f"{self.title}: another job, or another sink of this job under another name of the folder, writes to "
+                f"{self.directory!r}, and the two would delete each other's files. Write to another directory, or stop "
+                "the other job."
+            ) from None
+        except OSError:
+            return None  # the tasks, which may be on other nodes, say what is wrong with it
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        place: Place = LOCAL if self._url is None else open_place(self._url, self.title)
+        names = PartNames(self.directory, self.suffix, self.title, place)
+
+        def open_part(path: str) -> PartFile:
+            return self.open_part(path, epochs=context.epochs, place=place)
+
+        try:
+            place.make(self.directory)
             if not context.restoring:  # else there are parts of the same job
-                self.begin(context)
+                self.begin(context, place)
             if context.epochs:
                 return PartsWriter(
                     names,
                     self.formatter(),
                     open_part,
                     context,
-                    gone_back=lambda epoch: self.gone_back(context, epoch),
+                    gone_back=lambda epoch: self.gone_back(context, epoch, place),
                     part_bytes=self.part_bytes,
-                    part_seconds=self.part_seconds,
-                    by_epoch=self.by_epoch,
+                    part_s=0.0 if place.remote else self.part_s,
+                    by_epoch=self.by_epoch or place.remote,
                     taken_away=self.taken_away,
                 )
             return WholeWriter(
@@ -91,32 +129,30 @@ class PartFolder(Sink):
                 context,
                 empty=not self.by_epoch,
                 sink=self.title,
+                place=place,
             )
         except OSError as error:
             raise failed_write(self.directory, error, context.epochs, self.title) from error
 
-    def begin(self, context: SinkContext) -> None:
+    def begin(self, context: SinkContext, place: Place) -> None:
         """A task of a new job is made: no task of it has written yet."""
-        self._delete_old(context)
+        self._delete_old(context, place)
 
-    def gone_back(self, context: SinkContext, epoch: int) -> None:
+    def gone_back(self, context: SinkContext, epoch: int, place: Place) -> None:
         """A task has gone back to an epoch."""
         if epoch == 0:  # the first writer may have died before it did so
-            self._delete_old(context)
+            self._delete_old(context, place)
 
-    def _parts(self) -> list[str]:
-        return sorted(name for name in os.listdir(self.directory) if _PART.fullmatch(name))
+    def _parts(self, place: Place) -> list[str]:
+        return sorted(name for name in place.names(self.directory) if _PART.fullmatch(name))
 
-    def _names(self) -> PartNames:
-        return PartNames(self.directory, self.suffix, self.title)
-
-    def _delete_old(self, context: SinkContext) -> None:
+    def _delete_old(self, context: SinkContext, place: Place) -> None:
         """Each task deletes what there is of its own index from an earlier job, task 0 also what is of no task now:
         parts when told to, hidden files as they would be in the way."""
-        names = self._names()
+        names = PartNames(self.directory, self.suffix, self.title, place)
         old: list[tuple[str, int]] = []
         if self.overwrite:
-            old += [(name, int(match.group(1))) for name in self._parts() if (match := _PART.fullmatch(name))]
+            old += [(name, int(match.group(1))) for name in self._parts(place) if (match := _PART.fullmatch(name))]
         if self.overwrite or context.epochs:
             old += [(name, index) for name, index, _ in names.hidden_ones()]
         if context.epochs:

@@ -20,10 +20,12 @@ import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import timedelta
 
 from penstock.runtime.errors import JobError, PenstockError
 from penstock.runtime.sinks.base import RunningJob
 from penstock.runtime.sinks.parts import PartNames
+from penstock.runtime.units import renamed, seconds
 from penstock.runtime.userfunc import describe, user_line
 
 logger = logging.getLogger(__name__)
@@ -67,19 +69,22 @@ class Follower:
         """The last epoch that was handed over; 0: none yet. Those without records are passed over."""
         return progress(self._names.directory)
 
-    def stop(self, timeout: float | None = None) -> None:
-        """Hand over no further epoch, and wait for the one that is under way."""
+    @renamed(timeout="timeout_s")
+    def stop(self, timeout_s: float | timedelta | None = None) -> None:
+        """Hand over no further epoch, and wait for the one that is under way, at most `timeout_s` seconds."""
         self._stopped = True
         self._awake.set()
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
+            self._thread.join(None if timeout_s is None else seconds(timeout_s, "stop: timeout_s"))
 
-    def wait(self, timeout: float | None = None) -> int:
+    @renamed(timeout="timeout_s")
+    def wait(self, timeout_s: float | timedelta | None = None) -> int:
         """Wait until the job has ended and its epochs were handed over; the last one. Raises what went wrong, or
-        TimeoutError."""
-        self._thread.join(timeout)
+        TimeoutError after `timeout_s` seconds (or a timedelta)."""
+        limit_s = None if timeout_s is None else seconds(timeout_s, "wait: timeout_s")
+        self._thread.join(limit_s)
         if self._thread.is_alive():
-            raise TimeoutError(f"epochs of {self._of()} are still handed over after {timeout:g} s")
+            raise TimeoutError(f"epochs of {self._of()} are still handed over after {limit_s:g} s")
         if self.error is not None:
             raise self.error
         return self.epoch

@@ -14,10 +14,10 @@ from pyarrow import parquet
 
 from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.sinks import schema as table_schema
-from penstock.runtime.sinks.append import failed_write
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.folder import PartFolder
 from penstock.runtime.sinks.parts import PartFile
+from penstock.runtime.sinks.places import LOCAL, Place, failed_write
 from penstock.runtime.sinks.rows import Rows, nullable
 from penstock.runtime.sinks.text import Formatter
 
@@ -31,26 +31,29 @@ CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 
 class Parquet(PartFolder):
-    """A table: Parquet files in a directory, one a task and epoch.
+    """A table: Parquet files in a directory, one for each task and epoch.
 
         stream.write(ps.sinks.Parquet("orders/", schema=pa.schema([("id", pa.int64()), ("price", pa.float64())])))
 
-    `directory`: made when it is missing. All nodes that run tasks of the sink must share it, and its readers see it.
-    `schema`: the columns, a pyarrow.Schema (None: those of the first records that come, integers as int64, decimals as
-    decimal(38, 18); say it where a field may be None at first, and in all that is meant to last).
+    `directory`: a directory, which is made if it does not exist, or a URL such as s3://bucket/prefix, as for
+    `run(checkpoints=)`; with a URL `schema` must be given. All nodes that run tasks of the sink, and the readers of the
+    table, must share it.
+    `schema`: the columns, a pyarrow.Schema. None: the first records decide, with integers as int64 and decimals as
+    decimal(38, 18). Give a schema when a field may be None in the first records, and for every table that must last.
     `overwrite`: delete the part files that are in the directory when the job starts. `codec`: how columns are
     compressed, "snappy", "zstd", "gzip", "lz4" or "none".
 
-    A dict has its fields as columns, a missing one is null. A tuple or list has its items, in the order of `schema`, or
-    as columns `_1`, `_2` and so on; a named tuple its fields; anything else is the column `value`.
+    The fields of a dict are its columns; a missing field is null. The items of a tuple or list are the columns, in the
+    order of `schema`, or named `_1`, `_2` and so on. A named tuple has its fields as columns. Any other record is the
+    value of the column `value`.
 
-    In a job with epochs records are in the table exactly once, whatever fails. Each epoch makes a file of each task
-    that had records in it, "part-00002-0000000061.parquet" of task 2 in epoch 61, which appears when the epoch is
-    complete. So `run(epoch_interval_s=)` and the sink's parallelism say how many files there are. Without epochs a
-    task writes one file, which appears at the end. Only when an epoch turns out to be damaged after it was complete
-    are files taken back that have appeared; their names are not used again.
+    In a job with epochs each record is in the table exactly once, whatever fails. In each epoch, each task that had
+    records writes a file, which appears when the epoch is complete: "part-00002-0000000061.parquet" is the file of task
+    2 in epoch 61. So `run(epoch_interval_s=)` and the sink's parallelism determine the number of files. Without epochs
+    a task writes one file, which appears at the end. A file that has appeared is removed only if its epoch turns out to
+    be damaged after it was complete; its name is not used again.
 
-    Do not delete files of a running job, or a recovery may miss them.
+    Do not delete files while the job runs, or a recovery may not find them.
 
     Errors: FlowError before the start when the directory holds part files, cannot be made or cannot be written to, and
     for a schema that is none. A record with a field that the table does not have, or a value that its column does not
@@ -74,18 +77,24 @@ class Parquet(PartFolder):
         if codec not in CODECS:
             raise FlowError(f"{self.title}: codec must be one of {', '.join(CODECS)}, got {codec!r}")
         super().__init__(directory, ".parquet", overwrite)
+        if self._url is not None and schema is None:
+            raise FlowError(
+                f"{self.title}: say what the columns of {self.directory!r} are, schema=pyarrow.schema(...): in a "
+                "directory the tasks agree on the schema of the first records, which a remote file system does not let "
+                "them do"
+            )
         self.schema = None if schema is None else nullable(schema)
         self.codec = codec
 
     def formatter(self) -> Formatter:
         return Rows(self.schema, partial(table_schema.agree, self.directory, sink=self.title))
 
-    def open_part(self, path: str, *, epochs: bool) -> PartFile:
-        return ParquetPart(path, self.codec, exclusive=epochs, epochs=epochs, sink=self.title)
+    def open_part(self, path: str, *, epochs: bool, place: Place) -> PartFile:
+        return ParquetPart(path, self.codec, exclusive=epochs, epochs=epochs, sink=self.title, place=place)
 
-    def begin(self, context: SinkContext) -> None:
-        super().begin(context)
-        if context.index == 0:
+    def begin(self, context: SinkContext, place: Place) -> None:
+        super().begin(context, place)
+        if context.index == 0 and not place.remote:
             table_schema.forget(self.directory)
 
     def describe(self) -> str:
@@ -99,7 +108,9 @@ class ParquetPart:
     """A Parquet file while it is written, of record batches of one schema. Its rows are on the disk only when it is
     closed by `sync`, as is what makes it a Parquet file."""
 
-    def __init__(self, path: str, codec: str, *, exclusive: bool, epochs: bool, sink: str) -> None:
+    def __init__(
+        self, path: str, codec: str, *, exclusive: bool, epochs: bool, sink: str, place: Place = LOCAL
+    ) -> None:
         self.path = path
         self.length = 0
         self._codec = codec
@@ -111,7 +122,7 @@ class ParquetPart:
         self._bytes = 0
         self._writer: parquet.ParquetWriter | None = None
         try:
-            self._file = open(path, "xb" if exclusive else "wb", buffering=0)  # noqa: SIM115  closed by close()
+            self._file = place.create(path, exclusive)
         except OSError as error:
             raise failed_write(path, error, epochs, sink) from error
 
@@ -133,6 +144,10 @@ class ParquetPart:
     def flush(self) -> None:
         """Nobody could read what was written."""
 
+    def deleted(self) -> bool:
+        """Whether somebody has deleted or moved the file."""
+        return self._file.deleted()
+
     def sync(self) -> None:
         """Write the rest, and have all of it on the disk."""
         self._write_group((self._pieces or self._whole)[0].schema if self._rows else None)
@@ -140,8 +155,7 @@ class ParquetPart:
             if self._writer is not None:
                 self._writer.close()
             self.length = self._file.tell()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            self._file.sync()
         except OSError as error:
             raise failed_write(self.path, error, self._epochs, self._sink) from error
 

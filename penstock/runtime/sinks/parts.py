@@ -8,8 +8,8 @@ shows results while it runs, and a short epoch makes no more files than a long o
     part-00002-0000000061.txt                        the same, committed
     part-00002.txt                                   all of a task whose records made only one part
 
-A file that cannot be gone on with once it may be needed (Parquet has its index at the end) is closed in every epoch,
-and its part has the number of the epoch by which it was closed:
+A file that cannot be gone on with once it may be needed (Parquet has its index at the end, and an object store does
+not append) is closed in every epoch, and its part has the number of the epoch by which it was closed:
 
     part-00002-0000000061.parquet                    the records of epoch 61
 
@@ -47,8 +47,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict
 
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.sinks.append import AppendFile, failed_write, sync_directory
+from penstock.runtime.sinks.append import AppendFile
 from penstock.runtime.sinks.base import SinkContext, SinkWriter
+from penstock.runtime.sinks.places import LOCAL, Place, failed_write
 from penstock.runtime.sinks.text import Formatter
 
 _COPY = 1 << 20  # bytes read at a time
@@ -67,6 +68,9 @@ class PartFile(Protocol):
 
     def flush(self) -> None:
         """Write what is held back."""
+
+    def deleted(self) -> bool:
+        """Whether somebody has deleted or moved the file, or the folder that it is in."""
 
     def sync(self) -> None:
         """Have everything on the disk, and close the file."""
@@ -104,6 +108,7 @@ class PartNames:
     directory: str
     suffix: str
     sink: str = "Files"  # which kind of sink, for the error messages
+    place: Place = LOCAL
 
     def plain(self, index: int) -> str:
         """Of a task's only part."""
@@ -124,25 +129,32 @@ class PartNames:
     def parts(self) -> Iterator[tuple[str, int, int | None]]:
         """Name, index and number (None: a plain name) of the parts."""
         matches = re.compile(rf"part-(\d{{5,}})(?:-(\d{{10,}}))?{re.escape(self.suffix)}").fullmatch
-        for name in os.listdir(self.directory):
+        for name in self.place.names(self.directory):
             if match := matches(name):
                 yield name, int(match.group(1)), None if match.group(2) is None else int(match.group(2))
 
     def hidden_ones(self) -> Iterator[tuple[str, int, int]]:
         """Name, index and number of the hidden files."""
         matches = re.compile(rf"\.part-(\d{{5,}})-(\d{{10,}})\.[0-9a-f]+{re.escape(self.suffix)}\.inprogress").fullmatch
-        for name in os.listdir(self.directory):
+        for name in self.place.names(self.directory):
             if match := matches(name):
                 yield name, int(match.group(1)), int(match.group(2))
 
     def remove(self, name: str) -> None:
         """Delete a file, which may be gone."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path(name))
+        self.place.remove(self.path(name))
 
-    def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
-        return os.path.exists(self.path(name))
+    def size(self, name: str) -> int | None:
+        """Of a file; None: there is none."""
+        return self.place.size(self.path(name))
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a closed file another name."""
+        self.place.replace(self.path(name), self.path(new))
+
+    def sync(self) -> None:
+        """Have the names on the disk."""
+        self.place.sync_directory(self.directory)
 
 
 class PartsWriter(SinkWriter):
@@ -159,7 +171,7 @@ class PartsWriter(SinkWriter):
         *,
         gone_back: Callable[[int], None],
         part_bytes: int = 1,
-        part_seconds: float = 0.0,
+        part_s: float = 0.0,
         by_epoch: bool = False,
         taken_away: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -173,7 +185,7 @@ class PartsWriter(SinkWriter):
         self._index = context.index
         self._parallelism = context.parallelism
         self._part_bytes = part_bytes
-        self._part_seconds = part_seconds
+        self._part_s = part_s
         self._gone_back = gone_back
         self._clock = clock
         self._writer = secrets.token_hex(4)  # in the names of its hidden files, which so are no other writer's
@@ -247,9 +259,16 @@ class PartsWriter(SinkWriter):
         if file is not None:
             file.end_member(last=self._finished)
             file.flush()
-            old = self._clock() - self._file_since >= self._part_seconds
+            if file.deleted():  # the epoch must not count on what nobody could commit
+                raise PenstockError(
+                    f"{self._names.sink}: {self._names.path(self._file_name)!r}, to which the job was writing, is no "
+                    "longer there: somebody, maybe another program that writes there, deleted or moved it, or the "
+                    f"folder {self._names.directory!r}. Its records are lost to the job: put the folder and its files "
+                    "back as they were and resume the job, or run it anew with overwrite=True."
+                )
+            old = self._clock() - self._file_since >= self._part_s
             if self._finished or old or file.length >= self._part_bytes:
-                sync_directory(self._names.directory)
+                self._names.sync()
                 file.sync()
                 self._pending.append((epoch, self._file_name, self._final_name(epoch)))
                 self._parts = True
@@ -284,7 +303,7 @@ class PartsWriter(SinkWriter):
                 if prepared <= epoch:
                     self._publish(self._names, hidden, final, prepared)
             # The next state does not mention them, so that they have their names must outlast the machine.
-            sync_directory(self._names.directory)
+            self._names.sync()
             self._pending = [entry for entry in self._pending if entry[0] > epoch]
 
     # --- going back ----------------------------------------------------------------------------------------------
@@ -304,7 +323,7 @@ class PartsWriter(SinkWriter):
             self._gone_back(epoch)
         except OSError as error:
             raise failed_write(error.filename or self._names.directory, error, True, self._names.sink) from error
-        sync_directory(self._names.directory)
+        self._names.sync()
         for state in states:
             if state["index"] == self._index:
                 self._parts = state["parts"] or state["begun"] is not None
@@ -335,7 +354,7 @@ class PartsWriter(SinkWriter):
         """
         length = begun["length"]
         final = names.numbered(index, begun["number"])
-        sizes = {name: os.path.getsize(names.path(name)) for name in sources if names.exists(name)}
+        sizes = {name: size for name in sources if (size := names.size(name)) is not None}
         if sizes.get(final) == length:
             return
         source = max(sizes, key=lambda name: sizes[name], default=None)  # up to that length they are the same
@@ -348,19 +367,20 @@ class PartsWriter(SinkWriter):
             )
         copy = names.hidden(index, begun["number"], self._writer)
         _copy(names.path(source), names.path(copy), length)
-        os.replace(names.path(copy), names.path(final))
-        sync_directory(names.directory)  # before the source is deleted
+        names.rename(copy, final)
+        names.sync()  # before the source is deleted
 
     def _publish(self, names: PartNames, hidden: str, final: str, epoch: int) -> None:
         """Give a closed file its name, unless it has it."""
         try:
-            os.replace(names.path(hidden), names.path(final))
+            names.rename(hidden, final)
         except FileNotFoundError as error:
-            if not self._taken_away and not names.exists(final):
+            if not self._taken_away and names.size(final) is None:
                 raise PenstockError(
                     f"{names.sink}: the part {names.path(final)!r} of epoch {epoch} is lost: neither it nor the hidden "
-                    f"file {hidden!r}, which was to become it, is in the directory. If it was moved away on purpose, "
-                    "put an empty file of its name there; else put it back, or run the job anew with overwrite=True."
+                    f"file {hidden!r}, which was to become it, is in the directory. Somebody deleted or moved "
+                    "them, or another job has written to this directory. Put the file back under one of these names, "
+                    "or run the job anew with overwrite=True."
                 ) from error
         except OSError as error:
             raise failed_write(names.path(final), error, True, names.sink) from error

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.sinks.append import failed_write, sync_directory
+from penstock.runtime.sinks.places import LOCAL, failed_write
 
 _NAME = "_schema"  # readers of tables pass over names that begin so
 
@@ -70,7 +70,7 @@ def agree(directory: str, schema: pa.Schema, sink: str) -> pa.Schema:
                 os.link(mine, path)  # as a whole, and only if there is none
         finally:
             os.unlink(mine)
-        sync_directory(directory)
+        LOCAL.sync_directory(directory)
         with open(path, "rb") as file:
             return pa.ipc.read_schema(pa.py_buffer(file.read()))
     except OSError as error:

@@ -20,6 +20,7 @@ from penstock.runtime.sinks.base import Guarantee, RunningJob, SinkContext, Sink
 from penstock.runtime.sinks.follower import Follower
 from penstock.runtime.sinks.parquet import Parquet
 from penstock.runtime.sinks.parts import PartNames
+from penstock.runtime.sinks.places import Place
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,8 @@ class ToSpark(Parquet):
         keep: bool = True,
         overwrite: bool = False,
     ) -> None:
-        super().__init__(folder, schema=schema, overwrite=overwrite)
         check_folder(folder)
+        super().__init__(folder, schema=schema, overwrite=overwrite)
         self.taken_away = not keep
         self._frames: Frames | None = Frames(fn, spark)
         self._name = self._frames.name
@@ -80,13 +81,13 @@ class ToSpark(Parquet):
             )
         return super().writer(context)
 
-    def begin(self, context: SinkContext) -> None:
-        super().begin(context)
+    def begin(self, context: SinkContext, place: Place) -> None:
+        super().begin(context, place)
         if context.index == 0:
             follower.note_progress(self.directory, 0)
 
-    def gone_back(self, context: SinkContext, epoch: int) -> None:
-        super().gone_back(context, epoch)
+    def gone_back(self, context: SinkContext, epoch: int, place: Place) -> None:
+        super().gone_back(context, epoch, place)
         # Further than that only where an epoch was damaged, or in a job that goes on from a savepoint: what comes now
         # are other records, under numbers that may have been used.
         if context.index == 0 and follower.progress(self.directory) > epoch:

@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from penstock.runtime.sinks.append import failed_write
 from penstock.runtime.sinks.base import SinkContext, SinkWriter
 from penstock.runtime.sinks.parts import PartFile
+from penstock.runtime.sinks.places import LOCAL, Place, failed_write
 from penstock.runtime.sinks.text import Formatter
 
 
@@ -33,6 +33,7 @@ class WholeWriter(SinkWriter):
         *,
         empty: bool,
         sink: str,
+        place: Place = LOCAL,
     ) -> None:
         self._path = path
         head, tail = os.path.split(path)
@@ -41,6 +42,7 @@ class WholeWriter(SinkWriter):
         self._open_part = open_part
         self._errors = context.errors
         self._sink = sink
+        self._place = place
         self._file: PartFile | None = None
         self._leftover: str | None = None  # to be deleted unless the job goes well
         self._finished = False
@@ -63,7 +65,7 @@ class WholeWriter(SinkWriter):
             self._file.end_member(last=True)
             self._file.sync()
             try:
-                os.replace(self._hidden, self._path)
+                self._place.replace(self._hidden, self._path)
             except OSError as error:
                 raise failed_write(self._path, error, sink=self._sink) from error
             self._leftover = self._path
@@ -75,7 +77,7 @@ class WholeWriter(SinkWriter):
         # A writer that did not finish has only part of its output, whatever the job's end.
         if self._leftover is not None and (failed or not self._finished):
             with contextlib.suppress(OSError):
-                os.unlink(self._leftover)
+                self._place.remove(self._leftover)
         self._leftover = None
 
     def _begin(self) -> PartFile:

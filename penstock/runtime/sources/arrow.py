@@ -14,6 +14,7 @@ from pyarrow import ipc
 
 from penstock.runtime.errors import SourceError
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.marks import find_again, mark_of
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
 from penstock.runtime.sources.rows import BATCH_ROWS, RowReader, check_schemas
 
@@ -30,7 +31,7 @@ class Arrow(Source):
     the tasks; a stream, which can only be read from its beginning, has one task.
 
     Errors: SourceError before the start when a file is missing or neither form, or the files differ in their
-    fields; while running when one is damaged or cut off.
+    fields; while running when one is damaged, cut off or replaced by another.
 
     Offset: the number of rows of the split that were handed out.
     """
@@ -48,7 +49,8 @@ class Arrow(Source):
                     reader = _open(file)
                     schemas[path] = reader.schema
                     if isinstance(reader, ipc.RecordBatchStreamReader):
-                        splits.append(Split(path, (path, None, None), weight=size))
+                        mark = mark_of(path, "Arrow")
+                        splits.append(Split(path, (path, None, None, mark), weight=size))
                         continue
                     total = reader.num_record_batches
             except (pa.ArrowException, OSError) as error:
@@ -57,10 +59,11 @@ class Arrow(Source):
                     f"{error}. "
                     "Narrow the pattern, or write it again."
                 ) from error
+            mark = mark_of(path, "Arrow", indexed=True)
             count = max(1, min(parallelism, total))
             cuts = [total * i // count for i in range(count + 1)]
             for first, last in pairwise(cuts):
-                splits.append(Split(f"{path}[{first}:{last}]", (path, first, last), weight=size / count))
+                splits.append(Split(f"{path}[{first}:{last}]", (path, first, last, mark), weight=size / count))
         check_schemas("Arrow", schemas)
         return splits
 
@@ -90,9 +93,9 @@ def _open(file: Any) -> Any:
 
 
 def _batches(split: Split) -> Iterator[pa.RecordBatch]:
-    path, first, last = split.payload
+    path, first, last, *marks = split.payload  # no mark: saved by an earlier release
     try:
-        with pa.OSFile(path) as file:
+        with pa.OSFile(find_again(path, marks[0], "Arrow") if marks else path) as file:
             reader = _open(file)
             whole = reader if first is None else (reader.get_batch(i) for i in range(first, last))
             for batch in whole:

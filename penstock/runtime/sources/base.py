@@ -11,8 +11,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import monotonic_ns
 from typing import Any
 
+from penstock.runtime.mistakes import checks_init
 from penstock.runtime.userfunc import ErrorHandler
 
 
@@ -35,14 +37,16 @@ class Split:
 
 @dataclass
 class SourceContext:
-    """Where a reader runs. `wake` may be called from any thread and makes the task look at its reader at once.
-    A record that cannot be read goes to `errors.handle(record, error)`, which raises or counts it by the policy."""
+    """Where a reader runs. `wake` may be called from any thread and makes the task look at its reader at once. `clock`
+    is the time that the task goes by, in nanoseconds: of time.monotonic_ns(), but in penstock.testing a made-up one. A
+    record that cannot be read goes to `errors.handle(record, error)`, which raises or counts it by the policy."""
 
     operator: str
     index: int
     parallelism: int
     errors: ErrorHandler
     wake: Callable[[], None] = lambda: None
+    clock: Callable[[], int] = monotonic_ns
 
 
 class Reader(ABC):
@@ -104,6 +108,11 @@ class Source(ABC):
 
     bounded = True
     hands_columns = False  # its readers are ColumnReaders
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__.startswith("penstock."):  # a user's own __init__ is none of ours
+            checks_init(cls)
 
     @abstractmethod
     def splits(self, parallelism: int) -> list[Split]:

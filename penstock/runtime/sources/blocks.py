@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from penstock.runtime.errors import SourceError
 from penstock.runtime.sources.gunzip import Gunzip
+from penstock.runtime.sources.marks import BEFORE, FileMark, FilePosition, find_again, replaced
 from penstock.runtime.sources.paths import unreadable
 
 BLOCK = 256 << 10  # bytes read at a time; larger blocks fall out of the cache between decoding and splitting
@@ -29,10 +30,12 @@ class FileRange:
     path: str
     start: int = 0
     end: int | None = None
+    mark: FileMark | None = None
 
 
 class LineBlocks:
-    """The lines of one file range, block by block, from an offset (None: from the range's beginning)."""
+    """The lines of one file range, block by block, from an offset (None: from the range's beginning). SourceError when
+    the file at its path is not the one that was listed, or that was read up to the offset."""
 
     def __init__(self, part: FileRange, offset: int | None, max_line: int, source: str) -> None:
         self._part = part
@@ -96,12 +99,15 @@ class LineBlocks:
 
     def _open(self, offset: int | None) -> None:
         part = self._part
+        path = find_again(part.path, part.mark, self._source)
+        before = offset.before if isinstance(offset, FilePosition) else b""
         if part.end is None:
-            self._stream = Gunzip(part.path)
-            self._skip(self.position)
+            self._stream = Gunzip(path)
+            self._skip(self.position, before)
             return
-        self._stream = FileIO(part.path)
+        self._stream = FileIO(path)
         self._check_size(os.fstat(self._stream.fileno()).st_size)
+        self._check_before(os.pread(self._stream.fileno(), len(before), self.position - len(before)), before)
         if offset is not None or part.start == 0:
             self._stream.seek(self.position)
         else:
@@ -127,15 +133,23 @@ class LineBlocks:
         if position >= end:
             self.close()
 
-    def _skip(self, count: int) -> None:
-        """Pass over the first bytes of a gzip file's content."""
+    def _check_before(self, found: bytes, before: bytes) -> None:
+        if found != before:
+            raise replaced(self._part.path, self._source, f"it has other bytes before byte {self.position:,}")
+
+    def _skip(self, count: int, before: bytes) -> None:
+        """Pass over the first bytes of a gzip file's content, of which the last ones are to be these."""
         position = 0
+        last = b""
         while position < count:
             data = self._read(position)
             if not data:
                 raise self._shrunk(position, count)
             position += len(data)
-            self._tail = data[len(data) - (position - count) :] if position > count else b""
+            over = max(0, position - count)
+            self._tail = data[len(data) - over :]
+            last = (last + data[max(0, len(data) - over - BEFORE) : len(data) - over])[-BEFORE:]
+        self._check_before(last[len(last) - len(before) :], before)
 
     def _read(self, position: int) -> bytes:
         """The bytes that follow the `position`-th, which is where the stream stands."""

@@ -6,9 +6,9 @@ of a file than one block and the records made from it.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.errors import FlowError
@@ -16,7 +16,8 @@ from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceCo
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
-from penstock.runtime.sources.paths import Patterns, as_patterns, find_files, unreadable
+from penstock.runtime.sources.marks import BEFORE, FilePosition, mark_of
+from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
 from penstock.runtime.userfunc import ErrorHandler
 
 MIN_RANGE = 256 << 10  # bytes; a shorter range costs more to start than it gains
@@ -41,22 +42,20 @@ class LineFiles(Source):
 
     def splits(self, parallelism: int) -> list[Split]:
         name = type(self).__name__
-        sizes: dict[str, int] = {}
-        for path in find_files(self.patterns, name):
-            try:
-                sizes[path] = os.path.getsize(path)
-            except OSError as error:
-                raise unreadable(path, name, error) from error
-        smallest = max(MIN_RANGE, sum(sizes.values()) // (max(1, parallelism) * _RANGES_A_READER))
+        marks = {path: mark_of(path, name) for path in find_files(self.patterns, name)}
+        whole = sum(mark.size for mark in marks.values())
+        smallest = max(MIN_RANGE, whole // (max(1, parallelism) * _RANGES_A_READER))
         splits: list[Split] = []
-        for path, size in sizes.items():
+        for path, mark in marks.items():
             if path.lower().endswith(".gz"):
-                splits.append(Split(path, FileRange(path), weight=float(max(1, size * _TEXT_RATIO))))
+                part = FileRange(path, mark=mark)
+                splits.append(Split(path, part, weight=float(max(1, mark.size * _TEXT_RATIO))))
                 continue
-            parts = ranges(path, size, parallelism if self.parallel else 1, smallest)
+            parts = ranges(path, mark.size, parallelism if self.parallel else 1, smallest)
             for part in parts:
                 label = path if len(parts) == 1 else f"{path}[{part.start}:{part.end}]"
-                splits.append(Split(label, part, weight=float(max(1, (part.end or 0) - part.start))))
+                weight = float(max(1, (part.end or 0) - part.start))
+                splits.append(Split(label, replace(part, mark=mark), weight=weight))
         return splits
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
@@ -88,9 +87,10 @@ class TextFiles(LineFiles):
     started is not read, save the rest of a line that was begun.
 
     Errors: SourceError before the start when a file is missing, a pattern matches none, or one cannot be
-    opened, and while running when a file shrinks or vanishes. A line that is not valid in the encoding is a
-    failed record (its bytes), and so is, as a whole, the rest of a gzip file behind a damaged place (the
-    file's path): the operator's on_error decides about both. Damaged compressed
+    opened, and while running when a file shrinks or vanishes, or when a job that goes back finds another file
+    under its name (one that was only renamed, in its directory, is read on). A line that is not valid in the
+    encoding is a failed record (its bytes), and so is, as a whole, the rest of a gzip file behind a damaged
+    place (the file's path): the operator's on_error decides about both. Damaged compressed
     data may yield some wrong lines before it shows, as with any gzip reader.
 
     Offset: the position in bytes behind the last line, in a gzip file that in the decompressed content (a
@@ -153,6 +153,7 @@ class LineReader(Reader):
         self._split: Split | None = None
         self._blocks: LineBlocks | None = None
         self._block: Block | None = None
+        self._before = b""  # the last bytes before the block
         self._next = 0  # the first record of the block not handed out
         self.finished = not splits
 
@@ -179,6 +180,7 @@ class LineReader(Reader):
                 self.finished = True
                 return
             self._split = split = self._waiting.popleft()
+            self._before = b""
             try:
                 self._blocks = LineBlocks(split.payload, split.offset, self._max_line, self._source)
             except CorruptGzip as error:  # damaged before the offset, where it was sound before
@@ -186,7 +188,8 @@ class LineReader(Reader):
                 self._next = 0
                 return
         if self._block is not None:
-            self._offsets[self._split.name] = self._block.after
+            self._offsets[self._split.name] = self._behind(self._block, len(self._block.records))
+            self._before = self._block.data[-BEFORE:]
             self._block = None
         split = self._split
         if self._blocks is None:
@@ -200,7 +203,8 @@ class LineReader(Reader):
         else:
             base = self._blocks.position - len(data)
             if not data:
-                self._offsets[split.name] = base
+                if base != self._offsets[split.name]:
+                    self._offsets[split.name] = base
                 self._close_file()
                 self._split = None
                 return
@@ -224,8 +228,19 @@ class LineReader(Reader):
 
     def offsets(self) -> dict[str, Any]:
         if self._split is not None and self._block is not None:
-            self._offsets[self._split.name] = self._block.offset(self._next)
+            self._offsets[self._split.name] = self._behind(self._block, self._next)
         return dict(self._offsets)
+
+    def _behind(self, block: Block, count: int) -> Any:
+        """The offset behind the first records of a block."""
+        offset = block.offset(count)
+        if offset == ABANDONED:
+            return offset
+        read = offset - block.base
+        before = self._before + block.data[max(0, read - BEFORE) : read]
+        assert self._split is not None
+        known = self._offsets[self._split.name]
+        return FilePosition.behind(offset, before) if before or known != offset else known
 
     def close(self) -> None:
         self.offsets()  # which must still be right afterwards

@@ -7,15 +7,17 @@ index twice or leave one out, whatever the number of tasks.
 
 from __future__ import annotations
 
+import copy
 import itertools
-import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.pace import Schedule, Steps
+from penstock.runtime.units import renamed, seconds
 from penstock.runtime.userfunc import ErrorHandler, apply, check_function
 
 if TYPE_CHECKING:
@@ -30,23 +32,23 @@ _SLACK_NS = 100_000_000  # with catch_up=False: how far behind a reader may be b
 class Generator(Source):
     """The records fn(0), fn(1), fn(2), ..., as fast as possible or at a rate.
 
-        flow.read(ps.sources.Generator(lambda i: {"id": i}, rate=10_000, duration=60))
+        flow.read(ps.sources.Generator(lambda i: {"id": i}, rate=10_000, duration_s=60))
         flow.read(ps.sources.Generator(make_order, rate="5000:10s,60000:10s", arrivals="poisson"))
 
-    `fn`: makes the record of an index; called once for each.
+    `fn`: makes the record of an index; called once for each index.
     `rate`: records a second over all tasks together; None: no limit; steps [(rate, seconds), ...] or the same
     as a text (see `parse_rate`), repeated for ever unless the last step's seconds are None.
-    `limit`: how many records in all. `duration`: seconds of the schedule, after which no record is due
-    (without a rate: seconds from the first read, again after a recovery). Without either the source never
+    `limit`: the number of records in all. `duration_s`: seconds of the schedule (or a timedelta), after which no
+    record is due (without a rate: seconds from the first read, again after a recovery). Without either the source never
     ends.
     `arrivals`: "constant" spaces records evenly, "poisson" gives them random exponential gaps of the same
     mean.
-    `seed`: of the gaps, which are the same in every run with the same seed and number of splits.
-    `splits`: how many tasks can share the work (None: all of the source's); task t makes every index t, t +
+    `seed`: the seed of the gaps, which are the same in every run with the same seed and number of splits.
+    `splits`: how many tasks can share the work (None: all tasks of the source); task t makes the indexes t, t +
     splits, ...
     `catch_up`: False lets a task that is more than 0.1 s late shift the rest of its schedule by the delay,
     instead of making all that is due at once.
-    `clock`: nanoseconds, for tests.
+    `clock`: nanoseconds, in place of the job's clock.
 
     Latency counts from the time when a record was due, so it includes the time by which the job was late for
     it.
@@ -55,48 +57,61 @@ class Generator(Source):
     index).
 
     Offset: the number of records that the split made; a restarted source goes on with the next one, which is
-    then due at once, the ones after it at their distances from it.
+    then due at once; the later ones follow at their usual distances.
     """
 
+    @renamed(duration="duration_s")
     def __init__(
         self,
         fn: Callable[[int], Any],
         rate: float | str | Steps | None = None,
         *,
         limit: int | None = None,
-        duration: float | None = None,
+        duration_s: float | timedelta | None = None,
         arrivals: Arrivals = "constant",
         seed: int = 0,
         splits: int | None = None,
         catch_up: bool = True,
-        clock: Callable[[], int] = time.monotonic_ns,
+        clock: Callable[[], int] | None = None,
     ) -> None:
-        check_function(fn, "Generator")
+        check_function(fn, "Generator", ("i",))
         if arrivals not in ("constant", "poisson"):
             raise FlowError(f"Generator: arrivals must be 'constant' or 'poisson', got {arrivals!r}")
         if limit is not None and limit < 0:
             raise FlowError(f"Generator: limit must not be negative, got {limit}")
-        if duration is not None and duration <= 0:
-            raise FlowError(f"Generator: duration must be above 0 seconds, got {duration}")
+        duration_s = None if duration_s is None else seconds(duration_s, "Generator: duration_s")
+        if duration_s == 0:
+            raise FlowError("Generator: duration_s must be above 0 seconds, got 0")
         if splits is not None and splits < 1:
             raise FlowError(f"Generator needs at least one split, got splits={splits}")
         self.fn = fn
         self.schedule = None if rate is None else Schedule(rate)
         self.limit = limit
-        self.duration_ns = None if duration is None else round(duration * 1e9)
+        self.duration_ns = None if duration_s is None else round(duration_s * 1e9)
         self.poisson = arrivals == "poisson"
         self.seed = seed
         self.count = splits
         self.catch_up = catch_up
         self.clock = clock
-        self.bounded = limit is not None or duration is not None
+        self.bounded = limit is not None or duration_s is not None
+
+    def paced(self, rate: float | str | Steps | None, duration_s: float | None) -> Generator:
+        """The same records at another rate ("max": as fast as possible) and for so many seconds (0: without end, but
+        for `limit`); None: as it is."""
+        other = copy.copy(self)
+        if rate is not None:
+            other.schedule = None if rate == "max" else Schedule(rate)
+        if duration_s is not None:
+            other.duration_ns = round(duration_s * 1e9) or None
+        other.bounded = other.limit is not None or other.duration_ns is not None
+        return other
 
     def splits(self, parallelism: int) -> list[Split]:
         count = self.count or max(1, parallelism)
         return [Split(f"{t} of {count}", (t, count)) for t in range(count)]
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
-        return _GeneratorReader(self, splits, context.errors)
+        return _GeneratorReader(self, splits, context.errors, self.clock or context.clock)
 
     def describe(self) -> str:
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
@@ -234,11 +249,11 @@ class _Track:
 
 
 class _GeneratorReader(Reader):
-    def __init__(self, source: Generator, splits: list[Split], errors: ErrorHandler) -> None:
+    def __init__(self, source: Generator, splits: list[Split], errors: ErrorHandler, clock: Callable[[], int]) -> None:
         self._tracks = [_Track(source, split) for split in splits]
         self._active = list(self._tracks)
         self._loop = partial(map, source.fn)
-        self._clock = source.clock
+        self._clock = clock
         self._errors = errors
         self._turn = itertools.count()
         self.finished = not splits

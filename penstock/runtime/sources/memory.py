@@ -6,7 +6,7 @@ It must never look at the user's iterable a second time: what it held at constru
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +34,8 @@ class Memory(Source):
     def __init__(self, records: Iterable[Any], splits: int | None = None) -> None:
         if splits is not None and splits < 1:
             raise FlowError(f"Memory needs at least one split, got splits={splits}")
+        if isinstance(records, str | bytes | Mapping):
+            raise FlowError(f"Memory needs a list of records, got one {type(records).__name__}: {shorten(records)}")
         try:
             self._records = list(records)
         except TypeError:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from penstock.runtime.errors import FlowError, SourceError
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.marks import find_again, mark_of
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
 from penstock.runtime.sources.rows import BATCH_ROWS, RowReader, check_schemas
 
@@ -33,7 +34,8 @@ class Parquet(Source):
     Row groups are shared among the tasks: a file of one row group is read by one task.
 
     Errors: SourceError before the start when a file is missing or not a Parquet file, a column is unknown, or
-    the files differ in their fields; while running when a row group is damaged or a file has gone.
+    the files differ in their fields; while running when a row group is damaged, or a file has gone or was
+    replaced by another.
 
     Offset: the number of rows of the row group that were handed out (those that passed the filters).
     """
@@ -57,6 +59,7 @@ class Parquet(Source):
         self._check_columns(files[0], schemas[files[0]])
         splits: list[Split] = []
         for path, footer in footers.items():
+            mark = mark_of(path, "Parquet", indexed=True)
             groups = list(range(footer.num_row_groups))
             if self.filters is not None:
                 fragment = dataset.ParquetFileFormat().make_fragment(path, fs.LocalFileSystem())
@@ -67,7 +70,7 @@ class Parquet(Source):
                 groups = [piece.row_groups[0].id for piece in kept]
             for group in groups:
                 rows = footer.row_group(group).num_rows
-                splits.append(Split(f"{path}[{group}]", (path, group), weight=float(max(1, rows))))
+                splits.append(Split(f"{path}[{group}]", (path, group, mark), weight=float(max(1, rows))))
         return splits
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
@@ -108,14 +111,15 @@ class Parquet(Source):
     def _batches(self, split: Split) -> Iterator[pa.RecordBatch]:
         from pyarrow import parquet
 
-        path, group = split.payload
+        path, group, *marks = split.payload  # no mark: saved by an earlier release
         columns = self.columns
         if columns is not None and self.filters is not None:
             extra = {name for conditions in self.filters for name, _, _ in conditions}
             columns = columns + sorted(extra.difference(columns))
         try:
+            place = find_again(path, marks[0], f"Parquet, row group {group}") if marks else path
             # Spark's old timestamps have room for nanoseconds, and nothing in them; a datetime has none.
-            with parquet.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+            with parquet.ParquetFile(place, coerce_int96_timestamp_unit="us") as file:
                 for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
                     if self.filters is None and self.columns is None:
                         yield batch

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterable
 
+from penstock.runtime import filesystems
 from penstock.runtime.errors import FlowError, SourceError, shorten
 
 PathLike = str | os.PathLike[str]
@@ -27,7 +28,21 @@ def as_patterns(patterns: Patterns, source: str) -> tuple[str, ...]:
         raise FlowError(f"{source} needs a path, a pattern or a list of them, got {shorten(patterns)}") from None
     if not names or not all(isinstance(name, str) and name for name in names):
         raise FlowError(f"{source} needs at least one path or pattern, none of them empty, got {shorten(names)}")
-    return names
+    return tuple(_path(name, source) for name in names)
+
+
+def _path(name: str, source: str) -> str:
+    """The path that a pattern is, also one that is written as a file:// URL."""
+    try:
+        path = filesystems.local_path(name)
+    except filesystems.BadPlace as error:
+        raise FlowError(f"{source}: {error}") from None
+    if path is None:
+        raise FlowError(
+            f"{source}: {filesystems.shown(name)!r} is a URL, and this source reads files that every node sees under a "
+            "path. Copy them to a directory that the nodes share, or mount the bucket there, and give its path."
+        )
+    return path
 
 
 def find_files(patterns: tuple[str, ...], source: str) -> list[str]:

@@ -23,11 +23,25 @@ class PeerGone(PenstockError):
 class Transport(ABC):
     """One worker's end; see the module's docstring."""
 
-    #: Bytes of the largest message that can be sent at all.
+    #: Bytes of the largest message that can be sent as things are.
     max_message: int
 
     #: Bytes that a message should have: small enough for many to be under way, large enough to share its fixed cost.
     target_message: int
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that can be sent when the receiver makes room for it: `send` asks it to, and
+        says that there is no room until there is."""
+        return self.max_message
+
+    def remedy(self, size: int) -> str:
+        """What helps when a message of so many bytes is above `largest_message`."""
+        return f"run with a larger ring: run(flow, ring_bytes={1 << (4 * size - 1).bit_length()})"
+
+    def leave(self) -> bool:
+        """This worker sends nothing more; False when there is no room now to say so."""
+        return True
 
     @abstractmethod
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:

@@ -6,8 +6,7 @@ import datetime as dt
 import decimal
 import gc
 import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 
 from penstock.bridge import arrow, follow, from_spark
 from penstock.bridge.arrow import micro_batch, spark_form, to_arrow, to_dataframe
-from penstock.bridge.session import Session, SparkOptions, open_session
+from penstock.bridge.session import Session
 from penstock.runtime.errors import CodecError
 from penstock.runtime.sinks import Parquet, SinkContext
 from penstock.runtime.sources.base import SourceContext
@@ -26,49 +25,8 @@ from penstock.runtime.userfunc import ErrorHandler
 
 pytest.importorskip("pyspark", reason="PySpark is not installed")
 
-NO_JAVA = shutil.which("java") is None and not os.environ.get("JAVA_HOME")
 UTC = dt.timezone.utc
 WHEN = dt.datetime(2024, 2, 29, 12, 30, 15, 123456)
-
-
-@pytest.fixture(
-    scope="module", params=["pyspark", pytest.param("raydp", marks=[pytest.mark.ray, pytest.mark.timeout(300)])]
-)
-def session(request: pytest.FixtureRequest) -> Iterator[Session]:
-    if NO_JAVA:
-        pytest.skip("there is no Java here")
-    if request.param == "pyspark":
-        with open_session(SparkOptions(kind="pyspark", cores=2)) as opened:
-            yield opened
-        return
-    pytest.importorskip("raydp", reason="RayDP is not installed")
-    request.getfixturevalue("cluster")
-    import ray
-
-    group = ray.util.placement_group([{"CPU": 2, "memory": 2 << 30}])
-    try:
-        assert group.wait(30)
-        options = SparkOptions(
-            kind="raydp", cores=2, put=ray.put, placement_group=group, bundle_indexes=[0], start_seconds=120
-        )
-        with open_session(options) as opened:
-            yield opened
-            (executor,) = opened.executors()
-        assert executor.pid is not None
-        assert_gone(executor.pid)
-    finally:
-        ray.util.remove_placement_group(group)
-
-
-def assert_gone(pid: int) -> None:
-    import threading
-
-    never = threading.Event()
-    for _ in range(1000):
-        if not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text():
-            return
-        never.wait(0.02)
-    raise AssertionError(f"process {pid} still runs")
 
 
 def columns() -> dict[str, pa.Array]:

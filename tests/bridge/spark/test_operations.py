@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,12 @@ import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, as_columns, as_records, range_form
 from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import Operations
-from penstock.bridge.session import Session, SparkOptions, open_session
+from penstock.bridge.session import Session
 from penstock.runtime.batch import KeyedBatch
 from penstock.runtime.diversion import Answer
 from penstock.runtime.flow import Flow, Stream
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with open_session(SparkOptions(kind="pyspark", cores=2)) as opened:
-        yield opened
 
 
 def form_of(build: Callable[[Stream], Any], records: list[Any]) -> RangeForm:
@@ -97,7 +91,7 @@ NATIVE: dict[str, Callable[[Stream], Any]] = {
     "mean": lambda s: joined(s).key_by("campaign").mean("weight").write(ps.sinks.Null()),
     "computed key": lambda s: joined(s).key_by(ps.col("n") % 3).sum(ps.col("weight") * 2).write(ps.sinks.Null()),
     "tumbling": lambda s: (
-        joined(s).key_by("campaign").window(ps.Tumbling(0.7, offset=0.1)).count().write(ps.sinks.Null())
+        joined(s).key_by("campaign").window(ps.Tumbling(0.7, offset_s=0.1)).count().write(ps.sinks.Null())
     ),
     "sliding": lambda s: joined(s).key_by("campaign").window(ps.Sliding(1, 0.3)).sum("weight").write(ps.sinks.Null()),
     "left": lambda s: (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import shutil
-from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -21,7 +20,7 @@ from penstock.bridge.columns import (
     to_column,
     with_columns,
 )
-from penstock.bridge.session import SparkOptions, open_session
+from penstock.bridge.session import Session
 from penstock.runtime.agg import Agg
 from penstock.runtime.errors import FlowError
 from penstock.runtime.expressions import (
@@ -61,12 +60,9 @@ UTC = timezone.utc
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    # Many short queries: the optimising compiler would take longer than it saves.
-    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    with open_session(SparkOptions(kind="pyspark", cores=1, conf=quick)) as session:
-        yield session.spark
+@pytest.fixture
+def spark(session: Session) -> Any:
+    return session.spark
 
 
 def frame(spark: Any, records: list[dict[str, Any]], schema: dict[str, str] | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -17,20 +17,14 @@ import penstock as ps
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import Operations
-from penstock.bridge.session import Session, SparkOptions, open_session
+from penstock.bridge.session import Session
 from penstock.runtime.batch import KeyedBatch
 from penstock.runtime.diversion import Answer
 from penstock.runtime.errors import FlowError
 from penstock.runtime.flow import Stream
-from tests.bridge.test_operations import form_of, here, joined, text_lines
+from tests.bridge.spark.test_operations import form_of, here, joined, text_lines
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with open_session(SparkOptions(kind="pyspark", cores=2)) as opened:
-        yield opened
 
 
 UTC = timezone.utc
@@ -114,7 +108,7 @@ NATIVE: dict[str, Callable[[Stream], Any]] = {
     "computed": lambda s: of_rows(s).key_by("k").agg(**COMPUTED),
     "count alone": lambda s: of_rows(s).key_by("k").agg(n=ps.count()),
     "a computed key": lambda s: of_rows(s).key_by(ps.col("small") % 3).agg(low=ps.min("small"), n=ps.count()),
-    "tumbling": lambda s: of_rows(s).key_by("k").window(ps.Tumbling(0.7, offset=0.1)).agg(**OF_FIELDS),
+    "tumbling": lambda s: of_rows(s).key_by("k").window(ps.Tumbling(0.7, offset_s=0.1)).agg(**OF_FIELDS),
     "sliding": lambda s: of_rows(s).key_by("k").window(ps.Sliding(1, 0.3)).agg(**COMPUTED),
 }
 

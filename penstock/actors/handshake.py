@@ -1,0 +1,113 @@
+"""How the two ends of a connection prove to each other that they know the job's key, and how they send frames after it.
+
+Whoever can reach the socket may connect: nothing that it sends is decoded before it has proved itself, it must do so
+before a deadline, and up to then it is read a fixed number of bytes, so that no message of its own making is ever held.
+The handshake knows nothing of the socket's family. It says who the peer is when it connects; it does not encrypt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import time
+
+_NONCE_BYTES = 32
+_PROOF_BYTES = hashlib.sha256().digest_size
+
+_LENGTH = struct.Struct("<Q")
+# SO_PEERCRED's struct ucred: pid, uid, gid.
+_CREDENTIALS = struct.Struct("3i")
+
+
+class NotProved(OSError):
+    """The peer does not know the key, or has not said so in time."""
+
+
+def of_this_user(connection: socket.socket) -> bool:
+    """Whether the peer's process is of this process's user, or of root; True where the kernel does not know its peer's
+    user, as over TCP."""
+    if connection.family != socket.AF_UNIX:
+        return True
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    return user in (os.geteuid(), 0)
+
+
+def admit(connection: socket.socket, key: bytes, limit_s: float) -> None:
+    """The end that was connected to: prove, and let the peer prove, that both know the key, within `limit_s` seconds.
+    OSError or EOFError when that does not come off."""
+    deadline = time.monotonic() + limit_s
+    own = os.urandom(_NONCE_BYTES)
+    _send_until(connection, own, deadline)
+    said = _receive_until(connection, _NONCE_BYTES + _PROOF_BYTES, deadline)
+    theirs, proof = said[:_NONCE_BYTES], said[_NONCE_BYTES:]
+    if not hmac.compare_digest(proof, _proof(key, b"client", own, theirs)):
+        raise NotProved("the peer does not know the job's key")
+    _send_until(connection, _proof(key, b"server", own, theirs), deadline)
+    connection.settimeout(None)
+
+
+def introduce(connection: socket.socket, key: bytes, limit_s: float) -> None:
+    """The end that has connected: as `admit`."""
+    deadline = time.monotonic() + limit_s
+    theirs = _receive_until(connection, _NONCE_BYTES, deadline)
+    own = os.urandom(_NONCE_BYTES)
+    _send_until(connection, own + _proof(key, b"client", theirs, own), deadline)
+    proof = _receive_until(connection, _PROOF_BYTES, deadline)
+    if not hmac.compare_digest(proof, _proof(key, b"server", theirs, own)):
+        raise NotProved("the peer does not know the job's key")
+    connection.settimeout(None)
+
+
+def _proof(key: bytes, end: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    return hmac.digest(key, end + server_nonce + client_nonce, "sha256")
+
+
+def _receive_until(connection: socket.socket, size: int, deadline: float) -> bytes:
+    """Exactly so many bytes; the deadline is one for all of them, however slowly they come."""
+    data = b""
+    while len(data) < size:
+        _allow_until(connection, deadline)
+        more = connection.recv(size - len(data))
+        if not more:
+            raise EOFError("the peer has gone before it had proved itself")
+        data += more
+    return data
+
+
+def _send_until(connection: socket.socket, data: bytes, deadline: float) -> None:
+    _allow_until(connection, deadline)
+    connection.sendall(data)
+
+
+def _allow_until(connection: socket.socket, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise NotProved("the peer has not proved in time that it knows the job's key")
+    connection.settimeout(left)
+
+
+def send_frame(connection: socket.socket, *parts: bytes) -> None:
+    """Send one frame, to a peer that has proved itself."""
+    data = b"".join(parts)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_frame(connection: socket.socket) -> bytes:
+    """The next frame; EOFError when the peer has gone."""
+    (size,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+    return _receive(connection, size)
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        read = connection.recv_into(view)
+        if not read:
+            raise EOFError("the peer has gone")
+        view = view[read:]
+    return bytes(data)

@@ -1,0 +1,29 @@
+"""The standard output and error of a process that was started without them (`>&-`, `2>&-`, some service managers).
+
+Python has None in their place, on which programs and libraries stumble, and the next file that is opened gets the
+descriptor 1 or 2, into which native code then writes its messages.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+
+
+def open_closed() -> None:
+    """Let what is written to a standard stream that is closed go nowhere."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        with suppress(OSError):
+            os.fstat(number)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            continue
+        null = os.open(os.devnull, os.O_WRONLY)
+        if null == number:
+            os.set_inheritable(number, True)
+        else:
+            os.dup2(null, number)
+            os.close(null)
+        setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115

@@ -1,0 +1,68 @@
+"""One rule for times and durations in all that users call.
+
+A *duration* is a number of seconds or a timedelta, in a parameter whose name ends in `_s`. A *time* is a whole number
+of milliseconds since 1970, UTC: in a parameter or result whose name ends in `_ms`, in a record's field, as a window's
+start and end. Where a time is taken, a datetime with a time zone will do as well. An earlier spelling is an error that
+says the new one, never another meaning of the same number.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import ParamSpec, TypeVar
+
+from penstock.runtime.errors import FlowError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def seconds(duration: float | timedelta, what: str) -> float:
+    """A duration in seconds; FlowError when it is no number and no timedelta. NaN and negative ones are refused."""
+    if isinstance(duration, timedelta):
+        duration = duration.total_seconds()
+    if not isinstance(duration, int | float) or isinstance(duration, bool):
+        raise FlowError(f"{what}={duration!r}; give seconds or a timedelta")
+    if math.isnan(duration) or duration < 0:
+        raise FlowError(f"{what}={duration!r}; it must be 0 seconds or more")
+    return float(duration)
+
+
+class Seconds:
+    """A field of a dataclass that is a duration: given in seconds or as a timedelta, and read in seconds."""
+
+    def __init__(self, default: float) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> float:
+        return self._default if instance is None else float(instance.__dict__[self._name])
+
+    def __set__(self, instance: object, value: float | timedelta) -> None:
+        instance.__dict__[self._name] = seconds(value, self._name)
+
+
+def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """For a function with parameters that had other names: whoever gives an old one is told the new one."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        where = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            for old in names.keys() & kwargs.keys():
+                raise FlowError(
+                    f"{where}: {old}= is called {names[old]}= now; it takes seconds, or a timedelta "
+                    f"({names[old]}={kwargs[old]!r})"
+                )
+            return function(*args, **kwargs)
+
+        checked.renamed = names  # type: ignore[attr-defined]  # for `mistakes.refusing`, which leaves them to this
+        return checked
+
+    return decorate

@@ -1,0 +1,107 @@
+"""Why a value cannot be pickled: which variable, attribute or element in it is at fault.
+
+Picklers name the type that they do not know ("cannot pickle '_thread.lock' object"), and not where it is. Only for the
+message of an error: every part is tried by pickling it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from penstock.runtime.errors import shorten
+
+_DEPTH_MAX = 10
+_PARTS_MAX = 10_000  # of one value: an error must not take minutes
+
+
+def culprit(value: object, dumps: Callable[[Any], bytes]) -> str | None:
+    """The innermost part of `value` that `dumps` refuses, in words, with its place; None: it is the value itself."""
+    places: list[str] = []
+    seen = {id(value)}
+    while len(places) < _DEPTH_MAX:
+        for n, (place, part) in enumerate(_parts(value)):
+            if n >= _PARTS_MAX or id(part) in seen:
+                continue
+            if not _pickles(part, dumps):
+                seen.add(id(part))
+                places.append(place)
+                value = part
+                break
+        else:
+            break
+    if not places:
+        return None
+    return f"{' of '.join(reversed(places))} is {shorten(value, 100)} of type {type(value).__qualname__}"
+
+
+def _pickles(value: object, dumps: Callable[[Any], bytes]) -> bool:
+    try:
+        dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value is made of, by the words for its place."""
+    if isinstance(value, FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, MethodType):
+        yield "the object whose method it is", value.__self__
+    elif isinstance(value, functools.partial):
+        yield "the function of the partial", value.func
+        for i, argument in enumerate(value.args, 1):
+            yield f"argument {i} of the partial", argument
+        for name, argument in value.keywords.items():
+            yield f"the argument {name!r} of the partial", argument
+    elif isinstance(value, dict):
+        for key, element in value.items():
+            yield f"the key {shorten(key, 60)}", key
+            yield f"the value at {shorten(key, 60)}", element
+    elif isinstance(value, list | tuple | set | frozenset):
+        for i, element in enumerate(value):
+            yield f"element {i}", element
+    if isinstance(value, type):
+        for name, attribute in list(vars(value).items()):
+            if not (name.startswith("__") and name.endswith("__")) or name == "__init__":
+                yield f"the class attribute {name!r}", attribute
+    else:
+        yield from _attributes(value)
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f"the variable {name!r} that it closes over", cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+    for name in sorted(_names(function.__code__)):
+        if name in function.__globals__:
+            yield f"the global variable {name!r} that it uses", function.__globals__[name]
+    for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield "the default of a parameter", default
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names (and attributes: nobody can tell) that code uses, that of inner functions too."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes that an object of a class written in Python holds."""
+    if isinstance(value, FunctionType | MethodType):
+        return
+    for name, attribute in list(getattr(value, "__dict__", {}).items()):
+        yield f"the attribute {name!r}", attribute
+    for cls in type(value).__mro__:
+        slots = vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
+                yield f"the attribute {name!r}", getattr(value, name)

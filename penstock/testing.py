@@ -1,0 +1,13 @@
+"""`from penstock.testing import run`: the module penstock.runtime.testing itself, by its short name."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from penstock.runtime import testing
+
+if TYPE_CHECKING:
+    from penstock.runtime.testing import *  # noqa: F403  all of its public names
+else:
+    sys.modules[__name__] = testing

@@ -1,0 +1,86 @@
+"""What a job says of itself: its repr, and what is known of it while its JobMaster is silent."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import GetTimeoutError
+
+from penstock.actors import cluster
+from penstock.actors import job as job_module
+from penstock.actors.job import Job, summary
+from penstock.actors.run import jobs
+from penstock.runtime.pickling import Program
+
+
+def test_a_running_job_says_how_long_where_and_how_much() -> None:
+    status = {
+        "state": "RUNNING",
+        "error": None,
+        "uptime_s": 12.4,
+        "workers": [{}, {}],
+        "records_read": 12_345,
+        "records_written": 67,
+        "master_silent_s": 0.0,
+    }
+    assert summary(status) == "RUNNING for 12 s on 2 workers, 12,345 records read, 67 written"
+
+
+def test_a_job_that_has_failed_says_why_in_a_line() -> None:
+    status = {
+        "state": "FAILED",
+        "error": "operator 'map' failed: ValueError\n  record: 1",
+        "operators": {},
+        "tasks": [],
+    }
+    assert summary(status) == "FAILED: operator 'map' failed: ValueError"
+
+
+def test_a_silent_jobmaster_is_told() -> None:
+    assert summary({"state": "STARTING", "master_silent_s": 7.0}) == "STARTING, JobMaster silent for 7 s"
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise GetTimeoutError("no answer")
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """JobMasters that are there and do not answer; makes jobs of this program."""
+    method = SimpleNamespace(remote=object)
+    master = SimpleNamespace(status=method)
+    monkeypatch.setattr(job_module.ray, "get", never)
+    monkeypatch.setattr(job_module.ray, "wait", lambda references, timeout: ([], references))
+    monkeypatch.setattr(cluster, "jobs", lambda address: [("127.0.0.1:1", ["one"])])
+    monkeypatch.setattr(cluster, "find_master", lambda name: master)
+
+    def make(program: Program | None, last: dict[str, Any] | None = None) -> Job:
+        job = Job.__new__(Job)
+        job.name, job._program, job._master, job._last_status = "one", program, master, last
+        job._asks, job._asking, job._over, job._end = threading.Lock(), None, threading.Event(), None
+        job._master_answered = 0.0
+        job_module._known["one"] = job
+        return job
+
+    yield make
+    job_module._known.pop("one", None)
+
+
+def test_the_list_of_jobs_tells_of_a_silent_jobmaster_what_the_job_does(silence: Any) -> None:
+    job = silence(Program(), {"name": "one", "state": "RUNNING", "operators": {}, "records_read": 5})
+    (listed,) = jobs()
+    told = job.status()
+    assert (listed["state"], listed["records_read"], listed["cluster"]) == ("RUNNING", 5, "127.0.0.1:1")
+    assert listed["master_silent_s"] > 0
+    assert {**told, "master_silent_s": 0, "cluster": "127.0.0.1:1"} == {**listed, "master_silent_s": 0}
+
+
+def test_nothing_is_known_of_a_silent_job_that_another_program_has_started(silence: Any) -> None:
+    assert jobs() == [{"name": "one", "state": "UNKNOWN", "operators": {}, "cluster": "127.0.0.1:1"}]
+    attached = silence(None)
+    assert (attached.state, jobs()[0]["state"]) == ("UNKNOWN", "UNKNOWN")
+    started = silence(Program())
+    assert (started.state, jobs()[0]["state"]) == ("STARTING", "STARTING")

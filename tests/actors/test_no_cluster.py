@@ -1,0 +1,65 @@
+"""What a program is told when Ray does not start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+import ray
+
+from penstock.actors import cluster
+from penstock.runtime.errors import NoCluster
+
+
+@pytest.fixture
+def unconnected(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(cluster, "_of_ray_start", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("address", ["local", None, "10.0.0.1:6379"])
+@pytest.mark.parametrize("error", [Exception("the node timed out\n during startup."), RuntimeError("no room")])
+def test_whatever_ray_raises_when_it_does_not_start(
+    unconnected: pytest.MonkeyPatch, error: Exception, address: str | None
+) -> None:
+    def init(**options: Any) -> None:
+        raise error
+
+    unconnected.setattr(ray, "init", init)
+    with pytest.raises(NoCluster) as raised:
+        cluster.connect(address)
+    text = str(raised.value)
+    assert f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}. Ray's logs are in /" in text
+    assert "try again" in text
+    assert raised.value.__cause__ is error
+    assert cluster._LIMIT not in os.environ
+
+
+def test_an_address_at_which_nothing_answers(unconnected: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> None:
+        raise ConnectionError("nobody there")
+
+    unconnected.setattr(ray, "init", init)
+    with pytest.raises(NoCluster, match=r"no Ray cluster answers at 10\.0\.0\.1:6379: nobody there"):
+        cluster.connect("10.0.0.1:6379")
+
+
+def test_ray_has_a_standard_error_where_the_program_has_none(unconnected: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def init(**options: Any) -> None:
+        seen.append(sys.stderr)
+        raise ConnectionError
+
+    unconnected.setattr(ray, "init", init)
+    unconnected.setattr(sys, "stderr", None)
+    with pytest.raises(NoCluster):
+        cluster.connect("10.0.0.1:6379")
+    assert seen[0] is not None
+    assert seen[0].fileno() != 2  # that one is open, whoever has it
+    seen[0].close()

@@ -1,0 +1,151 @@
+"""Which Ray cluster a program's jobs run on, and what it sees when that cluster goes away: real programs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import kill
+
+pytestmark = pytest.mark.ray
+
+COMMON = """
+import sys
+import penstock as ps
+
+def flow(name, limit=None):
+    flow = ps.Flow(name)
+    flow.read(ps.sources.Generator(lambda i: i, rate=1000, limit=limit)).write(ps.sinks.Null())
+    return flow
+
+def address():
+    import ray
+    return ray.get_runtime_context().gcs_address
+"""
+
+ENDLESS = """
+job = ps.run(flow("endless"))
+print("address", address(), flush=True)
+job.wait(progress=False)
+"""
+
+SHORT = """
+job = ps.run(flow("short", limit=1000))
+print("address", address(), flush=True)
+print("written", job.wait(progress=False)["records_written"], flush=True)
+"""
+
+# It looks at the other program's job, and runs one of its own there.
+GUEST = """
+import os
+from penstock.actors import cluster
+assert "RAY_RAYLET_PID" not in os.environ and cluster._LIMIT not in os.environ, "for this process alone"
+looked_at = ps.attach("endless")
+own = ps.run(flow("guest"), address=address())
+own.status()
+print("address", address(), flush=True)
+for job in (looked_at, own):
+    try:
+        job.wait(progress=False)
+    except ps.JobFailed as error:
+        print("error", type(error).__name__, error, flush=True)
+    print("state", job.state, job.status()["error"], flush=True)
+    try:
+        job.savepoint("nowhere")
+    except ps.JobError as error:
+        print("savepoint", error, flush=True)
+again = ps.run(flow("again", limit=1000))  # on a cluster of its own
+print("again", again.wait(progress=False)["records_written"], flush=True)
+sys.exit(7)
+"""
+
+
+class Program:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def says(self, word: str) -> str:
+        """What follows this word at the beginning of the next line that has it there."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(word + " "):
+                return line.removeprefix(word + " ").strip()
+        raise AssertionError(f"the program ended ({self.process.wait()}) and did not say {word!r}")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Starts programs that know of no cluster."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    running: list[subprocess.Popen[str]] = []
+
+    def start(text: str, stderr: int | None = None) -> Program:
+        script = tmp_path / f"program{len(running)}.py"
+        script.write_text(COMMON + text)
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+        )
+        running.append(process)
+        return Program(process)
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_programs_have_clusters_of_their_own_and_outlive_another_s(program: Callable[..., Program]) -> None:
+    first = program(ENDLESS)
+    address = first.says("address")
+    second = program(SHORT)
+    assert second.says("address") != address, "what another program has started is not joined"
+    assert second.says("written") == "1000"
+    guest = program(GUEST)
+    assert guest.says("address") == address, "but where that is asked for it is"
+    kill(first.process.pid)
+    for job in ("endless", "guest"):
+        error = guest.says("error")
+        assert error.startswith(f"ClusterGone job '{job}' failed: the Ray cluster at {address} has gone")
+        state, _, reason = guest.says("state").partition(" ")
+        assert state == "FAILED"
+        assert address in reason
+        assert "has ended" in guest.says("savepoint")
+    assert guest.says("again") == "1000"
+    assert guest.process.wait() == 7, "the program ends as it wants to"
+    assert second.process.wait() == 0
+
+
+FORGETFUL = """
+import time
+job = ps.run(flow("forgotten"), workers=2)
+while not job.status().get("records_read"):
+    time.sleep(0.1)
+too_large = ps.run(flow("too-large"), workers=100, start_timeout_s=100_000)
+try:
+    too_large.wait(progress=False)
+except ps.NotEnoughResources as error:
+    print("error", error, flush=True)
+"""
+
+
+def test_a_program_that_does_not_wait_is_told_what_it_loses(program: Callable[..., Program]) -> None:
+    forgetful = program(FORGETFUL, stderr=subprocess.PIPE)
+    # Its limit is a day: what cannot fit is not waited for.
+    assert "100 x 1 = 100 CPUs on one node" in forgetful.says("error")
+    _, said = forgetful.process.communicate()
+    assert forgetful.process.returncode == 0
+    (line,) = (line for line in said.splitlines() if line.startswith("penstock:"))
+    assert "this program ends while its job 'forgotten' is RUNNING" in line
+    assert "job.wait()" in line

@@ -1,0 +1,91 @@
+"""What the switch campaign counts, and the source that waits for it; without Ray and Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.runtime.sources.base import SourceContext
+from penstock.runtime.userfunc import ErrorHandler
+from tests.e2e.switch_campaign import HOLD_LOOK_S, Held, Run, Tally, campaign
+
+
+def a_run(in_spark: int = 10, kills: int = 3, mode: str = "toggle:1") -> Run:
+    return Run("words", mode, ["worker in OPERATION"] * kills, switches=1, in_spark=in_spark)
+
+
+def test_a_run_counts_when_it_did_what_it_is_for() -> None:
+    assert a_run().missed(3) is None
+    assert a_run(in_spark=0).missed(3) == "no record went to Spark"
+    assert a_run(kills=0).missed(3) == "0 of 3 processes were killed"
+    assert a_run(kills=0).missed(0) is None
+    assert a_run(in_spark=0, mode="off").missed(3) is None
+
+
+def tally_of(wanted: int, runs: list[Run | Exception]) -> tuple[Tally, list[int]]:
+    seeds: list[int] = []
+
+    def one(seed: int) -> Run:
+        seeds.append(seed)
+        run = runs[len(seeds) - 1]
+        if isinstance(run, Exception):
+            raise run
+        return run
+
+    return campaign(wanted, 7, 3, one), seeds
+
+
+def test_a_campaign_goes_on_until_enough_runs_count() -> None:
+    tally, seeds = tally_of(3, [a_run(), a_run(in_spark=0), a_run(), a_run(kills=1), a_run(), a_run()])
+    assert seeds == [7, 8, 9, 10, 11]
+    assert tally.good
+    assert tally.summary() == (
+        "3 of 3 runs counted, 0 failed, 2 did not count: no record went to Spark (1), 1 of 3 processes were killed "
+        "(1); 3 times to Spark; {'worker': 9}"
+    )
+
+
+def test_a_campaign_fails_when_too_many_runs_do_not_count() -> None:
+    tally, seeds = tally_of(3, [a_run(in_spark=0)] * 3 + [a_run()] * 10)
+    assert len(seeds) == tally.tries_max == 5
+    assert len(tally.counted) == 2
+    assert not tally.good
+    assert Tally(50).tries_max == 62
+
+
+def test_a_run_that_fails_is_not_made_up_for() -> None:
+    tally, seeds = tally_of(3, [a_run(), AssertionError("wrong"), a_run(), a_run()])
+    assert len(seeds) == 3
+    assert tally.failed == ["seed 8: AssertionError: wrong"]
+    assert not tally.good
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_held_source_hands_out_no_more_until_its_file_is_there(tmp_path: Path, splits: int) -> None:
+    ready, end = tmp_path / "ready", tmp_path / "end"
+    source = Held(ps.sources.Generator(lambda i: i, limit=20, splits=splits), {ready: 2, end: 8})
+    reader = source.reader(source.splits(splits), SourceContext("held", 0, 1, ErrorHandler("held")))
+
+    def all_there_is() -> list[int]:
+        records: list[int] = []
+        while some := reader.read(7):
+            records += some
+        return records
+
+    assert len(all_there_is()) == 2 * splits
+    assert reader.ready_in() == HOLD_LOOK_S
+    assert reader.behind() == 0
+    assert not reader.finished
+    ready.touch()
+    assert len(all_there_is()) == 6 * splits
+    again = source.reader(
+        [split.at(reader.offsets()[split.name]) for split in source.splits(splits)],
+        SourceContext("held", 0, 1, ErrorHandler("held")),
+    )
+    assert again.read(7) == []
+    end.touch()
+    assert len(all_there_is()) == 20 - 8 * splits
+    assert reader.finished
+    reader.close()

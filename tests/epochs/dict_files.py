@@ -1,0 +1,59 @@
+"""Files in memory, for stores that tests change behind their backs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def accepted(name: str) -> None:
+    return None
+
+
+class DictFiles:
+    """Files in memory, quick enough for thousands of histories. `broken`: names that cannot be deleted."""
+
+    place = "nowhere"
+    remote = False
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.broken: Callable[[str], Exception | None] = accepted
+        self.asked: list[str] = []
+
+    def write(self, name: str, parts: Any, flush: bool) -> None:
+        self.files[name] = b"".join(parts)
+
+    def read(self, name: str) -> bytes:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name]
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        data = self.read(name)
+        for at in range(0, len(data), 100):
+            yield data[at : at + 100]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return {name: len(self.files[name]) for name in self.names(folder)}
+
+    def names(self, folder: str) -> list[str]:
+        return [name for name in self.files if name.startswith(f"{folder}/")]
+
+    def delete(self, name: str) -> None:
+        self.asked.append(name)
+        error = self.broken(name)
+        if error is not None:
+            raise error
+        self.files.pop(name, None)
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+    def is_held(self) -> bool:
+        return False
+
+    def destroy(self, folders: Any, ours: Any) -> None:
+        for name in [name for folder in folders for name in self.names(folder) if ours(name)]:
+            self.delete(name)

@@ -1,0 +1,248 @@
+"""Records that kill, among equal ones that do not, in the simulated cluster: each is found out and no other is lost;
+and the same for one task, without a cluster.
+
+A worker's process dies when an operator of it gets a record that kills, wherever that is, and by kills from outside.
+Notes, watchers and suspects are the real ones; the host of the coordinator does with them what the JobMaster does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.runtime.blackbox import CALM_EPOCHS, BlackBox, Care, Crash, Note, Poison, Suspects, Watcher
+from penstock.runtime.epochs import coordinator as protocol
+from penstock.runtime.flow import Flow
+from penstock.runtime.sinks.collect import Collect
+from tests.epochs.flows import epoch_flow
+from tests.epochs.sim import EpochCluster, Faults, Process, faults_of
+from tests.runtime.random_flows import RandomFlow
+from tests.runtime.sim import Trickle, small_steps
+
+CRASH = Crash("Segmentation fault", True)
+WORDS = ("the", "be", "to")
+
+
+class Deadly(EpochCluster):
+    """A cluster whose processes can be killed by records: a flow's functions call `kill`."""
+
+    def __init__(self, made: RandomFlow, seed: int, faults: Faults, attempts: int = 3) -> None:
+        self.suspects = Suspects(attempts)
+        self.boxes: dict[int, tuple[BlackBox, Watcher]] = {}  # by a process's life
+        self.running: Process | None = None
+        self.killed: Note | None = None  # what the process at work was doing when a record killed it
+        self.crashes = 0
+        super().__init__(made, seed, faults)
+
+    def kill(self) -> None:
+        """The record at hand kills its process; the step that it is in comes to its end, but nobody knows any more."""
+        if self.running is not None and self.killed is None:
+            self.killed = self.boxes[self.running.life][1].read()
+
+    def _start(self, worker: int) -> None:
+        super()._start(worker)
+        process = self.processes.get(worker)
+        if process is not None:
+            box = process.loop.box = BlackBox()
+            self.boxes[process.life] = box, Watcher(box.address)
+
+    def _pass(self, process: Process, whole: bool = False) -> bool:
+        self.running = process
+        moved = super()._pass(process, whole)
+        self.running = None
+        note, self.killed = self.killed, None
+        if note is not None:
+            self.crashes += 1
+            self.kills += 1  # which it does not count as
+            self._let_die(process, note, CRASH)
+        return moved
+
+    def _kill(self, process: Process) -> None:
+        # Between two steps here, but the last one might as well have been under way.
+        self._let_die(process, self.boxes[process.life][1].read(), None)
+
+    def _let_die(self, process: Process, note: Note | None, crash: Crash | None) -> None:
+        self.suspects.died(note, crash)
+        super()._kill(process)
+
+    def _do(self, commands: list[protocol.Command]) -> None:
+        if any(isinstance(command, protocol.Complete) for command in commands):
+            self.suspects.completed()
+        super()._do(commands)
+
+    def _command(self, process: Process, command: protocol.Command) -> None:
+        super()._command(process, command)
+        if isinstance(command, protocol.Make):
+            careful = {task: how for task, how in self.suspects.careful().items() if task in command.tasks}
+            process.loop.be_careful(careful)
+
+    def check(self) -> None:
+        self.made.check(self.outside.records())
+
+    @property
+    def found(self) -> int:
+        """Records that an operator refused to take."""
+        return sum(
+            stage.errors.skipped
+            for process in self.processes.values()
+            for task in process.loop.wiring.tasks.values()
+            for stage in task.stages
+        )
+
+
+def deadly(seed: int, poison: int, faults: Faults, records: int = 300) -> Deadly:
+    """Few words, again and again, of which some, "xx", kill whatever task gets them; two sources, and tasks that both
+    of them send to."""
+    rng = random.Random(f"deadly {seed}")
+    words = rng.choices(WORDS[: rng.choice((1, 3))], k=records)
+    for where in rng.sample(range(len(words)), poison):
+        words[where] = "xx"
+    made = RandomFlow(Flow("deadly", chaining=True))
+    clusters: list[Deadly] = []
+
+    def work(word: str) -> str:
+        if word == "xx":
+            clusters[0].kill()
+        return word.upper()
+
+    sink = Collect()
+    read = made.flow.read(Trickle([words[::2], words[1::2]], seed), name="read", parallelism=2)
+    read.rebalance().map(work, name="work", on_error="skip", parallelism=2).rebalance().write(
+        sink, name="out", parallelism=1
+    )
+    made.expected[sink.channel] = ("out", Counter(word.upper() for word in words if word != "xx"))
+    cluster = Deadly(made, seed, faults)
+    clusters.append(cluster)
+    return cluster
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_kills_from_outside_cost_no_record(seed: int) -> None:
+    with small_steps(seed):
+        cluster = deadly(seed, 0, Faults(workers=2, kills=60, kill_rate=0.02, window=30, interval_s=0.002), 1000)
+        cluster.run()
+        assert cluster.counts["kills"] > 30
+        assert cluster.found == 0
+        assert not any(how.places or how.values for how in cluster.suspects.careful().values())
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_careful_task_does_as_others(seed: int) -> None:
+    """Whatever its operators are, and whatever else goes wrong: killed so often, most tasks come to be careful."""
+    faults = replace(faults_of(seed), kills=20, kill_rate=0.01, rescales=0, master_kills=0, stop_at=None)
+    with small_steps(seed):
+        Deadly(epoch_flow(seed), seed, faults).run()
+
+
+@pytest.mark.parametrize("poison", [1, 2, 40])
+@pytest.mark.parametrize("seed", range(15))
+def test_records_that_kill_are_found_and_no_other_is_lost(seed: int, poison: int) -> None:
+    """The output is that of all others; and each task that met them died so often at most."""
+    with small_steps(seed):
+        kills, window = random.Random(seed).choice((0, 3, 15)), random.Random(seed).choice((30, 300))
+        cluster = deadly(seed, poison, Faults(workers=3, kills=kills, kill_rate=0.01, window=window, interval_s=0.005))
+        cluster.run()
+        assert cluster.found == poison
+        # Two deaths until the task is careful; three for the first that is found, two more until all its like are.
+        assert cluster.crashes <= 2 * (2 + 3 + 2)
+
+
+# --- one task, without a cluster ---------------------------------------------------------------------------------
+
+
+class Life:
+    """A task with two channels that goes through lives, by chance: epochs complete, and it is killed from outside, but
+    not so often without an epoch between that a record has to pay for it."""
+
+    def __init__(
+        self, attempts: int, channels: list[list[str]], poison: set[tuple[int, int]], rng: random.Random
+    ) -> None:
+        self.suspects = Suspects(attempts)
+        self.channels = channels
+        self.poison = poison
+        self.rng = rng
+        self.crashes = 0
+        self.refused: set[tuple[int, int]] = set()
+        self._attempts = attempts
+        self._box = BlackBox()
+        self._watcher = Watcher(self._box.address)
+        self._epoch = 0
+        self._at = [0, 0]  # in the channels, at the last complete epoch
+        self._refused: set[tuple[int, int]] = set()
+        self._outside = 0  # kills since
+        self._crash: Crash | None = None  # of the last death
+
+    def run(self) -> None:
+        while not self._live():
+            self.suspects.died(self._watcher.read(), self._crash)
+
+    def _live(self) -> bool:
+        """False: the process has died."""
+        how = self.suspects.careful().get(0)
+        care = None if how is None else Care(self._box, 0, how, self._epoch)
+        at, self.refused = list(self._at), set(self._refused)
+        epochs = 0
+        while left := [channel for channel in (0, 1) if at[channel] < len(self.channels[channel])]:
+            if epochs < CALM_EPOCHS - 1 and self.rng.random() < 0.1:
+                epochs += 1
+                self._complete(at, care)
+            channel = self.rng.choice(left)
+            record = channel, at[channel]
+            self._box.note(0)
+            try:
+                if care is not None:
+                    care.next(channel)
+                    care.check(0, [self.channels[channel][at[channel]]])
+            except Poison:
+                self.refused.add(record)
+            else:
+                self._crash = CRASH if record in self.poison else None
+                self.crashes += record in self.poison
+                outside = self._outside < 2 * self._attempts - 1 and self.rng.random() < 0.1
+                self._outside += outside
+                if outside or record in self.poison:
+                    return False
+            at[channel] += 1
+        return True
+
+    def _complete(self, at: list[int], care: Care | None) -> None:
+        self._epoch += 1
+        self._at, self._refused, self._outside = list(at), set(self.refused), 0
+        self.suspects.completed()
+        if care is not None:
+            care.passed(self._epoch)
+            if self.rng.random() < 0.9:  # else it dies, or the next one completes, before it hears of this one
+                care.completed(self._epoch)
+
+
+@given(st.integers(1, 4), st.integers(0, 30), st.integers(0, 2**32))
+def test_whatever_kills_a_task_just_its_poison_is_refused(attempts: int, poison: int, seed: int) -> None:
+    rng = random.Random(seed)
+    channels = [rng.choices(WORDS[: rng.choice((1, 3))], k=40) for _ in range(2)]
+    deadly = set(rng.sample([(channel, i) for channel in (0, 1) for i in range(40)], poison))
+    for channel, i in deadly:
+        channels[channel][i] = "xx"
+    life = Life(attempts, channels, deadly, rng)
+    life.run()
+    assert life.refused == deadly
+    assert life.crashes <= 2 + attempts + 2
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32))
+def test_equals_of_poison_are_not_refused_with_it(attempts: int, poison: int, seed: int) -> None:
+    """As long as it is not found out by its value: it has crashed the process no more than so often."""
+    rng = random.Random(seed)
+    channels = [["the"] * 40, ["the"] * 40]
+    deadly = set(rng.sample([(channel, i) for channel in (0, 1) for i in range(40)], poison))
+    life = Life(attempts, channels, deadly, rng)
+    life.run()
+    if not any(how.values for how in life.suspects.careful().values()):
+        assert life.refused == deadly
+    else:
+        assert life.refused >= deadly
+        assert life.crashes >= attempts + 2

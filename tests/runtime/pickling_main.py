@@ -1,0 +1,403 @@
+"""What tests/runtime/test_pickling.py runs: a main script whose classes travel to other processes and back.
+
+python tests/runtime/pickling_main.py CASE DIRECTORY
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, make_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.runtime import pickling
+from penstock.runtime.codec import PICKLE, decode, encode
+from penstock.runtime.epochs.snapshot import Merged, encode_snapshot
+from penstock.runtime.partition import key_groups
+from penstock.runtime.state import KeyedWhole, StageState
+from penstock.runtime.userfunc import DeadLetter
+
+# What a process of the job does: it takes up the program, then answers calls of functions.
+_PEER = """
+import sys
+from penstock.runtime import pickling
+from penstock.runtime.codec import decode, encode
+stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+def take():
+    return stdin.read(int.from_bytes(stdin.read(8), "little"))
+pickling.join(take())
+while data := take():
+    try:
+        function, arguments = pickling.loads(data)
+        answer = True, function(*arguments)
+    except Exception as error:
+        answer = False, f"{type(error).__name__}: {error}"
+    out = pickling.dumps(answer)
+    stdout.write(len(out).to_bytes(8, "little") + out)
+    stdout.flush()
+"""
+
+
+class Peer:
+    """Another process of the job."""
+
+    def __init__(self, program: bytes, hash_seed: str = "random") -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PEER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        )
+        self._send(program)
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(data).to_bytes(8, "little") + data)
+        self._process.stdin.flush()
+
+    def raw(self, call: bytes) -> bytes:
+        """The answer to a pickled call as it came."""
+        self._send(call)
+        assert self._process.stdout is not None
+        return self._process.stdout.read(int.from_bytes(self._process.stdout.read(8), "little"))
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        done, answer = pickling.loads(self.raw(pickling.dumps((function, arguments))))
+        assert done, answer
+        return answer
+
+
+class Mode(Enum):
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class Key:
+    user: str
+    mode: Mode
+
+
+@dataclass
+class Order:
+    key: Key
+    amount: float
+    lines: list[Order.Line] = field(default_factory=list)
+
+    made = 0
+
+    class Line(NamedTuple):
+        number: int
+
+    def doubled(self) -> Order:
+        Order.made += 1
+        return Order(self.key, 2 * self.amount, self.lines)
+
+
+class Gift(Order):
+    pass
+
+
+def order(i: int) -> Order:
+    return (Gift if i % 2 else Order)(Key(f"u{i % 3}", Mode.ON if i % 3 else Mode.OFF), i, [Order.Line(i)])
+
+
+def made(count: int) -> list[Order]:
+    return [order(i) for i in range(count)]
+
+
+def wrong(records: list[Any]) -> list[str]:
+    """What is wrong with records that `made` gave somewhere."""
+    found = []
+    for i, record in enumerate(records):
+        if type(record) is not type(order(i)) or not isinstance(record, Order):
+            found.append(f"{record!r} is no Order here")
+        elif record != order(i) or {order(i).key: 1}.get(record.key) != 1:
+            found.append(f"{record!r} does not equal {order(i)!r}")
+        elif record.key.mode is not order(i).key.mode or not isinstance(record.lines[0], Order.Line):
+            found.append(f"{record!r} has parts of other classes")
+    return found
+
+
+def count_up(records: list[Order]) -> int:
+    for record in records:
+        record.doubled()
+    return Order.made
+
+
+def encoded(count: int) -> tuple[int, bytes]:
+    return encode(made(count))
+
+
+def wrong_encoded(code: int, payload: bytes) -> list[str]:
+    return wrong(decode(code, payload))
+
+
+# Each line is one key, however it is written.
+SAME_KEYS: list[list[Any]] = [
+    [1, 1.0, True],
+    [0, 0.0, -0.0, False],
+    [(1, "a"), (1.0, "a"), (True, "a")],
+    [Mode.ON, Mode("on")],
+    [Mode.OFF],
+    [Key("u", Mode.ON), Key("u", Mode("on"))],
+    [Key("u", Mode.OFF)],
+    [(Key("u", Mode.ON), 0), (Key("u", Mode("on")), -0.0)],
+    [frozenset({Mode.ON, "a", 1}), frozenset({True, Mode.ON, "a"})],
+    ["on"],
+]
+GROUPS = 128
+
+
+def groups_of_keys() -> list[list[int]]:
+    """The key groups of SAME_KEYS, for a process to find."""
+    return [list(memoryview(key_groups(same, GROUPS)).cast("B").cast("H")) for same in SAME_KEYS]
+
+
+def saved_keys(writing: int) -> bytes:
+    """The state of a task that met each key in one way of writing it."""
+    state: dict[Any, int] = {}
+    for number, same in enumerate(SAME_KEYS):
+        state[same[writing % len(same)]] = number
+    return b"".join(encode_snapshot({"count": (StageState({"state": KeyedWhole(state)}), (0, 0, 0, 0))}, GROUPS))
+
+
+def restored_keys(snapshot: bytes) -> list[set[int | None]]:
+    """What a task that took that state up finds under each way of writing a key, in the groups that it owns."""
+    found: list[set[int | None]] = []
+    for same, groups in zip(SAME_KEYS, groups_of_keys(), strict=True):
+        merged = Merged(GROUPS)
+        merged.add_task([snapshot], set(groups))
+        state = merged.operators["count"].maps["state"]
+        found.append({state.get(key) for key in same})
+    return found
+
+
+FUNCTIONS = (made, wrong, count_up, encoded, wrong_encoded, groups_of_keys, saved_keys, restored_keys)
+
+
+def program() -> tuple[pickling.Program, bytes]:
+    travelling = pickling.Program()
+    return travelling, travelling.dumps(FUNCTIONS)
+
+
+def agree(directory: Path) -> None:
+    """Each process takes the records of each other for its own."""
+    kept, data = program()
+    one, other = Peer(data), Peer(data)
+    records = one.call(made, 10)
+    assert not wrong(records)
+    assert not other.call(wrong, records)
+    assert not one.call(wrong, made(10))
+    code, payload = one.call(encoded, 10)
+    assert code == PICKLE
+    assert not wrong_encoded(code, payload)
+    assert not other.call(wrong_encoded, code, payload)
+    assert kept is not None
+
+
+def no_code(directory: Path) -> None:
+    """Records of a process of the job take no code along, and a class that comes back stays as it is."""
+    kept, data = program()
+    one, other = Peer(data), Peer(data)
+    code, payload = one.call(encoded, 10)
+    small = len(pickle.dumps(made(10), 5))
+    assert len(payload) < small + 600, f"{len(payload)} bytes where plain pickle takes {small}"
+    own = Order.doubled
+    Order.made = 5
+    assert not wrong(decode(code, payload))
+    assert Order.doubled is own
+    assert Order.made == 5
+    for n in (1, 2, 3):
+        assert other.call(count_up, other.call(made, 1)) == n
+    assert kept is not None
+
+
+def own_process(directory: Path) -> None:
+    """What is copied in the process that defines a class has this very class, with its own methods."""
+    own = Order.doubled
+    again = pickling.copied(made(4))
+    assert not wrong(again)
+    assert Order.doubled is own
+    assert own.__globals__ is globals()
+
+
+def keys(directory: Path) -> None:
+    """Equal keys go to one task, whichever process asks, and find their state where another process has saved it."""
+    kept, data = program()
+    one, other = Peer(data, "1"), Peer(data, "4242")
+    groups = one.call(groups_of_keys)
+    assert all(len(set(same)) == 1 for same in groups), groups
+    assert other.call(groups_of_keys) == groups
+    assert groups_of_keys() == groups
+    right = [{number} for number in range(len(SAME_KEYS))]
+    for writing in range(4):
+        assert other.call(restored_keys, one.call(saved_keys, writing)) == right
+        assert one.call(restored_keys, other.call(saved_keys, writing)) == right
+    assert kept is not None
+
+
+def save(directory: Path) -> None:
+    """For another life: state of this program, saved by a process of the job."""
+    kept, data = program()
+    (directory / "state").write_bytes(Peer(data).raw(pickling.dumps((made, (10,)))))
+    (directory / "program").write_bytes(data)
+    assert kept is not None
+
+
+def load(directory: Path) -> None:
+    """State of an earlier life is of this program's classes."""
+    kept, data = program()
+    peer = Peer(data)
+    state = (directory / "state").read_bytes()
+    done, found = peer.call(pickling.loads, state)
+    assert done
+    assert not wrong(found)
+    assert not peer.call(wrong, found)
+    assert kept is not None
+
+
+def resume(directory: Path) -> None:
+    """A program that is taken up again runs with its own classes, and what it brings is of this script's."""
+    old, functions = pickling.Program.loads((directory / "program").read_bytes())
+    assert functions[0] is not made
+    assert type(functions[0](1)[0]) is not Order
+    old.prefer_own()
+    peer = Peer(old.dumps(functions))
+    done, records = pickling.loads((directory / "state").read_bytes())
+    assert done
+    assert not wrong(records)
+    done, records = pickling.loads(peer.raw(pickling.dumps((functions[0], (10,)))))
+    assert done, records
+    assert not wrong(records)
+
+
+def gone(directory: Path) -> None:
+    """State of a class that the program does not have any more."""
+    travelling = pickling.Program()
+    peer = Peer(travelling.dumps(len))
+    call = pickling.dumps((pickling.loads, ((directory / "state").read_bytes(),)))
+    done, error = pickling.loads(peer.raw(call))
+    assert not done
+    assert "CodecError: there is no class " in error
+    assert " of module __main__ in this program" in error
+
+
+def edited(directory: Path) -> None:
+    """The script was changed: Order and Key have more fields, with defaults (tests/runtime/test_pickling.py)."""
+    kept, data = program()
+    peer = Peer(data)
+    done, found = peer.call(pickling.loads, (directory / "state").read_bytes())
+    assert done
+    assert not wrong(found)
+    assert not peer.call(wrong, found)
+    assert [(one.amount, one.note, one.tags, one.key.zone) for one in found] == [
+        (i, "none", [], "x") for i in range(10)
+    ]
+    assert kept is not None
+
+
+def required(directory: Path) -> None:
+    """The script was changed: Order has a field more, without a default."""
+    kept, data = program()
+    call = pickling.dumps((pickling.loads, ((directory / "state").read_bytes(),)))
+    done, error = pickling.loads(Peer(data).raw(call))
+    assert not done
+    assert error.startswith("CodecError: Order has the field 'note', "), error
+    assert kept is not None
+
+
+def strays(directory: Path) -> None:
+    """A class that a function makes in a process of the job takes its code along, and is one class elsewhere."""
+    kept, data = program()
+    one, other = Peer(data), Peer(data)
+    first, second = one.call(pair, 1), one.call(pair, 1)
+    assert first != second  # made by two calls: two classes there, too
+    assert type(first[0]) is type(first[1])
+    once, again = one.call(keep, 1), one.call(keep, 2)
+    assert type(once) is type(again)
+    assert type(other.call(same, once)) is type(once)
+    assert type(once).__name__ == "Kept"
+    assert isinstance(once.order, Order)
+    assert kept is not None
+
+
+def pair(value: int) -> list[Any]:
+    class_ = make_dataclass("Pair", ["value"])
+    return [class_(value), class_(value)]
+
+
+def keep(value: int) -> Any:
+    import penstock
+
+    class_ = getattr(penstock, "_kept_by_a_test", None) or make_dataclass("Kept", ["order"])
+    penstock._kept_by_a_test = class_  # type: ignore[attr-defined]
+    return class_(order(value))
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def namesakes(directory: Path) -> None:
+    """Classes of one name that a function makes in the main script are told apart, also by a later life."""
+
+    def local(value: int) -> tuple[type, Callable[[], Any]]:
+        @dataclass
+        class Local:
+            number: int = value
+
+        def make() -> Local:
+            return Local()
+
+        return Local, make
+
+    (first, make_first), (second, make_second) = local(1), local(2)
+    travelling = pickling.Program()
+    data = travelling.dumps((make_first, make_second))
+    one, other = Peer(data), Peer(data)
+    assert type(one.call(make_first)) is first
+    assert type(one.call(make_second)) is second
+    later = pickling.Program()
+    again = Peer(later.dumps((make_first, make_second)))
+    state = one.raw(pickling.dumps((make_second, ())))
+    assert isinstance(other.call(pickling.loads, state)[1], second)
+    assert isinstance(again.call(pickling.loads, state)[1], second)
+
+
+def redefined(directory: Path) -> None:
+    """A notebook's cell is run again: what runs from then on has the new class, what ran before the old one."""
+    cell = "class Cell:\n    def __init__(self, value): self.value = value\n    version = {}\n"
+    exec(cell.format(1), globals())
+    make = eval("lambda value: Cell(value)", globals())
+    before = pickling.Program()
+    old = Peer(before.dumps(make))
+    first = globals()["Cell"]
+    assert type(old.call(make, 1)) is first
+    exec(cell.format(2), globals())
+    after = pickling.Program()
+    new = Peer(after.dumps(make))
+    second = globals()["Cell"]
+    assert second is not first
+    assert type(new.call(make, 1)) is second
+    call = pickling.dumps(
+        (eval, ("__import__('penstock').runtime.pickling._here.find(('', '__main__', 'Cell', 0)).version",))
+    )
+    assert [pickling.loads(peer.raw(call)) for peer in (old, new)] == [(True, 1), (True, 2)]
+
+
+def importable(directory: Path) -> None:
+    """Records of classes that can be imported are pickled as plainly as can be."""
+    kept, data = program()
+    letters = [DeadLetter("o", i, "e", None) for i in range(10)]
+    assert Peer(data).call(pickling.dumps, letters) == pickle.dumps(letters, 5)
+    assert kept is not None
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,271 @@
+"""The CSV source: what Python's csv module reads, with types; and a recovery after any row goes on behind it."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import decimal
+import gzip
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.runtime import sources
+from penstock.runtime.errors import FlowError, RecordError, SourceError
+from penstock.runtime.sources.base import Source, SourceContext, rows_of
+from tests.runtime.test_sources import context, drain, read_all, write
+
+ORDERS = b'''\
+id,item,price,sold
+1,"tea, green",2.5,2024-03-01
+2,"two
+lines",3,2024-03-02
+
+3,"say ""hi""",,2024-03-03
+'''
+DAYS = [dt.date(2024, 3, day) for day in (1, 2, 3)]
+
+
+def test_types_are_those_that_show(tmp_path: Path) -> None:
+    source = sources.Csv(write(tmp_path / "orders.csv", ORDERS))
+    assert read_all(source) == [
+        {"id": 1, "item": "tea, green", "price": 2.5, "sold": DAYS[0]},
+        {"id": 2, "item": "two\nlines", "price": 3.0, "sold": DAYS[1]},
+        {"id": 3, "item": 'say "hi"', "price": None, "sold": DAYS[2]},
+    ]
+    assert source.fields() == ["id", "item", "price", "sold"]
+    assert repr(source) == f"Csv('{tmp_path}/orders.csv')"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_columns_and_types(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / ("orders.csv.gz" if packed else "orders.csv")
+    path.write_bytes(gzip.compress(ORDERS) if packed else ORDERS)
+    source = sources.Csv(path, columns=["sold", "id"], types={"id": str, "sold": str})
+    assert read_all(source)[0] == {"sold": "2024-03-01", "id": "1"}
+    assert source.fields() == ["sold", "id"]
+    source = sources.Csv(path, types={"price": decimal.Decimal, "id": pa.int8(), "sold": dt.datetime})
+    assert read_all(source)[0] == {
+        "id": 1,
+        "item": "tea, green",
+        "price": decimal.Decimal("2.5"),
+        "sold": dt.datetime(2024, 3, 1),
+    }
+    assert read_all(sources.Csv(path, types=str))[2] == {
+        "id": "3",
+        "item": 'say "hi"',
+        "price": "",
+        "sold": "2024-03-03",
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "rows"),
+    [
+        (b"1;x\n2;y\n", {"header": ["a", "b"], "delimiter": ";"}, [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]),
+        (b"1,x\n", {"header": False}, [{"_1": 1, "_2": "x"}]),
+        (b"a\n1", {}, [{"a": 1}]),
+        (b"a,b", {}, []),
+        (b"a,b\n", {}, []),
+        (b"", {"header": ["a"]}, []),
+        (b"\n\n", {"header": False}, []),
+        (b"a,b\nNA,NA\n-,\n", {"null_values": ["NA", "-"]}, [{"a": None, "b": None}, {"a": None, "b": ""}]),
+        (b'a,b\n1,"NA"\n,NA\n', {"null_values": ["NA", ""]}, [{"a": 1, "b": "NA"}, {"a": None, "b": None}]),
+        (b'a\tb\n"1\t2"\n', {"delimiter": "\t", "quote": None}, [{"a": '"1', "b": '2"'}]),
+        (b"a,b\nx\\,y,2\n", {"escape": "\\"}, [{"a": "x,y", "b": 2}]),
+        ("n\né\n".encode("latin-1"), {"encoding": "latin-1"}, [{"n": "é"}]),
+        ("n\né".encode("utf-16"), {"encoding": "utf-16"}, [{"n": "é"}]),
+        ("\ufeffn\né\n".encode(), {}, [{"n": "é"}]),
+        (b"id\n007\n", {"types": {"id": str}}, [{"id": "007"}]),
+    ],
+    ids=str,
+)
+def test_dialects(tmp_path: Path, content: bytes, options: dict[str, Any], rows: list[Any]) -> None:
+    assert read_all(sources.Csv(write(tmp_path / "x.csv", content), **options)) == rows
+
+
+def test_several_files_have_one_task_each_and_one_set_of_types(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", b"n,t\n1.5,x\n")
+    write(tmp_path / "b.csv", b"n,t\n2,7\n")
+    source = sources.Csv(tmp_path / "*.csv")
+    assert [split.name for split in source.splits(8)] == [f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"]
+    assert read_all(source, parallelism=2) == [{"n": 1.5, "t": "x"}, {"n": 2.0, "t": "7"}]
+
+
+def test_as_columns(tmp_path: Path) -> None:
+    source = sources.Csv(write(tmp_path / "orders.csv", ORDERS))
+    assert source.hands_columns
+    reader = source.reader(source.splits(1), context())
+    rows = []
+    while not reader.finished:
+        rows += rows_of(reader.read_arrow(2))
+    assert rows == read_all(source)
+    assert rows_of(source.sample(2)) == rows[:2]
+    assert rows_of(source.sample(9)) == rows
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"header": "ab"}, "header must be"),
+        ({"columns": []}, "columns must be a list of names"),
+        ({"columns": ["a", "a"]}, "each once"),
+        ({"types": {"a": list}}, r"types\['a'\] must be a pyarrow.DataType or one of str, int"),
+        ({"delimiter": ",,"}, "delimiter must be one ASCII character"),
+        ({"delimiter": None}, "delimiter must be one"),
+        ({"quote": ""}, "quote must be one"),
+        ({"null_values": "NA"}, "null_values must be a list"),
+        ({"encoding": "nosuch"}, "'nosuch' is not a text encoding"),
+        ({"max_record_bytes": 0}, "max_record_bytes must be at least 1"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense(options: Any, words: str) -> None:
+    with pytest.raises(FlowError, match=f"Csv: .*{words}|Csv: {words}"):
+        sources.Csv("x.csv", **options)
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "words"),
+    [
+        (b"", {}, "is empty, and so has no header"),
+        (b"\n\n", {}, "is empty, and so has no header"),
+        (b"a,b\n1,2\n", {"columns": ["c"]}, "has no column 'c'; it has a, b"),
+        (b"a,b\n1,2\n", {"types": {"c": int}}, "has no column 'c'; it has a, b"),
+        (b"a,a\n1,2\n", {}, "several columns of the name a"),
+        (b"a\n" + b"x" * 99 + b"\n" + b"y" * 99, {"max_record_bytes": 50}, "longer than 50 bytes.*quote"),
+    ],
+    ids=["empty", "blank", "column", "type", "twice", "long"],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, content: bytes, options: Any, words: str) -> None:
+    with pytest.raises(SourceError, match=words):
+        read_all(sources.Csv(write(tmp_path / "x.csv", content), **options))
+
+
+def test_other_columns_in_another_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", b"a,b\n1,2\n")
+    write(tmp_path / "b.csv", b"a,c\n1,2\n")
+    with pytest.raises(SourceError, match=r"(?s)do not have the same fields.*b: null.*c: null"):
+        sources.Csv(tmp_path / "*.csv").splits(1)
+
+
+BAD = b"id,price\n1,2.5\n\nbad\n2,dear\n3,4,5\n4,1\n5,\xff\n"
+
+
+def test_rows_that_cannot_be_read_go_to_the_policy_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", BAD)
+    source = sources.Csv(path, types={"id": int, "price": float})
+    with pytest.raises(RecordError, match=r"x\.csv, row 3: it has 1 fields, and the file 2 columns"):
+        read_all(source)
+    where = context("dead_letter")
+    assert drain(source.reader(source.splits(1), where)) == [{"id": 1, "price": 2.5}, {"id": 4, "price": 1.0}]
+    letters = where.errors.dead_letters
+    assert letters is not None
+    assert [letter.record for letter in letters] == [
+        "bad",
+        {"id": "2", "price": "dear"},
+        "3,4,5",
+        {"id": "5", "price": "\ufffd"},
+    ]
+    assert "row 4: column 'price': CSV conversion error to double: invalid value 'dear'" in letters[1].error
+    assert "row 7" in letters[3].error
+
+
+def test_text_that_is_not_valid_in_the_encoding(tmp_path: Path) -> None:
+    source = sources.Csv(write(tmp_path / "x.csv", b"n,t\n1,a\n2,\xff\n3,c\n"))
+    with pytest.raises(RecordError, match=r"x\.csv, row 3: column 't': .*invalid UTF8"):
+        read_all(source)
+    assert read_all(source, policy="skip") == [{"n": 1, "t": "a"}, {"n": 3, "t": "c"}]
+
+
+def test_a_type_that_only_later_rows_do_not_have(tmp_path: Path) -> None:
+    """The first megabyte shows whole numbers."""
+    rows = [f"{i},{i % 7}" for i in range(300_000)]
+    rows[250_000] = "many,1"
+    path = write(tmp_path / "x.csv", ("id,n\n" + "\n".join(rows)).encode())
+    source = sources.Csv(path)
+    with pytest.raises(RecordError, match=r"row 250002: column 'id': .*int64: invalid value 'many'"):
+        read_all(source)
+    where = context("skip")
+    found = drain(source.reader(source.splits(1), where), 8192)
+    assert [row["id"] for row in found] == [i for i in range(300_000) if i != 250_000]
+    assert where.errors.skipped == 1
+
+
+def resumed(source: Source, limit: int, policy: str) -> tuple[list[Any], int]:
+    """All that is read when the job goes back after each read, and how many rows failed."""
+    splits = source.splits(1)
+    rows: list[Any] = []
+    failed = 0
+    while True:
+        where: SourceContext = context(policy)
+        reader = source.reader(splits, where)
+        got = reader.read(limit)
+        offsets = reader.offsets()
+        reader.close()
+        failed += where.errors.skipped
+        rows += got
+        if not got:
+            return rows, failed
+        splits = pickle.loads(pickle.dumps([split.at(offsets[split.name]) for split in splits]))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_recovery_goes_on_behind_any_row(tmp_path: Path, limit: int) -> None:
+    write(tmp_path / "a.csv", BAD + b"6,1\n7,x\n\n8,2\n9,\n10\n11,12\n")
+    write(tmp_path / "b.csv", b"id,price\n1,2\n2,3\n")
+    source = sources.Csv(tmp_path / "*.csv", types={"id": int, "price": float}, max_record_bytes=30)
+    where = context("skip")
+    whole = [row for split in source.splits(1) for row in drain(source.reader([split], where))]
+    assert [row["id"] for row in whole] == [1, 4, 6, 8, 9, 11, 1, 2]
+    assert where.errors.skipped == 6
+    assert resumed(source, limit, "skip") == (whole, 6)
+
+
+def test_a_recovery_does_not_read_on_in_another_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", ORDERS)
+    source = sources.Csv(path)
+    (split,) = source.splits(1)
+    path.unlink()
+    write(path, ORDERS.replace(b"tea", b"tee"))
+    with pytest.raises(SourceError, match="is not the file any more"):
+        drain(source.reader([split.at(1)], context()))
+
+
+fields = st.text(alphabet="ab ,;\"'\n\r\té\u2028\U0001f600", max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(fields, min_size=n, max_size=n), max_size=9)),
+    delimiter=st.sampled_from(",;\t"),
+    # With line ends of "\n" alone it writes a "\r" without quotes around it, which is the end of a row to others.
+    how=st.sampled_from([(csv.QUOTE_MINIMAL, "\r\n"), (csv.QUOTE_ALL, "\r\n"), (csv.QUOTE_ALL, "\n")]),
+    block=st.sampled_from([150, 1 << 20]),
+    limit=st.integers(1, 4),
+)
+def test_what_the_csv_module_writes_is_what_it_reads(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[list[str]],
+    delimiter: str,
+    how: tuple[Any, str],
+    block: int,
+    limit: int,
+) -> None:
+    names = [f"column {i}" for i in range(len(rows[0]) if rows else 2)]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter, quoting=how[0], lineterminator=how[1])
+    writer.writerows([names, *rows])
+    path = tmp_path_factory.getbasetemp() / "property.csv"
+    path.write_bytes(text.getvalue().encode())
+    text.seek(0)
+    expected = list(csv.DictReader(text, delimiter=delimiter))
+    source = sources.Csv(path, types=str, delimiter=delimiter, max_record_bytes=block)
+    assert read_all(source, limit=limit) == expected
+    assert resumed(source, limit, "fail") == (expected, 0)

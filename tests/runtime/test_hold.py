@@ -1,0 +1,122 @@
+"""Holding a directory: by one process at a time, and by none that is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.runtime.epochs.store import Store
+from penstock.runtime.hold import Held, Hold, is_held
+
+# Holds a directory in a process of its own, and has a child that outlives it, as one that compacts may for a moment.
+_HOLDER = """
+import subprocess, sys
+from penstock.runtime.epochs.store import Store
+store = Store.open(sys.argv[1], "job")
+store.hold()
+child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that holds the store of the job "job" in this directory, and its child."""
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        yield process, child
+        process.kill()
+        os.kill(child, 9)
+
+
+def test_a_killed_holder_frees_its_store_though_its_child_lives(
+    tmp_path: Path, holder: tuple[subprocess.Popen[str], int]
+) -> None:
+    process, child = holder
+    store = Store.open(tmp_path, "job")
+    assert store.is_held()
+    with pytest.raises(Held, match=rf"'job' is running and uses .*{tmp_path}/job.*checkpoints=.*another name"):
+        store.hold()
+    Store.open(tmp_path, "other").hold()
+    process.kill()
+    process.wait()
+    os.kill(child, 0)
+    assert not store.is_held()
+    store.hold()
+    assert Store.open(tmp_path, "job").is_held()
+
+
+def test_destroying_a_held_store_keeps_it_held(tmp_path: Path) -> None:
+    store, other = Store.open(tmp_path, "job"), Store.open(tmp_path, "job")
+    store.hold()
+    store.put("snapshots/000001-a", [b"x" * 10_000])
+    store.destroy()
+    assert os.listdir(tmp_path / "job") == []
+    with pytest.raises(Held):
+        other.hold()
+    store.release()
+    assert os.listdir(tmp_path) == [], "an empty directory goes with its last holder"
+    assert not other.is_held()
+    other.hold()
+    with pytest.raises(Held):
+        store.hold()
+
+
+def test_a_store_with_files_stays_when_it_is_released(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, "job")
+    store.hold()
+    store.put("snapshots/000001-a", [b"x" * 10_000])
+    store.release()
+    assert os.listdir(tmp_path / "job" / "snapshots") == ["000001-a"]
+    assert not store.is_held()
+
+
+def test_to_look_whether_a_store_is_held_makes_nothing(tmp_path: Path) -> None:
+    assert not Store.open(tmp_path / "checkpoints", "job").is_held()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_was_removed_while_it_was_locked_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder before this one removed it between the two calls: a lock on it would keep nobody out."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    opened = os.open
+
+    def open_and_lose(path: str, flags: int) -> int:
+        descriptor = opened(path, flags)
+        folder.rmdir()
+        folder.mkdir()
+        return descriptor
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_and_lose)
+        with pytest.raises(FileNotFoundError):
+            Hold(str(folder))
+    assert not is_held(str(folder))
+
+
+@pytest.mark.parametrize("kind", [ps.sinks.Files, ps.sinks.Parquet])
+def test_two_jobs_cannot_fill_one_folder(tmp_path: Path, kind: type[ps.sinks.Files]) -> None:
+    folder = tmp_path / "out"
+    hold = kind(folder).hold()
+    assert hold is not None
+    with pytest.raises(Held, match=f"another job.*{folder}.*another directory"):
+        kind(folder).hold()
+    hold.close()
+    assert kind(folder).hold() is not None
+
+
+def test_a_folder_that_cannot_be_made_is_left_to_the_tasks(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert ps.sinks.Files(tmp_path / "file" / "out").hold() is None

@@ -1,0 +1,91 @@
+"""One pickler: a class of the main script is one class in all processes of a job, and in its later lives.
+
+Each case runs in a main script of its own, tests/runtime/pickling_main.py, with other processes beside it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime import pickling
+
+SCRIPT = Path(__file__).with_name("pickling_main.py")
+
+
+def run(case: str, directory: Path, script: Path = SCRIPT) -> None:
+    done = subprocess.run([sys.executable, script, case, directory], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "case", ["agree", "keys", "no_code", "own_process", "strays", "namesakes", "redefined", "importable"]
+)
+def test_classes_of_the_main_script(case: str, tmp_path: Path) -> None:
+    run(case, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """State that a process of another main script has saved."""
+    directory = tmp_path_factory.mktemp("saved")
+    run("save", directory)
+    return directory
+
+
+@pytest.mark.parametrize("case", ["load", "resume", "gone"])
+def test_state_of_an_earlier_life(case: str, saved: Path) -> None:
+    run(case, saved)
+
+
+@pytest.mark.parametrize("case", ["edited", "required"])
+def test_state_of_an_earlier_life_in_an_edited_script(case: str, saved: Path, tmp_path: Path) -> None:
+    script = tmp_path / "edited.py"
+    text = SCRIPT.read_text()
+    of_key, of_order = "    user: str\n    mode: Mode\n", "    made = 0\n"
+    assert text.count(of_key) == text.count(of_order) == 1
+    if case == "edited":
+        text = text.replace(of_key, of_key + '    zone: str = "x"\n')
+        new = '    note: str = "none"\n    tags: list[int] = field(default_factory=list)\n\n'
+    else:
+        new = "    note: str = field(kw_only=True)\n\n"
+    script.write_text(text.replace(of_order, new + of_order))
+    run(case, saved, script)
+
+
+def test_what_cannot_be_pickled_raises() -> None:
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickling.dumps([threading.Lock()])
+
+    class Held:
+        lock = threading.Lock()
+
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickling.dumps(Held())
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickling.Program().dumps(Held())
+
+
+def test_a_definition_that_cannot_be_read_leaves_no_half_made_class() -> None:
+    class Mine:
+        value: Any = None
+
+    class Boom:
+        def __reduce__(self) -> Any:
+            return (_boom, ())
+
+    Mine.value = Boom()
+    data = pickling.Program().dumps(Mine)
+    assert pickling.loads(pickling.Program().dumps(int)) is int
+    with pytest.raises(ZeroDivisionError):
+        pickling.loads(data)
+    assert not pickling._unfinished
+
+
+def _boom() -> None:
+    raise ZeroDivisionError

@@ -1,0 +1,129 @@
+"""What an editor and a type checker see of the package, and what `import *` brings."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+
+ROOT = Path(ps.__file__).parent.parent
+
+PROGRAM = """
+import penstock as ps
+from penstock.sinks import Files, Parquet, Sink
+from penstock.sources import Memory, Parquet as Tables
+from penstock.testing import run
+
+flow = ps.Flow("typed")
+orders = flow.read(Memory([{"user": "ann", "price": 3}]), name="orders")
+spent = orders.filter(ps.col("price") > 1, on_error="skip").key_by("user").sum("price", emit="final")
+sink: Sink = Files("out/")
+spent.write(sink)
+orders.key_by("user").agg(n=ps.count(), top=ps.max("price"), least=ps.min("price"), all=ps.sum("price")).write(
+    Parquet("table/"), name="table"
+)
+out: list[object] = run(flow)["write"]
+
+state: str = ps.run(flow, workers=2).wait()["state"]
+job: ps.Job = ps.attach("typed")
+job.stop()
+again: ps.Job = ps.resume("typed")
+flow.read(ps.sources.Arrow("*.arrow")).map(str, parallelism=2).write(ps.sinks.Collect())
+"""
+
+MISTAKES = """
+import penstock as ps
+
+flow = ps.Flow("typed")
+flow.read(ps.sources.Memory([1])).map(str, nmae="m")
+flow.read(ps.sources.Memory([1])).map(str, on_error="ignore")
+ps.sinks.Flies("out/")
+ps.ruin(flow)
+flow.map(str)
+flow.read(ps.sources.Memory([1])).key_by(str).map(str)
+"""
+
+
+def mypy(program: str, folder: Path) -> list[str]:
+    """The lines that have errors, as `mypy --strict` tells a user who has Penstock installed."""
+    file = folder / "program.py"
+    file.write_text(program)
+    options = ["--strict", "--follow-imports=silent", "--no-error-summary", "--show-error-codes", "--no-incremental"]
+    config = folder / "mypy.ini"
+    # Libraries below Penstock are not looked into: that takes minutes and says nothing about it.
+    config.write_text(
+        f"[mypy]\nmypy_path = {ROOT}\n"
+        "[mypy-ray.*,pyarrow.*,numpy.*,pyspark.*,raydp.*,rich.*,msgspec.*]\n"
+        "follow_imports = skip\nignore_missing_imports = True\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", f"--config-file={config}", *options, str(file)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
+
+
+def test_a_user_s_program_passes_a_strict_type_check(tmp_path: Path) -> None:
+    assert mypy(PROGRAM, tmp_path) == []
+
+
+def test_a_type_check_finds_what_is_misspelt(tmp_path: Path) -> None:
+    found = {int(line.split(":")[1]) for line in mypy(MISTAKES, tmp_path)}
+    lines = MISTAKES.splitlines()
+    wanted = {i for i, line in enumerate(lines, 1) if line and not line.startswith(("import", "flow = "))}
+    assert found == wanted, [lines[i - 1] for i in found ^ wanted]
+
+
+def test_what_loads_late_is_listed_too() -> None:
+    assert {
+        "MissingField",
+        "EvaluationError",
+        "Job",
+        "attach",
+        "resume",
+        "run",
+        "sinks",
+        "sources",
+        "testing",
+        "max",
+        "min",
+        "sum",
+    } <= set(dir(ps))
+    assert "Parquet" in dir(ps.sinks)
+    assert {"Arrow", "Parquet"} <= set(dir(ps.sources))
+    for module in (ps, ps.sinks, ps.sources):
+        for name in dir(module):
+            assert hasattr(module, name)
+
+
+def test_import_star_leaves_python_s_own_functions_alone() -> None:
+    names: dict[str, object] = {}
+    exec("from penstock import *", names)
+    assert not {name for name in names if hasattr(builtins, name)} - {"__builtins__", "__doc__", "__name__"}
+    assert names["Flow"] is ps.Flow
+
+
+@pytest.mark.parametrize("name", ["sinks", "sources", "testing"])
+def test_short_names_are_modules(name: str) -> None:
+    """The very same ones, so that no class is there twice."""
+    module = importlib.import_module(f"penstock.{name}")
+    assert module is getattr(ps, name)
+    assert module is importlib.import_module(f"penstock.runtime.{name}")
+
+
+def test_short_names_load_nothing_heavy() -> None:
+    program = (
+        "from penstock.sinks import Sink\nfrom penstock.sources import Source\nfrom penstock.testing import run\n"
+        "import sys; assert not {'ray', 'pyarrow', 'pandas'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
