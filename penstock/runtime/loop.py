@@ -291,8 +291,6 @@ class RunLoop:
                 states, finished, whole_next, _ = saved[task.task.number]
                 task.restore(epoch, states, finished=finished, whole_next=whole_next)
                 states.clear()  # the maps were taken over: not to have those of the next task twice as well
-            if self._stopping and isinstance(task, SourceTask):
-                task.stop()
 
     def be_careful(self, careful: dict[int, Careful]) -> None:
         """These tasks, by number, take records one by one. They have just been made, and have got none yet: places are
@@ -313,6 +311,10 @@ class RunLoop:
         self._sources = [task for task in self.tasks if isinstance(task, SourceTask)]
         # Those that run without a message.
         self._due = [task for task in self.tasks if task.timed or task.gathering or isinstance(task, SourceTask)]
+        # Another thread that calls `stop` sets the flag before it reads the list of sources, so no source is missed.
+        if self._stopping:
+            for source in self._sources:
+                source.stop()
 
     # -----------------------------------------------------------------------------------------------------------
 

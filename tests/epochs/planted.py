@@ -28,7 +28,7 @@ from penstock.runtime.inbox import Inbox
 from penstock.runtime.loop import RunLoop
 from penstock.runtime.rud import Entry, OutputCache
 from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, KeyedValues, KeyedWhole, LoggedMap
-from penstock.runtime.task import Task
+from penstock.runtime.task import SourceTask, Task
 from penstock.runtime.timers import Timers
 from penstock.runtime.windowing import _Windowing, _WindowMap
 from tests.epochs.sim import Faults, MemoryStore
@@ -627,6 +627,30 @@ def _placed_as_before() -> Any:
         return commands
 
     return _patch(Coordinator, "_move", forgets)
+
+
+@_plant(lambda faults: faults.stop_at is not None and _somebody_dies(faults))
+def _stopped_while_made() -> Any:
+    """A source that was made before its worker was told to stop, and joins after, reads on."""
+    make, renew = RunLoop.make, RunLoop._renew_tasks
+
+    def told_when_made(self: RunLoop, numbers: set[int], *saved: Any) -> None:
+        make(self, numbers, *saved)
+        for task in self.wiring.tasks.values():
+            if self._stopping and isinstance(task, SourceTask):
+                task.stop()
+
+    def not_when_joined(self: RunLoop) -> None:
+        stopping, self._stopping = getattr(self, "_stopping", False), False
+        renew(self)
+        self._stopping = stopping
+
+    @contextlib.contextmanager
+    def both() -> Iterator[None]:
+        with _patch(RunLoop, "make", told_when_made), _patch(RunLoop, "_renew_tasks", not_when_joined):
+            yield
+
+    return both()
 
 
 # --- the store -------------------------------------------------------------------------------------------------------

@@ -1092,6 +1092,16 @@ class EpochCluster:
         if self.stopping or self.seed % 8 == 0:
             self.checks.compare(reference(self), outputs)
         self._check_counters()
+        if self.stopping:
+            self._check_all_stopped()
+
+    def _check_all_stopped(self) -> None:
+        """Each source has heard of the stop, also one that was being made when its worker heard of it: one that has not
+        would read for as long as its input grows."""
+        for process in self.live:
+            for task in process.loop.tasks:
+                if isinstance(task, SourceTask) and not task.stopping and process.paused_until <= self.now:
+                    raise AssertionError(f"{task.name} has not heard that the job is to stop")
 
     def _check_counters(self) -> None:
         """What an operator has taken is what those before it gave, however often the job went back or was changed."""

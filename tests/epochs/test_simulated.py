@@ -45,6 +45,7 @@ FOUND_BY = {
     "old-generations": 67,
     "places-of-removed-keys": 273,
     "slabs-too-soon": 251,
+    "stopped-while-made": 241,
     "watermark-forgotten": 110,
     "watermark-overtakes": 223,
 }

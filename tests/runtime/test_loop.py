@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.build import build
+from penstock.runtime.build import Wiring, build
 from penstock.runtime.errors import RecordError
 from penstock.runtime.flow import Flow
 from penstock.runtime.loop import MessagesLost, RunLoop
@@ -18,6 +18,7 @@ from penstock.runtime.sinks.call import Call, Null
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory
+from penstock.runtime.task import SourceTask
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
 
@@ -162,6 +163,23 @@ def test_stop_lets_through_what_was_read() -> None:
     loop.tasks[0].reader._script = script  # type: ignore[attr-defined]
     loop.run()
     assert reports[sink.channel] == [1, 2, 3, 4, 5]
+
+
+def test_a_source_that_is_being_made_hears_of_a_stop() -> None:
+    """The worker was told between the making of its tasks and their joining: the job read on for ever."""
+    flow = Flow("f", chaining=False)
+    flow.read(Memory(range(3))).write(Null())
+    plan = flow.plan(1)
+    numbers = {task.number for task in plan.tasks}
+    transport = MemoryNetwork(1).transport(0)
+    wiring = Wiring(
+        plan, dict.fromkeys(numbers, 0), 0, transport, clock=time.monotonic_ns, report=lambda reported: None
+    )
+    loop = RunLoop(wiring, transport, time.monotonic_ns)
+    loop.make(numbers, 1, 0, {number: ({}, False, True, None) for number in numbers})
+    loop.stop()
+    loop.join(numbers, 1)
+    assert [task.stopping for task in loop.tasks if isinstance(task, SourceTask)] == [True]
 
 
 scripts["until stopped"] = scripts["quiet"] = scripts["busy"] = scripts["once"] = lambda reader: []
