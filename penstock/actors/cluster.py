@@ -20,7 +20,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 # Ray takes a process whose parent is process 1 for one whose raylet has died, unless it is told a raylet's process id.
@@ -68,6 +69,12 @@ _LOOK_S = 1.0
 # The processes of a cluster that is stopped end one after the other.
 _GOING_S = 15.0
 _SLICE_S = 1.0
+
+# A cluster that was only found among the processes may be of another network, where its address leads nowhere, or to
+# something else; Ray itself would try for minutes.
+_FOUND_ANSWERS_S = 3.0
+# The head of a cluster speaks HTTP/2: it answers a client's preface with its own, or says at least a byte.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 # How long a JobMaster may take to say whether its job has ended.
 _ANSWER_S = 5.0
@@ -249,6 +256,27 @@ def _answers_tcp(address: str) -> bool:
     return True
 
 
+def _answering(addresses: Sequence[str]) -> list[str]:
+    """Those of the addresses at which the head of a cluster may be; all are asked at the same time."""
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(len(addresses)) as pool:
+        return [one for one, answers in zip(addresses, pool.map(_speaks, addresses), strict=True) if answers]
+
+
+def _speaks(address: str) -> bool:
+    """Whether somebody at this address answers as a cluster's head would, within seconds."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_FOUND_ANSWERS_S) as head:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":  # a head that has certificates says nothing before it got one
+                return True
+            head.sendall(_PREFACE)
+            return bool(head.recv(1))
+    except OSError:
+        return False
+
+
 def _answers_unix(path: str) -> bool:
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as raylet:
         raylet.settimeout(_LOOK_S)
@@ -352,7 +380,7 @@ def _clusters(address: str | None) -> Iterator[list[str]]:
         yield _running()
         return
     first = _of_ray_start()
-    found = sorted(_on_this_machine(), key=lambda one: one != first)
+    found = _answering(sorted(_on_this_machine(), key=lambda one: one != first))
     reached = False
     for one in found:
         with _lock:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -63,3 +66,54 @@ def test_ray_has_a_standard_error_where_the_program_has_none(unconnected: pytest
     assert seen[0] is not None
     assert seen[0].fileno() != 2  # that one is open, whoever has it
     seen[0].close()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address that takes connections, and at which nobody says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def speaking() -> Iterator[str]:
+    """An address at which somebody answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(1)
+                connection.sendall(b"\0")
+                connection.recv(100)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_clusters_that_were_found_and_do_not_answer_are_not_joined(
+    unconnected: pytest.MonkeyPatch, silent: str, speaking: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"127.0.0.1:{server.getsockname()[1]}"
+    joined: list[str] = []
+
+    def init(address: str, **options: Any) -> None:
+        joined.append(address)
+        raise ConnectionError("another program's")
+
+    unconnected.setattr(ray, "init", init)
+    unconnected.setattr(cluster, "_on_this_machine", lambda: [silent, speaking, closed])
+    with pytest.raises(NoCluster, match="no Ray cluster that this program can join"):
+        cluster.find("job", None)
+    assert joined == [speaking], "Ray would try the others for minutes"
+
+
+def test_clusters_that_were_found_are_asked_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    all_asked = threading.Barrier(5)
+
+    def speaks(address: str) -> bool:
+        all_asked.wait(timeout=60.0)
+        return address != "c"
+
+    monkeypatch.setattr(cluster, "_speaks", speaks)
+    assert cluster._answering("edcba") == ["e", "d", "b", "a"]
