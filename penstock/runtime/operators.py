@@ -247,10 +247,19 @@ class Map(Operator):
     stays = None
 
     yields = False  # its function may be a generator function
+    none_on_purpose = True  # of a lambda, which says what it returns; a function without `return` has forgotten it
+    forgotten = (
+        "so there would be a None for each record; return what is to go on, as in: return record. To call a function "
+        "for what it does only, write to a sink: .write(penstock.sinks.Call(function))"
+    )
 
     def __init__(self, fn: Callable[[Any], Any], **common: Any) -> None:
         super().__init__(**common)
         check_function(fn, f"{self.kind} {self.name!r}", yields=self.yields, opens=True)
+        if returns_nothing(fn) and not (self.none_on_purpose and getattr(fn, "__name__", "") == "<lambda>"):
+            raise FlowError(
+                f"{self.kind} {self.name!r}: its function never returns anything but None, {self.forgotten}"
+            )
         self.fn = fn
 
     def stage(self, context: StageContext) -> Stage:
@@ -261,14 +270,8 @@ class Filter(Map):
     """The records for which the function is true."""
 
     kind = "filter"
-
-    def __init__(self, fn: Callable[[Any], Any], **common: Any) -> None:
-        super().__init__(fn, **common)
-        if returns_nothing(fn):
-            raise FlowError(
-                f"filter {self.name!r}: its function never returns anything but None, so no record would pass; return "
-                'whether the record is to pass, as in: return record["price"] > 5'
-            )
+    none_on_purpose = False
+    forgotten = 'so no record would pass; return whether the record is to pass, as in: return record["price"] > 5'
 
     def stage(self, context: StageContext) -> Stage:
         return _Calls(context, filter, self.fn)
@@ -279,6 +282,7 @@ class FlatMap(Map):
 
     kind = "flat_map"
     yields = True
+    forgotten = "so nothing would come out; return the list of outputs (it may be empty), or yield them"
 
     def stage(self, context: StageContext) -> Stage:
         return _Expand(context, self.fn)

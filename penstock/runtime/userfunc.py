@@ -330,6 +330,8 @@ def _check_kind(function: Any, what: str, name: str, yields: bool) -> None:
 
 def returns_nothing(function: Any) -> bool:
     """Whether a function written in Python returns, and never anything but None, as its code shows."""
+    while isinstance(function, partial):
+        function = function.func
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     if not isinstance(code, CodeType) or code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE):
         return False

@@ -233,6 +233,18 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: some().filter(forgetful),
         ("its function never returns anything but None", "return record["),
     ),
+    "map without a return": (
+        lambda: some().map(forgetful),
+        ("map 'map': its function never returns anything but None", "return record", "penstock.sinks.Call"),
+    ),
+    "map of a partial without a return": (
+        lambda: some().map(functools.partial(forgetful)),
+        ("never returns anything but None",),
+    ),
+    "flat_map without a return": (
+        lambda: some().flat_map(forgetful),
+        ("flat_map 'flat_map': its function never returns anything but None", "return the list of outputs"),
+    ),
     "generator in map": (lambda: some().map(yielding), ("yielding is a generator function", "flat_map")),
     "generator in a sink": (lambda: ps.sinks.Call(yielding), ("yielding is a generator function",)),
     "two arguments": (
@@ -453,3 +465,14 @@ def test_a_record_at_fault_may_be_skipped() -> None:
         ran(some(["/no/such/file"]).map(open))
     assert SKIP in str(caught.value)
     assert "not at fault" not in str(caught.value)
+
+
+def sometimes(record: Any) -> Any:
+    if record:
+        return record
+    return None
+
+
+def test_none_may_be_a_result_on_purpose() -> None:
+    for fn in (sometimes, lambda record: None, print):
+        assert ran(some([0]).map(fn))["out"] == [None]
