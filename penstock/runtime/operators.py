@@ -233,6 +233,8 @@ class _Calls(_Loop):
             self._seen = True
             assert isinstance(out, list)
             if slip := no_value(out[0]):
+                for result in out:
+                    no_value(result)  # which closes coroutines, or Python would warn of each
                 raise self.errors.failure("(the first result)", TypeError(slip))
         return out
 
