@@ -37,7 +37,7 @@ from penstock.runtime.expressions import (
     when,
 )
 from penstock.runtime.flow import Flow, KeyedStream, Stream, WindowedStream
-from penstock.runtime.mistakes import nearest
+from penstock.runtime.late import late_names
 from penstock.runtime.process import Process, ProcessContext
 from penstock.runtime.userfunc import DeadLetter
 from penstock.runtime.windows import Sliding, Tumbling
@@ -97,23 +97,9 @@ __all__ = [
     "when",
 ]
 
-
-_OF_RAY = ("Job", "attach", "resume", "run")
-
 if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
-
-    def __getattr__(name: str) -> object:
-        """`run`, `resume`, `attach` and `Job` load Ray, which takes a second or more: only when they are used."""
-        if name in _OF_RAY:
-            from penstock import actors
-
-            return getattr(actors, name)
-        for module in (sinks, sources):
-            if name in module.__all__:
-                raise AttributeError(f"module 'penstock' has no attribute {name!r}; it is {module.__name__}.{name}")
-        raise AttributeError(f"module 'penstock' has no attribute {name!r}{nearest(name, __dir__())}")
-
-
-def __dir__() -> list[str]:
-    """All names, also of what is not loaded yet."""
-    return sorted({*globals(), *_OF_RAY})
+    __getattr__, __dir__ = late_names(
+        __name__,
+        dict.fromkeys(("Job", "attach", "resume", "run"), "penstock.actors"),
+        also_in=(sinks, sources),
+    )

@@ -7,10 +7,12 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import penstock as ps
+from penstock import bridge
 
 ROOT = Path(ps.__file__).parent.parent
 
@@ -101,9 +103,27 @@ def test_what_loads_late_is_listed_too() -> None:
     } <= set(dir(ps))
     assert "Parquet" in dir(ps.sinks)
     assert {"Arrow", "Parquet"} <= set(dir(ps.sources))
-    for module in (ps, ps.sinks, ps.sources):
+    assert {"follow", "from_spark"} <= set(dir(bridge))
+    for module in (ps, ps.sinks, ps.sources, bridge):
         for name in dir(module):
             assert hasattr(module, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "words"),
+    [
+        (ps, "Parquet", "module 'penstock' has no attribute 'Parquet'; it is penstock.runtime.sinks.Parquet"),
+        (ps, "ruin", "did you mean 'run'?"),
+        (ps.sinks, "Flies", "did you mean 'Files'?"),
+        (ps.sources, "Parqet", "did you mean 'Parquet'?"),
+        (ps.sources, "zzz", "it has: Arrow, Csv, Generator"),
+        (bridge, "folow", "did you mean 'follow'?"),
+    ],
+)
+def test_a_name_that_a_module_does_not_have_is_guessed(module: ModuleType, name: str, words: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    assert words in str(caught.value)
 
 
 def test_import_star_leaves_python_s_own_functions_alone() -> None:

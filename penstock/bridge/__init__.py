@@ -6,21 +6,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.runtime.late import late_names
+
 if TYPE_CHECKING:
     from penstock.bridge.spark_sink import follow
     from penstock.bridge.spark_source import from_spark
 
 __all__ = ["follow", "from_spark"]
 
-
-def __getattr__(name: str) -> object:
-    """They load pyarrow, which takes a quarter of a second: only when they are used."""
-    if name == "from_spark":
-        from penstock.bridge.spark_source import from_spark
-
-        return from_spark
-    if name == "follow":
-        from penstock.bridge.spark_sink import follow
-
-        return follow
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
+    __getattr__, __dir__ = late_names(
+        __name__, {"follow": "penstock.bridge.spark_sink", "from_spark": "penstock.bridge.spark_source"}
+    )

@@ -1,0 +1,33 @@
+"""Public names of a package whose modules are loaded when a name is first used: they load libraries (pyarrow, Ray) that
+take a quarter of a second and more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
+from sys import modules
+from types import ModuleType
+
+from penstock.runtime.mistakes import nearest
+
+
+def late_names(
+    package: str, homes: Mapping[str, str], *, also_in: Collection[ModuleType] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package. `homes`: by name the module that has it; `also_in`: modules to
+    which whoever misses one of their public names here is sent."""
+
+    def get(name: str) -> object:
+        if name in homes:
+            return getattr(import_module(homes[name]), name)
+        for module in also_in:
+            if name in module.__all__:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}; it is {module.__name__}.{name}")
+        guess = nearest(name, names()) or f"; it has: {', '.join(modules[package].__all__)}"
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{guess}")
+
+    def names() -> list[str]:
+        """All names, also of what is not loaded yet."""
+        return sorted({*vars(modules[package]), *homes})
+
+    return get, names
