@@ -151,9 +151,9 @@ def run(
             f"max_restarts={max_restarts} at least 0, max_attempts={max_attempts} at least 1"
         )
     both = dual_options(dual, spark, epoch_interval_s)
-    if not isinstance(placement, PlacementOptions):
-        placement = PlacementOptions(placement, nodes, replan_s)
-    where = placement.checked(workers, list(flow.graph.operators), epochs=epoch_interval_s is not None)
+    where = _placement(placement, nodes, replan_s).checked(
+        workers, list(flow.graph.operators), epochs=epoch_interval_s is not None
+    )
     flow = copy.copy(flow)
     if parallelism is not None:
         flow.parallelism = parallelism
@@ -183,6 +183,19 @@ def run(
         options = replace(options, program=program.dumps((flow, options)))
     _connect(address, workers, cpus_per_worker, both, detached)
     return _start(flow, plan, options, detached, program)
+
+
+def _placement(placement: Method | PlacementOptions, nodes: int | None, replan_s: float | None) -> PlacementOptions:
+    if not isinstance(placement, PlacementOptions):
+        return PlacementOptions(placement, nodes, replan_s)
+    beside = {name: value for name, value in (("nodes", nodes), ("replan_s", replan_s)) if value is not None}
+    if beside:
+        given = ", ".join(f"{name}={value:g}" for name, value in beside.items())
+        raise FlowError(
+            f"run() got both placement=PlacementOptions(...) and {given}, which PlacementOptions has itself; write "
+            f"placement=PlacementOptions(..., {given}) and leave out {' and '.join(beside)} of run()"
+        )
+    return placement
 
 
 def dual_options(
