@@ -72,8 +72,15 @@ def summary(status: Mapping[str, Any]) -> str:
     return said
 
 
-#: The latest of each name that this program has started or attached to.
+#: The latest job of each name that this program has started or attached to.
 _known: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
+
+
+def known_job(name: str, master: Any) -> Job | None:
+    """The handle that this program has of a running job. Each handle costs a thread here and calls to the JobMaster until
+    the job ends, so a program that attaches again and again gets the same one."""
+    job = _known.get(name)
+    return job if job is not None and not job._over.is_set() and job._master._actor_id == master._actor_id else None
 
 
 def silent_status(name: str) -> dict[str, Any]:
@@ -414,7 +421,7 @@ class Job:
         return end
 
     def _ping(self) -> Any:
-        return self._master.ping.options(max_task_retries=0).remote()
+        return self._master.ping.options(max_task_retries=0).remote(self._driver)
 
     def _print_console(self) -> None:
         seen = 0

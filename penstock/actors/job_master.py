@@ -80,8 +80,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# The Ray concurrency group, of one thread, in which reports are taken.
+# The Ray concurrency groups, with their threads. Reports are taken in one thread. Calls that wait for the job's end have
+# threads of their own, however many wait (also those of drivers that have died, which Ray does not take back): all other
+# calls would find no thread any more. They return all at once.
 REPORTS = "reports"
+OUTCOMES = "outcomes"
+CONCURRENCY_GROUPS = {REPORTS: 1, OUTCOMES: 8}
 
 # A cancelled run loop ends within one step of each task; a worker that does not (a user function that hangs) is killed.
 _CANCEL_S = 2.0
@@ -211,6 +215,7 @@ class JobMaster:
 
     # --- asked by drivers ----------------------------------------------------------------------------------
 
+    @ray.method(concurrency_group=OUTCOMES)  # type: ignore[untyped-decorator]
     def outcome(self, driver: Driver) -> JobEnd:
         """Wait for the end of the job. This process stays until the driver calls `release`, or dies."""
         self._drivers.came(driver)
@@ -218,8 +223,10 @@ class JobMaster:
         assert self._end is not None
         return self._end
 
-    def ping(self) -> None:
-        """Answer: this process lives."""
+    def ping(self, driver: Driver) -> None:
+        """Show the driver that this process lives. The driver waits for the outcome; its call of `outcome` may be
+        waiting for a thread."""
+        self._drivers.came(driver)
 
     def status(self) -> dict[str, Any]:
         """The job's status as plain data; the last one before the end once it has ended."""

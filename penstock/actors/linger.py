@@ -1,8 +1,8 @@
-"""How long a JobMaster stays after its job's end: until the drivers that asked for the outcome have what they want.
+"""How long a JobMaster stays after its job's end: until the drivers that want the outcome have what they want.
 
-A driver fetches the last status and the records of Collect sinks after the end, and through a slow Ray that takes
-longer than any short time. So a driver that lives holds the JobMaster, up to a limit. A driver that has died, or that
-nobody has heard of, must not: the job's name stays taken, and its epochs stay in the store, for as long.
+After the end, a driver fetches the last status and the records of Collect sinks, which may take long through a slow
+Ray. So a driver that lives holds the JobMaster, up to a limit. A driver that has died, or that has never called the
+JobMaster, must not hold it: while the JobMaster stays, the job's name stays taken and its epochs stay in the store.
 """
 
 from __future__ import annotations
@@ -16,35 +16,36 @@ from dataclasses import dataclass
 
 from penstock.actors.reaper import start_time
 
-# For drivers that ask late, where none is known that lives.
+# How long the JobMaster waits for drivers that may still come, when it knows of no driver that lives.
 _LINGER_S = 5.0
-# The least limit for drivers that live.
+# The least time for which a driver that lives can hold the JobMaster.
 _PATIENCE_S = 60.0
-# Between two looks whether they live.
+# The time between two looks whether the drivers still live.
 _LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
 class Driver:
-    """One of the handles of a job, and the process that holds it."""
+    """One handle of a job, and the process that holds this handle."""
 
     handle: str
-    node: str  # its Ray node
+    node: str  # the Ray node of the process
     pid: int
     started: int | None
 
     @classmethod
     def here(cls, node: str) -> Driver:
-        """A new handle of this process, on this Ray node."""
+        """Make a new handle, held by this process on this Ray node."""
         return cls(uuid.uuid4().hex, node, os.getpid(), start_time(os.getpid()))
 
     def lives(self, node: str) -> bool:
-        """Whether the process is still there, seen from a Ray node. Of one on another node nothing is known: True."""
+        """Whether the process is still there, seen from a Ray node. True for a process on another node, of which
+        nothing can be known."""
         return self.node != node or start_time(self.pid) == self.started
 
 
 class Drivers:
-    """The drivers that have asked for a job's outcome, and have not said yet that they have what they want."""
+    """The drivers that want a job's outcome, and those among them that have said that they have what they want."""
 
     def __init__(
         self, lives: Callable[[Driver], bool], hang_timeout_s: float, clock: Callable[[], float] = time.monotonic
@@ -53,30 +54,31 @@ class Drivers:
         self._limit_s = max(hang_timeout_s, _PATIENCE_S)
         self._clock = clock
         self._waiting: set[Driver] = set()
-        self._served = False  # one has said that it has what it wants
+        self._served: set[Driver] = set()  # those that have said that they have what they want
         self._changed = threading.Condition()
 
     def came(self, driver: Driver) -> None:
-        """It has asked for the outcome; Ray may ask again for it."""
+        """The driver wants the outcome. It says so many times, and one of its calls may arrive after `has_all`."""
         with self._changed:
-            self._waiting.add(driver)
+            if driver not in self._served:
+                self._waiting.add(driver)
 
     def has_all(self, driver: Driver) -> bool:
-        """It has what it wants; whether it was the last of those that live."""
+        """The driver has what it wants. Returns whether it was the last of those that live."""
         with self._changed:
             self._waiting.discard(driver)
-            self._served = True
+            self._served.add(driver)
             return not self._living()
 
     def may_go(self, after_s: float) -> bool:
-        """Whether nobody needs the JobMaster any more, so long after the end."""
+        """Whether nobody needs the JobMaster any more, `after_s` seconds after the job's end."""
         with self._changed:
             if self._living():
                 return after_s >= self._limit_s
-            return self._served or after_s >= _LINGER_S
+            return bool(self._served) or after_s >= _LINGER_S
 
     def wait(self) -> None:
-        """From the job's end until the JobMaster may go."""
+        """Called at the job's end: return when the JobMaster may go."""
         passed, last = 0.0, self._clock()
         while True:
             with self._changed:
@@ -84,12 +86,12 @@ class Drivers:
                     return
                 self._changed.wait(_LOOK_S)
             now = self._clock()
-            # While this process is paused no driver can fetch anything.
+            # A pause of this process does not count, because no driver can fetch anything meanwhile.
             passed += min(now - last, 2 * _LOOK_S)
             last = now
 
     def wake(self) -> None:
-        """Let `wait` look now."""
+        """Make `wait` look at once."""
         with self._changed:
             self._changed.notify_all()
 

@@ -18,8 +18,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from penstock.actors import cluster, farewell
 from penstock.actors.dual import DualOptions
-from penstock.actors.job import Job, silent_status
-from penstock.actors.job_master import REPORTS, JobMaster, JobOptions, in_parts
+from penstock.actors.job import Job, known_job, silent_status
+from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, JobOptions, in_parts
 from penstock.actors.keeper import SAVEPOINT
 from penstock.actors.worker import WorkerOptions
 from penstock.bridge.burst import BurstOptions, Mode
@@ -295,7 +295,7 @@ def _savepoint(url: str | os.PathLike[str], plan: Plan, store: Store | None) -> 
 
 def _start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: Program) -> Job:
     restarts = -1 if options.store is not None and options.epochs.max_restarts else 0
-    actor = ray.remote(concurrency_groups={REPORTS: 1})(JobMaster).options(
+    actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(JobMaster).options(
         name=cluster.master_name(flow.name),
         namespace=cluster.NAMESPACE,
         lifetime="detached" if detached else None,
@@ -342,12 +342,13 @@ def attach(name: str | None = None, *, address: str | None = None) -> Job:
     """The handle of the running job of this name, which another program may have started; without a name, of the only
     running job.
 
+    Within one program, a running job has one handle: a second call returns the handle of the first call, or of `run`.
     The job is looked for on the cluster to which this program is connected, otherwise on the cluster of `address` or
     RAY_ADDRESS, otherwise on all clusters with a node on this machine. Raises JobNotFound when there is no such job,
     and without a name also when several jobs run.
     """
     name, master = cluster.find(name, address)
-    return Job(name, master, {})
+    return known_job(name, master) or Job(name, master, {})
 
 
 def jobs(*, address: str | None = None) -> list[dict[str, Any]]:

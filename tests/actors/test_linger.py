@@ -33,6 +33,13 @@ def test_a_driver_that_lives_holds_the_jobmaster_until_it_has_all() -> None:
     assert known.may_go(0.0)
 
 
+def test_a_call_of_a_driver_that_arrives_after_it_had_all_does_not_hold_the_jobmaster() -> None:
+    known = drivers(SLOW)
+    known.has_all(SLOW)
+    known.came(SLOW)
+    assert known.may_go(0.0)
+
+
 @pytest.mark.parametrize(("hang_timeout_s", "limit_s"), [(1.0, 60.0), (90.0, 90.0)])
 def test_no_driver_holds_it_for_ever(hang_timeout_s: float, limit_s: float) -> None:
     known = drivers(SLOW, hang_timeout_s=hang_timeout_s)

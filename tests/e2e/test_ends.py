@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.actors.cluster import find_master
+from penstock.actors.job import Job
 from penstock.actors.reaper import descendants
 from tests.e2e.processes import LIMIT_S, alive, kill, penstock_segments, ring_mappings, wait_gone, wait_until
 
@@ -297,3 +299,14 @@ def test_idle_job_uses_little_cpu(cluster: str, fresh_name: Callable[[], str]) -
     job.cancel()
     job.wait(LIMIT_S, progress=False)
     assert used < 0.25, f"an idle job of 4 workers used {used:.0%} of a core"
+
+
+def test_a_jobmaster_hears_however_many_handles_wait_for_the_end(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """Each handle waits for the job's end, and goes on waiting in the JobMaster when its driver has died."""
+    job, _ = started(busy_flow(fresh_name()), workers=1)
+    assert ps.attach(job.name) is job
+    handles = [Job(job.name, find_master(job.name), {}) for _ in range(100)]
+    status = handles[-1].status()
+    assert (status["state"], status["master_silent_s"]) == ("RUNNING", 0.0)
+    handles[0].cancel()
+    assert [handle.wait(LIMIT_S, progress=False)["state"] for handle in handles] == ["CANCELLED"] * len(handles)
