@@ -77,8 +77,8 @@ _known: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
 
 
 def known_job(name: str, master: Any) -> Job | None:
-    """The handle that this program has of a running job. Each handle costs a thread here and calls to the JobMaster until
-    the job ends, so a program that attaches again and again gets the same one."""
+    """The handle that this program has of a running job. Until the job ends, each handle costs a thread here and calls
+    to the JobMaster, so a program that attaches again and again gets the same one."""
     job = _known.get(name)
     return job if job is not None and not job._over.is_set() and job._master._actor_id == master._actor_id else None
 

@@ -80,9 +80,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# The Ray concurrency groups, with their threads. Reports are taken in one thread. Calls that wait for the job's end have
-# threads of their own, however many wait (also those of drivers that have died, which Ray does not take back): all other
-# calls would find no thread any more. They return all at once.
+# The Ray concurrency groups, with the number of their threads. Reports are taken in one thread. The calls that wait for
+# the job's end have threads of their own, because any number of them may wait: Ray does not take back the calls of a
+# driver that has died. Calls beyond the number of threads begin at the job's end, when the others return.
 REPORTS = "reports"
 OUTCOMES = "outcomes"
 CONCURRENCY_GROUPS = {REPORTS: 1, OUTCOMES: 8}
