@@ -38,7 +38,8 @@ _NOBODY: Mapping[int, float] = MappingProxyType({})
 
 
 class StatusBuilder:
-    """Keeps the workers' last reports and makes the status of them; used by one thread at a time or under a lock."""
+    """Keeps the workers' last reports, and makes the job's status of them. Used by one thread at a time, or under a
+    lock."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -48,6 +49,7 @@ class StatusBuilder:
         self._workers: list[dict[str, Any]] = []
         self._reports: dict[int, dict[str, Any]] = {}
         self._history: dict[int, deque[dict[str, Any]]] = {}  # of each worker, oldest first: what rates are taken from
+        self._told_by: dict[int, int] = {}  # the worker whose report a task's counters are taken from
         self._last: dict[str, Any] | None = None
 
     def of(self, plan: Plan) -> StatusBuilder:
@@ -88,6 +90,7 @@ class StatusBuilder:
                 # One that has moved may be in the last report of a silent worker too.
                 if task["number"] not in tasks or self._placed.get(task["number"]) == report["index"]:
                     tasks[task["number"]] = task
+                    self._told_by[task["number"]] = report["index"]
         operators = {}
         for chain in self._plan.chains:
             numbers = [task.number for task in self._plan.tasks if task.chain == chain.index]
@@ -146,8 +149,9 @@ class StatusBuilder:
             before, seconds = self._earlier(number)
             if before is not None:
                 then = before["operators"][position]
-                rates["in_per_s"] += (mine["records_in"] - then["records_in"]) / seconds
-                rates["out_per_s"] += (mine["records_out"] - then["records_out"]) / seconds
+                # Counters of a task that went back to an epoch are smaller than before.
+                rates["in_per_s"] += max(0, mine["records_in"] - then["records_in"]) / seconds
+                rates["out_per_s"] += max(0, mine["records_out"] - then["records_out"]) / seconds
             queued += task["queued"] if position == 0 else 0
             busy = max(busy, self._busy(number, task))
             latency.merge(Histogram.from_sparse(task["latency_us"]))
@@ -161,8 +165,9 @@ class StatusBuilder:
         }
 
     def _earlier(self, number: int) -> tuple[dict[str, Any] | None, float]:
-        """The task's counters in an earlier report, and the seconds from then to the newest."""
-        worker = self._placed[number]
+        """The task's counters in an earlier report of the worker that has told them last, and the seconds from that
+        report to the newest. None when that worker has not told them before."""
+        worker = self._told_by[number]
         before, now = self._history[worker][0], self._reports[worker]
         if now["time_ns"] <= before["time_ns"]:
             return None, 0.0
@@ -173,7 +178,8 @@ class StatusBuilder:
 
     def _busy(self, number: int, task: dict[str, Any]) -> float:
         before, seconds = self._earlier(number)
-        return 0.0 if before is None else float((task["busy_ns"] - before["busy_ns"]) / 1e9 / seconds)
+        # A process that was started anew counts from 0.
+        return 0.0 if before is None else max(0, task["busy_ns"] - before["busy_ns"]) / 1e9 / seconds
 
     def _task(self, number: int, task: dict[str, Any] | None) -> dict[str, Any]:
         entry = {"number": number, "name": self._plan.task_name(self._plan.by_number[number])}

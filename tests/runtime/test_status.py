@@ -179,3 +179,23 @@ def test_a_task_that_has_moved_counts_where_it_is() -> None:
     moved["tasks"].append(report(1, 2, 50)["tasks"][0])
     status = made.build("RUNNING", [moved], 0)
     assert status["operators"]["map"]["records_in"] == 20 + 50
+
+
+def test_a_task_that_has_moved_to_a_worker_that_has_said_nothing_is_as_the_worker_before_told() -> None:
+    made = builder()
+    made.build("RUNNING", [report(1, 1, 30)], 0)
+    made.build("RUNNING", [report(1, 2, 60)], 0)
+    made.place({**PLACED, 2: 0}, WORKERS)
+    status = made.build("MOVING", [], 0)
+    assert status["operators"]["map"]["records_in"] == 60
+    assert (status["operators"]["map"]["in_per_s"], status["operators"]["map"]["busy"]) == (30, 0.25)
+
+
+def test_a_task_that_went_back_has_no_negative_rates() -> None:
+    """It counts on from what its epoch had counted, and its process is another."""
+    made = builder()
+    made.build("RUNNING", [report(0, 1, 500), report(1, 1, 500)], 0)
+    status = made.build("RUNNING", [report(0, 2, 100, busy_ns=0), report(1, 2, 100, busy_ns=0)], 0)
+    assert status["operators"]["map"]["records_in"] == 200
+    assert status["read_per_s"] == status["operators"]["map"]["in_per_s"] == status["operators"]["map"]["busy"] == 0
+    assert {task["busy"] for task in status["tasks"]} == {0}
