@@ -13,16 +13,16 @@ _FIRST_S = 1.0  # a job that is over sooner needs no progress
 _TERMINAL_S = 0.5
 _LINE_S = 2.0
 
-_MARK = "\0end of the table\n"  # behind the last line that is to be carried past it
-_CARRIED_S = 5.0
-_SILENT_S = 2.0  # a process that is silent for so long is shown
+_MARK = "\0end of the table\n"  # written behind everything that is still to be shown above the table
+_CARRIED_S = 5.0  # how long the end of the table waits for what is before the mark
+_SILENT_S = 2.0  # a process is shown as silent when it has not answered for this long
 
 
 class Progress:
-    """Use as a context manager around the waiting; asks for a status only when one is due to be shown."""
+    """A context manager around the wait for a job's end. It asks for a status only when one is due to be shown."""
 
     def __init__(self, name: str, shown: bool, where: str = "") -> None:
-        """`where`: the cluster that the job runs on, for people, said while it starts."""
+        """`where`: the cluster that the job runs on, which is shown while the job starts."""
         self._name = name
         self._where = where
         self._shown = shown
@@ -91,19 +91,20 @@ class Progress:
 
 
 class _Above:
-    """Puts above the live table what anybody in this process writes to its standard error meanwhile: Ray's native code,
-    loggers that took the stream before, Ray's copies of what workers print. They write to the file descriptor, so that
-    is what is turned away; the table itself goes to the terminal that it was."""
+    """Shows above the live table what anybody in this process writes to its standard error: Ray's native code, loggers
+    that keep an older stream object, and Ray's copies of what workers print. They all write to file descriptor 2, so
+    this descriptor is replaced by a pipe, and the table itself goes to a copy of the terminal's descriptor."""
 
     def __init__(self) -> None:
         sys.stderr.flush()
         self._before = os.dup(2)
-        # Closed when nobody can write any more: a child that was started meanwhile may outlive the table.
+        # It is closed when nobody can write to the pipe any more. A child process that was started meanwhile has the
+        # pipe as its standard error, and may outlive the table.
         self.terminal = os.fdopen(self._before, "w", encoding=sys.stderr.encoding, errors="replace", closefd=False)
         self._console: Any = None
 
     def begin(self, console: Any) -> None:
-        """From now on lines go above what this console shows."""
+        """Show each line above what this console shows, from now on."""
         from rich.text import Text
 
         read, write = os.pipe()
@@ -113,22 +114,26 @@ class _Above:
         self._carried = threading.Event()
 
         def carry() -> None:
-            # To the end of the process, as a child that was started meanwhile has the pipe too.
+            # This goes on to the end of the process, because a child that was started meanwhile has the pipe too.
             with os.fdopen(read, encoding="utf-8", errors="replace") as lines:
                 for text in lines:
-                    if text == _MARK:
-                        self._carried.set()
+                    over = text.endswith(_MARK)  # what was written last may be a line without an end
+                    text = text.removesuffix(_MARK)  # noqa: PLW2901
+                    if not text:
+                        pass
                     elif self._console is None:
                         self.terminal.write(text)
                         self.terminal.flush()
                     else:
                         self._console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True)
+                    if over:
+                        self._carried.set()
             os.close(self._before)
 
         threading.Thread(target=carry, name="penstock-stderr", daemon=True).start()
 
     def end(self) -> None:
-        """Standard error is what it was."""
+        """Make standard error the terminal again."""
         sys.stderr.flush()
         os.dup2(self._before, 2)
         self._console = None

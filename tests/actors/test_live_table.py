@@ -33,6 +33,7 @@ with Progress("job", shown=True) as shown:
     while len(sys.stdin.readline()) > 1:
         pass
     shown.finish(status(4))
+    os.write(2, b"half a line")
 print("after", file=sys.stderr)
 child.communicate()
 sys.stdin.readline()
@@ -99,9 +100,10 @@ def test_what_others_write_goes_above_the_table() -> None:
     lines = screen(b"".join(parts).decode())
     (table,) = (number for number, line in enumerate(lines) if line.startswith("job  running"))
     assert lines[table].startswith("job  running  4 s"), "the newest, once"
+    assert "\0" not in "".join(lines), "the mark that ends what is to be shown is never shown itself"
     above = [line for line in lines[:table] if line]
     assert above == ["from native code", "from a logger", "from print"]
     below = [line for line in lines[table:] if line]
-    assert "after" in below
+    assert "half a lineafter" in below
     assert "late" in below
     assert sum("map" in line for line in lines) == 1
