@@ -1,20 +1,22 @@
 """The central scheduler of the two paradigms (PAPERS rows D2, D4, D6): part of the JobMaster.
 
-It looks at the workers' counters a few times a second, lets a `BurstDetector` decide for each chain whose operators can
-go to Spark, and tells the workers. When a chain's input goes there, `switch_range` says how far, by the magnifications
-that were measured; the range may go on into other chains, whose own detectors then wait. By default it reaches as far
-as operators can cross, and not only to where Eq. 8 ends it: the paper's operators pay a micro-batch each, a range here
-is one job in Spark, and the further it reaches the fewer records come back (`BurstOptions.range_below`).
+The scheduler looks at the workers' counters a few times a second. For each chain with operators that can run in Spark,
+a `BurstDetector` decides whether they should, and the scheduler tells the workers. When a chain's input goes to Spark,
+`switch_range` says how many operators go with it, by the magnifications that were measured. The range may continue into
+other chains, whose own detectors then wait. By default the range is as long as operators can cross, and does not end
+where Eq. 8 ends it: in the paper, each operator costs a micro-batch of its own, but here a range is one job in Spark,
+and the longer the range is, the fewer records come back (`BurstOptions.range_below`).
 
-What it tells is what should be, not what should change: a worker that was started again, or that missed a word, is
-told at the next look. Spark is started beside the running flow, with the job or when the detector first sees it coming;
-when it cannot be had, the job goes on with records, and says so once.
+A message to a worker says what should be, not what should change. So a worker that was started again, or that missed a
+message, is told at the next look. Spark is started beside the running flow, either with the job or when the detector
+first sees a burst coming. When Spark cannot be started, the job goes on with records, and the log says so once.
 
-The plan may change under it (a rescale). It takes the job's plan anew at each look; where chains are others than
-before, all that it knew of ranges is void, and Spark is prepared again, as it has compiled the old ones. Until a worker
-has the new plan too, what it says is not heard, and it does not do what it is told.
+A rescale changes the plan while the scheduler runs. The scheduler takes the job's plan anew at each look. When the
+chains have changed, everything that was known of ranges is void, and Spark is prepared again, because it has compiled
+the old ranges. Until a worker has the new plan too, the scheduler ignores its reports, and the worker ignores the
+scheduler's messages.
 
-It must never hold up the job: it asks workers with a time limit, and nothing waits for it.
+The scheduler must never hold up the job: it asks workers with a time limit, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -43,26 +45,26 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 
-# What Spark is taken to do before it has shown it: on two cores a micro-batch costs about a quarter of a second, and
-# rows that stay columns go through at some hundred thousand a second.
+# What Spark is assumed to cost before it was measured: on two cores a micro-batch costs about a quarter of a second,
+# and rows that stay columns go through at some hundred thousand a second.
 _FIRST_GUESS = Calibration(batch=BatchCost(0.25, 400_000.0))
 
-# Within which a bridge that has failed to answer a micro-batch must show that it lives.
+# The time within which a bridge that has failed to answer a micro-batch must show that it lives.
 _ALIVE_S = 5.0
 
-# A switch at which for so long nobody has gone to Spark may be one to a bridge that has died unused: workers cannot
-# find it then, and no micro-batch fails that would tell.
+# When no task has gone to Spark for this long after a switch began, the bridge may have died before it was used:
+# workers cannot find it then, and there is no micro-batch that would fail.
 _UNHEARD_S = 10.0
 
-# Micro-batches of an overload are of a size that has all under way at a time fit into Spark's memory, whatever that
-# answers, and an answer come within seconds; but not below the least, where its fixed cost is most of it.
+# In an overload, all micro-batches that are under way together fit into Spark's memory, whatever Spark answers, and an
+# answer comes within seconds. But they are not so small that the fixed cost is most of the cost.
 _ROWS_UNDER_WAY = 600_000
 _ROWS_LEAST = 50_000
 
-# What the counts of operators weigh at the next look: magnifications are those of the last ten seconds or so.
+# The weight of an operator's earlier counts at the next look: magnifications are those of the last ten seconds or so.
 _KEPT = 0.975
 
-# How long the bridge may take to end Spark with the job.
+# How long the bridge may take to end Spark when the job ends.
 _STOP_S = 20.0
 
 
@@ -76,7 +78,7 @@ class DualOptions:
 
 @dataclass
 class _Range:
-    """A range of the job, and what has been seen of it."""
+    """A range of operators of the job, and what has been measured of it."""
 
     form: RangeForm
     detector: BurstDetector
@@ -111,8 +113,8 @@ def _is_of(task: dict[str, Any], layout: list[list[str]]) -> bool:
 
 
 class Dual:
-    """See the module's docstring. `plan` gives the job's plan as of now, `ask` each worker's load, and
-    `tell(worker, method, arguments)` sends a word."""
+    """See the module's docstring. `plan` returns the job's present plan, `ask` returns each worker's load, and
+    `tell(worker, method, arguments)` sends a worker a message, which may be lost."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class Dual:
         self._spark: dict[str, Any] | str | None = None  # what it is, or why there is none
         self._starting: threading.Thread | None = None
         self._outcome: tuple[Event, str] | None = None  # of the last start, until the next look
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # what a start of Spark leaves behind changes under it, all together
         self._over = threading.Event()
         self.stays: dict[str, str] = {}  # chain -> why nothing of it can cross
         self._ranges: list[_Range] = []
@@ -158,20 +160,19 @@ class Dual:
         self.stays, self._ranges = stays, ranges
 
     def _take_plan(self) -> None:
-        """Go on with the job's plan of now."""
+        """Go on with the job's present plan."""
         before, self._plan = self._plan, self._current()
         if self._plan is before or _layout(self._plan) == _layout(before):
             return
         self._find_ranges()
         self._counted.clear()  # tasks have other numbers
         with self._lock:
-            bridge, self._bridge, self._spark = self._bridge, None, None
-        self._outcome = None
+            bridge, self._bridge, self._spark, self._outcome = self._bridge, None, None, None
         if bridge is not None:
             threading.Thread(target=self._end, args=(bridge,), name="penstock-end-bridge", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
-        """Which operators are in which paradigm, and why."""
+        """The paradigm that each range of operators is in, and why."""
         spark = self._spark
         return {
             "mode": self._options.burst.mode,
@@ -199,7 +200,7 @@ class Dual:
         }
 
     def close(self) -> None:
-        """Decide nothing more, and end Spark."""
+        """Make no more decisions, and end Spark."""
         self._over.set()
         with self._lock:
             bridge, self._bridge = self._bridge, None
@@ -227,7 +228,8 @@ class Dual:
         layout = _layout(self._plan)
         reports = [(worker, [task for task in loads if _is_of(task, layout)]) for worker, loads in self._ask()]
         now = self._clock()
-        outcome, self._outcome = self._outcome, None
+        with self._lock:
+            outcome, self._outcome = self._outcome, None
         if outcome is not None:
             self._tell_detectors(outcome[0], now, outcome[1])
             costs = self._spark["costs"] if isinstance(self._spark, dict) else {}
@@ -255,7 +257,8 @@ class Dual:
         return next((other for other in self._ranges if other is not range_ and chain in other.parts), None)
 
     def _count(self, loads: Iterable[dict[str, Any]]) -> None:
-        """Take in what operators took and gave; those of a diverted task know of their range's ends only."""
+        """Add up the records that operators have taken and given since the last look. Diverted tasks are left out:
+        their operators count only the records at the ends of the range."""
         found: dict[str, tuple[int, int]] = {}
         for task in loads:
             diverted = task["diverted"] is not None
@@ -271,7 +274,7 @@ class Dual:
             self._counts[name] = (_KEPT * kept[0] + taken, _KEPT * kept[1] + given)
 
     def _cut(self, range_: _Range) -> None:
-        """Find out how far a range reaches that is about to go to Spark."""
+        """Find out how many operators a range has that is about to go to Spark."""
         forms = [one.form for one in self._ranges if not one.parts and self._leader(one) is None]
         plan = self._plan
         found = switch_range(
@@ -356,7 +359,7 @@ class Dual:
         )
 
     def _answered(self, range_: _Range, tasks: list[dict[str, Any]]) -> tuple[MicroBatch, ...]:
-        """Count the records that Spark has answered; the micro-batches to measure it by."""
+        """Count the records that Spark has answered. Returns the micro-batches by which Spark is measured."""
         batches: list[MicroBatch] = []
         # Those under way share Spark's cores: each takes as much longer, and all together no less.
         beside = max(1, sum(task["diverted"]["under_way"] for task in tasks if task["diverted"] is not None))
@@ -400,17 +403,19 @@ class Dual:
             spark = ray.get(bridge.prepare.remote())
         except Exception as error:
             why = str(getattr(error, "cause", None) or error).strip()
-            self._spark = f"not to be had: {why}"
             if bridge is not None:
                 ray.kill(bridge)
-            self._outcome = ("prepare failed", why)
+            with self._lock:
+                if self._ranges is ranges:
+                    self._spark, self._outcome = f"not to be had: {why}", ("prepare failed", why)
             return
         with self._lock:
-            if self._over.is_set() or self._ranges is not ranges:  # or it has compiled those of an old plan
-                ray.kill(bridge)
-                return
-            self._bridge, self._bridge_name, self._spark = bridge, name, spark
-        self._outcome = ("ready", "")
+            wanted = self._ranges is ranges and not self._over.is_set()
+            if wanted:
+                self._bridge, self._bridge_name, self._spark = bridge, name, spark
+                self._outcome = ("ready", "")
+        if not wanted:  # the job has ended, or Spark has compiled the ranges of an old plan
+            ray.kill(bridge)
 
     def _tell_detectors(self, event: Event, now: float, why: str = "") -> None:
         if event == "ready":
@@ -420,18 +425,18 @@ class Dual:
                 range_.detector.happened(event, now, why)
 
     def _fail(self, range_: _Range, now: float, why: str) -> None:
-        """A micro-batch of a range was not answered: its tasks go on with records."""
-        # Of a range that comes back already the loss is known, or is none.
+        """A micro-batch of a range was not answered, and its tasks go on with records."""
+        # A range that is coming back already needs no further reason to.
         if not self._lose_if_dead(now, why) and range_.detector.state != "RETURNING":
             range_.detector.happened("bridge lost", now, self._with_log(why))
 
     def _with_log(self, why: str) -> str:
-        """A failure, and where Spark may have said more of it."""
+        """A failure, and the file in which Spark may have written more about it."""
         spark = self._spark
         return f"{why}; what Spark wrote is in {spark['log']}" if isinstance(spark, dict) else why
 
     def _lose_if_dead(self, now: float, why: str) -> bool:
-        """Whether the bridge has died: then it is lost for all ranges."""
+        """Whether the bridge has died. If it has, all ranges are told that it is lost."""
         with self._lock:
             bridge = self._bridge
         if bridge is None:

@@ -1160,6 +1160,43 @@ def test_spark_that_was_started_for_an_old_plan_is_not_used(start: Start, spark:
     assert cluster.state(0) == "OPERATION"
 
 
+class Meanwhile:
+    """A lock after whose first release, by a thread other than the test's, something happens before that thread goes
+    on."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._test = threading.current_thread()
+        self._happens: Callable[[], None] | None = happens
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if threading.current_thread() is not self._test and self._happens is not None:
+            happens, self._happens = self._happens, None
+            happens()
+
+
+def test_a_plan_that_changes_as_spark_is_ready_has_spark_prepared_again(start: Start, spark: FakeSpark) -> None:
+    flow = words(parallelism=1)
+    cluster = start(flow)
+
+    def change() -> None:
+        cluster.plan = replanned(flow.graph, cluster.plan, "count", 2, chaining=True)
+        cluster.make_tasks()
+        cluster.dual._look()
+
+    cluster.dual._lock = Meanwhile(change)  # type: ignore[assignment]
+    for _ in range(10):
+        cluster.look()
+        for _, chain in cluster.diverts():
+            cluster.divert(chain)
+    assert [bridge.is_alive for bridge in spark.bridges] == [False, True]
+    assert cluster.state(0) == "OPERATION"
+
+
 def test_a_task_of_another_plan_does_not_take_a_word_for_its_own() -> None:
     divert = Divert(1, 2, 0.1, True, operators=("a", "b"))
     assert divert.concerns(1, ["a", "b"])
