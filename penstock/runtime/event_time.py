@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from datetime import datetime, timedelta, timezone
+from numbers import Integral
 from typing import Any
 
 from penstock.runtime.errors import FlowError
@@ -91,18 +92,19 @@ def as_ms(time: Any) -> int:
         if time.tzinfo is None:
             raise TypeError(f"the time {time!r} has no time zone; use an aware datetime, or milliseconds since 1970")
         return (time - _EPOCH) // _MS
-    if not isinstance(time, int | float) or isinstance(time, bool):
+    if not isinstance(time, int | float | Integral) or isinstance(time, bool):
         raise TypeError(f"a record's time must be milliseconds since 1970 or a datetime with a time zone, not {time!r}")
-    if not -TIME_MAX <= time <= TIME_MAX:
+    ms = int(time) if isinstance(time, Integral) else time  # some whole numbers are numpy's
+    if not -TIME_MAX <= ms <= TIME_MAX:
         raise ValueError(f"the time {time!r} is not one in milliseconds since 1970")
-    return math.floor(time)
+    return math.floor(ms)
 
 
 def other_unit(time: Any) -> str | None:
     """The unit in which a number is a time of the years 2001 to 2100, where that unit is not milliseconds."""
-    if isinstance(time, int | float) and not isinstance(time, bool):
+    if isinstance(time, int | float | Integral) and not isinstance(time, bool):
         for unit, a_second in (("seconds", 1), ("microseconds", 10**6)):  # nanoseconds are above TIME_MAX, or nearly
-            if _SECONDS_FROM * a_second <= time < _SECONDS_TO * a_second:
+            if _SECONDS_FROM * a_second <= float(time) < _SECONDS_TO * a_second:
                 return unit
     return None
 

@@ -16,6 +16,7 @@ from penstock.runtime.errors import shorten
 from penstock.runtime.expressions import Expr, MissingField
 from penstock.runtime.expressions.tree import Column
 from penstock.runtime.mistakes import nearest
+from penstock.runtime.unpicklable import slots_of
 from penstock.runtime.userfunc import ListSelector
 
 #: The field of a record that is a text.
@@ -52,19 +53,24 @@ class Field(ListSelector):
             return []
         cls = type(records[0])
         take = self._takes.get(cls) or self._how(cls)
-        if take is self._attribute and set(map(type, records)) != {cls}:
-            return list(map(self, records))  # dicts have attributes, too, which are none of their fields
-        return list(map(take, records))
+        # Dicts have attributes, too, which are none of their fields, and everything can be taken as a text.
+        if (take is self._attribute or take is _itself) and set(map(type, records)) != {cls}:
+            return list(map(self, records))
+        return records[:] if take is _itself else list(map(take, records))
 
     def _how(self, cls: type) -> Callable[[Any], Any]:
         if issubclass(cls, str) and self.name == TEXT:
-            take: Callable[[Any], Any] = str
+            take: Callable[[Any], Any] = _itself
         elif hasattr(cls, "__getitem__") and not issubclass(cls, tuple | list | str | bytes):
             take = self._item
         else:
             take = self._attribute
         self._takes[cls] = take
         return take
+
+
+def _itself(text: Any) -> Any:
+    return text  # not str(text), which of a member of an Enum, or of another subclass, may be another text
 
 
 class Row(dict[str, Any]):
@@ -159,5 +165,5 @@ def fields_of(record: Any) -> list[Any] | None:
         if isinstance(names, tuple):
             return list(names)
     own = [name for name in getattr(record, "__dict__", ()) if not name.startswith("_")]
-    slots = [name for each in cls.__mro__ for name in vars(each).get("__slots__", ()) if not name.startswith("_")]
+    slots = [name for each in cls.__mro__ for name in slots_of(each) if not name.startswith("_")]
     return own + slots or None

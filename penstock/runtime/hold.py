@@ -15,6 +15,8 @@ from contextlib import suppress
 
 from penstock.runtime.errors import PenstockError
 
+_TRIES = 1000  # to lock a directory while others look at it
+
 
 class Held(PenstockError):
     """Another process holds the directory; it may let go of it later."""
@@ -67,9 +69,18 @@ def is_held(directory: str) -> bool:
 
 
 def _lock(descriptor: int, directory: str, kind: int) -> None:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Held(f"another process holds {directory!r}") from None
-    except OSError:
-        return  # the file system has no locks, or none of directories
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        except OSError:
+            return  # the file system has no locks, or none of directories
+        # A process that only looks whether the directory is held has a shared lock for a moment. That lock keeps a
+        # holder out, but it is no holder's: a second shared lock beside it is granted.
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            break
+    raise Held(f"another process holds {directory!r}")

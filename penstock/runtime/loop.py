@@ -376,6 +376,7 @@ def _task_status(task: Task) -> dict[str, Any]:
         }
         for stage in task.stages
     ]
+    mark = task.marks.current  # once: this is another thread than the loop's
     return {
         **_task_load(task),
         "name": task.name,
@@ -383,7 +384,7 @@ def _task_status(task: Task) -> dict[str, Any]:
         "unsent": sum(channel.queued() for channel in task.channels),
         "operators": operators,
         "skipped_on_the_way": task.skipped_on_the_way(),
-        "watermark_ms": None if task.marks.current in (IDLE, END_OF_TIME) else task.marks.current,
+        "watermark_ms": None if mark in (IDLE, END_OF_TIME) else mark,
         "latency_us": task.latency.recent().sparse(),
         "latency_all_us": task.latency.whole().sparse(),
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -32,7 +32,7 @@ from penstock.runtime.sources.base import Source
 from penstock.runtime.state import KeyedMap, LoggedMap, SavedState, StageState
 from penstock.runtime.step_size import STEP_NS, StepSize
 from penstock.runtime.timers import Timers
-from penstock.runtime.units import seconds
+from penstock.runtime.units import is_whole, seconds
 from penstock.runtime.userfunc import (
     DEAD_LETTERS,
     POLICIES,
@@ -222,21 +222,26 @@ class _Calls(_Loop):
     def __init__(self, context: StageContext, over: Callable[..., Iterable[Any]], fn: Callable[[Any], Any]) -> None:
         self._own = OwnFunction(fn)
         super().__init__(context, partial(over, self._own.fn))
+        self._over = over
         self._seen = False
 
     def open(self) -> None:
         self._own.open()
 
     def run(self, batch: Batch) -> Batch:
-        out = super().run(batch)
-        if not self._seen and out:
-            self._seen = True
-            assert isinstance(out, list)
-            if slip := no_value(out[0]):
-                for result in out:
-                    no_value(result)  # which closes coroutines, or Python would warn of each
-                raise self.errors.failure("(the first result)", TypeError(slip))
-        return out
+        if self._seen:
+            return super().run(batch)
+        # A slip of the program shows in the first batch; to look at every result would cost as much as short functions.
+        self._seen = True
+        assert isinstance(batch, list)
+        return apply(partial(self._over, self._looked_at), batch, self.errors)
+
+    def _looked_at(self, record: Any) -> Any:
+        """What the function returns, if that can be a value."""
+        result = self._own.fn(record)
+        if slip := no_value(result):  # of the program, and not of this record
+            raise self.errors.failure(record, TypeError(slip))
+        return result
 
     def close(self, failed: bool) -> None:
         self._own.close()
@@ -377,12 +382,14 @@ class MapBatches(Operator):
         super().__init__(**common)
         what = f"map_batches {self.name!r}"
         check_function(fn, what, ("batch",), yields=True, opens=True)
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise FlowError(f"{what}: batch_size={batch_size!r}; it must be 1 or more")
+        if not is_whole(batch_size) or batch_size < 1:
+            raise FlowError(f"{what}: batch_size={batch_size!r}; it must be a whole number, 1 or more")
         if batch_format not in ("list", "arrow"):
             raise FlowError(f"{what}: batch_format={batch_format!r}; use 'list' or 'arrow'")
-        if not 1 <= min_batch <= batch_size:
-            raise FlowError(f"{what}: min_batch={min_batch}; it must be from 1 to batch_size={batch_size}")
+        if not is_whole(min_batch) or not 1 <= min_batch <= batch_size:
+            raise FlowError(
+                f"{what}: min_batch={min_batch!r}; it must be a whole number from 1 to batch_size={batch_size}"
+            )
         if (min_batch > 1) != (linger_s is not None):
             raise FlowError(
                 f"{what}: min_batch={min_batch}, linger_s={linger_s}; give both or neither: linger_s is how many "
@@ -405,8 +412,16 @@ def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] 
     import pyarrow as pa
 
     def run(records: list[Any]) -> list[Any] | None:
+        if set(map(type, records)) != {dict}:
+            for record in records:
+                if not isinstance(record, Mapping):
+                    raise TypeError(f"batch_format='arrow' takes records that are dicts, not {called(record)}")
         names = dict.fromkeys(name for record in records for name in record)
-        result = fn(pa.table({name: [record.get(name) for record in records] for name in names}))
+        if names:
+            table = pa.table({name: [record.get(name) for record in records] for name in names})
+        else:  # a table without columns that still has a row for each record
+            table = pa.Table.from_struct_array(pa.array(records, pa.struct([])))
+        result = fn(table)
         if result is not None and not hasattr(result, "to_pylist"):
             raise TypeError(
                 f"the function returned a {type(result).__name__}; with batch_format='arrow' return a pyarrow Table"
@@ -866,8 +881,6 @@ class _Processing(Stage):
                 if type(result) is list or type(result) is tuple:
                     out += result
                 elif result is not None:
-                    if type(result) is str or type(result) is dict:
-                        raise TypeError(no_list(result))
                     yield from _taken(result, out)
             except BaseException as error:
                 self.errors.handle(record, of_key(key, _of_no_list(error)))
@@ -892,7 +905,7 @@ class _Processing(Stage):
                 if result is not None:
                     yield from _taken(result, out)
             except BaseException as error:
-                self.errors.handle(("timer", key, round(at * 1000)), error)
+                self.errors.handle(("timer", key, round(at * 1000)), _of_no_list(error))
             self._note((key,))
             yield from _full_pieces(out)
         yield from _rest(out)
@@ -913,7 +926,7 @@ class _Processing(Stage):
             if result is not None:
                 yield from _taken(result, out)
         except BaseException as error:
-            raise self.errors.failure("(finishing)", error, user_line(error)) from error
+            raise self.errors.failure("(finishing)", _of_no_list(error), user_line(error)) from error
         yield from _full_pieces(out)
         yield from _rest(out)
 
@@ -932,8 +945,13 @@ class _Processing(Stage):
             self._process.close()
 
 
+_NO_LISTS = frozenset((str, bytes, dict))
+
+
 def _taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
     """Add what a user's function returned to `out`, and take full pieces off meanwhile."""
+    if type(result) in _NO_LISTS:  # as `no_list` does, at a cost that each record can bear
+        raise TypeError(no_list(result))
     outputs = iter(result)
     while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
         out += more

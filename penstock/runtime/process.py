@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.event_time import as_ms
+from penstock.runtime.event_time import TIME_MAX, as_ms, other_unit
 from penstock.runtime.timers import Timers
 from penstock.runtime.units import seconds
 
@@ -89,9 +89,17 @@ class ProcessContext:
             )
         if at_ms is not None:
             at = self._time_ms("set_timer", at_ms)
+            if (unit := other_unit(at_ms)) is not None:
+                raise PenstockError(
+                    f"operator {self.operator!r}: set_timer(at_ms={at_ms!r}): the time is most likely in {unit} since "
+                    "1970; give milliseconds, or a datetime with a time zone"
+                )
         else:
             assert after_s is not None
-            at = math.ceil((self.clock() + seconds(after_s, "set_timer: after_s")) * 1000)
+            wait_s = seconds(after_s, f"operator {self.operator!r}: set_timer: after_s")
+            if wait_s * 1000 > TIME_MAX:
+                raise PenstockError(f"operator {self.operator!r}: set_timer(after_s={after_s!r}): that is too far away")
+            at = math.ceil((self.clock() + wait_s) * 1000)
         self.timers.set(self.key, at / 1000)
         return at
 

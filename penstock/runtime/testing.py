@@ -25,7 +25,7 @@ from penstock.runtime.errors import FlowError
 from penstock.runtime.flow import check_flow
 from penstock.runtime.graph import Graph
 from penstock.runtime.loop import RunLoop
-from penstock.runtime.mistakes import refusing
+from penstock.runtime.mistakes import called, refusing
 from penstock.runtime.operators import Operator, Read, Write
 from penstock.runtime.pickling import copied
 from penstock.runtime.plan import make_plan
@@ -36,6 +36,7 @@ from penstock.runtime.sources.generator import Generator
 from penstock.runtime.task import Snapshot, SourceTask
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
+from penstock.runtime.units import is_whole
 from penstock.runtime.userfunc import check_picklable
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ def run(
     there. The flow itself is not changed, and can be run again.
     """
     check_flow(flow, "testing.run()")
+    if parallelism is not None and not (is_whole(parallelism) and parallelism >= 1):
+        raise FlowError(f"testing.run(): parallelism={parallelism!r}; it must be a whole number, 1 or more, or None")
+    if not is_whole(batch_size) or batch_size < 1:
+        raise FlowError(f"testing.run(): batch_size={batch_size!r}; it must be a whole number, 1 or more")
     graph = copy.copy(flow.graph)
     graph.operators = _replace(flow, _travelled(flow.graph), inputs)
     plan = make_plan(
@@ -239,9 +244,11 @@ def _replace(
         given = {reads[0]: inputs}
     else:
         raise FlowError(f"flow {flow.name!r} has {len(reads)} sources; give inputs by name: {', '.join(reads)}")
-    for name in given:
+    for name, records in given.items():
         if name not in reads:
             raise FlowError(f"flow {flow.name!r} has no source {name!r}; its sources: {', '.join(reads)}")
+        if isinstance(records, str | bytes) or not isinstance(records, Iterable):
+            raise FlowError(f"testing.run(): source {name!r} needs a list of records, got {called(records)}")
     operators: dict[str, Operator] = {}
     for name, operator in travelled.items():
         replaced = copy.copy(operator)

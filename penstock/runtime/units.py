@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable
 from datetime import timedelta
+from numbers import Integral
 from typing import ParamSpec, TypeVar
 
 from penstock.runtime.errors import FlowError
@@ -26,9 +27,17 @@ def seconds(duration: float | timedelta, what: str) -> float:
         duration = duration.total_seconds()
     if not isinstance(duration, int | float) or isinstance(duration, bool):
         raise FlowError(f"{what}={duration!r}; give seconds or a timedelta")
-    if math.isnan(duration) or duration < 0:
+    if not duration >= 0:  # also NaN
         raise FlowError(f"{what}={duration!r}; it must be 0 seconds or more")
-    return float(duration)
+    try:
+        return float(duration)
+    except OverflowError:  # an int of hundreds of digits
+        return math.inf
+
+
+def is_whole(number: object) -> bool:
+    """Whether it is an int, also one of numpy, and no bool, which Python counts among the ints."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 class Seconds:

@@ -37,6 +37,12 @@ def culprit(value: object, dumps: Callable[[Any], bytes]) -> str | None:
     return f"{' of '.join(reversed(places))} is {shorten(value, 100)} of type {type(value).__qualname__}"
 
 
+def slots_of(cls: type) -> tuple[str, ...]:
+    """The names in a class's own `__slots__`, which may also be a single text."""
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
 def _pickles(value: object, dumps: Callable[[Any], bytes]) -> bool:
     try:
         dumps(value)
@@ -101,7 +107,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     for name, attribute in list(getattr(value, "__dict__", {}).items()):
         yield f"the attribute {name!r}", attribute
     for cls in type(value).__mro__:
-        slots = vars(cls).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for name in slots_of(cls):
             if hasattr(value, name) and name not in ("__dict__", "__weakref__"):
                 yield f"the attribute {name!r}", getattr(value, name)

@@ -6,6 +6,7 @@ import pickle
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,17 @@ class Slotted:
     def __init__(self, user: str, price: int) -> None:
         self.user = user
         self.price = price
+
+
+class OneSlot:
+    __slots__ = "user"  # noqa: PLC0205 - as somebody may write it
+
+    def __init__(self, user: str) -> None:
+        self.user = user
+
+
+class Colour(str, Enum):
+    RED = "red"
 
 
 class Struct(msgspec.Struct):
@@ -129,6 +141,23 @@ def test_a_method_of_dicts_is_none_of_their_fields() -> None:
 
 def test_the_field_of_a_text() -> None:
     assert Field("value").many(["a", "b"]) == ["a", "b"]
+
+
+def test_the_field_of_a_text_among_dicts() -> None:
+    records = ["a", {"value": "b"}, Order("ann", 1), "c"]
+    failed = ErrorHandler("mixed", "skip")
+    assert select(Field("value"), records, failed) == (["a", {"value": "b"}, "c"], ["a", "b", "c"])
+    assert failed.skipped == 1
+
+
+def test_a_text_of_another_class_is_its_own_field() -> None:
+    assert Field("value").many([Colour.RED, "blue"]) == ["red", "blue"]
+    assert Field("value")(Colour.RED) is Colour.RED
+
+
+def test_the_names_of_slots_that_are_one_text() -> None:
+    with pytest.raises(MissingField, match=r"no field 'usr'; did you mean 'user'\? it has: user$"):
+        Field("usr")(OneSlot("ann"))
 
 
 def test_an_error_of_the_record_s_own_code_stays_as_it_is() -> None:

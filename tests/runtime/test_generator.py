@@ -279,7 +279,7 @@ def test_parse_rate_says_what_is_wrong(text: str) -> None:
         ({"rate": object()}, "records a second"),
         ({"limit": -1}, "limit"),
         ({"duration": 0}, "duration"),
-        ({"splits": 0}, "at least one split"),
+        ({"splits": 0}, "splits must be a whole number, 1 or more"),
         ({"arrivals": "sometimes"}, "arrivals"),
         ({"fn": 5}, "needs a function"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -104,6 +105,28 @@ def test_a_directory_that_was_removed_while_it_was_locked_is_not_taken(
         with pytest.raises(FileNotFoundError):
             Hold(str(folder))
     assert not is_held(str(folder))
+
+
+def test_who_looks_does_not_keep_a_holder_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    lock = fcntl.flock
+    calls = 0
+
+    def lock_while_somebody_looks(descriptor: int, kind: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            lock(looking, fcntl.LOCK_UN)
+        lock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", lock_while_somebody_looks)
+    hold = Hold(str(tmp_path))
+    assert calls == 5
+    with pytest.raises(Held):
+        Hold(str(tmp_path))
+    hold.close()
+    os.close(looking)
 
 
 @pytest.mark.parametrize("kind", [ps.sinks.Files, ps.sinks.Parquet])

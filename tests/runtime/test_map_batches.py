@@ -355,3 +355,9 @@ def test_testing_gives_the_same_calls_each_time() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(FlowError, match=words):
         Flow("f").read(Memory([])).map_batches(list, **options)
+
+
+def test_dicts_without_fields_are_rows_of_a_table_too() -> None:
+    flow = Flow("f")
+    flow.read(Memory([])).map_batches(lambda table: table, batch_format="arrow").write(Null())
+    assert testing.run(flow, [{}, {}], batch_size=2) == {"write": [{}, {}]}

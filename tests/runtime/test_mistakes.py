@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock as ps
@@ -208,6 +209,18 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: keyed().map(str),
         ("no method 'map'", "process(fn)", "put .map(...) before .key_by(...)"),
     ),
+    # numbers
+    "text for a number of records": (lambda: ps.sources.Generator(str, limit="5"), ("limit must be a whole", "'5'")),
+    "part of a record": (lambda: ps.sources.Generator(str, limit=2.5), ("limit must be a whole number", "2.5")),
+    "text for a number of splits": (lambda: ps.sources.Memory([], splits="2"), ("splits must be a whole number",)),
+    "half a split": (lambda: ps.sources.Generator(str, splits=1.5), ("splits must be a whole number",)),
+    "endless duration": (lambda: ps.sources.Generator(str, duration_s=float("inf")), ("leave it out",)),
+    "text for a batch": (
+        lambda: some().map_batches(list, min_batch="3", linger_s=1),
+        ("min_batch='3'; it must be a whole number",),
+    ),
+    "truth for a batch": (lambda: some().map_batches(list, batch_size=True), ("batch_size=True",)),
+    # methods
     "write with a key": (lambda: keyed().write(ps.sinks.Null()), ("no method 'write'", "count, sum")),
     "count without a key": (lambda: some().count(), ("no method 'count'", "put .key_by(...) before it")),
     "window without a key": (
@@ -404,6 +417,20 @@ RUNNING: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "number of process": (lambda: keyed().process(lambda ctx, key, row: 1), ("returned one int, not a list",)),
     "text of process": (lambda: keyed().process(lambda ctx, key, row: "abc"), ("returned a str, whose characters",)),
     "coroutine of map": (lambda: some().map(unawaited), ("returned a coroutine", "asyncio.run")),
+    "text of a timer": (
+        lambda: keyed().process(lambda ctx, key, row: soon(ctx), on_timer=lambda ctx, key, at_ms: "abc"),
+        ("returned a str, whose characters",),
+    ),
+    "number of a timer": (
+        lambda: keyed().process(lambda ctx, key, row: soon(ctx), on_timer=lambda ctx, key, at_ms: 1),
+        ("returned one int, not a list",),
+    ),
+    "dict of finish": (lambda: keyed().process(_Finishing()), ("returned a dict, whose keys",)),
+    "texts as a table": (
+        lambda: some(["abc"]).map_batches(lambda table: table, batch_format="arrow"),
+        ("takes records that are dicts, not 'abc' of type str",),
+    ),
+    "coroutine of filter": (lambda: some().filter(unawaited), ("returned a coroutine", "asyncio.run")),
     "coroutine of flat_map": (lambda: some().flat_map(unawaited), ("returned a coroutine",)),
     "coroutine of map_batches": (lambda: some().map_batches(unawaited), ("returned a coroutine",)),
     "seconds as milliseconds": (
@@ -411,6 +438,7 @@ RUNNING: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("the time 1700000000 is most likely in seconds since 1970", "milliseconds or datetimes"),
     ),
     "seconds as a float": (lambda: some([time.time()]).watermark(lambda t: t), ("most likely in seconds",)),
+    "seconds of numpy": (lambda: some([np.int64(1_700_000_000)]).watermark(lambda t: t), ("most likely in seconds",)),
     "microseconds": (lambda: some([1_700_000_000_000_000]).watermark(lambda t: t), ("most likely in microseconds",)),
     "time without a zone": (lambda: some([datetime(2024, 1, 1)]).watermark(lambda t: t), ("has no time zone",)),
     "time as a text": (lambda: some(["2024-01-01"]).watermark(lambda t: t), ("not '2024-01-01'",)),
@@ -420,6 +448,15 @@ RUNNING: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("operator 'map' failed: ConnectionRefusedError", "(opening)"),
     ),
 }
+
+
+def soon(ctx: ps.ProcessContext) -> None:
+    ctx.set_timer(after_s=1)
+
+
+class _Finishing(Counting):
+    def finish(self, ctx: ps.ProcessContext) -> Any:
+        return {"a": 1}
 
 
 class _Refusing(Enrich):

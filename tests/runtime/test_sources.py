@@ -611,7 +611,7 @@ def test_memory_refuses_what_it_cannot_use() -> None:
         sources.Memory(5)  # type: ignore[arg-type]
     with pytest.raises(FlowError, match="cannot be pickled"):
         sources.Memory([threading.Lock()])
-    with pytest.raises(FlowError, match="at least one split"):
+    with pytest.raises(FlowError, match="splits must be a whole number"):
         sources.Memory([1], splits=0)
 
     def broken() -> Any:

@@ -148,6 +148,24 @@ def test_what_cannot_run_is_refused() -> None:
         testing.run(flow)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        ("to be", {}, "source 'read' needs a list of records, got 'to be' of type str"),
+        ({"read": "to be"}, {}, "source 'read' needs a list of records, got 'to be'"),
+        (5, {}, "source 'read' needs a list of records, got 5"),
+        ([1], {"batch_size": 0}, "batch_size=0; it must be a whole number, 1 or more"),
+        ([1], {"batch_size": 1.5}, "batch_size=1.5; it must be"),
+        ([1], {"parallelism": 0}, "parallelism=0; it must be a whole number, 1 or more, or None"),
+    ],
+)
+def test_what_is_no_input_and_no_number_is_refused(inputs: Any, options: Any, message: str) -> None:
+    flow = Flow("f")
+    flow.read(Memory([])).write(Null())
+    with pytest.raises(FlowError, match=message):
+        testing.run(flow, inputs, **options)
+
+
 # --- time ------------------------------------------------------------------------------------------------------------
 
 

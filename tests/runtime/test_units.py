@@ -27,7 +27,7 @@ AT_MS = 981_165_906_789
 
 def test_durations_are_seconds_or_timedeltas() -> None:
     assert seconds(2, "x") == seconds(2.0, "x") == seconds(timedelta(seconds=2), "x") == 2.0
-    assert seconds(math.inf, "x") == math.inf
+    assert seconds(math.inf, "x") == seconds(10**400, "x") == math.inf
     for wrong in ("2", None, True, math.nan, -1, timedelta(seconds=-1)):
         with pytest.raises(ps.FlowError, match="x="):
             seconds(wrong, "x")  # type: ignore[arg-type]
@@ -149,6 +149,8 @@ def test_a_timer_a_while_from_now() -> None:
         (lambda ctx: ctx.set_timer(at_ms=datetime(2001, 1, 1)), "no time zone"),
         (lambda ctx: ctx.set_timer(at_ms="soon"), r"set_timer\(at_ms='soon'\)"),
         (lambda ctx: ctx.set_timer(after_s=-1), "after_s=-1; it must be 0 seconds or more"),
+        (lambda ctx: ctx.set_timer(after_s=math.inf), r"set_timer\(after_s=inf\): that is too far away"),
+        (lambda ctx: ctx.set_timer(at_ms=1_700_000_000), "most likely in seconds since 1970; give milliseconds"),
         (lambda ctx: ctx.cancel_timer(1e9), r"cancel_timer\(at_ms=...\)"),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.pace import Schedule, Steps
-from penstock.runtime.units import renamed, seconds
+from penstock.runtime.units import is_whole, renamed, seconds
 from penstock.runtime.userfunc import ErrorHandler, apply, check_function
 
 if TYPE_CHECKING:
@@ -77,13 +78,16 @@ class Generator(Source):
         check_function(fn, "Generator", ("i",))
         if arrivals not in ("constant", "poisson"):
             raise FlowError(f"Generator: arrivals must be 'constant' or 'poisson', got {arrivals!r}")
-        if limit is not None and limit < 0:
-            raise FlowError(f"Generator: limit must not be negative, got {limit}")
+        if limit is not None and not (is_whole(limit) and limit >= 0):
+            raise FlowError(f"Generator: limit must be a whole number of records, 0 or more, got {limit!r}")
         duration_s = None if duration_s is None else seconds(duration_s, "Generator: duration_s")
-        if duration_s == 0:
-            raise FlowError("Generator: duration_s must be above 0 seconds, got 0")
-        if splits is not None and splits < 1:
-            raise FlowError(f"Generator needs at least one split, got splits={splits}")
+        if duration_s is not None and not 0 < duration_s < math.inf:
+            raise FlowError(
+                f"Generator: duration_s must be above 0 seconds, got {duration_s:g}; leave it out for a source without "
+                "end"
+            )
+        if splits is not None and not (is_whole(splits) and splits >= 1):
+            raise FlowError(f"Generator: splits must be a whole number, 1 or more, got {splits!r}")
         self.fn = fn
         self.schedule = None if rate is None else Schedule(rate)
         self.limit = limit

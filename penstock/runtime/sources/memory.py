@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.units import is_whole
 from penstock.runtime.userfunc import check_picklable
 
 _SAMPLE = 100  # records tried for pickling while the flow is built; all of them travel when the job starts
@@ -32,8 +33,8 @@ class Memory(Source):
     """
 
     def __init__(self, records: Iterable[Any], splits: int | None = None) -> None:
-        if splits is not None and splits < 1:
-            raise FlowError(f"Memory needs at least one split, got splits={splits}")
+        if splits is not None and not (is_whole(splits) and splits >= 1):
+            raise FlowError(f"Memory: splits must be a whole number, 1 or more, got {splits!r}")
         if isinstance(records, str | bytes | Mapping):
             raise FlowError(f"Memory needs a list of records, got one {type(records).__name__}: {shorten(records)}")
         try:
