@@ -27,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError
 
 from penstock.actors.collected import Collected, Encoded, Sent
 from penstock.actors.control import Refused
@@ -193,7 +193,9 @@ class JobMaster:
         self._last_status: dict[str, Any] | None = None
         self._keeper: Keeper | None = None
         if options.store is not None:
-            self._keeper = Keeper(options.store, self._collected, self._store_says, self._store_has_lost)
+            self._keeper = Keeper(
+                options.store, self._collected, self._store_says, self._store_has_lost, self._keeper_failed
+            )
             self._keeper.program_bytes = options.program
         self._store_trouble: str | None = None
         self._requests: deque[_Request] = deque()  # that wait for an epoch
@@ -321,6 +323,10 @@ class JobMaster:
     def _store_has_lost(self, names: frozenset[str], reason: str) -> None:
         self._events.put(lambda: self._coordinator.lost(names, reason, time.monotonic()))
 
+    def _keeper_failed(self, error: Exception) -> None:
+        end = _end_by_own_fault(error)
+        self._events.put(lambda: self._fail(end))
+
     # --- the job's life ------------------------------------------------------------------------------------
 
     def _supervise(self) -> None:
@@ -329,11 +335,10 @@ class JobMaster:
         except PenstockError as error:
             end = JobEnd("FAILED", str(error))
         except Exception as error:
-            end = JobEnd("FAILED", f"JobMaster failed: {error}\n{traceback.format_exc()}")
+            end = _end_by_own_fault(error)
         if end.state == "FINISHED":
-            # What it has counted in the end, also by a worker that is paused just now.
-            self._last_status = self._build_status(self._options.hang_timeout_s)
-        self._end_workers()
+            self._anyway(self._build_last_status)
+        self._anyway(self._end_workers)
         for request in [*self._requests, *self._rescaling, *(request for _, request in self._moving)]:
             request.end(JobError(f"job {self._plan.name!r} has ended"))
         if self._keeper is not None:
@@ -341,9 +346,9 @@ class JobMaster:
         if end.state == "CANCELLED":
             self._note_the_end(end.state)  # a later life of this actor must not go on from its epochs
         for hold in filter(None, self._holds):
-            hold.close()
+            self._anyway(hold.close)
         if self._options.store is not None and end.state == "FAILED":
-            self._options.store.release()  # else it is removed first
+            self._anyway(self._options.store.release)  # else it is removed first
         with self._lock:
             self._state = end.state
             self._end = end
@@ -357,10 +362,22 @@ class JobMaster:
         with self._console_more:
             self._console_more.notify_all()
         if self._dual is not None:
-            self._dual.close()
+            self._anyway(self._dual.close)
         self._drivers.wait()
-        self._remove_epochs()
+        self._anyway(self._remove_epochs)
         ray.kill(self._handle)
+
+    def _anyway(self, step: Callable[[], None]) -> None:
+        """Do a step of the job's end. The end goes on when the step fails, because drivers wait for it without a time
+        limit."""
+        try:
+            step()
+        except Exception:
+            logger.exception("job %s: a step of its end failed; the end goes on", self._plan.name)
+
+    def _build_last_status(self) -> None:
+        """Keep what a finished job has counted in the end, also when a worker is paused just now."""
+        self._last_status = self._build_status(self._options.hang_timeout_s)
 
     def _note_the_end(self, state: str) -> None:
         if self._options.store is not None and self._holds_store:
@@ -430,17 +447,11 @@ class JobMaster:
             self._actors[worker].prepare.remote(options.worker, self._ring_sizes.get(worker, 0)): worker
             for worker in workers
         }
-        late = list(prepared)
-        until = time.monotonic() + options.start_timeout_s
-        while late and time.monotonic() < until and not self._cancelling:
-            self._waits_for = self._told_of_start(len(late))
-            wait_s = min(1.0, max(0.0, until - time.monotonic()))
-            _, late = ray.wait(list(prepared), num_returns=len(prepared), timeout=wait_s)
+        late = self._await(list(prepared), self._told_of_start)
         if late and self._cancelling:
             return JobEnd("CANCELLED")
         if late:
             return JobEnd("FAILED", self._missing(len(late)), kind="resources")
-        self._waits_for = None
         infos: dict[int, dict[str, Any]] = {}
         dead: dict[int, str] = {}
         for reference, worker in prepared.items():
@@ -453,8 +464,16 @@ class JobMaster:
             except Exception as error:
                 return JobEnd("FAILED", f"a worker could not start: {_cause(error)}")
         threading.Thread(target=self._ping, name="penstock-ping", daemon=True).start()
-        connected = {worker: self._connect(info) for worker, info in infos.items()}
-        for worker, reference in connected.items():
+        connected = {self._connect(info): worker for worker, info in infos.items()}
+        late = self._await(list(connected), lambda late: f"{late} of {options.workers} workers load the job's program")
+        if late and self._cancelling:
+            return JobEnd("CANCELLED")
+        self._waits_for = None
+        for reference, worker in connected.items():
+            if reference in late:
+                dead[worker] = f"it had not loaded the job's program within {options.start_timeout_s:g} s"
+                ray.kill(self._actors[worker])
+                continue
             try:
                 outcome = ray.get(reference)
             except RayActorError as error:
@@ -475,6 +494,17 @@ class JobMaster:
             name = self._plan.name
             self._dual = Dual(lambda: self._plan, options.dual, name, lambda: self._ask_all("load"), self._tell)
         return None
+
+    def _await(self, calls: list[Any], waits_for: Callable[[int], str]) -> list[Any]:
+        """Wait while the job starts until these calls have ended, start_timeout_s at most. Returns those that have not
+        ended, also because the job was cancelled. `waits_for` says for people what so many calls are late with."""
+        late = calls
+        until = time.monotonic() + self._options.start_timeout_s
+        while late and time.monotonic() < until and not self._cancelling:
+            self._waits_for = waits_for(len(late))
+            wait_s = min(1.0, max(0.0, until - time.monotonic()))
+            _, late = ray.wait(calls, num_returns=len(calls), timeout=wait_s)
+        return late
 
     def _tell(self, worker: int, method: str, arguments: tuple[Any, ...]) -> None:
         """Send a worker a word of the scheduler of paradigms; it is said again, so it may be lost."""
@@ -597,7 +627,8 @@ class JobMaster:
         worker = info["index"]
         incarnation = self._incarnations[worker]
         self._infos[worker] = info
-        self._status.place(self._placed, [self._infos[index] for index in sorted(self._infos)])
+        with self._status_lock:
+            self._status.place(self._placed, [self._infos[index] for index in sorted(self._infos)])
         self._processes[worker] = Process(info["pid"], info["node_id"], self._actors[worker])
         self._links[worker] = Link(worker, incarnation, info["control"])
         self._watchers[worker] = Watcher(info["blackbox"])
@@ -641,17 +672,18 @@ class JobMaster:
                 return []
             pid = self._infos[worker]["pid"]
             text = f"worker {worker} (process {pid}) died: {reason.rstrip('.')}"
-            if pid in self._hung:
+            hung = pid in self._hung
+            if hung:
                 text = (
                     f"worker {worker} (process {pid}) did not answer for hang_timeout_s="
                     f"{self._options.hang_timeout_s:g} seconds, as it was stopped or native code kept its interpreter, "
                     "and was killed"
                 )
-            note, crash = self._watchers[worker].read(), self._watchers[worker].crash() or self._hung.get(pid)
+            note, crash = self._watchers[worker].read(), self._watchers[worker].crash() or self._hung.pop(pid, None)
             self._suspects.died(note, crash)
             if note is not None and note.task in self._plan.by_number:
                 text += f"; it was running {self._plan.task_name(self._plan.by_number[note.task])}"
-            if pid not in self._hung:  # Ray guesses at reasons; only this tells a crash from a kill
+            if not hung:  # Ray guesses at reasons; only this tells a crash from a kill
                 text += f"; its own doing: {crash.what}" if crash else "; killed from outside, or for want of memory"
             stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
             logger.warning("job %s: %s%s", self._plan.name, text, stack)
@@ -772,15 +804,20 @@ class JobMaster:
 
     def _restart(self, command: Start, cut: Round) -> None:
         """Start a worker's process anew."""
-        worker = command.worker
-        self._ended.wait(command.after_s)  # the coordinator's back-off
+        worker, limit_s = command.worker, self._options.start_timeout_s
+        if self._ended.wait(command.after_s):  # the coordinator's back-off
+            return
         cut.wait()
+        actor = None
         try:
             actor = self._new_actor(worker)
             prepared = actor.prepare.remote(self._options.worker, self._ring_sizes.get(worker, 0))
-            info = ray.get(prepared, timeout=self._options.start_timeout_s)
+            info = ray.get(prepared, timeout=limit_s)
+            if self._ended.is_set():
+                ray.kill(actor)
+                return
             self._actors[worker] = actor
-            outcome = ray.get(self._connect(info))
+            outcome = ray.get(self._connect(info), timeout=limit_s)
             if outcome.error is not None:
                 raise PenstockError(outcome.error)
         except NotPlaced as error:  # and never will be
@@ -788,8 +825,10 @@ class JobMaster:
             self._events.put(partial(self._fail, JobEnd("FAILED", reason, kind="resources")))
             return
         except Exception as error:
-            reason = f"worker {worker} could not be started again: {_cause(error)}"
-            self._events.put(partial(self._lost, worker, reason))
+            if actor is not None:
+                ray.kill(actor)
+            why = f"it was not ready within {limit_s:g} s" if isinstance(error, GetTimeoutError) else _cause(error)
+            self._events.put(partial(self._lost, worker, f"worker {worker} could not be started again: {why}"))
             return
         self._events.put(lambda: self._install(info))
 
@@ -1138,6 +1177,11 @@ class JobMaster:
             "store": self._options.store.place,
         }
         return {"epochs": epochs}
+
+
+def _end_by_own_fault(error: Exception) -> JobEnd:
+    """The end of a job whose JobMaster has met an error that nobody has thought of."""
+    return JobEnd("FAILED", f"JobMaster failed: {error}\n{''.join(traceback.format_exception(error))}")
 
 
 def _cause(error: Exception) -> str:

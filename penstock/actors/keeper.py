@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
+from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.restore import kinds_with_state
 from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store, manifest_files, may_pass
@@ -60,9 +60,13 @@ _COLLECTED_BLOBS_MAX = 32
 
 
 class Keeper:
-    """See the module's docstring. `said(reason)`: why the store cannot be written to, None when it can again.
-    `lost(names, reason)`: these snapshots of tasks are lost; said with every look, until no epoch needs them. Without
-    a `thread` nothing is done but by its methods."""
+    """See the module's docstring.
+
+    `said(reason)` is called with the reason why the store cannot be written to, and with None when it can be again.
+    `lost(names, reason)` is called when snapshots of tasks are lost, with every look until no epoch needs them.
+    `failed(error)` is called when a piece of work has raised an error that nobody has thought of. Without a `thread`,
+    nothing is done except by calling the methods.
+    """
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Keeper:
         collected: Collected,
         said: Callable[[str | None], None],
         lost: Callable[[frozenset[str], str], None] = lambda names, reason: None,
+        failed: Callable[[Exception], None] = lambda error: None,
         thread: bool = True,
     ) -> None:
         self.store = store
@@ -85,6 +90,7 @@ class Keeper:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._over = threading.Event()
         self._say_lost = lost
+        self._failed = failed
         self._kept: list[Manifest] = []  # the last ones written or gone on from, the newest last
         self._lost: dict[str, str] = {}  # blobs that the kept epochs need: why they cannot be read
         self._spoiled: dict[str, str] = {}  # those among them that are there, and are not what was written
@@ -110,7 +116,10 @@ class Keeper:
                 work = self._work.get(timeout=max(0.0, min(self._look_at, self._examine_at) - time.monotonic()))
             except queue.Empty:
                 work = self._watch
-            work()
+            try:
+                work()
+            except Exception as error:  # without this thread no epoch would ever complete, and nobody would be told
+                self._failed(error)
 
     def save(self, manifest: Manifest) -> bool:
         """Write a manifest; False when the keeper was closed before. Raises SnapshotDamaged when it refers to what is
@@ -168,11 +177,16 @@ class Keeper:
         """Put together snapshots of tasks that have many, and delete what no epoch needs any more. `replaced(task, old,
         new)` is told."""
         assert self.last is not None
-        due = [(entry, worth_compacting([blob.size for blob in entry.blobs])) for entry in self.last.tasks]
-        if any(first is not None for _, first in due) and not self._compacting.is_set():
+        due: dict[int, list[Blob]] = {}
+        for entry in self.last.tasks:
+            blobs = list(entry.blobs)  # the JobMaster shortens the chain itself when it hears what was replaced
+            first = worth_compacting([blob.size for blob in blobs])
+            if first is not None:
+                due[entry.number] = blobs[first:]
+        if due and not self._compacting.is_set():
             # In a thread of its own: large state takes seconds, and manifests must not wait for it.
             self._compacting.set()
-            arguments = ([(entry, first) for entry, first in due if first is not None], self.last, epoch, replaced)
+            arguments = (due, self.last.key_groups, epoch, replaced)
             threading.Thread(target=self._compact_all, args=arguments, name="penstock-compact", daemon=True).start()
         if epoch % _COLLECT_EVERY == 0:
             self.store.collect(_EPOCHS_KEPT)
@@ -369,27 +383,23 @@ class Keeper:
 
     def _compact_all(
         self,
-        due: list[tuple[TaskEntry, int]],
-        manifest: Manifest,
+        due: dict[int, list[Blob]],
+        key_groups: int,
         epoch: int,
         replaced: Callable[[int, list[Blob], Blob], None],
     ) -> None:
         try:
-            for entry, first in due:
+            for task, old in due.items():
+                # Named by an epoch far off: `collect` must not take it for a left-over before a manifest refers to it.
+                name = f"snapshots/{epoch + _NOT_YET:08d}-{task}-to-{epoch}-{os.urandom(4).hex()}"
                 try:
-                    replaced(entry.number, *self._compact(entry, first, epoch, manifest.key_groups))
+                    replaced(task, old, put_together(self.store, old, key_groups, self.store, name))
                 except SnapshotDamaged:
-                    self.do(partial(self._watch_over, entry.blobs[first:]))
+                    self.do(partial(self._watch_over, old))
         except Exception as error:
             logger.warning("snapshots stay apart for now: %s: %s", type(error).__name__, error)
         finally:
             self._compacting.clear()
-
-    def _compact(self, entry: TaskEntry, first: int, epoch: int, key_groups: int) -> tuple[list[Blob], Blob]:
-        old = entry.blobs[first:]
-        # Named by an epoch far off: `collect` must not take it for a left-over before a manifest refers to it.
-        name = f"snapshots/{epoch + _NOT_YET:08d}-{entry.number}-to-{epoch}-{os.urandom(4).hex()}"
-        return old, put_together(self.store, old, key_groups, self.store, name)
 
 
 def _as_written(manifest: Manifest) -> Manifest:

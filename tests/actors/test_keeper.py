@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.actors import keeper as keeper_module
 from penstock.actors.collected import Collected, Sent
 from penstock.actors.keeper import Keeper
 from penstock.runtime.codec import decode, encode
@@ -195,3 +197,50 @@ def test_a_store_that_does_not_answer_has_lost_nothing(watched: Watched, monkeyp
     watched.keeper._watch()
     assert watched.told == []
     assert watched.keeper.damage is None
+
+
+# --- its threads -----------------------------------------------------------------------------------------------------
+
+
+def test_an_error_that_nobody_has_thought_of_is_told_and_the_keeper_goes_on(tmp_path: Path) -> None:
+    """Without its thread no epoch would complete any more, and the job would run on without a word."""
+    told: list[Exception] = []
+    keeper = Keeper(Store.open(str(tmp_path), "job"), Collected(epochs=True), lambda reason: None, failed=told.append)
+
+    def fail() -> None:
+        raise ValueError("unheard of")
+
+    goes_on = threading.Event()
+    keeper.do(fail)
+    keeper.do(goes_on.set)
+    assert goes_on.wait(60)
+    assert [str(error) for error in told] == ["unheard of"]
+    keeper.close()
+
+
+def test_a_chain_that_was_replaced_meanwhile_is_put_together_as_it_was(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JobMaster changes the chains of the last epoch when it hears what was put together before."""
+    blobs = [Blob(f"snapshots/{n:08d}-0-1", 10, 0) for n in range(8)]
+    first = watched.manifest(9, *blobs).tasks[0]
+    watched.keeper.last = replace(manifest(9), tasks=[first, replace(first, number=1, blobs=list(blobs))])
+    tasks = watched.keeper.last.tasks
+
+    def together(*_: Any) -> Blob:
+        tasks[1].blobs[:] = [Blob("all", 80, 0)]
+        return Blob("all", 80, 0)
+
+    monkeypatch.setattr(keeper_module, "put_together", together)
+    monkeypatch.setattr(watched.keeper, "_watch", lambda: None)
+    replaced: list[tuple[int, list[Blob]]] = []
+    both = threading.Event()
+
+    def hear(task: int, old: list[Blob], new: Blob) -> None:
+        replaced.append((task, old))
+        if task == 1:
+            both.set()
+
+    watched.keeper.tidy(9, hear)
+    assert both.wait(60)
+    assert replaced == [(0, blobs), (1, blobs)]

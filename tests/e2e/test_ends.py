@@ -124,6 +124,32 @@ def test_a_worker_that_hangs_is_replaced(cluster: str, fresh_name: Callable[[], 
     job.wait(progress=False)
 
 
+def test_a_worker_that_cannot_load_the_program_in_time_fails_the_start(
+    cluster: str, fresh_name: Callable[[], str]
+) -> None:
+    class Hanging:
+        """It can be made of its pickled form in the JobMaster, which has a name, and never in a worker."""
+
+        def __call__(self, record: str) -> str:
+            return record
+
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            import ray
+
+            if not ray.get_runtime_context().get_actor_name():
+                threading.Event().wait()
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {"anything": "but nothing"}
+
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Memory(["a"])).map(Hanging()).write(ps.sinks.Null())
+    job = ps.run(flow, epoch_interval_s=None, start_timeout_s=10.0)
+    with pytest.raises(ps.JobFailed, match=r"had not loaded the job's program within 10 s"):
+        job.wait(LIMIT_S, progress=False)
+    assert_gone(flow.name, [])
+
+
 def test_master_killed_in_a_job_without_epochs(cluster: str, fresh_name: Callable[[], str]) -> None:
     flow = busy_flow(fresh_name())
     job, pids = started(flow, epoch_interval_s=None)
