@@ -329,7 +329,7 @@ def stop_ray() -> None:
 
 def run_job(flow: Any, *, timeout: float = 300.0, **options: Any) -> dict[str, Any]:
     """Run a Penstock flow to its end on the invocation's Ray; its last status."""
-    from penstock.actors import run
+    from penstock.actors.run import run
 
     ray_cluster()
     return run(flow, **options).wait(timeout, progress=False)

@@ -34,7 +34,7 @@ from benchmarks.checkpoint_cost import rate_of
 from benchmarks.common import Bench, median, print_table, ray_cluster, scratch, wait_until
 from benchmarks.ysb_job import CORES, Form
 from benchmarks.ysb_load import NS, Load, UpdateSink, quantiles
-from penstock.actors import run as start_job
+from penstock.actors.run import run as start_job
 from penstock.apps import ysb
 from penstock.apps.ysb_events import SKEW_MS, Events, EventSource
 

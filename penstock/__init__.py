@@ -43,7 +43,8 @@ from penstock.runtime.userfunc import DeadLetter
 from penstock.runtime.windows import Sliding, Tumbling
 
 if TYPE_CHECKING:
-    from penstock.actors import Job, attach, resume, run
+    from penstock.actors.job import Job
+    from penstock.actors.run import attach, resume, run
 
 __version__ = "0.1.0"
 
@@ -100,6 +101,6 @@ __all__ = [
 if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
     __getattr__, __dir__ = late_names(
         __name__,
-        dict.fromkeys(("Job", "attach", "resume", "run"), "penstock.actors"),
+        {"Job": "penstock.actors.job", **dict.fromkeys(("attach", "resume", "run"), "penstock.actors.run")},
         also_in=(sinks, sources),
     )

@@ -31,14 +31,11 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorErr
 
 from penstock.actors.collected import Collected, Encoded, Sent
 from penstock.actors.control import Refused
-from penstock.actors.dual import Dual, DualOptions
 from penstock.actors.hangs import Process, Silence
 from penstock.actors.in_order import InOrder
 from penstock.actors.keeper import SAVEPOINT, Keeper
 from penstock.actors.linger import Driver, Drivers
 from penstock.actors.links import AllWorkers, Link, Round
-from penstock.actors.nodes import Nodes
-from penstock.actors.placer import Placer
 from penstock.actors.status import ENDED, State, StatusBuilder
 from penstock.actors.worker import Outcome, Report, Worker, WorkerOptions
 from penstock.placement.groups import NotPlaced, PlacingCancelled
@@ -75,6 +72,9 @@ from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.transport.base import PeerGone
 
 if TYPE_CHECKING:
+    from penstock.actors.dual import Dual, DualOptions
+    from penstock.actors.nodes import Nodes
+    from penstock.actors.placer import Placer
     from penstock.runtime.flow import Flow
 
 logger = logging.getLogger(__name__)
@@ -166,8 +166,13 @@ class JobMaster:
         self._cancelling = False
         self._waits_for: str | None = "nodes with room for its workers"  # while it starts
         self._events: queue.SimpleQueue[Callable[[], list[Command]]] = queue.SimpleQueue()
-        self._nodes = Nodes(options.placement, options.workers)
-        self._placer = Placer(options.placement, self._nodes)
+        from penstock.actors.nodes import (
+            Nodes,  # workers load this module too, to know the JobMaster by, but never plan
+        )
+        from penstock.actors.placer import Placer
+
+        self._nodes: Nodes = Nodes(options.placement, options.workers)
+        self._placer: Placer = Placer(options.placement, self._nodes)
         self._placed: dict[int, int] = {}  # once the nodes are known
         self._coordinator: Coordinator  # once it is known what to go on from
         # Workers by index; of the present process each, but for `incarnations`, which only grow.
@@ -491,6 +496,8 @@ class JobMaster:
         if options.placement.replan_s is not None:
             threading.Thread(target=self._watch_traffic, name="penstock-traffic", daemon=True).start()
         if options.dual is not None:
+            from penstock.actors.dual import Dual  # loads pyarrow
+
             name = self._plan.name
             self._dual = Dual(lambda: self._plan, options.dual, name, lambda: self._ask_all("load"), self._tell)
         return None

@@ -17,7 +17,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from penstock.actors import cluster, farewell
-from penstock.actors.dual import DualOptions
 from penstock.actors.job import Job, known_job, silent_status
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, JobOptions, in_parts
 from penstock.actors.keeper import SAVEPOINT
@@ -50,6 +49,7 @@ _look_again = threading.Event()  # never set
 _DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interval_min_s", "interval_max_s")
 
 if TYPE_CHECKING:
+    from penstock.actors.dual import DualOptions
     from penstock.runtime.flow import Flow
     from penstock.runtime.plan import Plan
 
@@ -202,13 +202,15 @@ def dual_options(
     dual: str | BurstOptions, spark: SparkOptions | None, epoch_interval_s: float | None
 ) -> DualOptions | None:
     """What `run(dual=, spark=)` says; FlowError for anything else."""
+    if dual == "off":
+        return None
+    from penstock.actors.dual import DualOptions  # loads pyarrow
+
     if isinstance(dual, BurstOptions):
         return DualOptions(replace(dual, epoch_s=epoch_interval_s), spark or SparkOptions())
     mode, *settings = dual.split(",")
     mode, _, seconds = mode.partition(":")
     modes: dict[str, Mode] = {"on": "auto", "spark-only": "spark-only", "toggle": "toggle"}
-    if dual == "off":
-        return None
     try:
         if mode not in modes or (seconds and mode != "toggle"):
             raise ValueError(f"{dual.split(',')[0]!r} is not a mode")

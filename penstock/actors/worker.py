@@ -21,14 +21,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ray
 
 from penstock.actors.collected import Sent
 from penstock.actors.control import ControlServer
 from penstock.actors.hangs import Process, watch_master
-from penstock.actors.spark_bridge import BridgeLink
 from penstock.runtime.blackbox import BlackBox, Careful
 from penstock.runtime.build import Reported, Wiring
 from penstock.runtime.codec import encode
@@ -42,6 +41,9 @@ from penstock.runtime.pickling import join
 from penstock.runtime.plan import Plan
 from penstock.runtime.rud import MEMORY_BYTES, Rud
 from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
+
+if TYPE_CHECKING:
+    from penstock.actors.spark_bridge import BridgeLink
 
 # How many reports may be under way to the JobMaster before a sink waits: bounds memory on both sides.
 _REPORTS_MAX = 8
@@ -276,6 +278,8 @@ class Worker:
 
     def divert(self, divert: Divert, bridge: str, node: str) -> None:
         """Send the input of a chain's tasks through the bridge of this name, on this node."""
+        from penstock.actors.spark_bridge import BridgeLink  # loads pyarrow
+
         if self._bridge is None or self._bridge[0] != bridge:
             self._bridge = (bridge, BridgeLink(bridge, node))
         assert self._loop is not None

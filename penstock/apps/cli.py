@@ -32,7 +32,7 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, PenstockError, StoreError
 
 if TYPE_CHECKING:
-    from penstock.actors import Job
+    from penstock.actors.job import Job
     from penstock.runtime.epochs.manifest import Manifest
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -140,7 +140,7 @@ def _run(options: argparse.Namespace) -> int:
     prepared = _prepare(app, options)
     prepared.flow.plan(options.workers)  # what is wrong with it should show before Ray is started
     _say(f"{app.name}: {prepared.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
-    from penstock import actors
+    from penstock.actors.run import run as start
 
     if options.epoch_interval == 0 and options.checkpoints is not None:
         raise FlowError(
@@ -149,7 +149,7 @@ def _run(options: argparse.Namespace) -> int:
     given = {"ring_bytes": options.ring_bytes, "max_restarts": options.max_restarts}
     if options.epoch_interval is not None:
         given["epoch_interval_s"] = options.epoch_interval or None
-    job = actors.run(
+    job = start(
         prepared.flow,
         workers=options.workers,
         detached=options.detached,
@@ -166,10 +166,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from penstock import actors
+    from penstock.actors.run import resume as start
 
     last = _last_epoch(options.name, options.checkpoints)
-    job = actors.resume(
+    job = start(
         options.name,
         checkpoints=options.checkpoints,
         workers=options.workers,
@@ -313,10 +313,10 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _jobs(options: argparse.Namespace) -> int:
-    from penstock import actors
     from penstock.actors.progress import line
+    from penstock.actors.run import jobs
 
-    found = actors.jobs(address=options.address)
+    found = jobs(address=options.address)
     with _output():
         if options.json:
             print(json.dumps(found, indent=2))
@@ -369,9 +369,9 @@ def _ended(job: Job, options: argparse.Namespace) -> int:
 
 
 def _attach(options: argparse.Namespace) -> Job:
-    from penstock import actors
+    from penstock.actors.run import attach
 
-    return actors.attach(options.name, address=options.address)
+    return attach(options.name, address=options.address)
 
 
 # --- while a job runs -----------------------------------------------------------------------------------------

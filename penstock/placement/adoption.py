@@ -8,10 +8,13 @@ old placement. A plan is better when it lets less traffic across, or when it tak
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from penstock.placement.placement import Placement
-from penstock.placement.traffic import TrafficGraph
 from penstock.runtime.units import Seconds
+
+if TYPE_CHECKING:
+    from penstock.placement.placement import Placement
+    from penstock.placement.traffic import TrafficGraph
 
 
 @dataclass(frozen=True)

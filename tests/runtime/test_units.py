@@ -62,10 +62,8 @@ def test_an_old_name_says_the_new_one(old: Callable[..., Any], message: str) -> 
 
 def test_every_bare_number_of_run_has_its_unit_in_its_name() -> None:
     """A float parameter is a duration unless it is known to be something else."""
-    from penstock import actors
-
     others = {"cpus_per_worker"}
-    for function in (actors.run, actors.resume, actors.Job.wait):
+    for function in (ps.run, ps.resume, ps.Job.wait):
         for name, parameter in inspect.signature(function).parameters.items():
             if "float" in str(parameter.annotation) and name not in others:
                 assert name.endswith("_s"), name
