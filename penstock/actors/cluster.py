@@ -342,62 +342,71 @@ def is_ending(job: str) -> bool:
 
 
 def find(job: str | None, address: str | None) -> tuple[str, Any]:
-    """The name and JobMaster of a running job, None: of the only one; this process is then connected to its cluster.
+    """The name and JobMaster of a running job; with None for its name, of the only running job. This process is then
+    connected to the job's cluster.
 
-    Where Ray is not initialised, and neither an address nor RAY_ADDRESS is given, all clusters of which this machine
-    has a node are looked through, also those that end with the program that has started them. Raises JobNotFound, for
-    None also when there are several; NoCluster where there is no cluster at all.
+    When Ray is not initialised, and neither an address nor RAY_ADDRESS is given, all clusters are searched that have a
+    node on this machine, also those that end with the program that has started them. Raises JobNotFound when there is
+    no such job, and for None also when there are several, and NoCluster when there is no cluster at all.
     """
-    missing: list[str] = []
-    for names in _clusters(address):
-        wanted = job
-        if wanted is None:
-            if not names:
-                continue
-            if len(names) > 1:
-                raise JobNotFound(f"several jobs run: {', '.join(names)}; give the name of one")
-            (wanted,) = names
-        if wanted in names:
-            return wanted, find_master(wanted)
-        missing += names
-    if job is None:
+    running: list[tuple[str, str]] = []
+    for place, names in jobs(address):
+        if job is not None and job in names:
+            return job, find_master(job)
+        running += [(name, place) for name in names]
+    if job is not None:
+        known = ", ".join(name for name, _ in running)
+        raise JobNotFound(f"no job {job!r} runs here; running jobs: {known or 'none'}")
+    if not running:
         raise JobNotFound("no job runs")
-    raise JobNotFound(f"no job {job!r} runs here; running jobs: {', '.join(missing) or 'none'}")
+    if len(running) > 1:
+        more = len({place for _, place in running}) > 1
+        listed = ", ".join(f"{name} (on the cluster at {place})" if more else name for name, place in running)
+        raise JobNotFound(f"several jobs run: {listed}; give the name of one")
+    ((name, place),) = running
+    with _lock:
+        if _connection is None or _connection.address != place:  # clusters without jobs were looked at after it
+            try:
+                _join(place)
+            except ConnectionError as error:
+                raise NoCluster(f"the Ray cluster at {place} does not answer any more: {error}") from error
+    return name, find_master(name)
 
 
 def jobs(address: str | None) -> Iterator[tuple[str, list[str]]]:
-    """The address of each cluster that `find` looks through, and the names of the jobs that run there; meanwhile this
-    process is connected to it."""
-    for names in _clusters(address):
-        yield str(ray.get_runtime_context().gcs_address), names
-
-
-def _clusters(address: str | None) -> Iterator[list[str]]:
-    """Connect to one cluster after the other; the names of the jobs of each. The last one looked at stays."""
-    global _connection  # noqa: PLW0603
+    """The address of each cluster that `find` searches, and the names of the jobs that run there. While the caller
+    handles a cluster, this process is connected to it; it stays connected to the last one."""
     if ray.is_initialized() or address or os.environ.get("RAY_ADDRESS"):
         connect(address, lasting=not ray.is_initialized())
-        yield _running()
+        assert _connection is not None
+        yield _connection.address, _running()
         return
     first = _of_ray_start()
     found = _answering(sorted(_on_this_machine(), key=lambda one: one != first))
     reached = False
     for one in found:
         with _lock:
-            if ray.is_initialized():
-                ray.shutdown()
             try:
-                _init(one, local=True)
+                joined = _join(one)
             except (ConnectionError, NoCluster):  # somebody else's, or just ending
                 continue
-            _connection = _Connection(own=False)
         reached = True
-        yield _running()
+        yield joined.address, _running()
     if not reached:
         raise NoCluster(
             "no job was found, because no Ray cluster that this program can join has a node on this machine; give the "
             "address of a cluster, or set RAY_ADDRESS"
         )
+
+
+def _join(address: str) -> _Connection:
+    """Connect to this cluster of this machine, in place of the one before. Called under the lock."""
+    global _connection  # noqa: PLW0603
+    if ray.is_initialized():
+        ray.shutdown()
+    _init(address, local=True)
+    _connection = _Connection(own=False)
+    return _connection
 
 
 def _running() -> list[str]:

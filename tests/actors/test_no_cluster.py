@@ -6,14 +6,15 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
 from penstock.actors import cluster
-from penstock.runtime.errors import NoCluster
+from penstock.runtime.errors import JobNotFound, NoCluster
 
 
 @pytest.fixture
@@ -117,3 +118,42 @@ def test_clusters_that_were_found_are_asked_at_the_same_time(monkeypatch: pytest
 
     monkeypatch.setattr(cluster, "_speaks", speaks)
     assert cluster._answering("edcba") == ["e", "d", "b", "a"]
+
+
+@pytest.fixture
+def clusters(unconnected: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Clusters on this machine, by address, and the names of the jobs of each."""
+    connected = ""
+
+    def init(address: str, **_: Any) -> None:
+        nonlocal connected
+        connected = address
+
+    def there_are(**jobs: list[str]) -> None:
+        unconnected.setattr(cluster, "_on_this_machine", lambda: sorted(jobs))
+        unconnected.setattr(cluster, "_running", lambda: jobs[connected])
+
+    unconnected.setattr(cluster, "_connection", None)
+    unconnected.setattr(cluster, "_answering", list)
+    unconnected.setattr(cluster, "_init", init)
+    unconnected.setattr(cluster, "_Connection", lambda own: SimpleNamespace(address=connected))
+    unconnected.setattr(ray, "get_actor", lambda name, namespace: (name, connected))
+    return there_are
+
+
+def test_the_only_job_of_all_clusters_is_found_where_it_runs(clusters: Callable[..., None]) -> None:
+    clusters(a=[], b=["one"], c=[])
+    assert cluster.find(None, None) == ("one", ("penstock.job.one", "b"))
+    assert cluster.find("one", None) == ("one", ("penstock.job.one", "b"))
+
+
+def test_jobs_of_several_clusters_are_several_jobs(clusters: Callable[..., None]) -> None:
+    clusters(a=["one"], b=["two"])
+    with pytest.raises(
+        JobNotFound, match=r"several jobs run: one \(on the cluster at a\), two \(on the cluster at b\)"
+    ):
+        cluster.find(None, None)
+    assert cluster.find("two", None) == ("two", ("penstock.job.two", "b"))
+    clusters(a=["one", "two"])
+    with pytest.raises(JobNotFound, match="several jobs run: one, two; give"):
+        cluster.find(None, None)
