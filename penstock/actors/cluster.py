@@ -332,10 +332,11 @@ def is_ending(job: str) -> bool:
         master = find_master(job)
         state = ray.get(master.status.options(max_task_retries=0).remote(), timeout=_ANSWER_S)["state"]
     except (JobNotFound, RayActorError):
-        return True
-    except GetTimeoutError:  # it is paused, or hangs, and its name is taken
+        over = True
+    except GetTimeoutError:  # the JobMaster is paused, or hangs, and its name is taken
         return False
-    over = state in ENDED
+    else:
+        over = state in ENDED
     if over:
         _look_again.wait(0.05)
     return over

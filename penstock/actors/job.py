@@ -118,7 +118,7 @@ class Job:
         self._over = threading.Event()
         self._news = threading.Event()  # for wait(): it is over, or there is trouble
         self._trouble: PenstockError | None = None
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Lock()  # of the two above, and of the last status
         self._asks = threading.Lock()  # of what asks for a status
         self._drained = threading.Event()  # nothing more is reported by the workers
         # By channel, once the job has ended. Decoded when they are asked for: what cannot be is no fault of the job.
@@ -160,15 +160,19 @@ class Job:
         """
         if self._last_status is None or self._last_status["state"] not in ENDED:
             try:
-                status = self._ask_status()
-                if not self._over.is_set():  # else the last one is there
-                    self._last_status = status
+                self._keep_status(self._ask_status())
             except RayActorError:
                 self._over.wait()
         assert self._last_status is not None
         if self._end is not None:
             self._last_status = {**self._last_status, "state": self._end.state, "error": self._end.error}
         return self._last_status
+
+    def _keep_status(self, status: dict[str, Any]) -> None:
+        """Keep the newest status. The one of the end is the last, also when an answer from before comes behind it."""
+        with self._lock:
+            if self._last_status is None or self._last_status["state"] not in ENDED:
+                self._last_status = status
 
     def _ask_status(self) -> dict[str, Any]:
         with self._asks:
@@ -354,7 +358,7 @@ class Job:
             end = self._wait_for_end()
             for channel in self._channels:
                 self._collected[channel] = self._ask_collected(channel)
-            self._last_status = {**cluster.get(self._master.status.remote()), "master_silent_s": 0.0}
+            self._keep_status({**cluster.get(self._master.status.remote()), "master_silent_s": 0.0})
             self._drained.set()
             if self._console is not None:
                 self._console.join()  # it asks the JobMaster too; and what it prints comes before wait() returns

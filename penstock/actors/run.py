@@ -306,12 +306,13 @@ def _start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program:
         max_restarts=restarts,
         max_task_retries=-1 if restarts else 0,
     )
+    parts = in_parts(plan, options, program)
     _wait_for_store(flow.name, options.store)
     while True:
         try:
-            master = actor.remote(*in_parts(plan, options, program))
+            master = actor.remote(*parts)
             break
-        except ValueError as error:
+        except ValueError as error:  # the name is taken
             if not cluster.is_ending(flow.name):
                 raise JobExists(
                     f"a job named {flow.name!r} is running; stop it (penstock.attach({flow.name!r}).stop()) or give "

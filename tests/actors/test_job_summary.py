@@ -61,6 +61,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Any:
         job = Job.__new__(Job)
         job.name, job._program, job._master, job._last_status = "one", program, master, last
         job._asks, job._asking, job._over, job._end = threading.Lock(), None, threading.Event(), None
+        job._lock = threading.Lock()
         job._master_answered = 0.0
         job_module._known["one"] = job
         return job
@@ -84,3 +85,18 @@ def test_nothing_is_known_of_a_silent_job_that_another_program_has_started(silen
     assert (attached.state, jobs()[0]["state"]) == ("UNKNOWN", "UNKNOWN")
     started = silence(Program())
     assert (started.state, jobs()[0]["state"]) == ("STARTING", "STARTING")
+
+
+def test_an_answer_from_before_the_end_does_not_replace_the_last_status(
+    silence: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that waits for the end takes the last status while another one waits for an earlier answer."""
+    job = silence(Program())
+
+    def answer(*_: Any, **__: Any) -> dict[str, Any]:
+        job._keep_status({"name": "one", "state": "FINISHED", "error": None, "records_read": 10})
+        return {"name": "one", "state": "RUNNING", "error": None, "records_read": 5}
+
+    monkeypatch.setattr(job_module.ray, "get", answer)
+    job.status()
+    assert (job.status()["state"], job.status()["records_read"]) == ("FINISHED", 10)
