@@ -515,7 +515,7 @@ def _parser(known: Mapping[str, App]) -> argparse.ArgumentParser:
         ("stop", _stop, "end a job's sources, let all records that were read come through, and wait for the end"),
         ("cancel", _cancel, "end a job at once; records on their way are dropped"),
     ):
-        command = commands.add_parser(name, parents=[everywhere], help=about, description=about.capitalize() + ".")
+        command = commands.add_parser(name, parents=[everywhere], help=about, description=_sentence(about))
         command.set_defaults(run=action)
         command.add_argument("name", metavar="NAME", nargs="?", help=_ONE)
         _add_cluster_option(command)
@@ -593,7 +593,11 @@ def _app_parsers(
     choices = command.add_subparsers(title="applications", metavar="APP", required=True)
     for app in known.values():
         parser = choices.add_parser(
-            app.name, parents=[everywhere], help=app.about, description=app.about.capitalize() + ".", allow_abbrev=False
+            app.name,
+            parents=[everywhere],
+            help=app.about.replace("%", "%%"),  # it may have a file's name, and argparse formats it
+            description=_sentence(app.about),
+            allow_abbrev=False,
         )
         app.add_options(parser)
         name = app.default_name or app.name
@@ -689,6 +693,10 @@ def _unknown_app(arguments: list[str]) -> str | None:
     )
 
 
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def _brief(action: argparse.Action) -> str:
     flag = action.option_strings[-1]
     return flag if action.nargs == 0 else f"{flag} {action.metavar or action.dest.upper()}"
@@ -703,8 +711,8 @@ def _ago(age_s: float) -> str:
 
 @contextmanager
 def _output() -> Iterator[None]:
-    """Around everything that prints results: they are written when it ends. A reader that has gone wants no more of
-    them; for any other error a PenstockError is raised."""
+    """Surrounds everything that prints results, and writes them to the end. A reader that has gone wants no more
+    results, so this is no failure; any other error is raised as a PenstockError."""
     try:
         yield
         sys.stdout.flush()

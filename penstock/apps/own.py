@@ -75,7 +75,7 @@ def _flow(target: str) -> Flow:
             found = found()
         except PenstockError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise FlowError(f"{target} could not make its flow: {_told(error)}") from error
     if not isinstance(found, Flow):
         raise FlowError(f"{target} is no flow, and no function that returns one: it is {type(found).__name__}")
@@ -128,7 +128,7 @@ def _file(path: str) -> ModuleType:
         spec.loader.exec_module(module)
     except PenstockError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FlowError(f"{path} could not be loaded: {_told(error)}") from error
     for one in set(sys.modules) - before:
         file = getattr(sys.modules[one], "__file__", None)
@@ -144,15 +144,17 @@ def _module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except PenstockError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise FlowError(f"module {name} could not be loaded: {_told(error)}") from error
 
 
 def _told(error: BaseException) -> str:
-    """The error and the line that it comes from."""
+    """The error and the line that it comes from. An exit is an error too: a file is to define its flow and go on."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    text = str(error) or "no reason given"
+    hint = '; put what the file does as a program below if __name__ == "__main__":' * isinstance(error, SystemExit)
+    return f"{type(error).__name__}: {text}{where}{hint}"
 
 
 def _prepared(flow: Flow, target: str, options: argparse.Namespace) -> Prepared:

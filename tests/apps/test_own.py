@@ -99,6 +99,8 @@ def test_a_file_whose_function_returns_the_flow(
         ("", "import penstock\n1 / 0\n", r"could not be loaded: ZeroDivisionError: .*orders.py:2\)"),
         (":make", "def make():\n    return {}['a']\n", r"could not make its flow: KeyError: 'a' \(.*orders.py:2\)"),
         ("", "import penstock as ps\nps.Flow('a b')\n", r"flow name 'a b'"),
+        ("", "import sys\nsys.exit('give a file')\n", r"could not be loaded: SystemExit: give a file \(.*below if __n"),
+        (":make", "def make():\n    raise SystemExit\n", r"could not make its flow: SystemExit: no reason given"),
     ],
 )
 def test_files_without_the_flow_that_is_meant(
@@ -109,6 +111,14 @@ def test_files_without_the_flow_that_is_meant(
     err = capsys.readouterr().err
     assert re.search(message, err), err
     assert "Traceback" not in err
+
+
+def test_help_has_names_as_they_are(own_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = own_file.with_name("50%Orders.py")
+    mine.write_text(OWN.replace('"own"', '"Own"'))
+    assert cli.main(["run", str(mine), "--help"]) == 0
+    assert "The flow 'Own' of" in capsys.readouterr().out
+    assert cli.main(["run", f"{mine}:flow", "--workers", "none"]) == 2
 
 
 def test_a_file_that_is_not_there_and_a_module_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
