@@ -1,17 +1,17 @@
-"""Control of a running Worker: the JobMaster asks for status, says stop or cancel, or commands what epochs ask for,
-over local sockets.
+"""Control of a running Worker over local sockets: the JobMaster asks for the status, says stop or cancel, and sends the
+commands of the coordinator.
 
-Why not by calls on the Ray actor: a Ray actor that can answer calls beside a pending one has its main thread look for
-signals a hundred times a second, which costs half a percent of a core in every idle worker. A Worker instead runs its
-loop in the main thread, where Ray leaves it alone, and answers here in threads that sleep in the kernel. The server
-is an abstract Unix socket (no file is left, however the process ends); both sides prove that they know the job's key
-before anything is unpickled (actors/handshake.py).
+The JobMaster does not call the Ray actor for this. The main thread of a Ray actor that can answer calls beside a
+pending one looks for signals a hundred times a second, which costs half a percent of a core in every idle worker. So a
+Worker runs its loop in the main thread, where Ray leaves it alone, and answers here in threads that sleep in the
+kernel. The server is an abstract Unix socket, of which no file is left, however the process ends. Both sides prove that
+they know the job's key before anything is unpickled (actors/handshake.py).
 
-Every request has a number, and an answer names the request that it belongs to. So silence is no answer: a worker that
-was paused, or kept its interpreter busy, answers late, and the late answer finds its request or nobody who waits for
-it. A connection that breaks is made again, and what was not answered is sent again; the worker knows by the number
-what it has done already, and does nothing twice. Only whoever watches the worker's process knows that it has gone, and
-closes the line.
+Every request has a number, and an answer names the request that it belongs to. So silence is never taken for an answer:
+a worker that was paused, or kept its interpreter busy, answers late, and its answer is matched with its request, or
+dropped when nobody waits for it any more. When a connection breaks, it is made again, and all requests without an
+answer are sent again. The worker recognises by the number what it has done already, and does nothing twice. Only
+whoever watches the worker's process knows that it has gone, and closes the line.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ from penstock.runtime.pickling import copied, dumps, loads
 
 Handlers = dict[str, Callable[..., Any]]
 
-#: Where a worker answers: address and key.
+#: The address and the key of the socket on which a worker answers.
 End = tuple[str, bytes]
 
-# How long a peer may take to prove itself. A worker that was paused meanwhile is connected to anew.
+# How long the handshake may take. When a worker was paused meanwhile, the JobMaster connects again.
 _HANDSHAKE_S = 10.0
-# How many connections may be about to prove themselves; one more ends the one that has tried for longest.
+# How many connections may be in their handshake. One more connection ends the oldest one.
 _STRANGERS_MAX = 64
 _BACKLOG = 128
 
-# Between two tries to accept when the process can take no more connections, and between two tries to connect.
+# The pause between two tries to accept when the process can take no more connections, and the first and the longest
+# pause between two tries to connect.
 _ACCEPT_AGAIN_S = 0.05
 _CONNECT_AGAIN_FIRST_S = 0.01
 _CONNECT_AGAIN_MAX_S = 1.0
 
 _SESSION_BYTES = 16
-# Of a request: its number, and the number below which no answer is waited for any more. Of an answer: the request's.
+# The head of a request: its number, and the number below which all requests have been answered. The head of an answer:
+# the number of its request.
 _REQUEST = struct.Struct("<QQ")
 _ANSWER = struct.Struct("<Q")
 
 
 class Refused(PenstockError):
-    """The worker could not do what it was asked; `error` is what its handler raised, if that could travel."""
+    """The worker could not do what it was asked to do. `error` is what its handler raised, if that could travel."""
 
     def __init__(self, message: str, error: Exception | None = None) -> None:
         super().__init__(message)
@@ -61,37 +63,38 @@ class Refused(PenstockError):
 
 
 class Gone(PenstockError):
-    """Nobody talks with the worker any more: its process has gone, or the job has ended."""
+    """There will be no answer: the worker's process has gone, or the job has ended."""
 
 
 # --- numbers, without sockets and threads -----------------------------------------------------------------------------
 
 
 class Asked:
-    """The asking end's memory: requests that have no answer yet, by number. Used under a lock."""
+    """What the asking end remembers: the requests that have no answer yet, by number. Used under a lock."""
 
     def __init__(self) -> None:
         self._next = 0
         self._open: dict[int, tuple[bytes, Future[Any], str]] = {}
 
     def add(self, method: str, body: bytes, future: Future[Any]) -> bytes:
-        """A new request; its message."""
+        """Add a request. Returns its message."""
         number = self._next
         self._next += 1
         self._open[number] = (body, future, method)
         return self._message(number)
 
     def again(self) -> list[bytes]:
-        """The messages of all that has no answer, in order: for a new connection."""
+        """The messages of all requests without an answer, in order, for a new connection."""
         return [self._message(number) for number in sorted(self._open)]
 
     def answered(self, number: int) -> tuple[str, Future[Any]] | None:
-        """The request of this number has its answer: method and future; None when it had one before."""
+        """Take out the request of this number, because its answer has come. Returns its method and future, or None when
+        the request had an answer before."""
         found = self._open.pop(number, None)
         return None if found is None else (found[2], found[1])
 
     def give_up(self) -> list[Future[Any]]:
-        """No answers will come any more; the futures of those that were waited for."""
+        """Take out all requests, because no answers will come any more. Returns their futures."""
         futures = [future for _, future, _ in self._open.values()]
         self._open.clear()
         return futures
@@ -101,8 +104,8 @@ class Asked:
 
 
 class Session:
-    """The answering end's memory, which outlives a connection: what was done already, and how it was answered, until
-    the asking end has the answer. Safe to use from several threads: requests are done one after the other."""
+    """What the answering end remembers, also when a connection breaks: each answer, until the asking end has received
+    it. Safe to use from several threads: requests are done one after the other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,9 +113,10 @@ class Session:
         self._settled = 0
 
     def take(self, message: bytes, do: Callable[[bytes], bytes]) -> bytes | None:
-        """Do what a message asks for, if that is not done yet; the answer's message, None when nobody waits for it."""
+        """Do what a message asks for, unless that is done already. Returns the message of the answer, or None when
+        nobody waits for it."""
         number, settled = _REQUEST.unpack_from(message)
-        with self._lock:  # of a connection that broke: what it has begun ends before anything is taken up again
+        with self._lock:  # what a connection had begun that broke must end before anything is done again
             if settled > self._settled:
                 self._settled = settled
                 self._answers = {at: answer for at, answer in self._answers.items() if at >= settled}
@@ -127,7 +131,8 @@ class Session:
 
 
 class ControlServer:
-    """Answers requests by name; each connection in a daemon thread of its own, its requests one after the other.
+    """Answers requests by the names of their handlers. Each connection has a daemon thread of its own, which answers
+    its requests one after the other.
 
     Nothing that a stranger does ends the accepting thread or holds it up.
     """
@@ -136,9 +141,9 @@ class ControlServer:
         self._handlers = handlers
         self.key = os.urandom(32)
         self.address = f"\0penstock-{os.getpid()}-{os.urandom(8).hex()}"
-        self.heard = 0  # requests so far: whoever sends them lives
+        self.heard = 0  # the number of requests so far: while it grows, the JobMaster lives
         self._lock = threading.Lock()
-        self._strangers: list[socket.socket] = []  # that have not proved themselves yet, the oldest first
+        self._strangers: list[socket.socket] = []  # connections in their handshake, the oldest first
         self._sessions: dict[bytes, Session] = {}
         self._closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -150,12 +155,12 @@ class ControlServer:
         while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # it is closed, the client has gone, or there are too many open files: the next may come
+            except OSError:  # the server is closed, the client has gone, or the process has too many open files
                 self._closed.wait(_ACCEPT_AGAIN_S)
                 continue
             try:
                 self._let_in(connection)
-            except Exception:  # no thread can be started: this client tries again
+            except Exception:  # no thread can be started; the client will try again
                 self._show_out(connection)
                 self._closed.wait(_ACCEPT_AGAIN_S)
 
@@ -178,7 +183,7 @@ class ControlServer:
         try:
             admit(connection, self.key, _HANDSHAKE_S)
             with self._lock:
-                self._strangers.remove(connection)  # ValueError: it has just been hung up
+                self._strangers.remove(connection)  # raises ValueError when `_let_in` has just ended it
         except (OSError, EOFError, ValueError):
             self._show_out(connection)
             return
@@ -203,14 +208,14 @@ class ControlServer:
             return dumps((False, _portable(error)))
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self._closed.set()
         _hang_up(self._listener)
         self._listener.close()
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one that says the same, if it would not come through."""
+    """The error, or one with the same text when the error itself cannot be pickled."""
     try:
         copied(error)
     except Exception:
@@ -219,16 +224,16 @@ def _portable(error: Exception) -> Exception:
 
 
 def _has_gone(connection: socket.socket) -> bool:
-    """Whether the peer has closed its end. What it has said before is not to be done any more: a worker that was paused
-    while its JobMaster died would do it among the worker processes of the next one. If only the connection broke the
-    peer says it again."""
+    """Whether the peer has closed its end. Its requests must not be done any more: a worker that was paused while its
+    JobMaster died would do them among the worker processes of the next JobMaster. When only the connection broke, the
+    peer sends them again."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Wake whoever waits on this socket; closing it would not."""
+    """Wake the thread that waits on this socket, which closing the socket would not do."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -237,10 +242,10 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 class Line:
-    """The asking end of the talk with one worker's process; safe to use from several threads.
+    """The asking end of the connection with one worker's process. Safe to use from several threads.
 
-    A thread of its own connects, again when the connection breaks, and reads the answers. Requests wait for a worker
-    that is not there yet, is paused or is busy, until it answers or the line is closed.
+    A thread of its own connects, connects again when the connection breaks, and reads the answers. While a worker has
+    not started yet, is paused or is busy, requests wait until it answers or the line is closed.
     """
 
     def __init__(self, end: End, name: str) -> None:
@@ -250,13 +255,13 @@ class Line:
         self._connection: socket.socket | None = None
         self._connecting: socket.socket | None = None
         self._lock = threading.Lock()  # of the three above; nobody waits for anything under it
-        self._sending = threading.Lock()  # frames go out one after the other
+        self._sending = threading.Lock()  # frames are sent one after the other
         self._closed = threading.Event()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def ask(self, method: str, *arguments: Any) -> Future[Any]:
-        """Send a request. The future has the worker's answer; Refused when its handler raised, Gone when the line was
-        closed."""
+        """Send a request. The future gets the worker's answer, Refused when its handler raised an error, or Gone when
+        the line was closed."""
         body = dumps((method, arguments))
         future: Future[Any] = Future()
         with self._lock:
@@ -265,7 +270,7 @@ class Line:
                 return future
             message = self._asked.add(method, body, future)
             connection = self._connection
-        if connection is not None:  # else it is sent with all the others when there is one
+        if connection is not None:  # else the request is sent, with all others, as soon as there is a connection
             try:
                 with self._sending:
                     send_frame(connection, message)
@@ -274,7 +279,7 @@ class Line:
         return future
 
     def close(self) -> None:
-        """End the talk; what is not answered fails with Gone."""
+        """End the connection. Requests without an answer fail with Gone."""
         with self._lock:
             self._closed.set()
             futures = self._asked.give_up()

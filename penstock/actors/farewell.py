@@ -1,7 +1,7 @@
-"""What a program is told that ends while its jobs still run: they end with it, and nothing else would say so.
+"""A warning for a program that ends while its jobs still run: the jobs end with it, and nothing else would say so.
 
-A hook at the interpreter's exit, which runs before Ray's own, as it is registered later. It changes nothing: the exit
-code stays, and the jobs end as they would.
+The warning is printed by a hook at the interpreter's exit. The hook runs before Ray's own hook, because it is
+registered later. It changes neither the exit code nor how the jobs end.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any, Protocol
 
 
 class _Running(Protocol):
-    """What is wanted of a job."""
+    """What this module needs of a job."""
 
     name: str
 
     def ends_unasked(self) -> bool:
-        """Whether it runs, and nobody has cancelled it."""
+        """Whether the job runs, and this program has not cancelled it."""
         ...
 
     def status(self) -> dict[str, Any]:
-        """What it does now."""
+        """The job's present status."""
         ...
 
 
-_jobs: weakref.WeakSet[Any] = weakref.WeakSet()  # that end with this process
+_jobs: weakref.WeakSet[Any] = weakref.WeakSet()  # the jobs that end with this process
 
 
 def remember(job: _Running) -> None:
-    """Say it when this process ends before the job does. Once for each job that is not detached."""
+    """Warn when this process ends before the job. To be called once for each job that is not detached."""
     if not _jobs:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
@@ -44,9 +44,9 @@ def _at_exit() -> None:
 
 
 def said(jobs: Iterable[_Running], say: Callable[[str], None]) -> None:
-    """Say of each of these jobs that still runs what is lost with it."""
+    """Warn about each of these jobs that still runs, with the number of records that it has read and written."""
     for job in jobs:
-        with suppress(Exception):  # the program ends: nothing may stand in its way
+        with suppress(Exception):  # nothing may keep the program from ending
             if job.ends_unasked():
                 status = job.status()
                 say(

@@ -1,8 +1,9 @@
-"""How the two ends of a connection prove to each other that they know the job's key, and how they send frames after it.
+"""How the two ends of a connection prove to each other that they know the job's key, and how they send frames later.
 
-Whoever can reach the socket may connect: nothing that it sends is decoded before it has proved itself, it must do so
-before a deadline, and up to then it is read a fixed number of bytes, so that no message of its own making is ever held.
-The handshake knows nothing of the socket's family. It says who the peer is when it connects; it does not encrypt.
+Any process that can reach the socket may connect. Until a peer has proved that it knows the key, nothing that it sends
+is decoded, only a fixed number of bytes is read, and the peer has a deadline. So a stranger can neither have a message
+of its own decoded nor make the process hold much memory. The handshake works for every family of sockets. It
+authenticates the peer when it connects; it does not encrypt.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class NotProved(OSError):
-    """The peer does not know the key, or has not said so in time."""
+    """The peer does not know the key, or has not proved in time that it does."""
 
 
 def of_this_user(connection: socket.socket) -> bool:
-    """Whether the peer's process is of this process's user, or of root; True where the kernel does not know its peer's
-    user, as over TCP."""
+    """Whether the peer's process belongs to this process's user, or to root. Returns True when the kernel does not know
+    the peer's user, as over TCP."""
     if connection.family != socket.AF_UNIX:
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -37,8 +38,8 @@ def of_this_user(connection: socket.socket) -> bool:
 
 
 def admit(connection: socket.socket, key: bytes, limit_s: float) -> None:
-    """The end that was connected to: prove, and let the peer prove, that both know the key, within `limit_s` seconds.
-    OSError or EOFError when that does not come off."""
+    """The handshake of the end that was connected to: both ends prove within `limit_s` seconds that they know the key.
+    Raises OSError or EOFError when they do not."""
     deadline = time.monotonic() + limit_s
     own = os.urandom(_NONCE_BYTES)
     _send_until(connection, own, deadline)
@@ -51,7 +52,7 @@ def admit(connection: socket.socket, key: bytes, limit_s: float) -> None:
 
 
 def introduce(connection: socket.socket, key: bytes, limit_s: float) -> None:
-    """The end that has connected: as `admit`."""
+    """The handshake of the end that has connected; otherwise like `admit`."""
     deadline = time.monotonic() + limit_s
     theirs = _receive_until(connection, _NONCE_BYTES, deadline)
     own = os.urandom(_NONCE_BYTES)
@@ -67,7 +68,7 @@ def _proof(key: bytes, end: bytes, server_nonce: bytes, client_nonce: bytes) -> 
 
 
 def _receive_until(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """Exactly so many bytes; the deadline is one for all of them, however slowly they come."""
+    """Receive exactly `size` bytes. The deadline is for all of them together, however slowly they come."""
     data = b""
     while len(data) < size:
         _allow_until(connection, deadline)
@@ -97,7 +98,7 @@ def send_frame(connection: socket.socket, *parts: bytes) -> None:
 
 
 def receive_frame(connection: socket.socket) -> bytes:
-    """The next frame; EOFError when the peer has gone."""
+    """Receive the next frame. Raises EOFError when the peer has gone."""
     (size,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
     return _receive(connection, size)
 

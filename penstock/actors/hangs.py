@@ -1,8 +1,8 @@
-"""Who has hung: the JobMaster and its workers watch each other, as nobody else notices a process that is stopped, or
-that does not come out of native code.
+"""Finding processes that hang. The JobMaster and its workers watch each other, because nobody else notices a process
+that is stopped, or that does not come back from native code.
 
-Silence is counted only while the watching process itself runs: one that was paused, with its machine or alone, finds
-answers that it has not read yet, and must not take its own pause for the others'.
+Silence counts only while the watching process itself runs. A process that was paused, alone or with its machine, has
+answers waiting that it has not read yet, and must not take its own pause for silence of the others.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 Who = TypeVar("Who", bound=Hashable)
 
-# How many times one looks within the limit.
+# The number of looks within the limit.
 _LOOKS = 4
 
 
 class Silence(Generic[Who]):
-    """Counts how long others have been silent. Look every `period_s` seconds."""
+    """Counts how long other processes have been silent. `look` is to be called every `period_s` seconds."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_s = limit_s
@@ -39,9 +39,10 @@ class Silence(Generic[Who]):
         self._waited: dict[Who, float] = {}
 
     def look(self, silent: Collection[Who]) -> list[Who]:
-        """`silent`: those who have said nothing since the last look. Who of them has been silent for the limit."""
+        """`silent`: those that have said nothing since the last look. Returns those of them that have been silent for
+        the limit."""
         now = self._clock()
-        # A look that comes late says that this process has been paused, or starved: the others may have spoken.
+        # When a look comes late, this process was paused or got no CPU, and the others may have spoken meanwhile.
         passed = min(now - self._last, self.period_s)
         self._last = now
         self._waited = {who: self._waited.get(who, 0.0) + passed for who in silent}
@@ -49,17 +50,18 @@ class Silence(Generic[Who]):
 
 
 class Process:
-    """A process of the job that may have to be killed: where it is, so that no other one is killed in its place."""
+    """A process of the job that may have to be killed. It is known by its node and start time, so that no other process
+    with the same process id is killed in its place."""
 
     def __init__(self, pid: int, node: str, actor: Any) -> None:
-        """Made while the process lives; `actor`: its handle, `node`: its Ray node."""
+        """To be made while the process lives. `actor`: the handle of its actor; `node`: its Ray node."""
         self.pid = pid
         self._actor = actor
         self._here = node == ray.get_runtime_context().get_node_id()
         self._started = start_time(pid) if self._here else None
 
     def kill(self) -> None:
-        """End it without a word. Ray may start the actor again."""
+        """Kill the process. Ray may start its actor again."""
         if not self._here:
             ray.kill(self._actor, no_restart=False)
         elif self._started is not None and start_time(self.pid) == self._started:
@@ -68,9 +70,12 @@ class Process:
 
 
 def watch_master(master: Process, heard: Callable[[], int], limit_s: float, job: str) -> None:
-    """In a worker: kill the job's JobMaster when it has asked for nothing for `limit_s` seconds, which it does several
-    times within them (`heard`: how often so far). With its worker processes, which end with it, Ray makes a new one
-    if the job has epochs. Every worker does so, as each of them may hang too."""
+    """In a worker, start a thread that kills the job's JobMaster when it has sent no request for `limit_s` seconds.
+
+    A JobMaster that lives sends several requests within this time; `heard` returns their number so far. The worker
+    processes end with the JobMaster, and if the job has epochs, Ray starts a new JobMaster. Every worker watches,
+    because each of them may hang too.
+    """
 
     def watch() -> None:
         silence: Silence[int] = Silence(limit_s)
@@ -79,7 +84,7 @@ def watch_master(master: Process, heard: Callable[[], int], limit_s: float, job:
         while True:
             never.wait(silence.period_s)
             count = heard()
-            # It must have been there once: a job that starts many workers asks nothing of the first for a while.
+            # It must have been heard once: while a job starts many workers, the first ones get no request for a while.
             if silence.look([master.pid] if 0 < count == before else []):
                 logger.warning(
                     "job %s: its JobMaster (process %d) has not been heard of for %g s: killed",

@@ -1,5 +1,5 @@
-"""The JobMaster's side of the workers' control: commands go to each worker in order, and their answers come back as
-events, so that whoever sends them never waits for a worker; what all workers are asked or wished is asked at once.
+"""The JobMaster's side of the workers' control. Commands go to each worker in order, and their answers come back as
+events, so that the sender never waits for a worker. Questions and wishes go to all workers at the same time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from penstock.runtime.errors import PenstockError
 
 
 class Link:
-    """One process of a worker. `answered(answer)`, `refused(error)` or `gone()` of a command is called in the link's
-    thread; `gone` when the link is closed, as the process has died, before there is an answer."""
+    """The commands for one process of a worker. For each command, the link's thread calls `answered(answer)`,
+    `refused(error)`, or `gone()` when the link is closed before there is an answer, because the process has died."""
 
     def __init__(self, worker: int, incarnation: int, end: End) -> None:
         self.worker = worker
@@ -34,11 +34,11 @@ class Link:
         refused: Callable[[Refused], None] | None = None,
         gone: Callable[[], None] | None = None,
     ) -> None:
-        """Send a command behind all others; its arguments are asked for when it is its turn."""
+        """Send a command after all earlier ones. `arguments` is called when it is the command's turn."""
         self._commands.put((method, arguments, answered, refused, gone))
 
     def close(self) -> None:
-        """Send nothing more, and wait for no answer."""
+        """Send nothing more, and wait for no more answers."""
         self._line.close()
         self._commands.put(None)
 
@@ -71,7 +71,7 @@ _Command = tuple[
 
 
 class _Questions:
-    """What one process of a worker is asked with all the others: of each kind one question at a time."""
+    """The questions to one process of a worker. There is one question of each kind at a time."""
 
     def __init__(self, worker: int, end: End, pid: int) -> None:
         self.worker = worker
@@ -81,8 +81,8 @@ class _Questions:
         self._lock = threading.Lock()
 
     def ask(self, method: str) -> Future[Any]:
-        """The question of this kind that has no answer yet, or a new one: a worker that is silent is not asked ever
-        more, and what it says when it speaks again is as it is then."""
+        """The question of this kind that has no answer yet, or else a new one. So a silent worker does not get more and
+        more questions, and when it answers again, it answers with its state of that time."""
         with self._lock:
             asked = self._open.get(method)
             if asked is None or asked[1].done():
@@ -90,12 +90,12 @@ class _Questions:
             return asked[1]
 
     def waiting(self, method: str) -> bool:
-        """Whether such a question has no answer yet."""
+        """Whether there is a question of this kind without an answer."""
         with self._lock:
             return method in self._open and not self._open[method][1].done()
 
     def silent_s(self) -> float:
-        """For how long the oldest question has had no answer."""
+        """The number of seconds for which the oldest question has had no answer; 0.0 when there is none."""
         with self._lock:
             since = [at for at, future in self._open.values() if not future.done()]
         return time.monotonic() - min(since) if since else 0.0
@@ -105,10 +105,11 @@ class _Questions:
 
 
 class AllWorkers:
-    """The JobMaster's talk with all workers at once, beside the commands, which may take long; safe to use from
-    several threads.
+    """The JobMaster's questions to all workers at once. They do not wait for commands, which may take long. Safe to use
+    from several threads.
 
-    A *wish* (`stop`, `cancel`) is held: each worker is told until it has confirmed, and so is each that comes later.
+    A *wish* (`stop`, `cancel`) is kept: each worker is told until it has confirmed, and so is each worker that starts
+    later.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class AllWorkers:
         self._lock = threading.Lock()
 
     def connect(self, worker: int, end: End, pid: int) -> None:
-        """Talk with this process of a worker, in place of an earlier one. Waits for nothing."""
+        """Ask this process of a worker from now on, in place of an earlier process. Waits for nothing."""
         questions = _Questions(worker, end, pid)
         with self._lock:
             before, self._workers[worker] = self._workers.get(worker), questions
@@ -128,15 +129,15 @@ class AllWorkers:
             before.close()
 
     def disconnect(self, worker: int) -> None:
-        """The worker's process has died."""
+        """Ask this worker nothing more, because its process has died."""
         with self._lock:
             gone = self._workers.pop(worker, None)
         if gone is not None:
             gone.close()
 
     def ask(self, method: str, patience_s: float) -> dict[int, Any]:
-        """The workers' answers, of those that answer within `patience_s` seconds; nobody waits for a worker that has
-        been silent for longer. PenstockError when one could not answer."""
+        """The answers of the workers that answer within `patience_s` seconds. Workers that have been silent for longer
+        are asked too, but not waited for. Raises PenstockError when a worker could not answer."""
         asked = {questions.worker: (questions, questions.ask(method)) for questions in self._all()}
         wait([future for questions, future in asked.values() if questions.silent_s() < patience_s], patience_s)
         answers: dict[int, Any] = {}
@@ -154,7 +155,7 @@ class AllWorkers:
         return answers
 
     def wish(self, method: str) -> None:
-        """Tell each worker this until it has confirmed, now and whenever one comes. Waits for nothing."""
+        """Tell this to each worker until it has confirmed, also to workers that start later. Waits for nothing."""
         with self._lock:
             if method not in self._wishes:
                 self._wishes.append(method)
@@ -162,19 +163,19 @@ class AllWorkers:
             questions.ask(method)
 
     def silent(self) -> dict[int, float]:
-        """The workers that owe an answer, and for how many seconds."""
+        """The workers that owe an answer, with the number of seconds for which they have owed it."""
         found = {questions.worker: questions.silent_s() for questions in self._all()}
         return {worker: seconds for worker, seconds in found.items() if seconds > 0.0}
 
     def ping(self) -> list[tuple[int, int]]:
-        """Ask all whether they live; those that have not answered the ping before this one, as (worker, process)."""
+        """Ping all workers. Returns those that have not answered the ping before this one, as (worker, process)."""
         silent = [(questions.worker, questions.pid) for questions in self._all() if questions.waiting("ping")]
         for questions in self._all():
             questions.ask("ping")
         return silent
 
     def close(self) -> None:
-        """Talk with nobody any more."""
+        """Ask no worker anything more."""
         for questions in self._all():
             self.disconnect(questions.worker)
 
@@ -184,7 +185,7 @@ class AllWorkers:
 
 
 class Round:
-    """Answers that are awaited from several workers, of which some may die instead."""
+    """A wait for the answers of several workers, some of which may die before they answer."""
 
     def __init__(self, workers: set[int]) -> None:
         self._workers = set(workers)
@@ -194,12 +195,12 @@ class Round:
             self._over.set()
 
     def done(self, worker: int) -> None:
-        """A worker has answered, or has gone."""
+        """Note that a worker has answered, or has gone."""
         with self._lock:
             self._workers.discard(worker)
             if not self._workers:
                 self._over.set()
 
     def wait(self) -> None:
-        """Until all have."""
+        """Wait until all workers have answered or have gone."""
         self._over.wait()
