@@ -42,22 +42,23 @@ from penstock.runtime.units import renamed, seconds
 
 logger = logging.getLogger(__name__)
 
-# How long the JobMaster may take to remove its epochs when the last driver has what it wants.
+# How long the driver waits while the JobMaster removes its epochs, when the last driver has what it wants.
 _RELEASE_S = 10.0
 
-# How long it may take to answer until the driver goes on without; and the next time, while it has not answered.
+# How long a call of the driver waits for the JobMaster's answer before it goes on without; and how long the next call
+# waits while the JobMaster still has not answered.
 _PATIENCE_S = 5.0
 _SILENT_PATIENCE_S = 0.2
 
-# How often it is asked whether it lives. Its death is told by Ray; that it is stopped, or hangs, by nobody.
+# The time between two pings of the JobMaster. Ray reports its death, but nobody reports that it is stopped, or hangs.
 _PING_S = 2.0
 
-# Of a JobMaster that dies after a longer silence, the silence is told.
+# When a JobMaster dies after a longer silence than this, the message says how long it was silent.
 _SILENT_S = 2 * _PING_S
 
 
 def summary(status: Mapping[str, Any]) -> str:
-    """A job's status in a line."""
+    """A job's status in one line."""
     said = str(status["state"])
     if "uptime_s" in status:
         said += f" {'after' if status['state'] in ENDED else 'for'} {status['uptime_s']:,.0f} s"
@@ -84,7 +85,7 @@ def known_job(name: str, master: Any) -> Job | None:
 
 
 def silent_status(name: str) -> dict[str, Any]:
-    """The status of a running job whose JobMaster does not answer: what it has said last to this program."""
+    """The status of a running job whose JobMaster does not answer: its last answer to this program."""
     job = _known.get(name)
     if job is None or job._over.is_set():
         return {"name": name, "state": "UNKNOWN", "operators": {}}
@@ -102,8 +103,8 @@ class Job:
         program: Program | None = None,
         hang_timeout_s: float | None = None,
     ) -> None:
-        """`program`: whose classes the records of the sinks may have; `hang_timeout_s`: None of a job that was started
-        elsewhere."""
+        """`program`: the program whose classes the records of the sinks may have. It and `hang_timeout_s` are None for
+        a job that another program has started."""
         self.name = name
         self._program = program
         self._hang_timeout_s = hang_timeout_s
@@ -111,17 +112,18 @@ class Job:
         self._driver = Driver.here(ray.get_runtime_context().get_node_id())
         self._outcome = master.outcome.remote(self._driver)
         self._end: JobEnd | None = None
-        self._insisting: dict[str, Any] = {}  # calls that are pending until the end
+        self._insisting: dict[str, Any] = {}  # calls that return at the job's end
         self._last_status: dict[str, Any] | None = None
         self._master_answered = time.monotonic()
-        self._asking: Any = None  # a status that has not come yet
+        self._asking: Any = None  # a call for a status that has not been answered yet
         self._over = threading.Event()
-        self._news = threading.Event()  # for wait(): it is over, or there is trouble
+        self._news = threading.Event()  # for wait(): the job is over, or a sink in this process has failed
         self._trouble: PenstockError | None = None
         self._lock = threading.Lock()  # of the two above, and of the last status
-        self._asks = threading.Lock()  # of what asks for a status
-        self._drained = threading.Event()  # nothing more is reported by the workers
-        # By channel, once the job has ended. Decoded when they are asked for: what cannot be is no fault of the job.
+        self._asks = threading.Lock()  # one thread at a time asks for a status
+        self._drained = threading.Event()  # the workers report nothing more
+        # By channel, once the job has ended. The records are decoded when the user asks for them, because records that
+        # cannot be decoded are no failure of the job.
         self._collected: dict[str, list[Encoded]] = {}
         self._records: dict[str, list[Any]] = {}
         self._sinks = sinks
@@ -143,7 +145,7 @@ class Job:
 
     def ends_unasked(self) -> bool:
         """Whether the job runs, and has not been cancelled by this program."""
-        # A program that has disconnected has ended it: nothing may be asked then, Ray would start a cluster for it.
+        # A program that has disconnected from Ray has ended the job. A call would make Ray start a cluster.
         return ray.is_initialized() and not self._over.is_set() and "cancel" not in self._insisting
 
     @property
@@ -178,7 +180,7 @@ class Job:
         with self._asks:
             asked, self._asking = self._asking, None
             if asked is not None and ray.wait([asked], timeout=0)[0]:
-                asked = None  # it has come since, and is as old as that
+                asked = None  # its answer has come meanwhile, and is old by now
             patience_s = _PATIENCE_S if asked is None else _SILENT_PATIENCE_S
             asked = asked or self._master.status.remote()
             try:
@@ -352,7 +354,7 @@ class Job:
         return found
 
     def _finish(self) -> None:
-        """Wait for the end, take what is wanted of the JobMaster, and let it go."""
+        """Wait for the job's end, fetch from the JobMaster what the driver wants, and release the JobMaster."""
         end: JobEnd | None = None
         try:
             end = self._wait_for_end()
@@ -361,8 +363,8 @@ class Job:
             self._keep_status({**cluster.get(self._master.status.remote()), "master_silent_s": 0.0})
             self._drained.set()
             if self._console is not None:
-                self._console.join()  # it asks the JobMaster too; and what it prints comes before wait() returns
-            with suppress(RayError):  # it may end before its answer has left
+                self._console.join()  # it calls the JobMaster too, and it is to print before wait() returns
+            with suppress(RayError):  # the JobMaster may end before its answer has left
                 ray.get(self._master.release.options(max_task_retries=0).remote(self._driver), timeout=_RELEASE_S)
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             gone = error if isinstance(error, ClusterGone) else cluster.lost()
@@ -389,10 +391,11 @@ class Job:
         return why_it_died(_first_line(error), isinstance(error, RayActorError), silent_s, self._hang_timeout_s)
 
     def _release_room(self) -> None:
-        """Give back the room of a job whose JobMaster has died: Ray keeps it until this driver ends."""
+        """Give back the room that was reserved for a job whose JobMaster has died. Ray would keep it until this driver
+        ends."""
 
         def give_back() -> None:
-            with suppress(Exception, SystemExit):  # or it is there no more itself
+            with suppress(Exception, SystemExit):  # the reservation, or Ray, may have gone already
                 release(cluster.workers_group(self.name))
 
         giving = threading.Thread(target=give_back, name="penstock-release", daemon=True)
@@ -400,19 +403,19 @@ class Job:
         giving.join(_RELEASE_S)  # without a head, Ray would wait for ever
 
     def _wait_for_end(self) -> JobEnd:
-        """The job's outcome; meanwhile know whether the JobMaster answers.
+        """Wait for the job's outcome, and find out meanwhile whether the JobMaster answers.
 
-        One that hangs is killed by its workers. When it hangs while there are none, or they do too, this does so, if
-        the job was started here.
+        The workers kill a JobMaster that hangs. When there are no workers, or they hang too, this method kills it, if
+        the job was started by this program.
         """
         silence: Silence[str] = Silence(2 * (self._hang_timeout_s or math.inf))
-        known = False  # one that has not answered yet may be still to come
+        known = False  # a JobMaster that has never answered may not have started yet
         ping = self._ping()
         while not ray.wait([self._outcome], timeout=_PING_S)[0]:
             cluster.check()
             answered = bool(ray.wait([ping], timeout=0)[0])
             if answered:
-                with suppress(RayError):  # its death is no answer
+                with suppress(RayError):  # an error says that the JobMaster has died, and is no answer
                     ray.get(ping)
                     self._master_answered = time.monotonic()
                     known = True
@@ -432,7 +435,8 @@ class Job:
         while True:
             over = self._drained.is_set()
             try:
-                # A JobMaster that hangs is killed, and the next one has more to print: only the end has a time limit.
+                # A JobMaster that hangs is killed, and the next one has more to print. So only the last call, after the
+                # job's end, has a time limit.
                 call = self._master.console.remote(seen, 0.0 if over else 10.0)
                 total, lines = cluster.get(call, timeout=60 if over else None)
             except (RayActorError, GetTimeoutError, ClusterGone, SystemExit):
@@ -444,7 +448,7 @@ class Job:
                 try:
                     sys.stdout.write("\n".join(lines) + "\n")
                     sys.stdout.flush()
-                except BrokenPipeError:  # nobody reads them any more
+                except BrokenPipeError:  # the reader of this program's output has gone
                     return
                 except OSError as error:
                     logger.warning("job %s: records cannot be printed any more: %s", self.name, error.strerror)
@@ -454,8 +458,8 @@ class Job:
 
 
 def end_cut_off(end: JobEnd, missing: bool, error: BaseException) -> JobEnd:
-    """What to say of a job whose end was known when its JobMaster, or the cluster, went. `missing`: records of Collect
-    sinks had not been fetched."""
+    """The end to report when the JobMaster, or the cluster, has gone after the job's end was known. `missing`: records
+    of Collect sinks had not been fetched."""
     if not missing or end.state == "FAILED":
         return end
     whose = "the Ray cluster" if isinstance(error, ClusterGone) else "its JobMaster"
@@ -468,12 +472,12 @@ def end_cut_off(end: JobEnd, missing: bool, error: BaseException) -> JobEnd:
 
 
 def why_it_died(reason: str, died: bool, silent_s: float, hang_timeout_s: float | None) -> str:
-    """What is known of a JobMaster's death, by what Ray says, and how long it had been silent. `died`: Ray says that
-    it did."""
+    """What is known of a JobMaster's death, from what Ray says and from how long the JobMaster had been silent. `died`:
+    Ray says that it has died."""
     if not died or silent_s <= _SILENT_S:
         return reason
     silent = f"it had not answered for {silent_s:.0f} s"
-    # Silence is noticed, and ends, up to a ping late.
+    # Silence is noticed up to one ping late.
     if hang_timeout_s is not None and silent_s >= hang_timeout_s - _SILENT_S:
         silent += f", as it was stopped or hung, and was killed (hang_timeout_s={hang_timeout_s:g})"
     return f"{silent}: {reason}"

@@ -76,7 +76,6 @@ class Outcome:
     worker: int
     error: str | None = None
     operator: str | None = None
-    lost: bool = False  # the error is another process's death
 
 
 #: What a worker tells the JobMaster.
@@ -296,7 +295,7 @@ class Worker:
         if isinstance(error, RecordError):
             return Outcome(self._index, str(error), error.operator)
         if isinstance(error, MessagesLost):
-            return Outcome(self._index, str(error), lost=True)
+            return Outcome(self._index, str(error))
         text = "".join(traceback.format_exception(error))
         return Outcome(self._index, f"worker {self._index} failed: {type(error).__name__}: {error}\n{text}")
 

@@ -380,7 +380,7 @@ def _attach(options: argparse.Namespace) -> Job:
 class _Interrupts:
     """Ctrl-C (or SIGTERM): the first time the job is stopped, the second cancelled, the third gives up waiting.
 
-    The job is told by threads of their own, because a signal handler may run in the middle of anything.
+    Threads of their own tell the job, because a signal handler may run in the middle of anything.
     """
 
     def __init__(self, job: Job) -> None:
@@ -400,13 +400,18 @@ class _Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count == 1:
-            _say("\nstopping: records that were read still come through; press Ctrl-C again to cancel")
-            threading.Thread(target=self._job.stop, name="penstock-stop", daemon=True).start()
+            self._tell(
+                self._job.stop, "stopping: records that were read still come through; press Ctrl-C again to cancel"
+            )
         elif self.count == 2:
-            _say("\ncancelling")
-            threading.Thread(target=self._job.cancel, name="penstock-cancel", daemon=True).start()
+            self._tell(self._job.cancel, "cancelling")
         else:
             raise KeyboardInterrupt
+
+    def _tell(self, word: Callable[[], None], text: str) -> None:
+        threading.Thread(target=word, name="penstock-interrupt", daemon=True).start()
+        with suppress(RuntimeError):  # the signal came in the middle of a write to the same stream
+            _say(f"\n{text}")
 
 
 def _summary(status: Status, ran: float, went_on: str | None = None) -> str:

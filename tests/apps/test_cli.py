@@ -10,9 +10,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -558,3 +560,18 @@ def test_a_picture_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) ->
 def test_planning_does_not_load_ray() -> None:
     code = "import sys; from penstock.apps.cli import main; main(['plan', 'sol']); sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_ctrl_c_in_the_middle_of_a_write_stops_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python refuses to write to a stream in a signal handler that interrupts a write to that stream."""
+
+    def refuse(text: str) -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
+
+    monkeypatch.setattr(cli, "_say", refuse)
+    stopped, cancelled = threading.Event(), threading.Event()
+    interrupts = cli._Interrupts(SimpleNamespace(stop=stopped.set, cancel=cancelled.set))  # type: ignore[arg-type]
+    interrupts._handle(signal.SIGINT, None)
+    assert stopped.wait(60)
+    interrupts._handle(signal.SIGINT, None)
+    assert cancelled.wait(60)
