@@ -1,12 +1,13 @@
-"""JobMaster: the one Ray actor a job that starts its Workers, watches them, hosts the coordinator of its epochs, and
-ends the job, however it ends.
+"""JobMaster: the Ray actor, one for each job, that starts and watches the job's Workers, hosts the coordinator of its
+epochs, and ends the job, however it ends.
 
-One thread (`supervise`) takes events one after the other and does what the coordinator makes of them; whatever waits
-(for a worker's answer, a new process, the store) is done in other threads, which put events.
+One thread (`_supervise`) takes events one after the other, and carries out the commands that the coordinator answers
+them with. Everything that has to wait (for a worker's answer, for a new process, for the store) is done in other
+threads, which put events into the queue.
 
-It owns the Workers: when it dies Ray ends them; in a job with epochs Ray then starts it again, and it goes on from the
-last complete epoch with new ones. A driver that is not detached owns it in turn. It never touches records, but for
-those on their way from Collect and Console sinks to the driver.
+The JobMaster owns the Workers: when it dies, Ray ends them. In a job with epochs, Ray then starts the JobMaster again,
+and it goes on from the last complete epoch with new Workers. A driver that is not detached owns the JobMaster in turn.
+The JobMaster handles no records, except those on their way from Collect and Console sinks to the driver.
 """
 
 from __future__ import annotations
@@ -89,18 +90,19 @@ CONCURRENCY_GROUPS = {REPORTS: 1, OUTCOMES: 8}
 
 # A cancelled run loop ends within one step of each task; a worker that does not (a user function that hangs) is killed.
 _CANCEL_S = 2.0
-# A worker's control thread waits for the interpreter while a user's function holds it. Nobody waits for longer than
-# this for a worker's answer: one that is paused, or in native code, answers late.
+# The longest wait for a worker's answer. A worker answers late when it is paused, or when a user's function or native
+# code holds its interpreter.
 _CONTROL_S = 5.0
-# For a status, which shows what the worker said last, and since when it is silent.
+# The longest wait for a worker's answer to a question for its status. After it, the status shows what the worker said
+# last, and for how long it has been silent.
 _STATUS_S = 1.0
-# All sources begin a barrier at the same instant, this long after it was decided: a task that has one barrier and waits
-# for another holds up records for the difference. Long enough for the command to reach every worker.
+# All sources begin a barrier at the same instant, this long after it was decided, so that the command reaches every
+# worker before. A task that has one barrier and waits for another one holds up records for the difference.
 _TRIGGER_AHEAD_NS = 10_000_000
 _CONSOLE_LINES_MAX = 10_000
 # A process that was killed is gone within a moment, and a job that has ended stays for some seconds (linger.py).
 _HOLD_S = 30.0
-# Between two looks for a store that does not answer.
+# The time between two tries to use a store that does not answer.
 _STORE_RETRY_S = 1.0
 
 # Ray puts arguments of 100 KB and more into the object store.
@@ -109,7 +111,7 @@ _PART_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What `run()` was told; plain data. `store`: where epochs are saved; None: the job has none."""
+    """The options of `run()`, as plain data. `store`: where epochs are saved, or None when the job has no epochs."""
 
     workers: int
     cpus_per_worker: float
@@ -117,19 +119,19 @@ class JobOptions:
     worker: WorkerOptions
     epochs: EpochOptions = field(default_factory=lambda: EpochOptions(interval_s=None))
     store: Store | None = None
-    flow: Flow | None = None  # of a job with epochs: to plan it anew
+    flow: Flow | None = None  # of a job with epochs, so that it can be planned anew
     attempts: int = 3  # how often a record may kill its worker
-    hang_timeout_s: float = 60.0  # after which a process that says nothing is killed
-    resume: bool = False  # go on from the store's last complete epoch
-    savepoint: Store | None = None  # go on from this one's
-    dual: DualOptions | None = None  # how it uses Spark; None: not
+    hang_timeout_s: float = 60.0  # the silence after which a process is killed
+    resume: bool = False  # whether to go on from the store's last complete epoch
+    savepoint: Store | None = None  # the store of the savepoint to go on from
+    dual: DualOptions | None = None  # how the job uses Spark, or None when it does not
     placement: PlacementOptions = field(default_factory=PlacementOptions)
     program: bytes | None = None  # what `resume` starts the job with when nothing but the store is left
 
 
 @dataclass
 class JobEnd:
-    """How a job ended. `kind` tells which error the driver raises."""
+    """How a job ended. `kind` determines which error the driver raises."""
 
     state: State
     error: str | None = None
@@ -138,8 +140,8 @@ class JobEnd:
 
 
 def in_parts(plan: Plan, options: JobOptions, program: Program) -> list[bytes]:
-    """The arguments of a JobMaster. Ray would leave a larger one in the object store of the driver, and when that has
-    gone start no JobMaster again."""
+    """The arguments of a JobMaster, none of them large. Ray would keep a large argument in the object store of the
+    driver, and could not start the JobMaster again when the driver has gone."""
     whole = program.dumps((plan, options))
     return [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
 
@@ -158,13 +160,13 @@ class JobMaster:
         self._end: JobEnd | None = None
         self._ended = threading.Event()
         self._removing = threading.Lock()
-        self._removed = False  # the epochs, as the job has ended
-        self._holds: list[Hold | None] = []  # what no other job may use
+        self._removed = False  # whether the epochs have been removed, after the job's end
+        self._holds: list[Hold | None] = []  # on places that no other job may use meanwhile
         self._holds_store = False
         self._lock = threading.Lock()
         self._stopping = False
         self._cancelling = False
-        self._waits_for: str | None = "nodes with room for its workers"  # while it starts
+        self._waits_for: str | None = "nodes with room for its workers"  # None once the job has started
         self._events: queue.SimpleQueue[Callable[[], list[Command]]] = queue.SimpleQueue()
         from penstock.actors.nodes import (
             Nodes,  # workers load this module too, to know the JobMaster by, but never plan
@@ -175,16 +177,18 @@ class JobMaster:
         self._placer: Placer = Placer(options.placement, self._nodes)
         self._placed: dict[int, int] = {}  # once the nodes are known
         self._coordinator: Coordinator  # once it is known what to go on from
-        # Workers by index; of the present process each, but for `incarnations`, which only grow.
+        # By the worker's index, all of the worker's present process. `incarnations` only grow.
         self._actors: dict[int, Any] = {}
         self._incarnations = dict.fromkeys(range(options.workers), 0)
         self._infos: dict[int, dict[str, Any]] = {}
         self._links: dict[int, Link] = {}
         self._watchers: dict[int, Watcher] = {}
-        self._running: set[int] = set()  # whose run() is pending
+        self._running: set[int] = set()  # the workers whose run() has not returned
         self._suspects = Suspects(options.attempts)
         self._processes: dict[int, Process] = {}
-        self._hung: dict[int, Crash | None] = {}  # processes that were killed for it; None: somebody had stopped them
+        # By process id: processes that were killed because they hung, with the crash that this counts as; None when
+        # somebody had stopped the process.
+        self._hung: dict[int, Crash | None] = {}
         self._workers = AllWorkers()
         self._cut = Round(set())  # the answers to the last cut
         self._ring_sizes: dict[int, int] = {}  # of rings that had grown, by worker
@@ -203,11 +207,11 @@ class JobMaster:
             )
             self._keeper.program_bytes = options.program
         self._store_trouble: str | None = None
-        self._requests: deque[_Request] = deque()  # that wait for an epoch
-        self._rescaling: list[_Request] = []  # that wait for the job to run again
-        self._move_after = 0.0  # not before this, in monotonic seconds, are they tried to be moved again
-        self._moving: deque[tuple[dict[int, int], _Request]] = deque()  # tasks that drivers want elsewhere
-        self._parallelism: dict[str, int] = {}  # what operators were rescaled to
+        self._requests: deque[_Request] = deque()  # requests that wait for an epoch
+        self._rescaling: list[_Request] = []  # requests that wait for the job to run again
+        self._moving: deque[tuple[dict[int, int], _Request]] = deque()  # tasks that drivers want on other workers
+        self._move_after = 0.0  # the monotonic time before which they are not tried to be moved again
+        self._parallelism: dict[str, int] = {}  # of operators that were rescaled
         self._completed_at: float | None = None
         self._failures: list[JobEnd] = []  # what ends the job
         self._dual: Dual | None = None
@@ -270,11 +274,12 @@ class JobMaster:
             self._drivers.wake()
 
     def collected(self, channel: str) -> list[Encoded]:
-        """What a Collect sink has sent."""
+        """The records that a Collect sink has sent, encoded."""
         return self._collected.get(channel)
 
     def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
-        """(number of lines so far, the lines after the first `seen` that are still kept), waiting for the first."""
+        """Wait until there are lines after the first `seen` ones. Returns the number of lines so far, and those of the
+        new lines that are still kept."""
         with self._console_more:
             seen = min(seen, self._console_total)  # an earlier life of this actor may have had more
             self._console_more.wait_for(lambda: self._console_total > seen or self._ended.is_set(), timeout)
@@ -285,7 +290,7 @@ class JobMaster:
 
     @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> None:
-        """Take number `number` of what a worker's process says; calls may come in any order."""
+        """Take report number `number` of a worker's process. Calls may come in any order."""
         for said in self._reports.take((worker, incarnation), number, item):
             if isinstance(said, Sent):
                 self._keep(said)
@@ -392,7 +397,8 @@ class JobMaster:
                 logger.warning("job %s cannot note that it is %s: %s", self._plan.name, state, error)
 
     def _remove_epochs(self) -> None:
-        """Nobody needs the epochs any more. Until then a later life of this actor can answer as this one would."""
+        """Delete the epochs, which nobody needs any more. Before this, a later life of this actor could still answer as
+        this one does."""
         with self._removing:
             end, store = self._end, self._options.store
             if store is None or not self._holds_store or self._removed or end is None or end.state == "FAILED":
@@ -406,7 +412,7 @@ class JobMaster:
             self._removed = True
 
     def _begin(self) -> JobEnd | None:
-        """Find out what to go on from, and start all workers; an end when that fails."""
+        """Find out what to go on from, and start all workers. Returns the job's end when that fails."""
         options = self._options
         if not self._hold_places():
             return JobEnd("CANCELLED")
@@ -514,7 +520,7 @@ class JobMaster:
         return late
 
     def _tell(self, worker: int, method: str, arguments: tuple[Any, ...]) -> None:
-        """Send a worker a word of the scheduler of paradigms; it is said again, so it may be lost."""
+        """Send a worker a message of the scheduler of paradigms. It may be lost, because the scheduler repeats it."""
 
         def refused(error: Refused) -> None:
             logger.warning("job %s: worker %d: %s", self._plan.name, worker, error)
@@ -630,7 +636,7 @@ class JobMaster:
         return list(self._workers.ask(method, _CONTROL_S).values())
 
     def _install(self, info: dict[str, Any]) -> list[Command]:
-        """A worker's process is ready: let it run, and talk to it."""
+        """Let a worker's process run that is ready, and connect to it."""
         worker = info["index"]
         incarnation = self._incarnations[worker]
         self._infos[worker] = info
@@ -646,7 +652,7 @@ class JobMaster:
         return self._coordinator.started(worker)
 
     def _watch(self, worker: int, incarnation: int, run: Any) -> None:
-        """Wait for a worker's end."""
+        """Wait until a worker's run has ended."""
         try:
             outcome: Outcome | None = ray.get(run)
             reason = ""
@@ -655,8 +661,8 @@ class JobMaster:
         self._events.put(lambda: self._gone(worker, incarnation, outcome, reason))
 
     def _ping(self) -> None:
-        """Kill workers that hang: one whose process is stopped, or does not come out of native code, is as lost as a
-        dead one, but nobody says so. The workers hear that this process lives."""
+        """Kill workers that hang. A worker whose process is stopped, or does not come back from native code, is as lost
+        as a dead one, but nobody reports it. The pings also show the workers that this process lives."""
         limit = self._options.hang_timeout_s
         silence: Silence[tuple[int, int]] = Silence(limit)
         while not self._ended.wait(silence.period_s):
@@ -722,7 +728,8 @@ class JobMaster:
                 return JobEnd("FINISHED")
 
     def _first_cause(self) -> JobEnd:
-        """A death is often seen by a neighbour first; what others say in the next moment may hold the cause."""
+        """The failure that ends the job. A neighbour often sees a death first, so the failures of the next moment,
+        which may hold the cause, are waited for."""
         until = time.monotonic() + 0.1
         while all(end.operator is None for end in self._failures) and self._running:
             try:
@@ -773,7 +780,8 @@ class JobMaster:
             self._links[worker].send(method, lambda: arguments, refused=self._refused)
 
     def _refused(self, error: Refused) -> None:
-        """A worker could not do what it was told; when its loop has ended, its outcome says why."""
+        """Fail the job because a worker could not do what it was told. When the worker's loop has ended, its outcome
+        says why, and nothing is done here."""
         cause = error.error
         if isinstance(cause, LoopEnded):
             return
@@ -914,7 +922,7 @@ class JobMaster:
             self._links[worker].send("complete", lambda: (command,), answered, self._refused)
 
     def _note_ring(self, worker: int, ring_bytes: int) -> list[Command]:
-        """Records that have once come may come again, also when nobody is left who knows how large they were."""
+        """Remember how large a worker's ring has grown: records as large may come again when this process has died."""
         if self._keeper is not None and ring_bytes > self._ring_sizes.get(worker, 0):
             self._ring_sizes[worker] = ring_bytes
             self._keeper.extra["ring_bytes"] = max(self._ring_sizes.values())
@@ -944,7 +952,7 @@ class JobMaster:
         return []
 
     def _fall_back(self, command: FallBack) -> None:
-        """The last complete epoch is damaged: find one that is not."""
+        """Find an epoch that is not damaged, because the last complete one is."""
         assert self._keeper is not None
         logger.warning("job %s goes back before epoch %d: %s", self._plan.name, command.epoch, command.reason)
         try:
@@ -961,7 +969,7 @@ class JobMaster:
     # --- what drivers ask for that takes an epoch --------------------------------------------------------------
 
     def savepoint(self, url: str) -> None:
-        """Save all state at a place of its own."""
+        """Save the state of all tasks in a place that the user has named."""
         self._need_epochs("a savepoint")
         Store.open(url, SAVEPOINT).check()
         request = _Request(lambda: self._copy(url, request))
@@ -1026,7 +1034,7 @@ class JobMaster:
         return commands
 
     def migrate(self, tasks: dict[str, int]) -> None:
-        """Let tasks, by name, run on other workers; returns when they do."""
+        """Move tasks, given by name, to other workers. Returns when they run there."""
         self._need_epochs("migrate")
         numbers = {self._plan.task_name(task): task.number for task in self._plan.tasks}
         if unknown := sorted(set(tasks) - set(numbers)):
@@ -1044,7 +1052,7 @@ class JobMaster:
         request.wait(self._ended)
 
     def traffic(self) -> list[dict[str, Any]]:
-        """What tasks use and send, as last measured."""
+        """The load and the traffic of tasks, as last measured."""
         if self._options.placement.replan_s is None:
             raise JobError(f"job {self._plan.name!r} does not measure its traffic: give run(replan_s=...)")
         return self._placer.traffic()
@@ -1085,7 +1093,7 @@ class JobMaster:
                 self._events.put(partial(self._replace, plan, placed, wanted))
 
     def _replace(self, plan: Plan, placed: dict[int, int], wanted: dict[int, int]) -> list[Command]:
-        """Tasks should run elsewhere, if they are still those, and where they were."""
+        """Move tasks, unless the plan or the placement has changed since the move was decided."""
         if self._plan is not plan or self._placed != placed or self._moving:
             return []
         return self._coordinator.migrate(wanted, time.monotonic())
@@ -1101,7 +1109,7 @@ class JobMaster:
         return []
 
     def _serve(self) -> list[Command]:
-        """Do what is asked for and waits for an epoch of its own."""
+        """Do what drivers have asked for and what has waited for an epoch."""
         coordinator = self._coordinator
         commands: list[Command] = []
         for request in list(self._requests):
@@ -1121,7 +1129,7 @@ class JobMaster:
     # -----------------------------------------------------------------------------------------------------------
 
     def _told_of_start(self, late: int) -> str:
-        """What a job that starts waits for, for people."""
+        """What a job that starts waits for, in words."""
         workers = self._options.workers
         have, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
         return (
@@ -1140,7 +1148,7 @@ class JobMaster:
         ).strip()
 
     def _end_workers(self) -> None:
-        """Cancel what still runs, give it a moment to close its files, then end every worker process."""
+        """Cancel what still runs, give it a moment to close its files, and end every worker's process."""
         with suppress(PenstockError):
             self._workers.ask("cancel", _CANCEL_S)
         until = time.monotonic() + _CANCEL_S
@@ -1192,14 +1200,14 @@ def _end_by_own_fault(error: Exception) -> JobEnd:
 
 
 def _cause(error: Exception) -> str:
-    """What went wrong, without Ray's traceback of where it was noticed."""
+    """What went wrong, without Ray's traceback of the place where it was noticed."""
     cause = getattr(error, "cause", None) or error
     text = str(cause).strip()
     return text.splitlines()[0] if text else type(cause).__name__
 
 
 class _Request:
-    """Something that a driver asks for and that is done when an epoch of its own is complete."""
+    """Something that a driver has asked for, and that is done when an epoch that was begun for it is complete."""
 
     def __init__(self, do: Callable[[], list[Command]]) -> None:
         self.do = do
@@ -1208,12 +1216,12 @@ class _Request:
         self._over = threading.Event()
 
     def end(self, error: Exception | None = None) -> None:
-        """It is done, or cannot be."""
+        """Note that it is done, or the error because of which it cannot be done."""
         self._error = error
         self._over.set()
 
     def again(self) -> None:
-        """It could not be done now: wait for another epoch."""
+        """Wait for another epoch, because it could not be done with this one."""
         self.epoch = None
 
     def asked_again(self) -> bool:
@@ -1221,7 +1229,7 @@ class _Request:
         return self.epoch is None
 
     def wait(self, ended: threading.Event) -> None:
-        """Until it is done; raises why it could not be."""
+        """Wait until it is done. Raises the error because of which it could not be done."""
         while not self._over.wait(1.0):
             if ended.is_set():
                 raise JobError("the job has ended")

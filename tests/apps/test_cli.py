@@ -10,11 +10,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -569,9 +567,9 @@ def test_ctrl_c_in_the_middle_of_a_write_stops_the_job(monkeypatch: pytest.Monke
         raise RuntimeError("reentrant call inside <_io.BufferedWriter>")
 
     monkeypatch.setattr(cli, "_say", refuse)
-    stopped, cancelled = threading.Event(), threading.Event()
-    interrupts = cli._Interrupts(SimpleNamespace(stop=stopped.set, cancel=cancelled.set))  # type: ignore[arg-type]
+    job = FakeJob()
+    interrupts = cli._Interrupts(job)  # type: ignore[arg-type]
     interrupts._handle(signal.SIGINT, None)
-    assert stopped.wait(60)
+    assert job.told.get(timeout=60) == "stop"
     interrupts._handle(signal.SIGINT, None)
-    assert cancelled.wait(60)
+    assert job.told.get(timeout=60) == "cancel"
