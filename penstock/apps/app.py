@@ -1,4 +1,4 @@
-"""What an application is to the `penstock` command, and the options that several of them share."""
+"""Describes applications to the `penstock` command, and has the options that several of them share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _nothing(status: Status, seconds: float) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An application with its options settled, ready to run.
+    """Holds an application whose options are settled, and which is ready to run.
 
     `intro` says in one line what it is about to do; `results` makes the lines to print of the last status and the
     seconds that the job ran; `next_steps` are commands worth trying afterwards.
@@ -34,7 +34,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class App:
-    """One application: its name on the command line, one line about it, its own options, and how it is built.
+    """Describes one application: its name on the command line, one line about it, its own options, and how it is built.
 
     `default_name`: of its job, where that is not the application's.
     """
@@ -47,7 +47,7 @@ class App:
 
 
 class Cycle:
-    """The records of a list by number, over and over: load that costs next to nothing to make."""
+    """Repeats the records of a list without end, by number. This load costs almost nothing to make."""
 
     def __init__(self, records: Sequence[Any]) -> None:
         if not records:
@@ -62,7 +62,7 @@ class Cycle:
 
 
 def add_load_options(parser: argparse.ArgumentParser, *, rate: str, duration: str) -> None:
-    """--rate and --duration; the texts say what happens without them."""
+    """Adds the options --rate and --duration. The texts say what happens without them."""
     parser.add_argument(
         "--rate",
         metavar="R",
@@ -79,7 +79,7 @@ def add_load_options(parser: argparse.ArgumentParser, *, rate: str, duration: st
 
 
 def rate_option(text: str) -> str:
-    """The text of a --rate, checked."""
+    """Returns the text of a --rate after checking it."""
     if text != "max":
         try:
             parse_rate(text)
@@ -89,14 +89,14 @@ def rate_option(text: str) -> str:
 
 
 def count(text: str) -> int:
-    """A whole number, 1 or more."""
+    """Reads a whole number of 1 or more from the command line."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """A time of 0 seconds or more."""
+    """Reads a time of 0 seconds or more from the command line."""
     try:
         value = float(text)
     except ValueError:
@@ -107,7 +107,7 @@ def seconds(text: str) -> float:
 
 
 def described_rate(rate: str | None) -> str:
-    """A rate for people: "5,000 records/s", "as fast as possible"."""
+    """Describes a rate for people: "5,000 records/s", "as fast as possible"."""
     if rate is None or rate == "max":
         return "as fast as possible"
     steps = parse_rate(rate)

@@ -1,4 +1,4 @@
-"""Every application of the `penstock` command, by name."""
+"""Lists every application of the `penstock` command, by name."""
 
 from __future__ import annotations
 

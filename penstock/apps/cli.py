@@ -89,7 +89,7 @@ penstock status NAME lists the operators and their tasks.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Runs the command and returns its exit code."""
     standard_streams.open_closed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     unknown = _unknown_app(arguments)
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Told(logging.Handler):
-    """Says what a command that shows progress does about its Ray cluster, which takes the first seconds."""
+    """Prints what Penstock logs about the Ray cluster, because starting or finding it takes the first seconds."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _say(record.getMessage())
@@ -182,7 +182,7 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | None = None) -> int:
-    """Wait for a job's end, unless it is detached, and say what came of it."""
+    """Waits for the end of a job, unless the job is detached, and prints its outcome. Returns the exit code."""
     if options.detached:
         _say(f"job {job.name!r} runs detached; next: penstock status {job.name}, penstock stop {job.name}")
         return OK
@@ -211,7 +211,7 @@ def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | N
 
 
 def _last_epoch(name: str, checkpoints: str | None) -> Manifest | None:
-    """The epoch that `resume` would go on from, if there is one and the store can be read."""
+    """Returns the epoch from which `resume` would continue, or None if there is none or the store cannot be read."""
     from penstock.actors.run import default_checkpoints
 
     try:
@@ -222,7 +222,8 @@ def _last_epoch(name: str, checkpoints: str | None) -> Manifest | None:
 
 
 def _say_how_to_resume(name: str, checkpoints: str | None, since: float) -> None:
-    """Of a job that has failed: how to go on, when it has saved an epoch `since` (an older one is another job's)."""
+    """Prints how to resume a job that has failed, if the job has saved an epoch after the time `since`. An older epoch
+    belongs to another job."""
     last = _last_epoch(name, checkpoints)
     if last is not None and last.created >= since:
         where = "" if checkpoints is None else f" --checkpoints {_to_type(checkpoints)}"
@@ -230,7 +231,8 @@ def _say_how_to_resume(name: str, checkpoints: str | None, since: float) -> None
 
 
 def _to_type(place: str) -> str:
-    """A path or URL as part of a command to type. Keys and options of a URL are not printed: output is often kept."""
+    """Returns a path or URL as part of a command that the user can type. Keys and options of a URL are left out,
+    because output is often kept."""
     shown = filesystems.named(place)
     return shlex.quote(shown) + ("" if shown == place else " (with the keys and options of the URL)")
 
@@ -378,7 +380,8 @@ def _attach(options: argparse.Namespace) -> Job:
 
 
 class _Interrupts:
-    """Ctrl-C (or SIGTERM): the first time the job is stopped, the second cancelled, the third gives up waiting.
+    """Handles Ctrl-C and SIGTERM: the first one stops the job, the second one cancels it, and the third one ends the
+    wait.
 
     Threads of their own tell the job, because a signal handler may run in the middle of anything.
     """
@@ -415,7 +418,8 @@ class _Interrupts:
 
 
 def _summary(status: Status, ran: float, went_on: str | None = None) -> str:
-    """`went_on`: by what, when the counts go back to before the time that the job ran, so that there is no rate."""
+    """Returns one line about a job that has ended. `went_on` says how the job continued ("was resumed"), if it did: its
+    counts then include records from before this run, so no rate is shown."""
     read = status.get("records_read", 0)
     latency = status.get("latency_all_ms") or {}
     parts = [f"{status['name']} {status['state'].lower()}"]
@@ -444,7 +448,7 @@ def _next_steps(prepared: Prepared) -> str:
 
 
 def _known_apps(arguments: Sequence[str]) -> Mapping[str, App]:
-    """The applications, and the user's own flow where the command names one."""
+    """Returns the applications, and the user's own flow if the command names one."""
     if len(arguments) > 1 and arguments[0] in _OF_APPS and own.is_meant(arguments[1]):
         return {**APPS, arguments[1]: own.own_app(arguments[1])}
     return APPS
@@ -566,7 +570,7 @@ def _add_cluster_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _place(text: str) -> str:
-    """A directory or URL, the same for processes that run elsewhere."""
+    """Reads a directory or URL from the command line, in a form that other processes understand too."""
     try:
         path = filesystems.local_path(text)
     except filesystems.BadPlace as error:
@@ -575,7 +579,7 @@ def _place(text: str) -> str:
 
 
 def _part(text: str) -> float:
-    """A part of something, 0 or more."""
+    """Reads a fraction of 0 or more from the command line."""
     try:
         return seconds(text)
     except argparse.ArgumentTypeError:
@@ -583,7 +587,7 @@ def _part(text: str) -> float:
 
 
 def _restarts(text: str) -> int:
-    """A whole number, 0 or more."""
+    """Reads a whole number of 0 or more from the command line."""
     return 0 if text == "0" else count(text)
 
 
@@ -594,7 +598,8 @@ def _app_parsers(
     *,
     workers: bool = True,
 ) -> Iterator[tuple[App, argparse.ArgumentParser]]:
-    """A parser for each application below a command, with the options that all take. `workers`: --workers too."""
+    """Adds a parser for each application to a command, with the options that all of them take. With `workers` they also
+    take --workers."""
     choices = command.add_subparsers(title="applications", metavar="APP", required=True)
     for app in known.values():
         parser = choices.add_parser(
@@ -683,7 +688,7 @@ def _add_driver_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _unknown_app(arguments: list[str]) -> str | None:
-    """What to say about `penstock run nonsense`: argparse would list the names and no more."""
+    """Returns the message about an unknown application. The message of argparse would only list the names."""
     if len(arguments) < 2 or arguments[0] not in _OF_APPS:
         return None
     name = arguments[1]
@@ -731,7 +736,7 @@ def _output() -> Iterator[None]:
 
 
 def _print_table(table: Any) -> None:
-    """Print what rich draws; rich itself would end the process where nobody reads."""
+    """Prints a table of rich. If nobody reads standard output, rich itself would end the process."""
     from rich.console import Console
 
     console = Console()

@@ -25,7 +25,7 @@ PATTERN = "string"
 
 
 def topology(source: Source, pattern: str, matches: Sink, number: Sink, name: str = "grep") -> Flow:
-    """Lines in; the lines that match to `matches`, (1, how many) to `number`."""
+    """Builds the flow: lines go in, matching lines go to `matches`, and (1, number of matches) goes to `number`."""
     try:
         search = re.compile(pattern).search
     except re.error as error:
@@ -38,12 +38,12 @@ def topology(source: Source, pattern: str, matches: Sink, number: Sink, name: st
 
 
 def one(line: str) -> int:
-    """Every match counts the same."""
+    """Returns the same value for every match, so that all of them have one key."""
     return 1
 
 
 def itself(value: Any) -> Any:
-    """A record that is its own key."""
+    """Returns the record, which is its own key."""
     return value
 
 

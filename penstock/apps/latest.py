@@ -1,4 +1,4 @@
-"""The newest value of each key as a sink: running results in, one line a key out."""
+"""A sink that keeps the newest value of each key: running results come in, and one line for each key goes out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _PIECE = 4096
 
 
 class Latest(Sink):
-    """Keep the newest value of each key of (key, value) records; write them to another sink when the input ends.
+    """Keeps the newest value of each key of (key, value) records, and writes these values to another sink when the
+    input ends.
 
     An aggregate that emits every update keeps its latency low and measurable, and yet what is left at the end is one
     record a key. Memory is that of one value a key, as in the aggregate itself,

@@ -34,7 +34,7 @@ _SHOWN = 20  # records of each Collect sink that are printed
 
 
 def is_meant(target: str) -> bool:
-    """Whether a name on the command line is somebody's own flow."""
+    """Tells whether a name on the command line means the user's own flow."""
     return ":" in target or target.endswith(".py")
 
 
@@ -87,7 +87,7 @@ def _flows(module: ModuleType) -> dict[str, Any]:
 
 
 def _functions(module: ModuleType) -> dict[str, Any]:
-    """The functions that a module itself defines and that can be called without arguments."""
+    """Returns, by name, the functions that a module itself defines and that can be called without arguments."""
     found = {}
     for name, value in vars(module).items():
         if inspect.isfunction(value) and value.__module__ == module.__name__:
@@ -101,7 +101,8 @@ def _functions(module: ModuleType) -> dict[str, Any]:
 
 
 def _makers(module: ModuleType) -> dict[str, Any]:
-    """Those of its functions that say that they return a flow; in words, where annotations are not evaluated."""
+    """Returns, by name, the functions whose annotation says that they return a flow. The annotation is compared as text, because
+    annotations may not be evaluated."""
     found = {}
     for name, function in _functions(module).items():
         returns = function.__annotations__.get("return")
@@ -111,7 +112,8 @@ def _makers(module: ModuleType) -> dict[str, Any]:
 
 
 def _file(path: str) -> ModuleType:
-    """A file as a module that travels by value, with all that it brings in from beside it."""
+    """Loads a file as a module that travels to the workers by value, together with everything that it imports from its
+    own directory."""
     if not os.path.isfile(path):
         raise FlowError(f"there is no file {path}")
     folder, name = os.path.dirname(os.path.abspath(path)), os.path.basename(path)[: -len(".py")]
@@ -149,7 +151,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _told(error: BaseException) -> str:
-    """The error and the line that it comes from. An exit is an error too: a file is to define its flow and go on."""
+    """Describes the error and the line that it comes from."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     text = str(error) or "no reason given"
@@ -180,7 +182,7 @@ def _prepared(flow: Flow, target: str, options: argparse.Namespace) -> Prepared:
 
 
 def _pace(flow: Flow, rate: str | None, duration: float | None) -> None:
-    """Let the flow's generators make their records at this rate, for so many seconds."""
+    """Gives the flow's Generator sources this rate and this duration in seconds."""
     paced = False
     for name, operator in flow.graph.operators.items():
         if isinstance(operator, Read) and isinstance(operator.source, Generator):

@@ -1,4 +1,5 @@
-"""What `penstock plan` shows: a job's tasks by node, what crosses between nodes, and the same of other placements."""
+"""Shows the result of `penstock plan`: the tasks of each node, the traffic between nodes, and the same for other
+methods of placement."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#
 
 
 def comparison(topology: Topology, placements: Mapping[str, Placement]) -> Table:
-    """A row a placement: what crosses, and how even it is."""
+    """Returns one row for each placement: the traffic between places, and how even the load is."""
     from rich.table import Table
 
     table = Table(title="placements of the same tasks on the same nodes", title_justify="left")
@@ -43,7 +44,7 @@ def comparison(topology: Topology, placements: Mapping[str, Placement]) -> Table
 
 
 def by_node(topology: Topology, placed: Placement) -> Iterable[str]:
-    """The tasks of each worker of each node, and what each node has to send and take in."""
+    """Returns the tasks of each worker of each node, and the traffic that each node sends and receives."""
     graph = topology.graph
     for place, node in enumerate(placed.nodes):
         here = placed.node_of == place
@@ -56,7 +57,7 @@ def by_node(topology: Topology, placed: Placement) -> Iterable[str]:
 
 
 def _folded(names: Sequence[str]) -> list[str]:
-    """Tasks of one component together: ["bolt[0]", "bolt[2]"] -> ["bolt[0,2]"]."""
+    """Joins the names of the tasks of one component: ["bolt[0]", "bolt[2]"] becomes ["bolt[0,2]"]."""
     together: dict[str, list[str]] = {}
     for name in names:
         component, _, index = name.rpartition("[")
@@ -65,8 +66,8 @@ def _folded(names: Sequence[str]) -> list[str]:
 
 
 def picture(topology: Topology, placed: Placement, title: str) -> str:
-    """The plan as an SVG: a box a node, in it a box a worker with its tasks, coloured by component; lines between
-    nodes are as wide as what crosses."""
+    """Draws the plan as an SVG. A node is a box, and a worker is a box inside it with its tasks, coloured by component.
+    Lines between nodes are as wide as the traffic between them."""
     graph = topology.graph
     tasks = {w: [t for t, there in enumerate(placed.tasks) if there == w] for w in range(len(placed.workers))}
     tallest = max((len(them) for them in tasks.values()), default=0)
@@ -100,7 +101,7 @@ def picture(topology: Topology, placed: Placement, title: str) -> str:
 
 
 def _lines(topology: Topology, placed: Placement, left: Sequence[float], y: float) -> tuple[list[str], float]:
-    """Arcs below the nodes, as wide as the traffic between the two; and how deep they go."""
+    """Draws arcs below the nodes, as wide as the traffic between two nodes, and returns them with their depth."""
     graph, found, deepest = topology.graph, [], 0.0
     between: dict[tuple[int, int], float] = {}
     for a in range(len(left)):
@@ -134,5 +135,5 @@ def _text(x: float, y: float, text: str, size: int) -> str:
 
 
 def _short(name: str, most: int = 26) -> str:
-    """A task's name, with its end: that has the index."""
+    """Shortens the name of a task and keeps its end, which has the index."""
     return name if len(name) <= most else name[: most - 12] + "..." + name[-9:]

@@ -21,7 +21,7 @@ _DURATION_S = 10.0
 
 
 def messages(size: int, seed: int = 0) -> list[str]:
-    """Distinct texts of `size` digits from 0 to 8."""
+    """Returns distinct texts of `size` digits from 0 to 8."""
     digits = random.Random(seed)
     made: dict[str, None] = {}
     while len(made) < min(_MESSAGES, 9**size):
@@ -30,7 +30,7 @@ def messages(size: int, seed: int = 0) -> list[str]:
 
 
 def topology(source: Source, *, levels: int = 5, tasks: int | None = None, name: str = "sol") -> Flow:
-    """One source task, then `levels` bolts of `tasks` tasks each."""
+    """Builds the flow: one source task, then `levels` bolts of `tasks` tasks each."""
     flow = Flow(name)
     stream = flow.read(source, name="spout", parallelism=1)
     for level in range(1, levels + 1):
@@ -40,7 +40,7 @@ def topology(source: Source, *, levels: int = 5, tasks: int | None = None, name:
 
 
 def const(record: str) -> str:
-    """A bolt that does nothing."""
+    """Does nothing with a record and returns it."""
     return record
 
 

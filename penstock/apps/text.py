@@ -26,7 +26,7 @@ _BATCH = 8192
 
 @dataclass(frozen=True)
 class Text:
-    """A source of lines, what it reads in words, and how often it gives the whole text (None: nobody knows)."""
+    """Holds a source of lines, a description of it, and how often it gives the whole text (None: unknown)."""
 
     source: Source
     about: str
@@ -34,7 +34,8 @@ class Text:
 
 
 def default_path() -> Path:
-    """The novel of the storm-benchmark where it lies beside the project or the working directory, else our own."""
+    """Returns the path of the novel of the storm-benchmark, if it lies beside the project or in the working directory,
+    and otherwise the path of the packaged text."""
     project = Path(__file__).resolve().parents[2]
     for base in (Path.cwd(), project):
         if (base / _NOVEL).is_file():
@@ -43,19 +44,19 @@ def default_path() -> Path:
 
 
 def packaged_path() -> Path:
-    """The public-domain text that is part of the package; data/README.md says what it is."""
+    """Returns the path of the public-domain text that is part of the package. data/README.md describes it."""
     return Path(str(resources.files("penstock.apps") / "data" / "public_domain.txt"))
 
 
 def read_lines(patterns: list[str]) -> list[str]:
-    """All lines, by the source that a job would read them with."""
+    """Returns all lines, read by the same source that a job would use."""
     flow = Flow("lines")
     flow.read(TextFiles(patterns)).write(Null(), name="lines")
     return testing.run(flow, batch_size=_BATCH)["lines"]
 
 
 def add_options(parser: argparse.ArgumentParser, *, rate: str) -> None:
-    """What to read and how fast; `rate` says what happens without --rate."""
+    """Adds the options that say what to read and how fast. `rate` says what happens without --rate."""
     parser.add_argument(
         "--input",
         metavar="GLOB",
@@ -72,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser, *, rate: str) -> None:
 
 
 def open_text(options: argparse.Namespace, *, show_rate: int | None = None, show_s: float = 0.0) -> Text:
-    """The text that the options ask for.
+    """Opens the text that the options name.
 
     With no option at all and a `show_rate` it comes at that many lines a second, as many whole times as take
     `show_s` seconds: something to look at, and still a known number of each word.

@@ -24,7 +24,7 @@ Record = tuple[str, str]
 
 
 def records(size: int, seed: int = 0) -> list[Record]:
-    """(id, value) records with distinct ids."""
+    """Returns (id, value) records with distinct ids."""
     letters = random.Random(seed)
     ids = letters.sample(range(len(_LETTERS) ** 5), _POOL)
     return [(_id(number), "".join(letters.choices(_LETTERS, k=size))) for number in ids]
@@ -35,14 +35,14 @@ def _id(number: int) -> str:
 
 
 def topology(source: Source, name: str = "throughput") -> Flow:
-    """Records in, nothing out."""
+    """Builds the flow: records go in, and nothing comes out."""
     flow = Flow(name)
     flow.read(source, name="source").shuffle().map(ack, name="ack").write(Null(), name="sink")
     return flow
 
 
 def ack(record: Record) -> Record:
-    """Seen."""
+    """Acknowledges a record."""
     return record
 
 

@@ -28,7 +28,7 @@ _SHOW_S = 3.0
 
 
 def topology(source: Source, sink: Sink, name: str = "wordcount") -> Flow:
-    """Lines in, (word, count) out."""
+    """Builds the flow: lines go in, and (word, count) comes out."""
     flow = Flow(name)
     (
         flow.read(source, name="lines")

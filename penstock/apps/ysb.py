@@ -59,8 +59,8 @@ def topology(
     updates: bool = False,
     name: str = "ysb",
 ) -> Flow:
-    """Lines in, (campaign_id, start, end, views) out: each count when its window has ended, and again when a late event
-    changes it; or with `updates` whenever it has changed."""
+    """Builds the flow: lines go in, and (campaign_id, start, end, views) comes out. A count leaves when its window has
+    ended, and again when a late event changes it. With `updates`, it leaves whenever it has changed."""
     flow = Flow(name)
     (
         flow.read(source, name="receive")
@@ -81,7 +81,7 @@ def topology(
 
 
 class Store(Sink):
-    """Gives counts as rows to another sink, stamped with the time at which they leave.
+    """Passes counts as rows to another sink, stamped with the time at which they leave.
 
     `every_s`: rows leave so long after the last ones, of each window that has changed the newest; 0: each count at
     once. A row replaces the earlier one of its campaign and window, so writing one again does no harm. `clock`: seconds
@@ -169,7 +169,7 @@ class _StoreWriter(SinkWriter):
 
 
 def stored(rows: Iterable[Row]) -> Counts:
-    """What is in the store when all these rows have been written, one after the other."""
+    """Returns the content of the store after all these rows have been written in order."""
     return {(campaign, start): views for campaign, start, views, _ in rows}
 
 
@@ -187,7 +187,7 @@ def latencies(rows: Sequence[Row], *, first: bool, since_ms: float = 0.0) -> lis
 
 
 def recount(events: Events, number: int) -> Counter[tuple[str, int]]:
-    """The right counts of the first events, by a loop that shares nothing with the topology."""
+    """Computes the right counts of the first events by a loop that shares no code with the topology."""
     campaign_of = {row["ad_id"]: row["campaign_id"] for row in events.campaigns()}
     counts: Counter[tuple[str, int]] = Counter()
     for first in range(0, number, 4096):
@@ -200,7 +200,7 @@ def recount(events: Events, number: int) -> Counter[tuple[str, int]]:
 
 
 def compared(counts: Counts, right: Mapping[tuple[str, int], int], number: int) -> str:
-    """One line that says that the counts are right; PenstockError when they are not."""
+    """Returns one line that says that the counts are right, or raises PenstockError."""
     wrong = sorted(key for key in counts.keys() | right.keys() if counts.get(key, 0) != right.get(key, 0))
     if wrong:
         campaign, start = wrong[0]
@@ -290,7 +290,7 @@ def _build(options: argparse.Namespace) -> Prepared:
 
 
 def _once(steps: str) -> float:
-    """The seconds that these steps take."""
+    """Returns the total number of seconds of these steps."""
     times = [time for _, time in parse_rate(steps)]
     if None in times:
         raise FlowError(f"--burst {steps}: its last step holds for ever; give it a time, or give --duration")
@@ -298,8 +298,8 @@ def _once(steps: str) -> float:
 
 
 def _latency(status: Status, rows: list[Row], source: EventSource, options: argparse.Namespace) -> str:
-    """The line about latency: of the windows that began when the job ran. What was due before waited for Ray to start,
-    which is not the engine's."""
+    """Returns the line about the latency of the windows that began while the job ran. Events that were due earlier
+    waited for Ray to start, and this wait does not measure the engine."""
     if not source.paced:
         return "latency: none, as the events' times are not the clock's at --rate max"
     ran_from_ms = status["started_ms"] + (status["uptime_s"] - status["running_s"]) * 1000

@@ -53,7 +53,7 @@ _WORD = (1 << 64) - 1
 
 
 class Events:
-    """All events of a seed, by index.
+    """Gives all events of a seed, by index.
 
         events = Events(seed=1, rate="5000:10s,60000:10s")
         events.events(0, 1000)                  # the first thousand lines
@@ -84,29 +84,30 @@ class Events:
         self.late_share = late_share
 
     def campaigns(self) -> list[dict[str, str]]:
-        """The table of the join: a row {"ad_id": ..., "campaign_id": ...} for each advertisement."""
+        """Returns the table of the join: a row {"ad_id": ..., "campaign_id": ...} for each advertisement."""
         ids = _tables(self.seed)
         return [
             {"ad_id": ad, "campaign_id": ids.campaigns[number // ADS_PER_CAMPAIGN]} for number, ad in enumerate(ids.ads)
         ]
 
     def events(self, first: int, count: int, step: int = 1) -> list[str]:
-        """The lines of the events first, first + step, ..., `count` of them."""
+        """Returns the lines of the events first, first + step, ..., `count` of them."""
         return self.lines_of(_range(first, count, step))
 
     def events_arrow(self, first: int, count: int, step: int = 1) -> pa.RecordBatch:
-        """The same lines as a record batch with one column, "value"; at most 8 million, as a column holds 2 GiB."""
+        """Returns the same lines as a record batch with one column, "value". It has at most 8 million rows, because a
+        column holds 2 GiB."""
         return self.arrow_of(_range(first, count, step))
 
     def lines_of(self, indices: Ints) -> list[str]:
-        """The lines of the events of these indices."""
+        """Returns the lines of the events of these indices."""
         visits, ads, times = self._draw(indices)
         tables = _tables(self.seed)
         heads, middles = tables.heads_array[visits], tables.middles_array[ads]
         return [f"{head}{middle}{ms}{_TAIL}" for head, middle, ms in zip(heads, middles, times.tolist(), strict=True)]
 
     def arrow_of(self, indices: Ints) -> pa.RecordBatch:
-        """The same as a record batch."""
+        """Returns the lines of the events of these indices as a record batch."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -122,21 +123,22 @@ class Events:
         return pa.record_batch([value], names=["value"])
 
     def times_of(self, indices: Ints) -> Ints:
-        """The events' own times, in milliseconds since 1970."""
+        """Returns the events' own times, in milliseconds since 1970."""
         return self._draw(indices)[2]
 
     def due_ns(self, indices: Ints) -> Ints:
-        """When the schedule has them come, in nanoseconds since 1970."""
+        """Returns when the events are due by the schedule, in nanoseconds since 1970."""
         import numpy as np
 
         return self.schedule.due_ns(indices.astype(np.float64)) + self.start_ms * 1_000_000
 
     def count_before(self, seconds: float) -> int:
-        """How many events the schedule has in its first seconds."""
+        """Returns how many events the schedule has in its first seconds."""
         return self.count_due(round(seconds * 1e9) - 1)
 
     def count_due(self, passed_ns: int, least: int = 0) -> int:
-        """How many events are due so long after the start; quick when there are few beyond `least`, and never less."""
+        """Returns how many events are due so long after the start, and at least `least`. The call is quick when few
+        events beyond `least` are due."""
         import numpy as np
 
         def due(index: int) -> int:
@@ -148,7 +150,8 @@ class Events:
         return bisect_right(range(least + step - 1), passed_ns, lo=min(least + step // 2, least + step - 1), key=due)
 
     def _draw(self, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Of each event: which of all (user, page), which of all (ad, ad type, event type), its time."""
+        """Draws, for each event, an index into all (user, page), an index into all (ad, ad type, event type), and the
+        time."""
         import numpy as np
 
         low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -171,7 +174,7 @@ class Events:
 
 @dataclass(frozen=True)
 class _Tables:
-    """The ids of a seed, and the pieces of text that lines are put together from."""
+    """Holds the ids of a seed, and the pieces of text from which lines are put together."""
 
     campaigns: list[str]
     ads: list[str]
@@ -242,7 +245,7 @@ def _mix(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _mixed(number: int) -> int:
-    """A word of which every bit depends on the number; numbers that are close by give words that are not."""
+    """Returns a word whose every bit depends on the number, so that neighbouring numbers give very different words."""
     import numpy as np
 
     return int(_mix(np.array([(number * _GOLDEN + _GOLDEN) & _WORD], dtype=np.uint64))[0])
@@ -252,7 +255,7 @@ def _mixed(number: int) -> int:
 
 
 class EventSource(Source):
-    """The lines of `events`, each at its time or all as fast as possible.
+    """A source of the lines of `events`, each line at its time, or all as fast as possible.
 
     `limit`: how many events; `duration_s`: so many seconds of the schedule instead. Without either it never ends.
     `paced`: event i comes when the clock says `events.start_ms` and its time in the schedule. That is an appointment: a
@@ -301,7 +304,7 @@ class EventSource(Source):
         return EventReader(self, splits)
 
     def sample(self, rows: int) -> pa.RecordBatch:
-        """See Source: the first events, due or not."""
+        """Returns the first events, whether they are due or not; see Source.sample."""
         return self.events.events_arrow(0, rows if self.limit is None else min(rows, self.limit))
 
     def describe(self) -> str:
@@ -392,7 +395,7 @@ class EventReader(ColumnReader):
         self._lines = []
 
     def _ready(self, now: int, limit: int) -> int:
-        """How many events of the block may leave."""
+        """Returns how many events of the block may leave now."""
         if self.finished:
             return 0
         if not self._paced:
@@ -411,7 +414,7 @@ class EventReader(ColumnReader):
         self._at += count
 
     def _fill(self, wanted: int) -> None:
-        """Have a block of the next events; finished when there are none."""
+        """Prepares a block of the next events. The reader is finished when there are none."""
         import numpy as np
 
         size = min(max(wanted, _BLOCK), _BLOCK_MAX)

@@ -1,1 +1,1 @@
-"""Floor 3: which worker runs a task: pure planning over plain data."""
+"""Floor 3 plans which worker runs each task. It is pure planning over plain data."""

@@ -1,4 +1,4 @@
-"""Whether a new placement is worth the move from the one that runs (PAPERS row T12).
+"""Decides whether a new placement is worth the migrations from the running one (PAPERS row T12).
 
 A move costs every task that moves a pause, so a plan must be better by a margin, and by so much that it pays within
 `horizon_s`; and after a move the job is left alone for `rest_s`, for what is measured meanwhile is still half of the
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdoptionOptions:
-    """When a job moves its tasks. Durations are in seconds, or timedeltas."""
+    """Says when a job moves its tasks. Durations are in seconds, or timedeltas."""
 
     factor: float = 0.2  # by how much a worker may be above its share, as measured
     margin: float = 0.2  # the part of the cost that a new plan must save
@@ -33,7 +33,7 @@ class AdoptionOptions:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether to move, and why (not), for people."""
+    """Says whether to move tasks, with the reason for people."""
 
     adopt: bool
     reason: str
@@ -41,12 +41,14 @@ class Verdict:
 
 
 def cost(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
-    """What a placement costs, in bytes a second that cross between workers of a node."""
+    """Returns what a placement costs: the bytes a second between workers of a node, plus `node_cost` times the bytes
+    between nodes."""
     return placed.between_workers(graph) + (options.node_cost - 1) * placed.between_nodes(graph)
 
 
 def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
-    """By how many cores the fullest worker is above what it may have; 0 where it is not busy."""
+    """Returns by how many cores the fullest worker exceeds what it may use. The result is 0 when that worker is not
+    busy."""
     load = graph.loads(placed.worker_of, len(placed.workers))
     fullest = float(load.max(initial=0.0))
     if fullest < options.busy:
@@ -55,14 +57,15 @@ def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -
 
 
 def resting(since_move_s: float | None, options: AdoptionOptions) -> Verdict | None:
-    """The verdict on a job that moved so long ago (None: never), whatever the plan; None: that depends on the plan."""
+    """Returns the verdict on a job that moved tasks so many seconds ago (None: never) and must still rest. None means
+    that the verdict depends on the plan."""
     if since_move_s is None or since_move_s >= options.rest_s:
         return None
     return Verdict(False, f"{options.rest_s - since_move_s:.0f} s of rest are left after the last move")
 
 
 def decide(running: Placement, new: Placement, graph: TrafficGraph, options: AdoptionOptions) -> Verdict:
-    """Whether a job should move from `running` to `new`."""
+    """Decides whether a job should move from the placement `running` to `new`."""
     moves = int((running.worker_of != new.worker_of).sum())
     if not moves:
         return Verdict(False, "tasks run where they should")

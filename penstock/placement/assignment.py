@@ -22,14 +22,14 @@ from penstock.placement.traffic import Floats, Ints, TrafficGraph
 
 
 def split(graph: TrafficGraph, target: float, factor: float) -> set[int] | None:
-    """The tasks of the first part (RES_SET), whose share of the CPU is within `factor` of `target`; None when no
-    start gives such a part."""
+    """Returns the tasks of the first part (RES_SET), whose share of the CPU is within `factor` of `target`, or None
+    when no starting task gives such a part."""
     return _least(graph, target, factor)[0]
 
 
 def assign(graph: TrafficGraph, shares: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
-    """The node of each task: consolidation, then splits. Where no split is within `factor` the one that comes nearest
-    to its target is taken (the paper says nothing of that case)."""
+    """Returns the node of each task, by consolidation and then by splits. When no split is within `factor`, it takes
+    the split that comes nearest to its target, a case for which the paper has no rule."""
     levels = consolidate(graph, task_num_threshold)
     parents = levels[-1].graph if levels else graph
     places = np.zeros(len(parents), dtype=np.int64)
@@ -54,7 +54,7 @@ def _assign(
 
 
 def _least(graph: TrafficGraph, target: float, factor: float) -> tuple[set[int] | None, set[int]]:
-    """(RES_SET, the gathered tasks that come nearest to the target)."""
+    """Returns RES_SET, and the gathered tasks that come nearest to the target."""
     starts, neighbours, traffic = graph.starts.tolist(), graph.neighbours.tolist(), graph.traffic.tolist()
     weight = graph.cpu.tolist()
     total_weight = graph.total_cpu or 1.0

@@ -1,4 +1,4 @@
-"""What each place may take: limits on CPU and memory, and a way of dealing the tasks that keeps within them."""
+"""Computes how much CPU and memory each place may take, and assigns tasks within these limits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ class Infeasible(PenstockError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What each place may take."""
+    """Holds how much CPU and memory each place may take."""
 
     cpu: Floats
     memory: Floats
 
 
 def pack(graph: TrafficGraph, fair: Floats, memory: Floats) -> Ints:
-    """The tasks dealt as evenly as a greedy hand can, whatever the traffic: the heaviest first, each to where there is
-    the least for its share (`fair`: each place's, adding up to 1). Raises Infeasible when a task fits nowhere."""
+    """Assigns tasks to places as evenly as a greedy method can, without regard to traffic. The heaviest task comes
+    first, and goes to the place with the least load for its share. `fair` has each place's share, and the shares add up
+    to 1. Raises Infeasible when a task fits nowhere."""
     load, used = np.zeros(len(fair)), np.zeros(len(fair))
     places = np.zeros(len(graph), dtype=np.int64)
     for v in np.lexsort((-graph.memory, -graph.cpu)):
@@ -46,8 +47,8 @@ def pack(graph: TrafficGraph, fair: Floats, memory: Floats) -> Ints:
 
 
 def limits_of(graph: TrafficGraph, fair: Floats, factor: float, memory: Floats, packed: Ints) -> Limits:
-    """A place may take its fair share of the CPU and `factor` more; more than that only if `packed` needs it too, as
-    tasks cannot be divided."""
+    """Returns the limits of the places. A place may take its fair share of the CPU and `factor` more. It may take more
+    than this only if the assignment `packed` needs it, because tasks cannot be divided."""
     total = graph.total_cpu or 1.0
     reached = float((graph.loads(packed, len(fair)) / (fair * total)).max()) - 1
     return Limits(fair * total * (1 + max(factor, reached)), memory)

@@ -35,8 +35,8 @@ def round_robin(topology: Topology, nodes: Sequence[Node]) -> Placement:
 
 
 def dealt(tasks: int, nodes: Sequence[Node]) -> Placement:
-    """So many tasks in turn to all workers that the nodes can take, which are numbered across the nodes: one of each
-    before the second of any."""
+    """Assigns `tasks` tasks in turn to all workers that the nodes can take. Workers are numbered across the nodes: the
+    first of each node comes before the second of any."""
     turns = range(max(node.workers for node in nodes))
     workers = tuple(place for turn in turns for place, node in enumerate(nodes) if turn < node.workers)
     return Placement(tuple(nodes), workers, tuple(task % len(workers) for task in range(tasks)))
@@ -63,8 +63,8 @@ def jstorm(
 
 
 def _jstorm_workers(nodes: Sequence[Node], used: Sequence[int], count: int) -> tuple[int, ...]:
-    """The node of each worker: one of each node in turn, those with most free slots first. Nodes that already have
-    more than an even share of all slots in use come last."""
+    """Returns the node of each worker. Nodes get a worker in turn, and the nodes with the most free slots come first.
+    Nodes that already use more than an even share of all slots come last."""
     free = [node.workers for node in nodes]
     held = list(used)
     even = (sum(held) + count) // len(nodes) + 1
@@ -95,7 +95,8 @@ def _jstorm_workers(nodes: Sequence[Node], used: Sequence[int], count: int) -> t
 
 
 def _jstorm_tasks(topology: Topology, workers: Sequence[int]) -> tuple[int, ...]:
-    """The worker of each task: few of its component and few tasks come before many of the components it talks to."""
+    """Returns the worker of each task. It prefers a worker with few tasks of the same component, then one with few
+    tasks, then one with many of the components that the task exchanges records with."""
     talks_to = _talks_to(topology)
     share, larger = divmod(len(topology), len(workers))
     on_worker: list[Counter[int]] = [Counter() for _ in workers]
@@ -128,7 +129,8 @@ def _jstorm_tasks(topology: Topology, workers: Sequence[int]) -> tuple[int, ...]
 
 
 def _talks_to(topology: Topology) -> dict[int, Collection[int]]:
-    """For each component those that it takes input of; for one without inputs those that take its output."""
+    """Returns, for each component, the components that it takes input from. A component without inputs gets those that
+    take its output."""
     outputs: dict[int, set[int]] = defaultdict(set)
     for component, inputs in topology.inputs.items():
         for source in inputs:
@@ -186,13 +188,13 @@ def traffic_greedy(topology: Topology, nodes: Sequence[Node], *, factor: float =
 
 
 def metis(topology: Topology, nodes: Sequence[Node], *, factor: float = 0.1, seed: int = 0) -> Placement:
-    """Tasks to nodes by METIS (see `metis_parts`), and those of each node to its workers in turn. Knows nothing of
-    memory and of where tasks may run."""
+    """Assigns tasks to nodes by METIS (see `metis_parts`), and the tasks of each node to its workers in turn. It
+    ignores memory, and where tasks may run."""
     return _in_turn(metis_parts(topology.graph, shares(nodes), factor, seed), nodes)
 
 
 def _in_turn(at: Ints, nodes: Sequence[Node]) -> Placement:
-    """Tasks at these nodes, dealt to the workers of each in turn."""
+    """Assigns the tasks of each node to the workers of the node in turn."""
     workers = workers_of(nodes)
     tasks = np.zeros(len(at), dtype=np.int64)
     for place, node in enumerate(nodes):
@@ -202,7 +204,7 @@ def _in_turn(at: Ints, nodes: Sequence[Node]) -> Placement:
 
 
 def metis_parts(graph: TrafficGraph, shares: Floats, factor: float, seed: int) -> Ints:
-    """The place of each task, of as many places as there are shares (which add up to 1), by METIS.
+    """Returns the place of each task, found by METIS. There are as many places as shares, and the shares add up to 1.
 
     METIS does not keep to the imbalance that it is given: recursive bisection adds up what each split is off by, and
     the k-way scheme leaves places empty when tasks are few. So both are tried, and again with half the imbalance and
@@ -259,7 +261,7 @@ def turbostream(topology: Topology, nodes: Sequence[Node], *, factor: float = 0.
 
 
 def all_of(topology: Topology, nodes: Sequence[Node], *, factor: float = 0.1) -> dict[str, Placement]:
-    """All of these placements by name; METIS where it is installed."""
+    """Returns all of these placements by name, with METIS only where it is installed."""
     found = {
         "TurboStream": turbostream(topology, nodes, factor=factor),
         "T-Storm-like": traffic_greedy(topology, nodes, factor=factor),

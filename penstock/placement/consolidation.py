@@ -21,8 +21,8 @@ from penstock.placement.traffic import Ints, TrafficGraph
 
 @dataclass(frozen=True)
 class Level:
-    """One round: `parents[v]` is the number of the parent of v, a task of the level before; `graph` that of the
-    parents."""
+    """Holds the result of one round: `parents[v]` is the number of the parent of v, a task of the level before, and
+    `graph` is the graph of the parents."""
 
     parents: Ints
     graph: TrafficGraph
@@ -31,9 +31,9 @@ class Level:
 def consolidate_once(
     graph: TrafficGraph, order: Sequence[int] | None = None, most_cpu: float | None = None, only_in: Ints | None = None
 ) -> Level:
-    """Algorithm 1, once. Two tasks that may not run on the same node are never put together. Beyond the paper:
-    `order` in which tasks are visited, `most_cpu` of a parent of two, and `only_in`: only tasks with the same figure
-    there are put together."""
+    """Runs Algorithm 1 once. Two tasks that may not run on the same node are never put together. Three parameters go
+    beyond the paper: `order` is the order in which tasks are visited, `most_cpu` limits the CPU of a parent of two
+    tasks, and with `only_in` only tasks with the same number there are put together."""
     count = len(graph)
     starts, neighbours, traffic = graph.starts.tolist(), graph.neighbours.tolist(), graph.traffic.tolist()
     cpu = graph.cpu.tolist()
@@ -65,7 +65,7 @@ def consolidate_once(
 
 
 def consolidate(graph: TrafficGraph, task_num_threshold: int) -> list[Level]:
-    """Rounds of Algorithm 1 until at most `task_num_threshold` parents are left, or no two of them talk."""
+    """Repeats Algorithm 1 until at most `task_num_threshold` parents are left, or no two of them exchange records."""
     levels: list[Level] = []
     while len(graph) > max(1, task_num_threshold):
         level = consolidate_once(graph)
@@ -77,7 +77,7 @@ def consolidate(graph: TrafficGraph, task_num_threshold: int) -> list[Level]:
 
 
 def expand(levels: Sequence[Level], places: Ints) -> Ints:
-    """The place of each task, from that of each parent of the last level."""
+    """Returns the place of each task, given the place of each parent of the last level."""
     for level in reversed(levels):
         places = places[level.parents]
     return places

@@ -63,7 +63,8 @@ _REMEDY = "Stop other jobs, or use fewer workers or a smaller cpus_per_worker"
 
 
 class NotPlaced(NotEnoughResources):
-    """The workers could not be placed as asked; nothing of them is left in Ray. The message says what is missing where.
+    """The workers could not be placed as asked, and nothing is left reserved in Ray. The message says what is missing
+    on which node.
 
     `nodes`: the ids of the nodes that have died, or cannot take (or did not take in time) what was asked of them: a
     plan without them may work.
@@ -78,7 +79,7 @@ class NotPlaced(NotEnoughResources):
 
 
 class PlacingCancelled(NotPlaced):
-    """`cancelled` said so while the workers were waiting for room."""
+    """Placement was cancelled while the workers were waiting for room."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Machine:
 
 
 def machines() -> list[Machine]:
-    """The nodes that live, the head first, the others by name and id."""
+    """Returns the living nodes: the head first, then the others by name and id."""
     # There is no public way to what is free on each node: ray.available_resources() is the sum, and ray.util.state
     # needs the dashboard and knows totals only. ray.nodes() and this are one call each to the GCS (some 1 ms).
     free: dict[str, dict[str, float]] = ray._private.state.available_resources_per_node()
@@ -125,7 +126,8 @@ def machines() -> list[Machine]:
 
 
 def release(name: str) -> bool:
-    """Remove the group of this name, if there is one; whether there was. For whoever outlives the one that made it."""
+    """Removes the group of this name, and returns whether there was one. A process that outlives the group's maker
+    calls this."""
     group = Group.attach(name)
     if group is not None:
         group.remove()
@@ -220,13 +222,15 @@ class Group:
         return self._count
 
     def strategy(self, worker: int) -> PlacementGroupSchedulingStrategy:
-        """What to start a worker's actor with. Actors and tasks that it starts itself are not put into the group."""
+        """Returns the scheduling strategy for the actor of a worker. Actors and tasks that this actor starts are not
+        put into the group."""
         return PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=worker, placement_group_capture_child_tasks=False
         )
 
     def where(self) -> list[str]:
-        """The node id of each bundle, as Ray has it now; "" where it has none. Empty when the group has gone."""
+        """Returns the present node id of each bundle, "" for a bundle without a node, and an empty list when the group
+        has gone."""
         entry = self._entry()
         if entry is None:
             return []
@@ -234,7 +238,7 @@ class Group:
         return [at[index] for index in sorted(at)]
 
     def lost(self) -> list[int]:
-        """The workers whose node has died, as far as Ray has noticed; all when the group has gone."""
+        """Returns the workers whose node has died, as far as Ray has noticed; all workers when the group has gone."""
         entry = self._entry()
         if entry is None:
             return list(range(self._count))
@@ -242,11 +246,11 @@ class Group:
         return sorted(index for index, node in entry["bundles_to_node_id"].items() if node not in living)
 
     def is_gone(self) -> bool:
-        """Whether it was removed, by whomever."""
+        """Tells whether the group was removed, by anyone."""
         return self._entry() is None
 
     def remove(self) -> None:
-        """Give everything back; the actors in the group are killed. Once more does nothing."""
+        """Removes the group and gives its resources back. Ray kills the actors in it. A second call does nothing."""
         remove_placement_group(self._group)
 
     def _entry(self) -> dict[str, Any] | None:
@@ -271,7 +275,7 @@ class Group:
         missing: Callable[[Group], NotPlaced],
         where: Sequence[str] | None,
     ) -> Group:
-        """Itself, as soon as it is placed; removed when that fails in any way."""
+        """Waits until the group is placed, and returns the group. Removes the group when the wait fails in any way."""
         until = time.monotonic() + timeout_s
         try:
             # In steps, to notice what ends the waiting; each ends as soon as the group is placed.
@@ -308,7 +312,7 @@ def _bundle(cpus: float, resources: Mapping[str, float] | None) -> dict[str, flo
 
 
 def _check_nodes(where: Sequence[str], bundle: Mapping[str, float], living: Sequence[Machine]) -> None:
-    """NotPlaced where the nodes can never take the workers, whoever else ends."""
+    """Raises NotPlaced when the nodes can never take the workers, whatever else ends."""
     by_id = {machine.node_id: machine for machine in living}
     problems: dict[str, str] = {}
     known = None
@@ -334,7 +338,7 @@ def _check_nodes(where: Sequence[str], bundle: Mapping[str, float], living: Sequ
 
 
 def _missing(where: Sequence[str], bundle: Mapping[str, float], timeout_s: float, group: Group) -> NotPlaced:
-    """What is missing on the nodes chosen for the workers."""
+    """Describes what is missing on the nodes that were chosen for the workers."""
     living = machines()
     _check_nodes(where, bundle, living)
     by_id = {machine.node_id: machine for machine in living}
@@ -372,7 +376,7 @@ def _missing_anywhere(
 def _short_of(
     machine: Machine, workers: Sequence[int], bundle: Mapping[str, float], have: Mapping[str, float], verb: str
 ) -> str:
-    """What of `have` is too little for the workers; "" when nothing is."""
+    """Describes which resources of `have` are too few for the workers; "" when none are."""
     parts = []
     for name, amount in bundle.items():
         needed, there = amount * len(workers), have.get(name, 0.0)
@@ -383,7 +387,7 @@ def _short_of(
 
 
 def _held_by_groups(but: Group) -> dict[str, dict[str, dict[str, float]]]:
-    """By node, and by what to call a group: what its bundles hold there."""
+    """Returns what the bundles of each placement group hold, by node and by the group's display name."""
     held: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
     for hexadecimal, entry in placement_group_table().items():
         if entry["state"] == "REMOVED" or hexadecimal == but._group.id.hex():
@@ -398,7 +402,8 @@ def _held_by_groups(but: Group) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _holders(machine: Machine, bundle: Mapping[str, float], groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Who holds what the workers need there. Ray tells it for groups; the rest are actors and tasks without one."""
+    """Describes who holds what the workers need on a node. Ray says this for placement groups; the rest is held by
+    actors and tasks without a group."""
     parts = []
     for name in bundle:
         taken = machine.totals.get(name, 0.0) - machine.resources.get(name, 0.0)

@@ -30,7 +30,7 @@ RECORD_BYTES = 100.0
 
 @dataclass
 class _Seen:
-    """The last counters of a task, and its smoothed rates a second."""
+    """Holds the last counters of a task, and its smoothed rates a second."""
 
     generation: int
     at_ns: int
@@ -50,7 +50,7 @@ class Monitor:
         self._seen: dict[int, _Seen] = {}
 
     def take(self, at_ns: int, tasks: Iterable[Mapping[str, Any]]) -> None:
-        """What a worker says: its clock, and its tasks as `RunLoop.traffic` has them."""
+        """Takes a worker's report: its clock, and its tasks as `RunLoop.traffic` describes them."""
         for task in tasks:
             number, generation = task["number"], task["generation"]
             sent = {target: (records, size) for target, records, size in task["sent"] if target is not None}
@@ -82,16 +82,16 @@ class Monitor:
         now.rates = rates
 
     def ready(self, plan: Plan) -> bool:
-        """Whether every task of a plan has been measured."""
+        """Tells whether every task of a plan has been measured."""
         return all(task.number in self._seen and self._seen[task.number].spans for task in plan.tasks)
 
     def forget(self, plan: Plan) -> None:
-        """Keep only what a plan's tasks have said."""
+        """Forgets all tasks that are not in this plan."""
         self._seen = {number: seen for number, seen in self._seen.items() if number in plan.by_number}
 
     def told(self, plan: Plan) -> list[dict[str, Any]]:
-        """For people, of each task that was measured: cores used, records that wait for it, and what it sends to each
-        other task, all smoothed."""
+        """Describes each measured task for people: the cores that it uses, the records that wait for it, and what it
+        sends to each other task, all smoothed."""
         names = {task.number: plan.task_name(task) for task in plan.tasks}
         return [
             {
@@ -109,7 +109,8 @@ class Monitor:
         ]
 
     def topology(self, plan: Plan) -> Topology:
-        """The plan with measured CPU (cores) and traffic (bytes a second, with RECORD_BYTES for each record)."""
+        """Returns the topology of the plan with measured CPU (cores) and traffic (bytes a second, with RECORD_BYTES for
+        each record)."""
         number = {task.number: place for place, task in enumerate(plan.tasks)}
         edges = [
             (number[task], number[target], size + RECORD_BYTES * records)

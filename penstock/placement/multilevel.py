@@ -61,10 +61,10 @@ def partition(
     seed: int = 0,
     start: Ints | None = None,
 ) -> Ints:
-    """The place of each task, of as many as there are shares in `fair` (which add up to 1), such that little traffic
-    crosses between places and each is within its limits (`limits_of`). `memory`: bytes that each place has. `start`:
-    a partition that is one of the beginnings, so that the result is no worse. Raises Infeasible when a task may run
-    nowhere, or memory is too small."""
+    """Returns the place of each task, such that little traffic crosses between places and each place is within its
+    limits (`limits_of`). There are as many places as shares in `fair`, which add up to 1. `memory` is the number of
+    bytes that each place has. `start` is a partition from which the search begins too, so that the result is no worse.
+    Raises Infeasible when a task may run nowhere, or memory is too small."""
     count = len(fair)
     if count == 1 or not len(graph):
         return np.zeros(len(graph), dtype=np.int64)
@@ -75,12 +75,13 @@ def partition(
 
 
 def papers(graph: TrafficGraph, fair: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
-    """The paper's own placement, with such a factor for each split that all splits in a row keep within `factor`."""
+    """Returns the paper's own placement. The factor of each split is chosen so that all splits in a row keep within
+    `factor`."""
     return assign(graph, fair, _of_each_split(len(fair), factor) / 2, task_num_threshold)
 
 
 def _of_each_split(places: int, factor: float) -> float:
-    """By how much each split may be off, so that those in a row down to one place keep within `factor`."""
+    """Returns by how much each split may be off, so that the splits in a row down to one place keep within `factor`."""
     return float((1 + factor) ** (1 / max(1, (places - 1).bit_length())) - 1)
 
 
@@ -95,8 +96,8 @@ class _Search:
         self._parents = max(_PARENTS_MIN, _PARENTS_A_PLACE * len(fair))
 
     def best(self, packed: Ints, start: Ints | None) -> Ints:
-        """The best that comes of a partition that runs (None: of none), of one that keeps within the limits, and of
-        others; of equals, the one that comes of the first of these."""
+        """Returns the best partition that the search reaches from the running one (None: there is none), from one
+        within the limits, and from others. Of equal results it takes the one from the earliest of these beginnings."""
         best = min(self._beginnings(packed, start), key=_badness)
         if best.overload > 0:
             best = min(best, self._refined(self._graph, packed), key=_badness)
@@ -130,7 +131,8 @@ class _Search:
         return found
 
     def _through_levels(self, places: Ints | None) -> Partition:
-        """Down by consolidation and up by refinement, from a partition, or from what is best on the coarsest level."""
+        """Coarsens the graph by consolidation and refines the partition on the way back, beginning with a given
+        partition, or with the best one on the coarsest level."""
         graph, at = self._graph, places
         levels: list[tuple[TrafficGraph, Ints]] = []  # each level's graph, and its tasks' parents
         while len(graph) > self._parents:
@@ -152,7 +154,7 @@ class _Search:
         return best
 
     def _begun(self, graph: TrafficGraph) -> Partition:
-        """The best of several beginnings on the coarsest level."""
+        """Returns the best of several beginnings on the coarsest level."""
         beginnings = [self._papers(graph), *(self._bisected(graph) for _ in range(_BISECTED))]
         best = min((Partition(graph, self._limits, places) for places in beginnings), key=_badness)
         return self._refined(graph, best.places)
@@ -161,8 +163,8 @@ class _Search:
         return _where_allowed(graph, papers(graph, self._fair, self._factor, threshold))
 
     def _bisected(self, graph: TrafficGraph) -> Ints:
-        """Places by halves: the tasks are split in two, for the first half of the places and the rest, as in Algorithm
-        2, but each split is refined, which is quick with two sides; and so on with the halves."""
+        """Finds places by halving: the tasks are split in two, for the first half of the places and for the rest, and
+        each part again. This is Algorithm 2, but each split is refined, which is quick with two sides."""
         places = np.zeros(len(graph), dtype=np.int64)
         factor = _of_each_split(len(self._fair), self._factor)
         parts = [(np.arange(len(graph)), np.arange(len(self._fair)))]
@@ -192,8 +194,8 @@ class _Search:
         return found
 
     def _grown(self, graph: TrafficGraph, fair: Floats) -> Ints:
-        """Places grown around tasks that chance chose: each takes what talks to it most until it has its share. What
-        may not run where it fell, refinement has to mend."""
+        """Grows places around tasks that were chosen at random. Each place takes the task that exchanges most with it,
+        until it has its share. A task that may not run at its place is left to the refinement."""
         places = np.full(len(graph), -1, dtype=np.int64)
         order = list(range(len(graph)))
         self._chance.shuffle(order)
@@ -217,7 +219,7 @@ class _Search:
 
 
 def _where_allowed(graph: TrafficGraph, places: Ints) -> Ints:
-    """What may not run where it is goes to the first place where it may."""
+    """Puts each task that may not run at its place into the first place where it may run."""
     if graph.allowed is None:
         return places
     allowed = graph.allowed[np.arange(len(graph)), places]

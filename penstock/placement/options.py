@@ -1,4 +1,4 @@
-"""What `run()` is told of where a job's tasks are to run."""
+"""Holds what `run()` is told about where a job's tasks are to run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """Where a job's tasks run.
+    """Says where a job's tasks run.
 
     `nodes`: over how many machines its workers are spread, evenly; None: where the JobMaster is. `replan_s`: how often
     it is planned anew from what was measured (PAPERS row T12); None: never. `pin`: by operator, what a node must have
@@ -34,7 +34,8 @@ class PlacementOptions:
     grow: bool = False
 
     def checked(self, workers: int, operators: Collection[str], epochs: bool) -> PlacementOptions:
-        """The same; FlowError for what cannot be. `operators`: the flow's names."""
+        """Returns the same options after checking them. Raises FlowError for options that are impossible. `operators`
+        has the names of the flow's operators."""
         if unknown := sorted(set(self.pin) - set(operators)):
             raise FlowError(f"pin names an operator {unknown[0]!r}; the flow has: {', '.join(operators)}")
         if self.at_least is not None and not 1 <= self.at_least <= workers:

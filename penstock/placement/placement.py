@@ -1,4 +1,4 @@
-"""Where the tasks of a job run: which worker has which tasks, which node has which workers, and how good that is."""
+"""Says which worker has which tasks and which node has which workers, and how good this placement is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from penstock.placement.traffic import Floats, Ints, Node, TrafficGraph
 
 @dataclass(frozen=True)
 class Placement:
-    """`tasks[v]`: the worker of task v; `workers[w]`: the node, by its place in `nodes`, of worker w."""
+    """A placement: `tasks[v]` is the worker of task v, and `workers[w]` is the node of worker w, as an index into
+    `nodes`."""
 
     nodes: tuple[Node, ...]
     workers: tuple[int, ...]
@@ -27,30 +28,30 @@ class Placement:
 
     @cached_property
     def worker_of(self) -> Ints:
-        """The worker of each task."""
+        """Returns the worker of each task."""
         return np.array(self.tasks, dtype=np.int64)
 
     @cached_property
     def node_of(self) -> Ints:
-        """The node of each task."""
+        """Returns the node of each task."""
         return np.array(self.workers, dtype=np.int64)[self.worker_of]
 
     def between_nodes(self, graph: TrafficGraph) -> float:
-        """Traffic that crosses nodes."""
+        """Returns the traffic that crosses nodes."""
         return graph.cut(self.node_of)
 
     def between_workers(self, graph: TrafficGraph) -> float:
-        """Traffic that crosses workers, on the same node or not."""
+        """Returns the traffic that crosses workers, on the same node or not."""
         return graph.cut(self.worker_of)
 
     def intra_node_share(self, graph: TrafficGraph) -> float:
-        """Of the traffic between different workers, the part that stays on its node (the paper's Table II); 1 when
-        there is none."""
+        """Returns which part of the traffic between different workers stays on its node (the paper's Table II); 1 when
+        there is no such traffic."""
         crossing = self.between_workers(graph)
         return 1 - self.between_nodes(graph) / crossing if crossing else 1.0
 
     def imbalance(self, graph: TrafficGraph) -> float:
-        """The load of the fullest node over its fair share, less 1: 0 is perfect."""
+        """Returns the load of the fullest node over its fair share, less 1. The result 0 is perfect balance."""
         total = graph.total_cpu
         if not total:
             return 0.0
@@ -58,12 +59,13 @@ class Placement:
 
 
 def shares(nodes: Sequence[Node]) -> Floats:
-    """Each node's fair share of the work: its part of the workers."""
+    """Returns each node's fair share of the work: its part of the workers."""
     workers = np.array([node.workers for node in nodes], dtype=np.float64)
     fair: Floats = workers / workers.sum()
     return fair
 
 
 def workers_of(nodes: Sequence[Node]) -> tuple[int, ...]:
-    """The node of each worker, when all that the nodes can take are started: the workers of a node are consecutive."""
+    """Returns the node of each worker when all workers that the nodes can take are started. The workers of a node are
+    consecutive."""
     return tuple(place for place, node in enumerate(nodes) for _ in range(node.workers))

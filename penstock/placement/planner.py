@@ -32,10 +32,10 @@ def plan(
     tasks: int | None = None,
     running: Placement | None = None,
 ) -> Placement:
-    """Where each of the first `tasks` tasks (None: all; those behind them are anchors) should run. `factor`: see
-    FACTOR. `running`: where they run now, on the same nodes, with the workers of each in a row: what is found lets no
-    more across than that, and names workers such that few tasks move. Raises Infeasible when a task may run on no
-    node, or the nodes' memory is too small."""
+    """Returns where each of the first `tasks` tasks should run (None: all tasks; the tasks after them are anchors).
+    `factor`: see FACTOR. `running` says where the tasks run now, on the same nodes, with the workers of each node
+    numbered consecutively: the result then lets no more traffic across, and names workers such that few tasks move.
+    Raises Infeasible when a task may run on no node, or when the nodes have too little memory."""
     count = len(graph) if tasks is None else tasks
     memory = np.array([node.memory for node in nodes])
     start: Ints | None = None

@@ -28,7 +28,7 @@ _EPSILON = 1e-9
 
 
 class Partition:
-    """Tasks at places; see the module's docstring."""
+    """Holds tasks at places; see the module's docstring."""
 
     def __init__(self, graph: TrafficGraph, limits: Limits, places: Ints) -> None:
         self.graph = graph
@@ -53,17 +53,18 @@ class Partition:
 
     @property
     def places(self) -> Ints:
-        """The place of each task."""
+        """Returns the place of each task."""
         return np.array(self._places, dtype=np.int64)
 
     @property
     def cut(self) -> float:
-        """Traffic between places."""
+        """Returns the traffic between places."""
         return self.graph.cut(self._places)
 
     @property
     def overload(self) -> float:
-        """By how much the places have more than they may take, in parts of what they may, added up; 0: balanced."""
+        """Returns by how much the places exceed what they may take, each as a fraction of its limit, added up. The
+        result 0 means balanced."""
         return sum(self._excess(place) for place in range(len(self._load)))
 
     def _excess(self, place: int) -> float:
@@ -75,7 +76,7 @@ class Partition:
         return over
 
     def improve(self, rounds: int = 10) -> None:
-        """Go through the pairs of places until nothing changes any more, `rounds` times at most."""
+        """Improves one pair of places after the other until nothing changes any more, in at most `rounds` rounds."""
         changed = set(range(len(self._load)))
         for _ in range(rounds):
             pairs = [(a, b) for a, b in self._pairs() if a in changed or b in changed]
@@ -87,7 +88,8 @@ class Partition:
                 return
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Pairs of places that talk to each other, or of which one has too much; most traffic first."""
+        """Returns the pairs of places that exchange records, or of which one is overloaded; those with the most traffic
+        come first."""
         count = len(self._load)
         at = self.places
         a = np.repeat(at, np.diff(self.graph.starts))
@@ -103,7 +105,7 @@ class Partition:
         return [(a, b) for _, a, b in sorted(pairs)]
 
     def _improve_pair(self, a: int, b: int) -> bool:
-        """One pass between two places; whether it made anything better."""
+        """Makes one pass between two places, and returns whether anything became better."""
         starts, neighbours, traffic = self._starts, self._neighbours, self._traffic
         places, allowed = self._places, self._allowed
         overfull = self._excess(a) > 0 or self._excess(b) > 0
@@ -172,7 +174,8 @@ class Partition:
         self._used[target] += self._memory[v]
 
     def _gain(self, v: int, other: int) -> tuple[float, bool]:
-        """What less would cross if a task were at another place, and whether it talks to that at all."""
+        """Returns by how much the crossing traffic would fall if a task were at another place, and whether the task
+        exchanges anything with that place."""
         places, neighbours, traffic = self._places, self._neighbours, self._traffic
         own = places[v]
         gain, border = 0.0, False
@@ -194,7 +197,7 @@ class Partition:
         done: set[int],
         slack: dict[int, float],
     ) -> int | None:
-        """The task whose change of side gains most and leaves the other side not fuller than a task too many."""
+        """Returns the task whose change of side gains most and overfills the other side by at most one task."""
         found: list[tuple[float, int]] = []
         for source, target in ((a, b), (b, a)):
             heap = heaps[source]

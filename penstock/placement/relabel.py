@@ -14,8 +14,8 @@ from penstock.placement.traffic import Ints
 
 
 def relabelled(running: Placement, new: Placement, *, keep_nodes: bool = False) -> Placement:
-    """The new placement, of the same tasks on the same nodes, with the workers named such that few tasks move.
-    `keep_nodes`: where tasks are bound to certain nodes these are not alike."""
+    """Returns the new placement, of the same tasks on the same nodes, with workers named such that few tasks move. With
+    `keep_nodes` the nodes keep their names, because some tasks are bound to certain nodes."""
     workers = len(running.workers)
     overlap = np.zeros((workers, workers), dtype=np.int64)
     np.add.at(overlap, (new.worker_of, running.worker_of), 1)
@@ -30,7 +30,7 @@ def relabelled(running: Placement, new: Placement, *, keep_nodes: bool = False) 
 
 
 def _nodes(running: Placement, new: Placement, overlap: Ints) -> dict[int, int]:
-    """The node of the running placement that each node of the new one is to be."""
+    """Returns, for each node of the new placement, the node of the running placement that it is to be."""
     count = len(new.nodes)
     between = np.zeros((count, count), dtype=np.int64)
     np.add.at(between, (np.array(new.workers)[:, None], np.array(running.workers)[None, :]), overlap)
@@ -43,7 +43,7 @@ def _nodes(running: Placement, new: Placement, overlap: Ints) -> dict[int, int]:
 
 
 def _pairs(overlap: Ints, ones: list[int], others: list[int]) -> list[tuple[int, int]]:
-    """Each of the ones with one of the others, those with most in common first."""
+    """Pairs each item of one list with one of the other; those with the most in common come first."""
     found: list[tuple[int, int]] = []
     left, right = list(ones), list(others)
     while left:

@@ -17,8 +17,8 @@ from penstock.runtime.plan import Exchange, Plan
 
 @dataclass(frozen=True)
 class Topology:
-    """A job's tasks, numbered from 0 in the order of its plan. `components[v]`: the chain that v is a task of;
-    `inputs`: for each component those that it takes input of; `names[v]`: for people."""
+    """Describes a job's tasks, numbered from 0 in the order of its plan. `components[v]` is the chain of task v;
+    `inputs` has, for each component, the components that it takes input from; `names[v]` is for people."""
 
     graph: TrafficGraph
     components: tuple[int, ...]
@@ -30,8 +30,8 @@ class Topology:
 
 
 def of_plan(plan: Plan, rates: Mapping[int, float] | None = None) -> Topology:
-    """The topology of a physical plan, with the traffic that its shape lets expect. `rates`: what the chains put out
-    (units a second, by chain index) where more is known than that they put out what they take in."""
+    """Returns the topology of a physical plan, with traffic estimated from the plan's shape. `rates` has the output of
+    chains (units a second, by chain index) whose output is not simply their input."""
     number = {task.number: position for position, task in enumerate(plan.tasks)}
     out = _rates(plan, dict(rates or {}))
     edges: list[TrafficEdge] = []
@@ -56,9 +56,9 @@ def of_plan(plan: Plan, rates: Mapping[int, float] | None = None) -> Topology:
 
 
 def with_data(plan: Plan, topology: Topology, places: Mapping[str, int]) -> TrafficGraph:
-    """The topology's graph with an anchor for the data of each split that says where it lies: what its source sends,
-    shared by the weights of its splits, is what it reads there. `places`: the node of each name that splits may use.
-    The anchors stand behind the tasks."""
+    """Returns the topology's graph with an anchor for the data of each split that says where its data lies. The traffic
+    between the anchor and the task is what the source sends, divided by the weights of its splits. `places` maps each
+    name that splits may use to a node. The anchors are numbered after the tasks."""
     graph = topology.graph
     anchors: list[tuple[int, int, float]] = []
     for task, name in enumerate(plan.tasks):
@@ -75,7 +75,7 @@ def with_data(plan: Plan, topology: Topology, places: Mapping[str, int]) -> Traf
 
 
 def _rates(plan: Plan, known: dict[int, float]) -> dict[int, float]:
-    """What each chain puts out."""
+    """Returns the output of each chain."""
     into: dict[int, list[Exchange]] = {chain.index: [] for chain in plan.chains}
     for exchange in plan.exchanges:
         into[exchange.target].append(exchange)

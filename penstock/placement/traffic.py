@@ -63,8 +63,8 @@ class TrafficGraph:
         memory: Sequence[float] | Floats | None = None,
         allowed: Bools | None = None,
     ) -> TrafficGraph:
-        """A graph of `tasks` tasks; edges between the same two, in either direction, are added up. Without `cpu` every
-        task weighs 1, without `memory` 0."""
+        """Makes a graph of `tasks` tasks. Edges between the same two tasks, in either direction, are added up. Without
+        `cpu` every task weighs 1; without `memory` every task needs 0 bytes."""
         listed = list(edges)
         ends = np.array([edge[:2] for edge in listed], dtype=np.int64).reshape(-1, 2)
         weight = np.array([edge[2] for edge in listed], dtype=np.float64)
@@ -84,12 +84,12 @@ class TrafficGraph:
 
     @cached_property
     def total_cpu(self) -> float:
-        """CPU of all tasks."""
+        """Returns the CPU of all tasks."""
         return float(self.cpu.sum())
 
     @cached_property
     def total_traffic(self) -> float:
-        """Traffic over all edges, each counted once."""
+        """Returns the traffic over all edges, each counted once."""
         return float(self.traffic.sum()) / 2
 
     @cached_property
@@ -97,17 +97,18 @@ class TrafficGraph:
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
     def cut(self, places: npt.ArrayLike) -> float:
-        """Traffic between tasks at different places; `places[v]` is any number that names v's."""
+        """Returns the edge cut: the traffic between tasks at different places. `places[v]` is any number that names the
+        place of v."""
         at = np.asarray(places)
         return float(self.traffic[at[self._sources] != at[self.neighbours]].sum()) / 2
 
     def loads(self, places: npt.ArrayLike, count: int) -> Floats:
-        """CPU at each of the places 0 to count - 1."""
+        """Returns the CPU at each of the places 0 to count - 1."""
         return _summed(np.asarray(places), self.cpu, count)
 
     def merged(self, parents: Ints, count: int) -> TrafficGraph:
-        """The graph of `count` parents; task v becomes part of `parents[v]`. Traffic inside a parent is gone, and a
-        parent may run where all of its tasks may."""
+        """Returns the graph of `count` parents, where task v becomes part of `parents[v]`. Traffic inside a parent
+        disappears, and a parent may run where all of its tasks may."""
         rows = _rows(count, parents[self._sources], parents[self.neighbours], self.traffic / 2)
         allowed = None
         if self.allowed is not None:
@@ -121,7 +122,7 @@ class TrafficGraph:
         )
 
     def part(self, tasks: Ints) -> TrafficGraph:
-        """The graph of some tasks alone, numbered in the order given."""
+        """Returns the graph of these tasks alone, numbered in the given order."""
         number = np.full(len(self), -1, dtype=np.int64)
         number[tasks] = np.arange(len(tasks))
         a, b = number[self._sources], number[self.neighbours]
@@ -132,8 +133,8 @@ class TrafficGraph:
         )
 
     def with_anchors(self, anchors: Iterable[tuple[int, int, float]], nodes: int) -> TrafficGraph:
-        """With an anchor for each (task, node, traffic): what the task reads, or writes, at a node. The anchors are
-        numbered behind the tasks, and are where they are in any plan."""
+        """Returns the graph with an anchor for each (task, node, traffic): what the task reads or writes at a node. The
+        anchors are numbered after the tasks, and have a fixed place in every plan."""
         drawn = list(anchors)
         count = len(self)
         edges = [(task, count + i, traffic) for i, (task, _, traffic) in enumerate(drawn)]
@@ -153,17 +154,17 @@ class TrafficGraph:
         return TrafficGraph(*rows, np.concatenate([self.cpu, nothing]), np.concatenate([self.memory, nothing]), allowed)
 
     def anywhere(self) -> TrafficGraph:
-        """The same tasks, without a say in where they run."""
+        """Returns the same tasks without any restriction on where they run."""
         return replace(self, allowed=None)
 
 
 def _summed(places: Ints, values: Floats, count: int) -> Floats:
-    """The sum of the values at each of the places 0 to count - 1."""
+    """Returns the sum of the values at each of the places 0 to count - 1."""
     return np.bincount(places, weights=values, minlength=count).astype(np.float64, copy=False)
 
 
 def _rows(tasks: int, a: Ints, b: Ints, traffic: Floats) -> tuple[Ints, Ints, Floats]:
-    """Compressed rows of the edges (a[i], b[i]) in both directions, added up."""
+    """Returns compressed rows of the edges (a[i], b[i]) in both directions. Parallel edges are added up."""
     apart = a != b
     a, b, traffic = a[apart], b[apart], traffic[apart]
     keys, place = np.unique(np.concatenate([a * tasks + b, b * tasks + a]), return_inverse=True)
