@@ -111,7 +111,7 @@ class Placer:
         return tuple(name[worker] for worker in found.tasks)
 
     def forget(self) -> None:
-        """Tasks are others than before, though some may have the same numbers: measure anew."""
+        """Measure anew, because tasks have changed, though some may have the same numbers as before."""
         self._monitor = Monitor((self._options.replan_s or 1.0) / _HALF_LIVES_A_PERIOD)
 
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
@@ -130,17 +130,18 @@ class Placer:
     def look(
         self, plan: Plan, placed: dict[int, int], reports: Iterable[tuple[int, list[dict[str, Any]]]]
     ) -> dict[int, int] | None:
-        """Where tasks should run, by what the workers say now; None: where they do."""
+        """Where tasks should run, by the workers' newest reports; None when they should stay where they are."""
+        monitor = self._monitor  # the supervising thread may put a new one in its place, for tasks of another plan
         for at_ns, tasks in reports:
-            self._monitor.take(at_ns, tasks)
-        self._monitor.forget(plan)
-        if not self._monitor.ready(plan):
+            monitor.take(at_ns, tasks)
+        monitor.forget(plan)
+        if monitor is not self._monitor or not monitor.ready(plan):
             return None
-        topology = _bound(self._monitor.topology(plan), self._allowed(plan))
+        topology = _bound(monitor.topology(plan), self._allowed(plan))
         running = Placement(
             self._at.nodes, workers_of(self._at.nodes), tuple(placed[task.number] for task in plan.tasks)
         )
-        self._told = self._monitor.told(plan)
+        self._told = monitor.told(plan)
         self._seen = {
             "between_nodes": running.between_nodes(topology.graph),
             "between_workers": running.between_workers(topology.graph),

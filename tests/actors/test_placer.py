@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -108,3 +109,19 @@ def test_tasks_move_to_those_that_they_talk_to_and_then_rest() -> None:
         assert placer.look(plan, wanted, says(plan, straight, 8 * second)) is None
     assert "of rest are left" in placer.status()["last"]
     assert placer.status()["moves"] == 2
+
+
+def test_what_was_said_of_tasks_of_an_earlier_plan_is_not_measured() -> None:
+    """The plan changes in the supervising thread while reports are being taken in another one."""
+    plan, options = lanes(), PlacementOptions(replan_s=1.0)
+    placer = Placer(options, Nodes(options, 2))
+    placed = placer.first(plan)
+
+    def reports() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        yield from says(plan, {}, 0)
+        placer.forget()
+        yield from says(plan, {}, 1)
+
+    assert placer.look(plan, placed, reports()) is None
+    assert placer.look(plan, placed, says(plan, {}, 2)) is None
+    assert placer.traffic() == [], "nothing is known yet of the new tasks"
