@@ -101,8 +101,8 @@ def _functions(module: ModuleType) -> dict[str, Any]:
 
 
 def _makers(module: ModuleType) -> dict[str, Any]:
-    """Returns, by name, the functions whose annotation says that they return a flow. The annotation is compared as text, because
-    annotations may not be evaluated."""
+    """Returns, by name, the functions whose annotation says that they return a flow. The annotation is compared as
+    text, because annotations may not be evaluated."""
     found = {}
     for name, function in _functions(module).items():
         returns = function.__annotations__.get("return")
