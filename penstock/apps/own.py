@@ -87,7 +87,7 @@ def _flows(module: ModuleType) -> dict[str, Any]:
 
 
 def _functions(module: ModuleType) -> dict[str, Any]:
-    """Returns, by name, the functions that a module itself defines and that can be called without arguments."""
+    """Returns, by name, the functions that a module defines and that can be called without arguments."""
     found = {}
     for name, value in vars(module).items():
         if inspect.isfunction(value) and value.__module__ == module.__name__:

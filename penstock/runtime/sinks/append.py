@@ -18,7 +18,8 @@ _GZIP_LEVEL = 6
 
 
 class AppendFile:
-    """`exclusive`: the file must be new. `epochs`: what a failure leaves, for the error messages."""
+    """Appends bytes to a file. With `exclusive` the file must be new. `epochs` says what a failure leaves, for the
+    error messages."""
 
     def __init__(
         self, path: str, *, compress: bool, exclusive: bool = False, epochs: bool = False, place: Place = LOCAL
@@ -37,7 +38,7 @@ class AppendFile:
             raise failed_write(path, error, epochs) from error
 
     def append(self, data: bytes) -> None:
-        """Take bytes; they may be held back until `flush`, or for gzip until `end_member` and `flush`."""
+        """Takes bytes, which may be held back until `flush`, or for gzip until `end_member` and `flush`."""
         if self._compress:
             if self._deflate is None:
                 self._deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP)
@@ -47,8 +48,8 @@ class AppendFile:
             self.flush()
 
     def end_member(self, last: bool = False) -> None:
-        """End the gzip member that was begun, if any: behind it the file may be cut, and be whole. `last`: nothing
-        more comes; a file of no members would be no gzip file, so that gets an empty one."""
+        """Ends the gzip member that was begun, if any: a file that is truncated after it is whole. With `last`, nothing
+        more comes: an empty file then gets an empty member, because a gzip file must have one."""
         if self._compress and self._deflate is None and last and not self.length and not self._held:
             self._deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP)
         if self._deflate is not None:
@@ -56,7 +57,7 @@ class AppendFile:
             self._deflate = None
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Writes what is held back."""
         if not self._held and self._broken is None:
             return
         data = memoryview(b"".join(self._held))
@@ -74,11 +75,11 @@ class AppendFile:
             raise failed_write(self.path, error, self._epochs) from error
 
     def deleted(self) -> bool:
-        """Whether somebody has deleted or moved the file."""
+        """Tells whether somebody has deleted or moved the file."""
         return self._file.deleted()
 
     def sync(self) -> None:
-        """Have all that was written on the disk, and close the file."""
+        """Makes sure that everything written is on the disk, and closes the file."""
         self.flush()
         try:
             if self._broken is not None:
@@ -89,7 +90,7 @@ class AppendFile:
             raise failed_write(self.path, error, self._epochs) from error
 
     def close(self) -> None:
-        """Let go of the file, and forget what was not written."""
+        """Closes the file, and forgets what was not written."""
         self._held.clear()
         self._held_bytes = 0
         self._deflate = None

@@ -38,8 +38,8 @@ def _no_report(channel: str, records: list[Any]) -> None:
 
 @dataclass
 class SinkContext:
-    """Where a writer runs. `report(channel, records)` carries records to the driver's side (Collect, Console);
-    a record that cannot be written goes to `errors.handle(record, error)`."""
+    """Says where a writer runs. `report(channel, records)` carries records to the driver's side (Collect, Console); a
+    record that cannot be written goes to `errors.handle(record, error)`."""
 
     operator: str
     index: int
@@ -92,15 +92,16 @@ class SinkWriter(ABC):
 
 
 class RunningJob(Protocol):
-    """What a sink that has something to do on the driver sees of its job there."""
+    """What a sink sees of its running job, if the sink does something in the driver."""
 
     name: str
 
     def status(self) -> dict[str, Any]:
-        """What the job does now; see actors/status.py."""
+        """Returns the status of the job; see actors/status.py."""
 
     def trouble(self, error: PenstockError) -> None:
-        """What the sink does on the driver has failed, and the job goes on: the job's wait() raises this once."""
+        """Reports that the sink's work in the driver has failed while the job goes on. The job's wait() raises this
+        error once."""
 
 
 class Sink(ABC):
@@ -127,28 +128,30 @@ class Sink(ABC):
             checks_init(cls)
 
     def bind(self, fetch: Callable[[], list[Any]]) -> None:
-        """On the driver, when the job has started: `fetch()` gives all records reported so far."""
+        """Connects the sink to its job, in the driver, when the job has started. `fetch()` returns all records reported
+        so far."""
 
     def started(self, job: RunningJob) -> None:
-        """On the driver, when the job has started."""
+        """Is called in the driver when the job has started."""
 
     def ended(self, timeout: float | None) -> bool:
-        """On the driver, when the job has ended: wait until what the sink does there is done, too; False when it is not
-        within `timeout` seconds."""
+        """Is called in the driver when the job has ended. Waits until the sink's work in the driver is done too, and
+        returns False when that takes longer than `timeout` seconds."""
         return True
 
     @abstractmethod
     def writer(self, context: SinkContext) -> SinkWriter:
-        """The writer of one task; called in the worker."""
+        """Makes the writer of one task. It is called in the worker."""
 
     def check(self) -> None:
         """Raise FlowError when it can be known before the job starts that writing cannot work."""
 
     def hold(self) -> Hold | None:
-        """On the node of the JobMaster, before the job touches anything: hold the directory that the sink fills until
-        the job ends, so that no other job fills it, too. Raises Held while another holds it; None: nothing to hold."""
+        """Takes a lock on the directory that the sink fills, until the job ends, so that no other job fills it. It is
+        called on the node of the JobMaster before the job touches anything. Raises Held while another job has the lock;
+        returns None when there is nothing to lock."""
         return None
 
     def describe(self) -> str:
-        """What `flow.explain()` shows."""
+        """Returns what `flow.explain()` shows."""
         return type(self).__name__

@@ -14,7 +14,7 @@ from penstock.runtime.userfunc import ErrorHandler, check_function, consume
 
 
 class Call(Sink):
-    """Call a function for every record, in the worker; what it returns is ignored.
+    """Calls a function for every record, in the worker, and ignores the function's result.
 
         stream.write(ps.sinks.Call(send_alert))
         stream.write(ps.sinks.Call(insert_rows, batches=True))
@@ -75,7 +75,7 @@ class _BatchWriter(SinkWriter):
 
 
 class Null(Sink):
-    """Take records and drop them: to measure what comes before.
+    """Drops all records, to measure the operators before it.
 
         stream.write(ps.sinks.Null())
 

@@ -1,4 +1,4 @@
-"""The program's memory as a sink: for tests, notebooks and small results.
+"""A sink that brings records into the program's memory, for tests, notebooks and small results.
 
 It must never hold more than its limit allows, and never give records of a job that has not been run.
 """
@@ -14,7 +14,7 @@ from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 
 
 class Collect(Sink):
-    """Bring the records to the program.
+    """Brings the records to the program.
 
         result = ps.sinks.Collect()
         stream.write(result)
@@ -43,7 +43,7 @@ class Collect(Sink):
         self._fetch = fetch
 
     def records(self) -> list[Any]:
-        """All records that have arrived so far, also while the job runs and after it has failed."""
+        """Returns all records that have arrived so far, also while the job runs and after it has failed."""
         if self._fetch is None:
             raise FlowError(
                 "Collect has no records: no job with this sink was run by this program. "

@@ -1,4 +1,4 @@
-"""Python values as an Arrow column of a given type, exactly.
+"""Turns Python values into an Arrow column of a given type, exactly.
 
 pyarrow by itself takes 2.5 for an int64 column and makes a 2 of it, drops the fields that a struct does not have, and
 makes dates of numbers. No value must ever change on its way.
@@ -12,8 +12,8 @@ import pyarrow as pa
 
 
 def column(values: list[Any], type: pa.DataType) -> pa.Array:
-    """The values as this type. Raises TypeError for values of another kind, ValueError (of which pyarrow's errors are)
-    for those that it does not hold."""
+    """Returns the values as a column of this type. Raises TypeError for values of another kind, and ValueError (of
+    which pyarrow's errors are subclasses) for values that the type does not hold."""
     if _has_map(type):  # of which values do not show that they are one
         return pa.array(values, type)
     found = pa.array(values)
@@ -27,7 +27,7 @@ def column(values: list[Any], type: pa.DataType) -> pa.Array:
 
 
 def _is_kind_of(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a value of the one type may be one of the other; the cast says whether it is."""
+    """Tells whether a value of the one type may be one of the other type. The cast then decides whether it fits."""
     is_ = pa.types
     if is_.is_null(found):
         return True

@@ -1,4 +1,4 @@
-"""The driver's terminal as a sink.
+"""A sink that prints in the driver's terminal.
 
 It must never print in the worker: lines go to the driver, which prints whole lines.
 """
@@ -16,7 +16,7 @@ CHANNEL = "console"
 
 
 class Console(Sink):
-    """Print records where the program runs: a str as it is, anything else by repr().
+    """Prints records where the program runs: a str as it is, anything else by repr().
 
         stream.write(ps.sinks.Console(limit=20))
 

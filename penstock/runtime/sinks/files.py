@@ -1,4 +1,4 @@
-"""Files as a sink: part files, of which each appears under its name when it is whole.
+"""A sink that writes part files. Each part file appears under its name when it is whole.
 
 A writer must never leave a half-written file under a part file's name. Without epochs a task writes one part, which it
 names at its end (`whole.py`); how a job with epochs writes parts that are final epoch by epoch is in `parts.py`.
@@ -25,7 +25,7 @@ Format = Literal["text", "jsonl"] | Callable[[Any], "str | bytes"]
 
 
 class Files(PartFolder):
-    """Files in a directory, one or more for each task: part-00000.txt, part-00001.txt, ...
+    """Writes files in a directory, one or more for each task: part-00000.txt, part-00001.txt, ...
 
         stream.write(ps.sinks.Files("counts/"))
         stream.write(ps.sinks.Files("events/", format="jsonl", compression="gzip"))

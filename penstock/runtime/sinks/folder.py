@@ -1,4 +1,4 @@
-"""A directory of part files as a sink, whatever their format: what Files and Parquet have in common.
+"""A sink that writes a directory of part files, whatever their format: what Files and Parquet have in common.
 
 It must never touch a file that the sink has not made, unless the user said so.
 """
@@ -22,7 +22,7 @@ _PART = re.compile(r"part-(\d{5,})(?:-\d{10,})?\..*")
 
 
 class PartFolder(Sink):
-    """A description of part files in a directory. `taken_away`: somebody may delete committed parts at any time."""
+    """Describes part files in a directory. With `taken_away`, somebody may delete committed parts at any time."""
 
     title: str  # what error messages begin with
     guarantee: Guarantee = "exactly once"
@@ -47,11 +47,11 @@ class PartFolder(Sink):
 
     @abstractmethod
     def formatter(self) -> Formatter:
-        """What makes of records what a part file takes; for one task."""
+        """Returns the function that turns records into what a part file takes, for one task."""
 
     @abstractmethod
     def open_part(self, path: str, *, epochs: bool, place: Place) -> PartFile:
-        """A new part file; in a job with epochs there must be none of this name."""
+        """Opens a new part file. In a job with epochs no file of this name may exist."""
 
     def check(self) -> None:
         if self._url is not None:
@@ -135,11 +135,11 @@ class PartFolder(Sink):
             raise failed_write(self.directory, error, context.epochs, self.title) from error
 
     def begin(self, context: SinkContext, place: Place) -> None:
-        """A task of a new job is made: no task of it has written yet."""
+        """Prepares the directory for a task of a new job, before any task of the job has written."""
         self._delete_old(context, place)
 
     def gone_back(self, context: SinkContext, epoch: int, place: Place) -> None:
-        """A task has gone back to an epoch."""
+        """Cleans up after a task has gone back to an epoch."""
         if epoch == 0:  # the first writer may have died before it did so
             self._delete_old(context, place)
 
@@ -147,8 +147,9 @@ class PartFolder(Sink):
         return sorted(name for name in place.names(self.directory) if _PART.fullmatch(name))
 
     def _delete_old(self, context: SinkContext, place: Place) -> None:
-        """Each task deletes what there is of its own index from an earlier job, task 0 also what is of no task now:
-        parts when told to, hidden files as they would be in the way."""
+        """Deletes the files of an earlier job: parts if `overwrite` asks for it, and hidden files always, because they
+        would be in the way. Each task deletes the files of its own index, and task 0 also the files of an index that no
+        task has now."""
         names = PartNames(self.directory, self.suffix, self.title, place)
         old: list[tuple[str, int]] = []
         if self.overwrite:

@@ -38,8 +38,9 @@ _EVER = 1 << 62
 
 
 class Follower:
-    """See the module's docstring. `hand_over(files, epoch)` is called in a thread of its own. `keep`: leave files where
-    they are when they were handed over. Without a job: what an ended one has left."""
+    """Hands complete epochs to a function; see the module's docstring. `hand_over(files, epoch)` is called in a thread
+    of its own. With `keep`, files stay where they are after they were handed over. Without a job, it hands over what an
+    ended job has left."""
 
     def __init__(
         self,
@@ -66,12 +67,12 @@ class Follower:
 
     @property
     def epoch(self) -> int:
-        """The last epoch that was handed over; 0: none yet. Those without records are passed over."""
+        """The last epoch that was handed over; 0 means none yet. Epochs without records are passed over."""
         return progress(self._names.directory)
 
     @renamed(timeout="timeout_s")
     def stop(self, timeout_s: float | timedelta | None = None) -> None:
-        """Hand over no further epoch, and wait for the one that is under way, at most `timeout_s` seconds."""
+        """Hands over no further epoch, and waits at most `timeout_s` seconds for the one that is under way."""
         self._stopped = True
         self._awake.set()
         if threading.current_thread() is not self._thread:
@@ -79,8 +80,8 @@ class Follower:
 
     @renamed(timeout="timeout_s")
     def wait(self, timeout_s: float | timedelta | None = None) -> int:
-        """Wait until the job has ended and its epochs were handed over; the last one. Raises what went wrong, or
-        TimeoutError after `timeout_s` seconds (or a timedelta)."""
+        """Waits until the job has ended and its epochs were handed over, and returns the last epoch. Raises the error
+        that stopped it, or TimeoutError after `timeout_s` seconds (or a timedelta)."""
         limit_s = None if timeout_s is None else seconds(timeout_s, "wait: timeout_s")
         self._thread.join(limit_s)
         if self._thread.is_alive():
@@ -90,7 +91,8 @@ class Follower:
         return self.epoch
 
     def ended(self, timeout: float | None) -> bool:
-        """The job has ended: whether everything was handed over within `timeout` seconds, or nothing more will be."""
+        """Waits at most `timeout` seconds after the job's end, and tells whether all epochs were handed over, or no
+        more will be."""
         self._awake.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -130,7 +132,8 @@ class Follower:
             self._awake.wait(_LOOK_S)
 
     def _take(self, complete: int | None) -> bool:
-        """Hand over what is ready up to a complete epoch (None: all that is there); False when some of it is not."""
+        """Hands over what is ready up to a complete epoch (None: all that there is). Returns False when some of it is
+        not ready."""
         limit = None if complete is None else ready(self._names, complete)
         if self._job is None and ready(self._names, _EVER) != _EVER:
             raise JobError(
@@ -172,8 +175,8 @@ class Follower:
 
 
 def ready(names: PartNames, complete: int) -> int:
-    """The last epoch up to which all files of a table's complete epochs have their names, when these are listed after
-    this: a file that is given its name meanwhile may be seen under neither."""
+    """Returns the last epoch up to which all files of complete epochs have their names, if the files are listed after
+    this call: a file that is given its name during the listing may be seen under neither name."""
     limit = complete
     for name, _, epoch in names.hidden_ones():
         if epoch <= limit and _may_be_whole(names.path(name)):
@@ -182,7 +185,7 @@ def ready(names: PartNames, complete: int) -> int:
 
 
 def progress(directory: str) -> int:
-    """The last epoch of a table that was handed over; 0: none."""
+    """Returns the last epoch of a table that was handed over; 0 means none."""
     try:
         with open(os.path.join(directory, _PROGRESS), encoding="ascii") as file:
             return int(file.read())
@@ -191,7 +194,7 @@ def progress(directory: str) -> int:
 
 
 def note_progress(directory: str, epoch: int) -> None:
-    """All up to this epoch was handed over. 0: nothing was, as another table begins."""
+    """Notes that all epochs up to this one were handed over; 0 means that another table begins."""
     path = os.path.join(directory, _PROGRESS)
     if not epoch:
         with contextlib.suppress(FileNotFoundError):
@@ -204,7 +207,7 @@ def note_progress(directory: str, epoch: int) -> None:
 
 
 def _may_be_whole(path: str) -> bool:
-    """Whether a hidden file was closed, or has just got its name."""
+    """Tells whether a hidden file was closed, or has just got its name."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

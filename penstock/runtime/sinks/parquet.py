@@ -1,4 +1,4 @@
-"""Parquet files as a sink: a table that grows by the records of each complete epoch.
+"""A sink that writes Parquet files: a table that grows by the records of each complete epoch.
 
 A reader must never see a file that is not whole, or of an epoch that may yet be undone.
 """
@@ -31,7 +31,7 @@ CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
 
 
 class Parquet(PartFolder):
-    """A table: Parquet files in a directory, one for each task and epoch.
+    """Writes a table: Parquet files in a directory, one for each task and epoch.
 
         stream.write(ps.sinks.Parquet("orders/", schema=pa.schema([("id", pa.int64()), ("price", pa.float64())])))
 
@@ -105,8 +105,8 @@ class Parquet(PartFolder):
 
 
 class ParquetPart:
-    """A Parquet file while it is written, of record batches of one schema. Its rows are on the disk only when it is
-    closed by `sync`, as is what makes it a Parquet file."""
+    """A Parquet file that is being written, of record batches of one schema. Its rows and its index are on the disk
+    only when `sync` has closed it."""
 
     def __init__(
         self, path: str, codec: str, *, exclusive: bool, epochs: bool, sink: str, place: Place = LOCAL
@@ -127,7 +127,7 @@ class ParquetPart:
             raise failed_write(path, error, epochs, sink) from error
 
     def append(self, data: pa.RecordBatch) -> None:
-        """Take rows, which are held back until they make a row group."""
+        """Takes rows, which are held back until they make a row group."""
         self._pieces.append(data)
         self._rows += data.num_rows
         self._bytes += data.nbytes
@@ -139,17 +139,17 @@ class ParquetPart:
             self._pieces.clear()
 
     def end_member(self, last: bool = False) -> None:
-        """A Parquet file cannot be cut and be whole."""
+        """Does nothing: a Parquet file that is truncated is never whole."""
 
     def flush(self) -> None:
-        """Nobody could read what was written."""
+        """Does nothing: nobody could read a file that is not closed."""
 
     def deleted(self) -> bool:
-        """Whether somebody has deleted or moved the file."""
+        """Tells whether somebody has deleted or moved the file."""
         return self._file.deleted()
 
     def sync(self) -> None:
-        """Write the rest, and have all of it on the disk."""
+        """Writes the rest, makes sure that all of it is on the disk, and closes the file."""
         self._write_group((self._pieces or self._whole)[0].schema if self._rows else None)
         try:
             if self._writer is not None:
@@ -160,7 +160,7 @@ class ParquetPart:
             raise failed_write(self.path, error, self._epochs, self._sink) from error
 
     def close(self) -> None:
-        """Let go of the file, which must not look like a whole one."""
+        """Closes the file such that it does not look like a whole one."""
         self._pieces.clear()
         self._whole.clear()
         self._rows = self._bytes = 0

@@ -1,4 +1,4 @@
-"""Part files in a job with epochs: a task's records as a row of files, each record in one of them and in it once.
+"""Writes part files in a job with epochs: the records of a task as a sequence of files, in which each record is once.
 
 A task writes to one hidden file. At `prepare` all of it is written out and its length noted; when it is old or large
 enough, or the input has ended, it is also closed, and `commit` of that epoch gives it its name. So an unbounded job
@@ -56,31 +56,31 @@ _COPY = 1 << 20  # bytes read at a time
 
 
 class PartFile(Protocol):
-    """A file that is being written, of any format; AppendFile says what each method is for."""
+    """A part file that is being written, of any format."""
 
     length: int
 
     def append(self, data: Any) -> None:
-        """Take what the format made of a list of records."""
+        """Takes what the format made of a list of records."""
 
     def end_member(self, last: bool = False) -> None:
-        """Let the file be whole if it is cut behind what it has taken so far."""
+        """Makes sure that the file is whole if it is truncated after what it has taken so far."""
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Writes what is held back."""
 
     def deleted(self) -> bool:
-        """Whether somebody has deleted or moved the file, or the folder that it is in."""
+        """Tells whether somebody has deleted or moved the file, or its folder."""
 
     def sync(self) -> None:
-        """Have everything on the disk, and close the file."""
+        """Makes sure that everything is on the disk, and closes the file."""
 
     def close(self) -> None:
-        """Let go of the file, and forget what was not written."""
+        """Closes the file, and forgets what was not written."""
 
 
 class Begun(TypedDict):
-    """A file that is being written, and how much of it counts."""
+    """Describes a file that is being written, and how much of it belongs to the epoch."""
 
     hidden: str
     number: int
@@ -88,7 +88,7 @@ class Begun(TypedDict):
 
 
 class PartsState(TypedDict):
-    """What `prepare` returns."""
+    """The state that `prepare` returns."""
 
     epoch: int
     index: int
@@ -103,7 +103,7 @@ class PartsState(TypedDict):
 
 @dataclass(frozen=True)
 class PartNames:
-    """The names of a sink's files."""
+    """Makes and reads the names of a sink's files."""
 
     directory: str
     suffix: str
@@ -111,56 +111,57 @@ class PartNames:
     place: Place = LOCAL
 
     def plain(self, index: int) -> str:
-        """Of a task's only part."""
+        """Returns the name of a task's only part."""
         return f"part-{index:05d}{self.suffix}"
 
     def numbered(self, index: int, number: int) -> str:
-        """Of a part among others; in the order of their numbers, for as long as a job is likely to run."""
+        """Returns the name of one of several parts. The order of the names is the order of the numbers, for as long as
+        a job is likely to run."""
         return f"part-{index:05d}-{number:010d}{self.suffix}"
 
     def hidden(self, index: int, number: int, writer: str) -> str:
-        """Of a part while it is written."""
+        """Returns the hidden name of a part that is being written."""
         return f".part-{index:05d}-{number:010d}.{writer}{self.suffix}.inprogress"
 
     def path(self, name: str) -> str:
-        """Of a file."""
+        """Returns the path of a file."""
         return os.path.join(self.directory, name)
 
     def parts(self) -> Iterator[tuple[str, int, int | None]]:
-        """Name, index and number (None: a plain name) of the parts."""
+        """Returns name, index and number (None: a plain name) of each part."""
         matches = re.compile(rf"part-(\d{{5,}})(?:-(\d{{10,}}))?{re.escape(self.suffix)}").fullmatch
         for name in self.place.names(self.directory):
             if match := matches(name):
                 yield name, int(match.group(1)), None if match.group(2) is None else int(match.group(2))
 
     def hidden_ones(self) -> Iterator[tuple[str, int, int]]:
-        """Name, index and number of the hidden files."""
+        """Returns name, index and number of each hidden file."""
         matches = re.compile(rf"\.part-(\d{{5,}})-(\d{{10,}})\.[0-9a-f]+{re.escape(self.suffix)}\.inprogress").fullmatch
         for name in self.place.names(self.directory):
             if match := matches(name):
                 yield name, int(match.group(1)), int(match.group(2))
 
     def remove(self, name: str) -> None:
-        """Delete a file, which may be gone."""
+        """Deletes a file, if it exists."""
         self.place.remove(self.path(name))
 
     def size(self, name: str) -> int | None:
-        """Of a file; None: there is none."""
+        """Returns the size of a file, or None when there is no such file."""
         return self.place.size(self.path(name))
 
     def rename(self, name: str, new: str) -> None:
-        """Give a closed file another name."""
+        """Gives a closed file another name."""
         self.place.replace(self.path(name), self.path(new))
 
     def sync(self) -> None:
-        """Have the names on the disk."""
+        """Makes sure that the names are on the disk."""
         self.place.sync_directory(self.directory)
 
 
 class PartsWriter(SinkWriter):
-    """See the module's docstring. `open_part(path)`: makes a new file. `gone_back(epoch)`: called at the end of each
-    `restore`. `by_epoch`: a part is the records of one epoch, and named after it; a task without records has none.
-    `taken_away`: somebody may delete committed parts at any time."""
+    """Writes the parts of one task; see the module's docstring. `open_part(path)` opens a new file. `gone_back(epoch)`
+    is called at the end of each `restore`. With `by_epoch`, a part has the records of one epoch and is named after it,
+    and a task without records has no part. With `taken_away`, somebody may delete committed parts at any time."""
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ class PartsWriter(SinkWriter):
                         self._names.remove(name)
 
     def _begin(self) -> PartFile:
-        """The file that is written to."""
+        """Returns the file that is being written, and opens one if there is none."""
         if self._file is None:
             self._file_number = self._number
             self._file_name = self._names.hidden(self._index, self._number, self._writer)
@@ -330,7 +331,8 @@ class PartsWriter(SinkWriter):
                 self._finished = state["finished"] and len(states) == 1
 
     def _finish_what(self, state: PartsState, epoch: int) -> None:
-        """Commit what a state describes, and delete what else its writer, and stale ones, had begun until then."""
+        """Commits what a state describes, and deletes what else its writer, and stale writers of the same index, had
+        begun until then."""
         names = replace(self._names, suffix=state["suffix"])
         for hidden, final in state["pending"].items():
             self._publish(names, hidden, final, state["epoch"])
@@ -347,7 +349,7 @@ class PartsWriter(SinkWriter):
                 names.remove(name)
 
     def _cut(self, names: PartNames, index: int, begun: Begun, sources: list[str], epoch: int) -> None:
-        """Make a part of the first `length` bytes of a file that was being written at the epoch.
+        """Makes a part of the first `length` bytes of a file that was being written at the epoch.
 
         The file may have become a part since: when this very restore was made before, and then it has this length, or
         when the job had come further than to the epoch to which it goes back now.
@@ -371,7 +373,7 @@ class PartsWriter(SinkWriter):
         names.sync()  # before the source is deleted
 
     def _publish(self, names: PartNames, hidden: str, final: str, epoch: int) -> None:
-        """Give a closed file its name, unless it has it."""
+        """Gives a closed file its final name, unless it has this name already."""
         try:
             names.rename(hidden, final)
         except FileNotFoundError as error:
@@ -392,7 +394,8 @@ class PartsWriter(SinkWriter):
                 self._names.remove(name)
 
     def _mine(self, index: int) -> bool:
-        """Whether this task looks after the files of an index: its own; task 0 those that are of no task now."""
+        """Tells whether this task looks after the files of an index. A task looks after its own index, and task 0 also
+        after every index that no task has now."""
         return index == self._index or (self._index == 0 and index >= self._parallelism)
 
     def _check_restored(self) -> None:
@@ -401,7 +404,7 @@ class PartsWriter(SinkWriter):
 
 
 def _copy(source: str, target: str, length: int) -> None:
-    """The first `length` bytes, on the disk."""
+    """Copies the first `length` bytes of a file, and makes sure that they are on the disk."""
     with open(source, "rb", buffering=0) as reading:
         copy = AppendFile(target, compress=False, epochs=True)
         try:

@@ -1,4 +1,5 @@
-"""Where part files lie: a directory of this machine, or a place in an object store or another remote file system.
+"""Accesses the place of part files: a directory of this machine, or a place in an object store or another remote file
+system.
 
 A part file is written under a hidden name, and is given its own when it is whole and may be seen. In a directory that
 is one step. In an object store a file cannot be appended to, is there as soon as it is closed, and gets another name by
@@ -31,15 +32,16 @@ class RawFile(Protocol):
     def closed(self) -> bool: ...
 
     def write(self, data: Any, /) -> Any:
-        """Take bytes; how many were taken."""
+        """Writes bytes, and returns how many were taken."""
 
     def tell(self) -> int: ...
 
     def sync(self) -> None:
-        """Have all that was written where it outlives the machine, and close the file."""
+        """Makes sure that everything written outlives the machine, and closes the file."""
 
     def deleted(self) -> bool:
-        """Whether the path is no longer this file's, as somebody has deleted or moved it or its directory."""
+        """Tells whether the path no longer leads to this file, because somebody has deleted or moved the file or its
+        directory."""
 
     def truncate(self, size: int | None = None, /) -> int: ...
 
@@ -47,34 +49,34 @@ class RawFile(Protocol):
 
 
 class Place(Protocol):
-    """What part files need of a file system, by whole paths. All methods raise OSError."""
+    """The operations that part files need of a file system, on whole paths. All methods raise OSError."""
 
     remote: bool  # files must be closed to be kept
 
     def create(self, path: str, exclusive: bool) -> RawFile:
-        """A new file; `exclusive`: there must be none of this name, where the file system knows that."""
+        """Creates a file. With `exclusive`, no file of this name may exist, as far as the file system can tell."""
 
     def replace(self, path: str, new: str) -> None:
-        """Give a closed file another name; FileNotFoundError when there is none."""
+        """Gives a closed file another name. Raises FileNotFoundError when there is no such file."""
 
     def remove(self, path: str) -> None:
-        """Delete a file, which may be gone."""
+        """Deletes a file, if it exists."""
 
     def names(self, directory: str) -> list[str]:
-        """The names of the files in a directory."""
+        """Returns the names of the files in a directory."""
 
     def size(self, path: str) -> int | None:
-        """Of a file; None: there is none."""
+        """Returns the size of a file, or None when there is no such file."""
 
     def make(self, directory: str) -> None:
-        """Make a directory, unless it is there."""
+        """Makes a directory, unless it exists."""
 
     def sync_directory(self, directory: str) -> None:
-        """Have the names in a directory where they outlive the machine."""
+        """Makes sure that the names in a directory outlive the machine."""
 
 
 class LocalFile(io.FileIO):
-    """A file of this machine; it holds nothing back."""
+    """A file of this machine. It holds nothing back."""
 
     def sync(self) -> None:
         """See RawFile."""
@@ -132,7 +134,7 @@ LOCAL = LocalPlace()
 
 
 class RemoteFile(io.RawIOBase):
-    """A file of a remote file system, which is there when it is closed."""
+    """A file of a remote file system. The file exists there when it is closed."""
 
     def __init__(self, stream: Any, path: str) -> None:
         super().__init__()
@@ -155,7 +157,7 @@ class RemoteFile(io.RawIOBase):
         return self._written
 
     def truncate(self, size: int | None = None, /) -> int:
-        """What was written cannot be taken back; nobody takes a hidden file for a whole one."""
+        """Does nothing: what was written cannot be taken back, and nobody takes a hidden file for a whole one."""
         return self._written
 
     def sync(self) -> None:
@@ -165,7 +167,7 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
     def deleted(self) -> bool:
-        """It is not there before it is closed."""
+        """Returns False: the file does not exist before it is closed."""
         return False
 
     def close(self) -> None:
@@ -176,7 +178,7 @@ class RemoteFile(io.RawIOBase):
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """After an error nobody knows what has arrived, and a later call must not say that all is well."""
+        """Notes an error, because nobody then knows what has arrived, and later calls must fail too."""
         if self._broken is not None:
             raise self._broken
         try:
@@ -242,13 +244,13 @@ class RemotePlace:
         return None if found.type == FileType.NotFound else int(found.size or 0)
 
     def make(self, directory: str) -> None:
-        """Nothing to do: a file's directory is made with it, where there are directories."""
+        """Does nothing: a directory is made together with its first file, where there are directories."""
 
     def sync_directory(self, directory: str) -> None:
-        """Nothing to do: what such a file system has answered for, it keeps."""
+        """Does nothing: a remote file system keeps what it has confirmed."""
 
     def check(self) -> None:
-        """Write a small file and delete it; OSError."""
+        """Writes a small file and deletes it. Raises OSError when that fails."""
         path = f"{self.place}/.penstock-{secrets.token_hex(6)}"
         file = self.create(path, True)
         file.write(b"Penstock was here")
@@ -261,8 +263,8 @@ class RemotePlace:
 
 
 def open_place(url: str, sink: str, *, look: bool = False) -> RemotePlace:
-    """The place of a URL that is not of this machine. `look`: make sure that it can be written to. Raises FlowError for
-    a URL that cannot be used, PenstockError when the file system fails."""
+    """Opens the place of a URL that is not on this machine. With `look`, it makes sure that the place can be written
+    to. Raises FlowError for a URL that cannot be used, and PenstockError when the file system fails."""
     try:
         return RemotePlace(filesystems.open_remote(url, look=look, attempts=_ATTEMPTS))
     except filesystems.BadPlace as error:
@@ -272,7 +274,7 @@ def open_place(url: str, sink: str, *, look: bool = False) -> RemotePlace:
 
 
 def failed_write(path: str, error: OSError, epochs: bool = False, sink: str = "Files") -> PenstockError:
-    """The error for an OSError on writing `path`."""
+    """Returns the error for an OSError that occurred while `path` was written."""
     reason = filesystems.one_line(error.strerror or str(error) or type(error).__name__)
     remote = filesystems.is_url(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -291,7 +293,7 @@ def failed_write(path: str, error: OSError, epochs: bool = False, sink: str = "F
 
 @contextlib.contextmanager
 def _as_os_error(path: str) -> Iterator[None]:
-    """Whatever a file system raises as an OSError."""
+    """Raises any error of a file system as an OSError."""
     try:
         yield
     except OSError:

@@ -1,4 +1,4 @@
-"""Records as the rows of a table: the format of the Parquet sink.
+"""Turns records into the rows of a table: the format of the Parquet sink.
 
 A dict has its fields as columns; a tuple or list has its items, in the order of the schema, or in columns `_1`, `_2`
 and so on; anything else is one column, `value`. A row must never lose a field without a word, nor a value its
@@ -21,7 +21,7 @@ from penstock.runtime.userfunc import ErrorHandler, apply
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema of a table that a user has described, as files have it: columns without nulls are nobody's promise."""
+    """Returns the schema that the files of a user-described table have: every column may hold nulls."""
     names = schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or twice:
@@ -31,8 +31,8 @@ def nullable(schema: pa.Schema) -> pa.Schema:
 
 
 class Rows:
-    """A Formatter that makes record batches of one schema. `agree`: called with the schema of the first records when
-    there is none (None), returns that of the table."""
+    """A Formatter that makes record batches of one schema. Without a schema (None), `agree` is called with the schema
+    of the first records and returns that of the table."""
 
     def __init__(self, schema: pa.Schema | None, agree: Callable[[pa.Schema], pa.Schema]) -> None:
         self._agree = agree
@@ -43,7 +43,7 @@ class Rows:
             self._use(schema)
 
     def __call__(self, records: list[Any], errors: ErrorHandler) -> Any:
-        """A RecordBatch, or an empty list when all records have failed."""
+        """Returns a RecordBatch, or an empty list when all records have failed."""
         try:
             rows = list(map(self._row, records))
             if self._schema is None:

@@ -1,4 +1,5 @@
-"""The schema of a table that nobody has described: taken from the first records, and the same for all of its files.
+"""Finds the schema of a table that nobody has described. It is taken from the first records, and is the same for all
+files of the table.
 
 The first task that has records writes it into the table's directory, the others read it there, as do the tasks that
 come after a failure. It must never differ between two files of a table.
@@ -25,8 +26,9 @@ _DECIMAL = pa.decimal128(38, 18)
 
 
 def infer(rows: list[Mapping[str, Any]]) -> pa.Schema:
-    """The schema of these rows. Raises PenstockError for a field without a value in any of them, or without fields in
-    its values; ValueError or TypeError (of which pyarrow's are) when they do not have one."""
+    """Returns the schema of these rows. Raises PenstockError for a field that has no value in any row, or whose values
+    have no fields; raises ValueError or TypeError (of which pyarrow's errors are subclasses) when the rows have no
+    schema."""
     names = list(dict.fromkeys(chain.from_iterable(rows)))
     if not names:
         raise ValueError("the record has no fields")
@@ -37,7 +39,7 @@ def infer(rows: list[Mapping[str, Any]]) -> pa.Schema:
 
 
 def _settled(type: pa.DataType, field: str) -> pa.DataType:
-    """A type that later values fit into as well."""
+    """Returns a type into which later values fit as well."""
     is_ = pa.types
     if is_.is_null(type) or (is_.is_struct(type) and not type.num_fields):
         raise PenstockError(
@@ -57,7 +59,7 @@ def _settled(type: pa.DataType, field: str) -> pa.DataType:
 
 
 def agree(directory: str, schema: pa.Schema, sink: str) -> pa.Schema:
-    """The schema of the table in a directory: this one, unless another task was first."""
+    """Returns the schema of the table in a directory. It is this schema, unless another task was first."""
     path = os.path.join(directory, _NAME)
     mine = os.path.join(directory, f".{_NAME}-{secrets.token_hex(4)}")
     try:
@@ -78,6 +80,6 @@ def agree(directory: str, schema: pa.Schema, sink: str) -> pa.Schema:
 
 
 def forget(directory: str) -> None:
-    """Another table begins in the directory."""
+    """Removes the schema from the directory, because another table begins there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(directory, _NAME))

@@ -1,4 +1,4 @@
-"""Records as the bytes of lines: the formats of the Files sink.
+"""Turns records into the bytes of lines: the formats of the Files sink.
 
 A formatter takes a whole list and works on it in one call; only when that fails it goes record by record, to find the
 one at fault. It must never write a record over two lines.
@@ -19,7 +19,7 @@ Formatter = Callable[[list[Any], ErrorHandler], Any]
 
 
 def text_lines(records: list[Any], errors: ErrorHandler) -> bytes:
-    """str as it is, tuples and lists with tabs between their items, everything else by str()."""
+    """Formats a str as it is, a tuple or list with tabs between its items, and anything else by str()."""
     try:
         text = "\n".join(records)
         if text.count("\n") == len(records) - 1:
@@ -30,7 +30,7 @@ def text_lines(records: list[Any], errors: ErrorHandler) -> bytes:
 
 
 def json_lines(records: list[Any], errors: ErrorHandler) -> bytes:
-    """One JSON value a line."""
+    """Formats one JSON value a line."""
     try:
         return _JSON.encode_lines(records)
     except Exception:  # some record's own: msgspec lets through whatever an object raises
@@ -38,7 +38,7 @@ def json_lines(records: list[Any], errors: ErrorHandler) -> bytes:
 
 
 def formatted(fn: Callable[[Any], str | bytes], records: list[Any], errors: ErrorHandler) -> bytes:
-    """What the user's function makes: a str is a line, bytes are written as they are."""
+    """Formats records by the user's function: a str is a line, and bytes are written as they are."""
     return b"".join(apply(partial(map, partial(_formatted_one, fn)), records, errors))
 
 

@@ -1,4 +1,4 @@
-"""A table whose complete epochs a function of the driver is called with, as DataFrames of the user's own Spark session.
+"""Calls a function of the driver with each complete epoch of a table, as a DataFrame of the user's own Spark session.
 
 Spark is only what the user gives, a session that has a `read`: nothing here imports it, and no worker ever needs it. A
 function must never see a record that a recovery would take back.
@@ -29,7 +29,7 @@ EpochFunction = Callable[[Any, int], object]
 
 
 class ToSpark(Parquet):
-    """See `Stream.to_spark`, which makes it."""
+    """The sink that `Stream.to_spark` makes; see there."""
 
     title = "to_spark"
     guarantee: Guarantee = "at least once"
@@ -123,12 +123,12 @@ class Frames:
 
 
 def follow(job: RunningJob | None, frames: Frames, directory: str, *, keep: bool) -> Follower:
-    """Begin to hand a table's epochs over."""
+    """Begins to hand over the epochs of a table."""
     return Follower(job, PartNames(directory, ".parquet", "to_spark"), frames, keep=keep, what=frames.name)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> None:
-    """Raise FlowError for a directory whose files Spark cannot be told to read by their names."""
+    """Raises FlowError for a directory whose files Spark cannot read by their names."""
     if found := re.search(r"[*?\[\]{}\\]|://", os.path.expanduser(os.fspath(folder))):
         raise FlowError(
             f"to_spark: the folder {os.fspath(folder)!r} has {found[0]!r} in its name, which Spark does not take for a "

@@ -1,4 +1,4 @@
-"""One part a task, for jobs without epochs: a hidden file that gets its name when the input has ended.
+"""Writes one part for each task of a job without epochs: a hidden file that gets its name when the input has ended.
 
 What a job that did not end well has written must never be left under a part's name.
 """
@@ -17,12 +17,12 @@ from penstock.runtime.sinks.text import Formatter
 
 
 def hidden_name(name: str) -> str:
-    """Of a part while it is written."""
+    """Returns the hidden name of a part that is being written."""
     return f".{name}.inprogress"
 
 
 class WholeWriter(SinkWriter):
-    """See the module's docstring. `empty`: a task without records has a part, too."""
+    """Writes one part; see the module's docstring. With `empty`, a task without records has a part too."""
 
     def __init__(
         self,
