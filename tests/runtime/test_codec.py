@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.runtime import codec
-from penstock.runtime._native import pack
+from penstock.runtime._native import pack, pack_frames, pack_value_frames
 from penstock.runtime.codec import (
     KIND_BITS,
     MAP,
@@ -392,3 +392,14 @@ def test_only_maps_are_packed_in_frames() -> None:
         codec.pack_frames([1], 100)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         codec.pack_value_frames({1: 1}, "x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("full", [1, 6, 7])
+def test_a_frame_that_its_header_fills_has_an_entry(full: int) -> None:
+    entries = {i: str(i) for i in range(20)}
+    frames = pack_frames(entries, full)
+    assert frames is not None
+    assert {key: value for code, data in frames for key, value in decode_map(code, data).items()} == entries
+    frames = pack_value_frames(entries, full)
+    assert frames is not None
+    assert [value for code, data in frames for value in decode(code, data)] == list(entries.values())

@@ -475,14 +475,15 @@ PyObject *pack_frames(PyObject *, PyObject *arguments) {
             if (!out.room(kHeaderMost)) return false;
             out.begin_counted(0xdf);
             Py_ssize_t count = 0;
-            while (size > 0 && out.used() < full) {
+            do {  // at least once: a frame that its header alone fills has an entry, too
                 const Py_ssize_t some = at_once(out, count, full, size - done);
                 if (!put_some_entries(out, keys.items() + done, values.items() + done, some)) return false;
                 count += some;
-                if ((done += some) < size) continue;
-                size = std::min(keys.next(), values.next());
-                done = 0;
-            }
+                if ((done += some) == size) {
+                    size = std::min(keys.next(), values.next());
+                    done = 0;
+                }
+            } while (size > 0 && out.used() < full);
             left -= count;
             out.say_count(std::uint32_t(count));
             if (!append_packed(frames, out, map)) return false;
@@ -505,14 +506,15 @@ PyObject *pack_value_frames(PyObject *, PyObject *arguments) {
             out.begin_counted(0xdd);
             Records list;
             Py_ssize_t count = 0;
-            while (size > 0 && out.used() < full) {
+            do {
                 const Py_ssize_t some = at_once(out, count, full, size - done);
                 if (!list.add(out, values.items() + done, some)) return false;
                 count += some;
-                if ((done += some) < size) continue;
-                size = values.next();
-                done = 0;
-            }
+                if ((done += some) == size) {
+                    size = values.next();
+                    done = 0;
+                }
+            } while (size > 0 && out.used() < full);
             left -= count;
             out.say_count(std::uint32_t(count));
             if (!append_packed(frames, out, list.code())) return false;

@@ -20,15 +20,19 @@ class Call(Sink):
         stream.write(ps.sinks.Call(insert_rows, batches=True))
         stream.write(ps.sinks.Call(upsert, idempotent=True))
 
-    `fn`: takes a record, or with `batches=True` a list of those that are ready, at least one, which it may keep.
-    `idempotent`: you say that calling fn again with the same record does no harm, as when it sets a key's value.
+    `fn`: the function. It is called with one record. With `batches=True` it is called with a list of the records that
+    are ready; the list has at least one record, and the function may keep it.
+    `idempotent`: True declares that a second call with the same record does no harm, for example because the function
+    sets the value of a key. Penstock does not check this.
 
-    Guarantee in a job with epochs: at least once. After a failure fn is called again for the records since the last
-    complete epoch, also for those that it has had (with `batches=True` in lists that may be divided otherwise). With
-    `idempotent=True`: idempotent, as good as exactly once if fn is what you say; nobody checks that.
+    Guarantee in a job with epochs: at least once. After a failure the function is called again with all records since
+    the last complete epoch, including records that it has already had. With `batches=True` these records may be divided
+    into other lists than before. With `idempotent=True` the guarantee is "idempotent", which is as good as exactly once
+    if the declaration is true.
 
-    Errors: FlowError when fn cannot travel to a worker. A record for which fn raises is a failed record; with
-    `batches=True` the whole list is one failed record, since nobody knows how far fn came.
+    Errors: FlowError is raised when the function cannot travel to a worker. A record for which the function raises is a
+    failed record. With `batches=True` the whole list is one failed record, because nobody knows how far the function
+    came.
     """
 
     def __init__(self, fn: Callable[[Any], Any], *, batches: bool = False, idempotent: bool = False) -> None:
@@ -79,7 +83,7 @@ class Null(Sink):
 
         stream.write(ps.sinks.Null())
 
-    Guarantee in a job with epochs: idempotent. After a failure records are dropped again, to the same effect.
+    Guarantee in a job with epochs: idempotent. After a failure records are dropped once more, with the same effect.
     """
 
     guarantee: Guarantee = "idempotent"

@@ -21,13 +21,13 @@ class Collect(Sink):
         ps.run(flow).wait()
         print(result.records())
 
-    In a job with epochs records show when their epoch is complete, and each shows once.
+    `limit`: the job fails when there are more records than this. With None all records are held, however many come.
 
-    `limit`: fail the job when there are more records than this (None: hold all that come).
+    In a job with epochs a record shows when its epoch is complete, and each record shows exactly once. The records of
+    one task of the sink keep their order; the records of several tasks are mixed.
 
-    The records of each task of the sink are in its order; those of several tasks are mixed.
-
-    Errors: FlowError for a negative limit and from records() before a run; PenstockError beyond the limit.
+    Errors: FlowError is raised for a negative limit, and by records() when this program has not run a job with this
+    sink. PenstockError is raised when there are more records than the limit.
     """
 
     guarantee = "exactly once"

@@ -16,16 +16,19 @@ CHANNEL = "console"
 
 
 class Console(Sink):
-    """Prints records where the program runs: a str as it is, anything else by repr().
+    """Prints records in the program that started the job, one record on each line.
 
         stream.write(ps.sinks.Console(limit=20))
 
-    `limit`: how many records to print from each task of the sink (None: all); the others are taken and not printed.
+    A str is printed as it is, any other record by its repr().
+
+    `limit`: how many records of each task of the sink are printed. Later records are dropped. With None all records are
+    printed.
 
     Guarantee in a job with epochs: at least once. After a failure the lines since the last complete epoch may be
-    printed again, and `limit` counts anew.
+    printed again, and `limit` counts from the beginning again.
 
-    Errors: FlowError for a negative limit; a record whose repr() raises is a failed record.
+    Errors: FlowError is raised for a negative limit. A record whose repr() raises is a failed record.
     """
 
     prints = True

@@ -24,12 +24,12 @@ class Memory(Source):
         flow.read(ps.sources.Memory(["to be", "or not", "to be"]))
 
     `records`: any finite iterable of records that can be pickled; they travel to every worker of the source.
-    `splits`: into how many contiguous ranges to divide them (None: one a task). With one range the whole
-    order stays.
+    `splits`: into how many contiguous ranges the records are divided. With None there is one range for each task. With
+    one range the order of all records stays.
 
-    Errors: FlowError when `records` is not iterable or its records cannot be pickled.
+    Errors: FlowError is raised when `records` is not iterable, or when its records cannot be pickled.
 
-    Offset: the index in the whole list of the next record.
+    Offset: the index of the next record in the whole list.
     """
 
     def __init__(self, records: Iterable[Any], splits: int | None = None) -> None:
