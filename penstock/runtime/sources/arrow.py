@@ -22,8 +22,7 @@ _FILE_MAGIC = b"ARROW1"
 
 
 class Arrow(Source):
-    """The rows of Arrow IPC files (also called Feather version 2) and of files that hold an IPC stream, as
-    dicts.
+    """Reads the rows of Arrow IPC files (also called Feather version 2) and of files that hold an IPC stream, as dicts.
 
         flow.read(ps.sources.Arrow("features/*.arrow"))
 
@@ -71,7 +70,7 @@ class Arrow(Source):
         return RowReader(splits, _batches)
 
     def fields(self) -> list[str]:
-        """The columns; SourceError when the first file cannot be read."""
+        """Returns the columns. Raises SourceError when the first file cannot be read."""
         path = find_files(self.patterns, "Arrow")[0]
         try:
             with pa.OSFile(path) as file:

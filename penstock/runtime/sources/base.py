@@ -20,9 +20,10 @@ from penstock.runtime.userfunc import ErrorHandler
 
 @dataclass(frozen=True)
 class Split:
-    """One unit of input. `name` is unique in its source and stable between runs; `offset` is where to start
-    (None: at its beginning) in the source's own terms; `weight` is its share of the work (bytes, records); `near` the
-    host name, or Ray's id, of the node where its data lies (None: anywhere), which placement by traffic minds."""
+    """One unit of input, which one task reads. `name` is unique in its source and stable between runs. `offset` is
+    where to start in the source's own terms (None: at the beginning). `weight` is the split's share of the work (bytes,
+    records). `near` is the host name, or Ray's id, of the node where its data lies (None: anywhere), which placement by
+    traffic considers."""
 
     name: str
     payload: Any = None
@@ -31,15 +32,16 @@ class Split:
     near: str | None = None
 
     def at(self, offset: Any) -> Split:
-        """The same split, starting at an offset."""
+        """Returns the same split, starting at an offset."""
         return replace(self, offset=offset)
 
 
 @dataclass
 class SourceContext:
-    """Where a reader runs. `wake` may be called from any thread and makes the task look at its reader at once. `clock`
-    is the time that the task goes by, in nanoseconds: of time.monotonic_ns(), but in penstock.testing a made-up one. A
-    record that cannot be read goes to `errors.handle(record, error)`, which raises or counts it by the policy."""
+    """Says where a reader runs. `wake` may be called from any thread, and makes the task look at its reader at once.
+    `clock` is the time by which the task runs, in nanoseconds: that of time.monotonic_ns(), but in penstock.testing a
+    simulated time. A record that cannot be read goes to `errors.handle(record, error)`, which raises the error or
+    counts the record, as the error policy says."""
 
     operator: str
     index: int
@@ -50,7 +52,7 @@ class SourceContext:
 
 
 class Reader(ABC):
-    """Reads a task's splits, in one thread. Offsets of records handed out by read() are in offsets() at once."""
+    """Reads a task's splits, in one thread. When read() has handed out records, offsets() includes them at once."""
 
     finished = False  # no record will ever come again
 
@@ -59,36 +61,37 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, limit: int) -> list[Any]:
-        """Up to `limit` records that are ready now, maybe none; must not wait."""
+        """Returns up to `limit` records that are ready now, maybe none. It must not wait."""
 
     @abstractmethod
     def offsets(self) -> dict[str, Any]:
-        """Split name -> offset behind the last record handed out."""
+        """Returns, for each split name, the offset after the last record that was handed out."""
 
     def ready_in(self) -> float | None:
-        """Seconds until read() is worth calling (0: now); None: when `wake` was called. Asked after a read() that
-        returned less than its limit."""
+        """Returns the seconds until read() is worth calling (0: now), or None when it is worth calling only after
+        `wake`. It is asked after a read() that returned less than its limit."""
         return 0.0
 
     def behind(self) -> int:
-        """How many records are ready beyond those handed out, as far as is known; may be asked at any time."""
+        """Returns the backlog: how many records are ready that were not handed out, as far as is known. It may be asked
+        at any time."""
         return 0
 
     def close(self) -> None:
-        """Release files, sockets, threads."""
+        """Releases files, sockets and threads."""
 
 
 class ColumnReader(Reader):
-    """A reader that can hand out its records as Arrow columns, of which Python touches no row: what read() would give,
-    as a RecordBatch; plain text in one column "value"."""
+    """A reader that can hand out its records as Arrow columns without touching a row in Python: the records that read()
+    would give, as a RecordBatch. Plain text is one column "value"."""
 
     @abstractmethod
     def read_arrow(self, limit: int) -> Any:
-        """Up to `limit` records that are ready now, maybe none, as a pyarrow RecordBatch; must not wait."""
+        """Returns up to `limit` records that are ready now, maybe none, as a pyarrow RecordBatch. It must not wait."""
 
 
 def together(batches: list[Any]) -> Any:
-    """One RecordBatch of several of one schema; of none, an empty list."""
+    """Joins several record batches of one schema into one RecordBatch. Of no batches it makes an empty list."""
     if len(batches) < 2:
         return batches[0] if batches else []
     import pyarrow as pa
@@ -97,7 +100,7 @@ def together(batches: list[Any]) -> Any:
 
 
 def rows_of(columns: Any) -> list[Any]:
-    """The records of a RecordBatch that a ColumnReader gave, as its read() gives them."""
+    """Returns the records of a RecordBatch that a ColumnReader gave, as its read() gives them."""
     if columns.schema.names == ["value"]:
         return list(columns.column(0).to_pylist())
     return list(columns.to_pylist())
@@ -116,29 +119,30 @@ class Source(ABC):
 
     @abstractmethod
     def splits(self, parallelism: int) -> list[Split]:
-        """The splits, for about `parallelism` readers; raises SourceError when the input cannot be read.
-        Called once, before the job starts."""
+        """Lists the splits, for about `parallelism` readers, once, before the job starts. Raises SourceError when the
+        input cannot be read."""
 
     @abstractmethod
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
-        """A reader over these splits (maybe none)."""
+        """Makes a reader over these splits, which may be none."""
 
     def fields(self) -> list[str] | None:
-        """The names of its records' fields, when they are known before the job runs."""
+        """Returns the names of the records' fields, when they are known before the job runs."""
         return None
 
     def sample(self, rows: int) -> Any:
-        """Up to about `rows` of its records as a RecordBatch, such as its readers' read_arrow() gives, taken without a
-        trace: to try a range on before it is needed. None: there are none to be had like that."""
+        """Returns up to about `rows` records as a RecordBatch, such as a reader's read_arrow() gives, to try a range
+        before it is needed. Taking them has no effect on the source. None means that the source has no such records."""
         return None
 
     def describe(self) -> str:
-        """What `flow.explain()` shows."""
+        """Returns what `flow.explain()` shows."""
         return type(self).__name__
 
 
 def share(splits: list[Split], parallelism: int) -> list[list[Split]]:
-    """The splits of each of `parallelism` tasks: heaviest first, each to the task with the least so far."""
+    """Returns the splits of each of `parallelism` tasks. The heaviest split comes first, and goes to the task with the
+    least weight so far."""
     shares: list[list[Split]] = [[] for _ in range(parallelism)]
     load = [0.0] * parallelism
     for split in sorted(splits, key=lambda s: (-s.weight, s.name)):

@@ -1,4 +1,4 @@
-"""Cutting a file into blocks of whole lines, and a file into byte ranges that tasks read side by side.
+"""Divides a file into blocks of whole lines, and into byte ranges that tasks read side by side.
 
 A line belongs to the range that its first byte is in: a range that does not begin at 0 starts behind the
 first line end at or after the byte before it, and reads its last line to its end beyond the range. So no line
@@ -25,7 +25,7 @@ ABANDONED = -1  # the offset of a file whose rest cannot be read
 
 @dataclass(frozen=True)
 class FileRange:
-    """Bytes [start, end) of a plain file; a gzip file has no end that is known."""
+    """Names the bytes [start, end) of a plain file. A gzip file has no end that is known."""
 
     path: str
     start: int = 0
@@ -34,8 +34,8 @@ class FileRange:
 
 
 class LineBlocks:
-    """The lines of one file range, block by block, from an offset (None: from the range's beginning). SourceError when
-    the file at its path is not the one that was listed, or that was read up to the offset."""
+    """Reads the lines of one file range, block by block, from an offset (None: from the range's beginning). Raises
+    SourceError when the file at its path is not the file that was listed, or that was read up to the offset."""
 
     def __init__(self, part: FileRange, offset: int | None, max_line: int, source: str) -> None:
         self._part = part
@@ -56,7 +56,7 @@ class LineBlocks:
             raise
 
     def next(self) -> bytes:
-        """Some whole lines; b"" at the end. Only the last line of a file may lack its line end."""
+        """Returns some whole lines, or b"" at the end. Only the last line of a file may lack its line end."""
         if self._stream is None:
             return b""
         parts = [self._tail]
@@ -81,13 +81,13 @@ class LineBlocks:
                 )
 
     def close(self) -> None:
-        """Close the file; next() returns nothing more."""
+        """Closes the file. After this, next() returns nothing more."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
 
     def _give(self, block: bytes) -> bytes:
-        """`block`, without the lines that begin behind the range."""
+        """Returns `block` without the lines that begin after the range."""
         end = self._part.end
         if end is not None and self.position + len(block) >= end:
             cut = block.find(b"\n", end - 1 - self.position) + 1
@@ -115,7 +115,7 @@ class LineBlocks:
             self._find_line()
 
     def _find_line(self) -> None:
-        """Go from the byte before the range to the first line that begins in it."""
+        """Goes from the byte before the range to the first line that begins in it."""
         position = self._part.start - 1
         end = self._part.end
         assert end is not None
@@ -138,7 +138,7 @@ class LineBlocks:
             raise replaced(self._part.path, self._source, f"it has other bytes before byte {self.position:,}")
 
     def _skip(self, count: int, before: bytes) -> None:
-        """Pass over the first bytes of a gzip file's content, of which the last ones are to be these."""
+        """Skips the first bytes of a gzip file's content, and checks that they end with the expected bytes."""
         position = 0
         last = b""
         while position < count:
@@ -152,7 +152,7 @@ class LineBlocks:
         self._check_before(last[len(last) - len(before) :], before)
 
     def _read(self, position: int) -> bytes:
-        """The bytes that follow the `position`-th, which is where the stream stands."""
+        """Reads the bytes that follow the `position`-th, where the stream stands."""
         end = self._part.end
         size = BLOCK if end is None else min(BLOCK, end - position) if position < end else _BEYOND
         assert self._stream is not None
@@ -175,7 +175,7 @@ class LineBlocks:
 
 
 def ranges(path: str, size: int, count: int, smallest: int) -> list[FileRange]:
-    """At most `count` ranges that make up a plain file, none shorter than `smallest` bytes unless it is the
+    """Returns at most `count` ranges that make up a plain file. None is shorter than `smallest` bytes, unless it is the
     only one."""
     count = max(1, min(count, size // max(1, smallest)))
     cuts = [size * i // count for i in range(count + 1)]

@@ -47,7 +47,7 @@ _WHERE = re.compile(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", re.DOTALL)
 
 
 class Csv(Source):
-    """The rows of CSV files, each a dict.
+    """Reads the rows of CSV files, each as a dict.
 
         flow.read(ps.sources.Csv("orders/*.csv"))
         flow.read(ps.sources.Csv("prices.csv.gz", columns=["id", "price"], types={"id": str, "price": float}))
@@ -143,11 +143,11 @@ class Csv(Source):
         return CsvReader(self, splits, context.errors)
 
     def fields(self) -> list[str]:
-        """The columns read; SourceError when the first file cannot be read."""
+        """Returns the columns that are read. Raises SourceError when the first file cannot be read."""
         return self.columns or self._names_of(find_files(self.patterns, "Csv")[0])
 
     def sample(self, rows: int) -> Any:
-        """See Source."""
+        """Returns a sample of the rows; see Source.sample."""
         reader = self.reader(self.splits(1)[:1], SourceContext("sample", 0, 1, ErrorHandler("sample", "skip")))
         parts: list[Any] = []
         try:
@@ -171,7 +171,7 @@ class Csv(Source):
     # --- how files are read --------------------------------------------------------------------------------------
 
     def parse_options(self, bad: Callable[[Any], str] | None = None) -> csv.ParseOptions:
-        """How rows are told apart; `bad` is called for rows of a wrong length."""
+        """Returns pyarrow's options that say how rows are told apart. `bad` is called for rows of a wrong length."""
         return csv.ParseOptions(
             delimiter=self.delimiter,
             quote_char=self.quote or False,
@@ -182,7 +182,8 @@ class Csv(Source):
         )
 
     def convert_options(self, schema: pa.Schema, *, typed: bool) -> csv.ConvertOptions:
-        """What becomes of fields. Without `typed`: their bytes, or null where a field may be None."""
+        """Returns pyarrow's options that say what becomes of fields. Without `typed`, fields become their bytes, or
+        null where a field may be None."""
         return csv.ConvertOptions(
             column_types=schema if typed else {name: pa.binary() for name in schema.names},
             null_values=[""] if self.null_values is None else self.null_values,
@@ -199,7 +200,8 @@ class Csv(Source):
         convert: csv.ConvertOptions,
         known: list[str] | None = None,
     ) -> Any:
-        """A reader of record batches of a file, which lies at `place`. `known`: its columns, when they were found."""
+        """Opens a reader of the record batches of a file, which lies at `place`. `known` has its columns, as they were
+        found before."""
         packed = "gzip" if path.lower().endswith(".gz") else None
         with pa.input_stream(place, compression=packed) as looked:
             head = looked.read(self.max_record_bytes)
@@ -220,14 +222,14 @@ class Csv(Source):
 
     @property
     def _line_end(self) -> bytes:
-        """Of the encoding, without the byte order mark that some put first."""
+        """Returns the bytes of a line end in the encoding, without the byte order mark that some put first."""
         return "\n\n".encode(self.encoding)[len("\n".encode(self.encoding)) :]
 
     def _names_of(self, path: str) -> list[str]:
         return list(self._shown(path).names)
 
     def _shown(self, path: str) -> pa.Schema:
-        """All columns of a file, with the types that are asked for or that its first rows show."""
+        """Returns all columns of a file, with the types that the user gave or that the first rows show."""
         convert = csv.ConvertOptions(
             column_types=self.types if isinstance(self.types, dict) else None,
             null_values=[""] if self.null_values is None else self.null_values,
@@ -269,7 +271,7 @@ class Csv(Source):
 
 @dataclass(frozen=True)
 class CsvFile:
-    """One file, and all of its columns."""
+    """Names one file and all of its columns."""
 
     path: str
     schema: pa.Schema
@@ -278,7 +280,7 @@ class CsvFile:
 
 @dataclass(frozen=True)
 class _Bad:
-    """A row that cannot be read."""
+    """Stands for a row that cannot be read."""
 
     row: int  # counted from 0, without the header
     record: Any
@@ -313,7 +315,7 @@ class CsvReader(ColumnReader):
         return [] if piece is None else list(piece.to_pylist())
 
     def read_arrow(self, limit: int) -> Any:
-        """See ColumnReader."""
+        """Returns rows as a RecordBatch; see ColumnReader.read_arrow."""
         piece = self._next(limit)
         return pa.RecordBatch.from_pylist([]) if piece is None else piece
 
@@ -360,7 +362,7 @@ class CsvReader(ColumnReader):
         self._start(split.offset or 0)
 
     def _start(self, skip: int) -> None:
-        """Read the file from its beginning."""
+        """Reads the file from its beginning."""
         self._skip = skip
         self._row = 0
         self._batch = None
@@ -368,7 +370,7 @@ class CsvReader(ColumnReader):
         self._batches = self._read()
 
     def _advance(self) -> None:
-        """Have the next batch, or be done with the file."""
+        """Prepares the next batch, or ends the file."""
         self._batch = None
         self._at = 0
         try:
@@ -390,7 +392,7 @@ class CsvReader(ColumnReader):
         self._batch = batch if self._typed or passed_over else self._with_types(batch)
 
     def _pass_bad(self) -> None:
-        """Hand over the rows that cannot be read and come next."""
+        """Hands over the unreadable rows that come next to the error policy."""
         assert self._split is not None
         while self._bad and self._bad[0].row <= self._row:
             bad = self._bad.popleft()
@@ -418,7 +420,7 @@ class CsvReader(ColumnReader):
     # --- where a value is not of its column's type ---------------------------------------------------------------
 
     def _with_types(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch of bytes that have the types of their columns; the others become bad ones."""
+        """Returns the rows of a batch of bytes that have the types of their columns. The other rows become bad rows."""
         assert self._split is not None
         good: list[pa.RecordBatch] = []
         wrong: list[tuple[int, str]] = []
@@ -439,7 +441,7 @@ class CsvReader(ColumnReader):
         return together(good) if good else batch.slice(0, 0)
 
     def _merged(self, batch: pa.RecordBatch, wrong: list[tuple[int, str]]) -> list[_Bad]:
-        """The bad rows with those of a batch among them, which begins where we are."""
+        """Merges the bad rows with those of a batch that begins at the present row."""
         out = list(self._bad)
         known = {bad.row for bad in out}
         row, passed = self._row - 1, -1
@@ -455,7 +457,8 @@ class CsvReader(ColumnReader):
         return sorted(out, key=lambda bad: bad.row)
 
     def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows with their types: written down again, as pyarrow has types for what it parses only."""
+        """Returns the same rows with their types. The rows are written as text again, because pyarrow converts only
+        what it parses."""
         assert self._split is not None
         schema: pa.Schema = self._split.payload.schema
         source = self._source
@@ -481,7 +484,7 @@ class CsvReader(ColumnReader):
 
 @contextmanager
 def reading(path: str, max_record_bytes: int | None = None) -> Iterator[None]:
-    """What pyarrow raises as errors of ours: _Mistyped where reading the file as text may help."""
+    """Raises pyarrow's errors as Penstock's errors, and as _Mistyped where reading the file as text may help."""
     try:
         yield
     except pa.ArrowInvalid as error:

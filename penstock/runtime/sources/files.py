@@ -1,4 +1,4 @@
-"""Text files as a source: one record a line.
+"""A source of text files: one record a line.
 
 Its reader also serves JsonLines. It must never wait for more data at the end of a file, and never hold more
 of a file than one block and the records made from it.
@@ -69,7 +69,7 @@ class LineFiles(Source):
 
 
 class TextFiles(LineFiles):
-    """The lines of text files, each a str without its line end ("\\n" or "\\r\\n").
+    """Reads the lines of text files, each a str without its line end ("\\n" or "\\r\\n").
 
         flow.read(ps.sources.TextFiles("logs/*.txt"))
         flow.read(ps.sources.TextFiles(["a.txt", "b.txt.gz"], encoding="latin-1"))
@@ -115,7 +115,7 @@ class TextFiles(LineFiles):
         return TextDecoder(self.encoding)
 
     def sample(self, rows: int) -> Any:
-        """See Source."""
+        """Returns a sample of the lines; see Source.sample."""
         reader = self.reader(self.splits(1)[:1], SourceContext("sample", 0, 1, ErrorHandler("sample", "skip")))
         try:
             parts: list[Any] = []
@@ -174,7 +174,8 @@ class LineReader(Reader):
         return block.records[first : self._next]
 
     def _advance(self, columns: bool = False) -> None:
-        """Go to the next block, in this file range or the next one; with its lines as an Arrow column if it can be."""
+        """Goes to the next block, in this file range or the next one. Its lines become an Arrow column where that is
+        possible."""
         if self._split is None:
             if not self._waiting:
                 self.finished = True
@@ -217,7 +218,7 @@ class LineReader(Reader):
         self._next = 0
 
     def _damaged(self, split: Split, base: int, error: CorruptGzip) -> Block:
-        """The rest of the file as one failed record."""
+        """Turns the rest of the file into one failed record."""
         self._close_file()
         return Block(base, b"", [Unreadable(split.payload.path, error)], clean=False, after=ABANDONED)
 
@@ -232,7 +233,7 @@ class LineReader(Reader):
         return dict(self._offsets)
 
     def _behind(self, block: Block, count: int) -> Any:
-        """The offset behind the first records of a block."""
+        """Returns the offset after the first records of a block."""
         offset = block.offset(count)
         if offset == ABANDONED:
             return offset
@@ -251,10 +252,10 @@ class LineReader(Reader):
 
 
 class TextReader(LineReader, ColumnReader):
-    """Reads lines, also as an Arrow column of which Python touches no row."""
+    """Reads lines, also as an Arrow column without touching a row in Python."""
 
     def read_arrow(self, limit: int) -> Any:
-        """See ColumnReader."""
+        """Returns lines as a RecordBatch; see ColumnReader.read_arrow."""
         import pyarrow as pa
 
         lines: Any = []

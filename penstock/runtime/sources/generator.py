@@ -1,4 +1,4 @@
-"""Made-up records at a given pace: load for benchmarks, tests and demonstrations.
+"""A source of generated records at a given pace: load for benchmarks, tests and demonstrations.
 
 The load is open: records are due at times fixed beforehand, whatever the job does, and a job that falls
 behind has to catch up, with the delay in its latencies. It must never wait inside read(), and never make an
@@ -31,7 +31,7 @@ _SLACK_NS = 100_000_000  # with catch_up=False: how far behind a reader may be b
 
 
 class Generator(Source):
-    """The records fn(0), fn(1), fn(2), ..., as fast as possible or at a rate.
+    """Generates the records fn(0), fn(1), fn(2), ..., as fast as possible or at a rate.
 
         flow.read(ps.sources.Generator(lambda i: {"id": i}, rate=10_000, duration_s=60))
         flow.read(ps.sources.Generator(make_order, rate="5000:10s,60000:10s", arrivals="poisson"))
@@ -100,8 +100,8 @@ class Generator(Source):
         self.bounded = limit is not None or duration_s is not None
 
     def paced(self, rate: float | str | Steps | None, duration_s: float | None) -> Generator:
-        """The same records at another rate ("max": as fast as possible) and for so many seconds (0: without end, but
-        for `limit`); None: as it is."""
+        """Returns a generator of the same records at another rate ("max": as fast as possible; None: unchanged) and for
+        so many seconds (0: without end, but for `limit`; None: unchanged)."""
         other = copy.copy(self)
         if rate is not None:
             other.schedule = None if rate == "max" else Schedule(rate)
@@ -139,7 +139,7 @@ class Generator(Source):
 
 
 class _Track:
-    """One split's place in its sequence and its due times."""
+    """Holds one split's position in its sequence, and its due times."""
 
     def __init__(self, source: Generator, split: Split) -> None:
         import numpy as np
@@ -161,7 +161,7 @@ class _Track:
         self._start: int | None = None  # the clock's time at which the schedule began
 
     def take(self, now: int, limit: int) -> tuple[range, int | None]:
-        """The indices that are due, at most `limit`, and when the first of them was."""
+        """Returns the indices that are due, at most `limit`, and when the first of them was due."""
         if self._most is not None:
             limit = min(limit, self._most - self.made)
         count = max(0, limit)
@@ -183,7 +183,7 @@ class _Track:
         return range(first, first + count * self.stride, self.stride), stamp
 
     def behind(self, now: int) -> int:
-        """How many records are due that have not been made; with random gaps, as many as are to be expected."""
+        """Returns how many records are due that have not been made. With random gaps it is an estimate."""
         if self.ended:
             return 0
         if self._schedule is None or self._start is None:
@@ -208,7 +208,7 @@ class _Track:
         return bool(self._schedule.due_ns(np.array([self.first + float(number) * self.stride]))[0] <= passed)
 
     def next_due(self) -> int | None:
-        """When the next record is due; None: when asked."""
+        """Returns when the next record is due. None means: whenever it is asked for."""
         return None if self._schedule is None else self._next_due()
 
     def _next_due(self) -> int:
@@ -235,7 +235,7 @@ class _Track:
         return count
 
     def _fill(self) -> None:
-        """Have the due time of the next record."""
+        """Prepares the due time of the next record."""
         import numpy as np
 
         while self.made >= self._due_first + len(self._due):

@@ -1,4 +1,4 @@
-"""Decompressing a gzip file piece by piece.
+"""Decompresses a gzip file piece by piece.
 
 What gzip.open cannot do: hand out every byte that comes before the place where a file is cut off or damaged, and
 only then say so. It must never take a file that stops early for a whole one, and must always stop at the same byte,
@@ -16,11 +16,11 @@ _GZIP = 31  # zlib's window bits for the gzip format
 
 
 class CorruptGzip(CodecError):
-    """A gzip file is damaged or ends early; the message says where."""
+    """The gzip file is damaged or ends early. The message says where."""
 
 
 class Gunzip:
-    """The decompressed bytes of a gzip file of one or more members."""
+    """Reads the decompressed bytes of a gzip file of one or more members."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -32,7 +32,7 @@ class Gunzip:
         self._failure: CorruptGzip | None = None
 
     def read(self, limit: int) -> bytes:
-        """About up to `limit` bytes, at least one unless the file is at its end; raises CorruptGzip."""
+        """Returns about `limit` bytes or fewer, and at least one unless the file is at its end. Raises CorruptGzip."""
         if self._failure is not None:
             raise self._failure
         while True:
@@ -59,7 +59,7 @@ class Gunzip:
                 return data
 
     def _next_member(self) -> None:
-        """Stand before the next member; zeros between members are padding."""
+        """Goes to the beginning of the next member. Zeros between members are padding."""
         rest = self._inflate.unused_data.lstrip(b"\0")
         while not rest:
             more = self._file.read(_CHUNK)
@@ -77,12 +77,13 @@ class Gunzip:
         )
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._file.close()
 
 
 def _salvage(inflate: zlib._Decompress, chunk: bytes) -> bytes:
-    """What comes out before the damage, the same however the file was cut into chunks."""
+    """Returns what can be decompressed before the damage. The result is the same however the file was divided into
+    chunks."""
     out = bytearray()
     try:
         for i in range(len(chunk)):

@@ -1,4 +1,4 @@
-"""JSON lines files as a source: one JSON value a line, decoded a block at a time.
+"""A source of JSON lines files: one JSON value a line, decoded a block at a time.
 
 It must never take two values on one line, or one value over two lines, for records: the block decoder would,
 so its result counts only when every line provably held exactly one object.
@@ -20,7 +20,7 @@ _MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # ValueError: n
 
 
 class JsonLines(LineFiles):
-    """The values of JSON lines files (also called NDJSON): dicts, or whatever each line holds.
+    """Reads the values of JSON lines files (also called NDJSON): dicts, or whatever each line holds.
 
         flow.read(ps.sources.JsonLines("events/*.jsonl")).filter(ps.col("event_type") == "view")
 
@@ -38,7 +38,7 @@ class JsonLines(LineFiles):
 
 
 class JsonDecoder:
-    """Lines as JSON values; blank ones as an Unreadable without an error."""
+    """Decodes lines as JSON values. A blank line becomes an Unreadable without an error."""
 
     def __init__(self) -> None:
         self._json = msgspec.json.Decoder()

@@ -1,4 +1,4 @@
-"""From bytes to lines: one record a line, in the line's order, and which byte each line ended at.
+"""Turns bytes into lines: one record a line, in the lines' order, with the byte at which each line ended.
 
 A line ends with "\\n" or "\\r\\n" and with nothing else: form feeds, U+2028 and their like are part of it. A
 decoder turns a block of whole lines into a list with exactly one entry a line: a line that cannot be decoded
@@ -38,7 +38,7 @@ class Unreadable:
 
 
 class Block:
-    """Whole lines of one input: their bytes, their records and where they lie."""
+    """Holds whole lines of one input: their bytes, their records and where they lie."""
 
     __slots__ = ("_ends", "after", "base", "clean", "data", "records")
 
@@ -51,7 +51,7 @@ class Block:
         self._ends: npt.NDArray[np.intp] | None = None
 
     def offset(self, index: int) -> int:
-        """The byte position behind the first `index` lines. Lines are measured only once this is asked."""
+        """Returns the byte position after the first `index` lines. Lines are measured only when this is called."""
         if index >= len(self.records):
             return self.after
         if index == 0:
@@ -64,7 +64,7 @@ class Block:
 
 
 def readable(records: list[Any], errors: ErrorHandler) -> list[Any]:
-    """The records without the lines that gave none, which go to the error policy."""
+    """Returns the records without the lines that gave none. These lines go to the error policy."""
     good: list[Any] = []
     for record in records:
         if type(record) is not Unreadable:
@@ -75,7 +75,7 @@ def readable(records: list[Any], errors: ErrorHandler) -> list[Any]:
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """The lines of a block, without "\\n"."""
+    """Splits a block into its lines, without "\\n"."""
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -83,7 +83,7 @@ def split_lines(data: bytes) -> list[bytes]:
 
 
 class TextDecoder:
-    """Lines as str."""
+    """Decodes lines as str."""
 
     def __init__(self, encoding: str) -> None:
         try:
@@ -122,7 +122,7 @@ class TextDecoder:
         return self._each(data, name, base)
 
     def column(self, data: bytes, base: int) -> Any:
-        """The lines of a block as an Arrow column; None: they have to be decoded one by one."""
+        """Returns the lines of a block as an Arrow column, or None when they have to be decoded one by one."""
         if self._encoding != "utf-8" or self._strip_bom or b"\r" in data:
             return None
         import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Knowing a file again: whether what is at a path is still the file that was listed, and read up to an offset.
+"""Recognises a file: whether the file at a path is still the file that was listed, and read up to an offset.
 
 A job that goes back reads its files again from saved offsets. A file may have been replaced meanwhile by another that
 is as large, as logs are rotated, and an offset in the one says nothing of the other. So what a source lists has a
@@ -30,7 +30,7 @@ BEFORE = 256  # and before an offset
 
 @dataclass(frozen=True)
 class FileMark:
-    """What a file was when it was listed."""
+    """Describes a file as it was when it was listed."""
 
     size: int
     inode: tuple[int, int]  # device and number
@@ -39,20 +39,20 @@ class FileMark:
 
 
 class FilePosition(int):
-    """A position in bytes in a file's content, and the bytes before it."""
+    """A position in bytes in a file's content, with the bytes before it."""
 
     before: bytes = b""
 
     @classmethod
     def behind(cls, position: int, before: bytes) -> FilePosition:
-        """A position behind these bytes, of which the last ones are kept."""
+        """Returns the position after these bytes, and keeps the last of them."""
         made = cls(position)
         made.before = before[-BEFORE:]
         return made
 
 
 def mark_of(path: str, source: str, *, indexed: bool = False) -> FileMark:
-    """The mark of a file. `indexed`: it has its index at the end, and is never appended to."""
+    """Makes the mark of a file. With `indexed`, the file has its index at the end and is never appended to."""
     try:
         with open(path, "rb", buffering=0) as file:
             status = os.fstat(file.fileno())
@@ -64,8 +64,9 @@ def mark_of(path: str, source: str, *, indexed: bool = False) -> FileMark:
 
 
 def find_again(path: str, mark: FileMark | None, source: str) -> str:
-    """Where the file of this mark is: at its path, or renamed in its directory. A file that has become shorter may be
-    at its path as well, for who reads it to find out. Raises SourceError when there is another file, or none."""
+    """Returns the path of the file of this mark: its old path, or another name in its directory. A file that has become
+    shorter may still be at its path; the reader then finds out. Raises SourceError when there is another file, or none.
+    """
     if mark is None:
         return path
     try:
@@ -89,7 +90,7 @@ def find_again(path: str, mark: FileMark | None, source: str) -> str:
 
 
 def replaced(path: str, source: str, found: str) -> SourceError:
-    """The error for another file at the path of one that was listed."""
+    """Returns the error for another file at the path of a file that was listed."""
     return SourceError(
         f"{source}: {path!r} is not the file any more that it was when the job began: {found}. It was replaced or "
         "written anew, as logs are when they are rotated, so the records that are still to be read cannot be found. "

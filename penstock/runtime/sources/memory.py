@@ -1,4 +1,4 @@
-"""Records in memory as a source: for tests, examples and small inputs.
+"""A source of records in memory, for tests, examples and small inputs.
 
 It must never look at the user's iterable a second time: what it held at construction is the input.
 """
@@ -19,7 +19,7 @@ _SAMPLE = 100  # records tried for pickling while the flow is built; all of them
 
 
 class Memory(Source):
-    """The records of an iterable, which is read once, at construction.
+    """Reads the records of an iterable, which is consumed once, at construction.
 
         flow.read(ps.sources.Memory(["to be", "or not", "to be"]))
 

@@ -1,4 +1,4 @@
-"""When the records of a paced source are due.
+"""Computes when the records of a paced source are due.
 
 A `Schedule` is a rate that changes in steps. It maps a count of records to the time at which that many have
 come, so that a constant stream and a Poisson stream (whose counts are sums of exponential gaps) follow the
@@ -22,8 +22,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_rate(text: str) -> list[tuple[float, float | None]]:
-    """The steps in "rate:seconds,...": parse_rate("5000:10s,60000:500ms") is [(5000.0, 10.0), (60000.0,
-    0.5)].
+    """Returns the steps in "rate:seconds,...": parse_rate("5000:10s,60000:500ms") is [(5000.0, 10.0), (60000.0, 0.5)].
 
     Rates are records a second. A time may end in ms, s, m or h; without a unit it is in seconds. The last
     step may have no time, it then holds for ever: "5000:10s,60000". FlowError when the text is not of this
@@ -54,8 +53,8 @@ def _seconds(text: str) -> float:
 
 
 class Schedule:
-    """Steps of (records a second, seconds), repeated for ever, or with a last step that holds (seconds
-    None)."""
+    """A schedule of steps (records a second, seconds), repeated for ever, or with a last step that holds for ever
+    (seconds None)."""
 
     def __init__(self, rate: Any) -> None:
         import numpy as np
@@ -97,8 +96,8 @@ class Schedule:
         return steps
 
     def due_ns(self, counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """For each count of records, the nanoseconds after the start at which that many have come. The record
-        behind a step's last one belongs to the next step that has a rate."""
+        """Returns, for each count of records, the nanoseconds after the start at which that many records have come. The
+        record after the last one of a step belongs to the next step that has a rate."""
         import numpy as np
 
         cycles: npt.NDArray[np.float64] | float = 0.0

@@ -1,4 +1,4 @@
-"""Parquet files as a source: dicts, one a row.
+"""A source of Parquet files: dicts, one a row.
 
 It must never read columns or row groups that the job does not need.
 """
@@ -21,7 +21,7 @@ Filters = Sequence[Condition] | Sequence[Sequence[Condition]]
 
 
 class Parquet(Source):
-    """The rows of Parquet files, each a dict.
+    """Reads the rows of Parquet files, each as a dict.
 
         flow.read(ps.sources.Parquet("rides/*.parquet", columns=["city", "fare"], filters=[("fare", ">", 0)]))
 
@@ -77,7 +77,7 @@ class Parquet(Source):
         return RowReader(splits, self._batches)
 
     def fields(self) -> list[str]:
-        """The columns read; SourceError when the first file cannot be read."""
+        """Returns the columns that are read. Raises SourceError when the first file cannot be read."""
         if self.columns is not None:
             return list(self.columns)
         return list(_footer(find_files(self.patterns, "Parquet")[0]).schema.to_arrow_schema().names)
@@ -135,7 +135,7 @@ class Parquet(Source):
 
 
 def _conditions(filters: Any) -> list[list[Condition]]:
-    """The filters as a list of lists of conditions, checked as far as they can be without a file."""
+    """Returns the filters as a list of lists of conditions, checked as far as possible without a file."""
     from pyarrow import parquet
 
     try:

@@ -1,4 +1,4 @@
-"""Which files a pattern names, checked before the job starts.
+"""Finds the files that a pattern names, before the job starts.
 
 It must never return a directory, a file that cannot be opened, or one file twice, and never take "no file"
 for an empty input: each of these is a SourceError that names the path and what to do.
@@ -19,7 +19,7 @@ Patterns = PathLike | Iterable[PathLike]
 
 
 def as_patterns(patterns: Patterns, source: str) -> tuple[str, ...]:
-    """The patterns as a tuple of strings; FlowError when there is none or one is not a path."""
+    """Returns the patterns as a tuple of strings. Raises FlowError when there is none or one is not a path."""
     if isinstance(patterns, (str, os.PathLike)):
         patterns = (patterns,)
     try:
@@ -32,7 +32,7 @@ def as_patterns(patterns: Patterns, source: str) -> tuple[str, ...]:
 
 
 def _path(name: str, source: str) -> str:
-    """The path that a pattern is, also one that is written as a file:// URL."""
+    """Returns a pattern as a path, also when it is written as a file:// URL."""
     try:
         path = filesystems.local_path(name)
     except filesystems.BadPlace as error:
@@ -46,7 +46,7 @@ def _path(name: str, source: str) -> str:
 
 
 def find_files(patterns: tuple[str, ...], source: str) -> list[str]:
-    """The absolute paths of all files that the patterns name, sorted, each once.
+    """Returns the absolute paths of all files that the patterns name, sorted, each once.
 
     A name that exists is taken as it is, whatever `*?[` it contains; `**` goes through sub-folders; `~` is
     the user's home. A pattern passes over directories, a plain name must not be one.
@@ -73,7 +73,7 @@ def find_files(patterns: tuple[str, ...], source: str) -> list[str]:
 
 
 def check_file(path: str, source: str) -> None:
-    """Raise SourceError unless `path` is a regular file that opens."""
+    """Raises SourceError unless `path` is a regular file that opens."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
@@ -95,7 +95,7 @@ def check_file(path: str, source: str) -> None:
 
 
 def unreadable(path: str, source: str, error: OSError) -> SourceError:
-    """The SourceError for an OSError on opening or reading `path`."""
+    """Returns the SourceError for an OSError that occurred while `path` was opened or read."""
     if isinstance(error, FileNotFoundError):
         remedy = "Check the name; every node that runs tasks of the source must see the file under this path."
     elif isinstance(error, PermissionError):

@@ -1,4 +1,4 @@
-"""Reading Arrow record batches as records: dicts of plain Python values, one a row.
+"""Reads Arrow record batches as records: dicts of plain Python values, one a row.
 
 It must never hold more than one record batch and the rows made from it.
 """
@@ -18,7 +18,7 @@ BATCH_ROWS = 8192
 
 
 def check_schemas(source: str, schemas: dict[str, pa.Schema]) -> None:
-    """Raise SourceError unless all files have the same fields, and no two of one name."""
+    """Raises SourceError unless all files have the same fields, and no two fields have one name."""
     first: tuple[str, pa.Schema] | None = None
     for path, schema in schemas.items():
         names = schema.names
@@ -39,7 +39,7 @@ def check_schemas(source: str, schemas: dict[str, pa.Schema]) -> None:
 
 
 class RowReader(Reader):
-    """Reads the record batches of its splits one after the other; a split's offset counts the rows handed
+    """Reads the record batches of its splits one after the other. A split's offset counts the rows that were handed
     out."""
 
     def __init__(self, splits: list[Split], batches: Callable[[Split], Iterator[pa.RecordBatch]]) -> None:
@@ -66,7 +66,7 @@ class RowReader(Reader):
         return []
 
     def _advance(self) -> None:
-        """Go to the next record batch, in this split or the next one."""
+        """Goes to the next record batch, in this split or the next one."""
         self._rows = []
         self._next = 0
         if self._split is None:

@@ -1,4 +1,4 @@
-"""Lines from a TCP connection as a source.
+"""A source of lines from a TCP connection.
 
 A thread reads the socket into a bounded buffer and stops reading when it is full, so that TCP holds the
 sender back. It must never block the run loop, nor outlive close().
@@ -25,7 +25,7 @@ _JOIN_S = 2.0
 
 
 class SocketLines(Source):
-    """The lines that a TCP server sends, each a str without its line end ("\\n" or "\\r\\n").
+    """Reads the lines that a TCP server sends, each a str without its line end ("\\n" or "\\r\\n").
 
         flow.read(ps.sources.SocketLines("localhost", 9999))     # e.g. of: nc -lk 9999
 
@@ -113,7 +113,7 @@ class _SocketReader(Reader):
 
 
 class _Feed:
-    """The thread that receives, and the buffer between it and the run loop."""
+    """Runs the thread that receives, and holds the buffer between this thread and the run loop."""
 
     def __init__(self, source: SocketLines, wake: Callable[[], None]) -> None:
         self._source = source
@@ -138,7 +138,7 @@ class _Feed:
             return lines
 
     def at_end(self) -> bool:
-        """No line will come any more; raises what ended the connection when that was an error."""
+        """Tells whether no more lines will come. Raises the error that ended the connection, if it was an error."""
         with self._changed:
             if self._lines or not self._ended:
                 return False
@@ -238,7 +238,7 @@ class _Feed:
             held = len(data) - cut
 
     def _put(self, lines: list[Any]) -> None:
-        """Append to the buffer, as room comes free."""
+        """Appends to the buffer as room becomes free."""
         done = 0
         while done < len(lines):
             with self._changed:
@@ -267,7 +267,7 @@ class _Feed:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Wake the thread that waits in recv or connect, and close."""
+    """Wakes the thread that waits in recv or connect, and closes the socket."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
