@@ -1,4 +1,4 @@
-"""What `agg(n=count(), total=sum_("price"))` computes of a group of records, in parts that can be merged.
+"""Computes what `agg(n=count(), total=sum_("price"))` asks for about a group of records, in parts that can be merged.
 
 The *partial* of a group is a tuple of *parts*: one an aggregation, but a mean has two, the sum as a double and the
 number of values. A part is that of a single record, or two parts merged, wherever they are: records in the data stream,
@@ -65,17 +65,17 @@ class Aggregation:
         return f"{self.kind}({'' if self.input is None else bare(self.input)})"
 
     def same(self, other: object) -> bool:
-        """Whether the other computes the same."""
+        """Tells whether the other aggregation computes the same."""
         if not isinstance(other, Aggregation) or self.kind != other.kind:
             return False
         return other.input is None if self.input is None else self.input.same(other.input)
 
     def fields(self) -> tuple[str, ...]:
-        """The record's fields that it reads."""
+        """Returns the record's fields that it reads."""
         return () if self.input is None else self.input.fields()
 
     def type(self, schema: Schema | None = None) -> Type:
-        """The type of its result; raises FlowError when it cannot take values of its input's type."""
+        """Returns the type of its result. Raises FlowError when it cannot take values of its input's type."""
         found = None if self.input is None else infer(self.input, schema)
         if self.kind == "count":
             return BIGINT
@@ -88,36 +88,36 @@ class Aggregation:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """How each of its parts merges: as a count, a sum, a min or a max."""
+        """Returns how each of its parts merges: as a count, a sum, a min or a max."""
         return ("sum", "count") if self.kind == "mean" else (self.kind,)
 
     def columns(self, name: str) -> tuple[str, ...]:
-        """The columns that hold its parts in a table of partials, when its result is called `name`."""
+        """Returns the columns that hold its parts in a table of partials, when its result is called `name`."""
         return tuple(f"{name}__{part}" for part in self.parts) if len(self.parts) > 1 else (name,)
 
 
 def count(of: Expr | str | None = None) -> Aggregation:
-    """How many records there are; of an expression, how many of its values are not null."""
+    """Counts the records, or the values of an expression that are not null."""
     return Aggregation("count", None if of is None else _input(of, "count"))
 
 
 def sum_(of: Expr | str) -> Aggregation:
-    """The sum of an expression or a field."""
+    """Returns the sum of an expression or a field."""
     return Aggregation("sum", _input(of, "sum"))
 
 
 def min_(of: Expr | str) -> Aggregation:
-    """The least value; NaN is greater than all numbers."""
+    """Returns the least value. NaN is greater than all numbers."""
     return Aggregation("min", _input(of, "min"))
 
 
 def max_(of: Expr | str) -> Aggregation:
-    """The greatest value; NaN is greater than all numbers."""
+    """Returns the greatest value. NaN is greater than all numbers."""
     return Aggregation("max", _input(of, "max"))
 
 
 def mean(of: Expr | str) -> Aggregation:
-    """The mean, as a double."""
+    """Returns the mean, as a double."""
     return Aggregation("mean", _input(of, "mean"))
 
 
@@ -178,33 +178,33 @@ _ADDED = {
 
 
 def inputs_of(aggregations: Iterable[Aggregation]) -> list[Expr]:
-    """What aggregations take from each record, in order, each once."""
+    """Returns what the aggregations take from each record, in order and without repetition."""
     return list({tree.key(each.input): each.input for each in aggregations if each.input is not None}.values())
 
 
 def add_function(aggregations: Sequence[Aggregation]) -> Adder:
-    """Adds records to the partials of their keys. A record's value is the tuple of its `inputs_of`; where there are
-    none, it may be anything."""
+    """Makes a function that adds records to the partials of their keys. A record's value is the tuple of its
+    `inputs_of`; where there are none, the value may be anything."""
     first, added = _codes(aggregations, _FIRST, "1"), _codes(aggregations, _ADDED, "{a} + 1")
     return _loop(_values(aggregations), first, added)
 
 
 def partials_function(aggregations: Sequence[Aggregation]) -> Callable[[list[Any]], list[tuple[Any, ...]]]:
-    """The partial of each record by itself, of the values that `add_function` takes."""
+    """Makes a function that returns the partial of each single record, from the values that `add_function` takes."""
     first = ", ".join(_codes(aggregations, _FIRST, "1"))
     return _function(f"def made(values):\n    return [({first},) for {_values(aggregations)} in values]\n")
 
 
 @lru_cache(maxsize=256)
 def merge_function(parts: tuple[str, ...]) -> Adder:
-    """Adds partials of such parts to those of their keys."""
+    """Makes a function that adds partials of such parts to those of their keys."""
     news = [f"b{i}" for i in range(len(parts))]
     merged = [_MERGED[part].format(a=f"a{i}", b=f"b{i}") for i, part in enumerate(parts)]
     return _loop(f"({', '.join(news)},)", news, merged)
 
 
 def _codes(aggregations: Sequence[Aggregation], codes: Mapping[str, str], of_records: str) -> list[str]:
-    """The code of each part; `of_records`: of that which counts records."""
+    """Returns the code of each part. `of_records` is the code of the part that counts records."""
     inputs = [tree.key(each) for each in inputs_of(aggregations)]
     found: list[str] = []
     for each in aggregations:
@@ -216,7 +216,7 @@ def _codes(aggregations: Sequence[Aggregation], codes: Mapping[str, str], of_rec
 
 
 def _values(aggregations: Sequence[Aggregation]) -> str:
-    """The names of the values of a record."""
+    """Returns the names of the values of a record."""
     names = "".join(f"v{i}, " for i in range(len(inputs_of(aggregations))))
     return f"({names})" if names else "_"
 
@@ -239,7 +239,7 @@ def _loop(target: str, first: Sequence[str], more: Sequence[str]) -> Adder:
 
 
 def result_function(aggregations: Mapping[str, Aggregation]) -> Callable[[tuple[Any, ...]], dict[str, Any]]:
-    """partial -> the results by their names."""
+    """Makes a function that turns a partial into the results by their names."""
     codes, at = [], 0
     for name, each in aggregations.items():
         code = f"p[{at}] / p[{at + 1}] if p[{at + 1}] else None" if each.kind == "mean" else f"p[{at}]"
@@ -249,7 +249,7 @@ def result_function(aggregations: Mapping[str, Aggregation]) -> Callable[[tuple[
 
 
 def _function(text: str) -> Callable[..., Any]:
-    """The function `made` that a text defines."""
+    """Returns the function `made` that a text defines."""
     names: dict[str, Any] = dict(_NAMES)
     exec(compile(text, _GENERATED, "exec"), names)
     made: Callable[..., Any] = names["made"]

@@ -1,4 +1,4 @@
-"""Expressions as Python functions over lists of records: the data stream's half of paper row D1.
+"""Compiles expressions to Python functions over lists of records: the data stream's half of paper row D1.
 
 A function is written as source text, one list comprehension for the whole batch, and compiled once a process. What the
 text can say quickly is written in line: fields are subscripts, a comparison with a literal is an operator, a filter
@@ -86,16 +86,16 @@ _NEVER_NULL = frozenset({"is_null", "is_not_null"})
 
 
 class MissingField(PenstockError, LookupError):
-    """A record has no field of a name that an expression reads."""
+    """A record has no field with a name that an expression reads."""
 
 
 class EvaluationError(PenstockError):
-    """An expression cannot be evaluated for a record; the message has the expression and the reason."""
+    """An expression cannot be evaluated for a record. The message has the expression and the reason."""
 
 
 class Closure:
-    """Expressions ready to run over records; built at its first use, in the process that runs it, and again in every
-    process that it is sent to."""
+    """Holds expressions that are ready to run over records. The function is compiled at its first use, in the process
+    that runs it, and again in every process that it is sent to."""
 
     def __init__(self, shape: Shape, exprs: Mapping[str, Expr], schema: Schema | None = None) -> None:
         self.shape = shape
@@ -116,8 +116,8 @@ class Closure:
         return f"<{self.shape} {shorten(exprs)[1:-1]}>"
 
     def __call__(self, records: list[Any]) -> list[Any]:
-        """The results for a list of records. An error tells of the first record that fails; nothing is kept of the
-        others, but as expressions only compute, the caller can start again with `iterate` or `evaluate`."""
+        """Returns the results for a list of records. An error is about the first record that fails. Nothing is kept of
+        the other records, but as expressions only compute, the caller can start again with `iterate` or `evaluate`."""
         functions = self._functions or self._build()
         try:
             return functions["batch"](records)  # type: ignore[no-any-return]
@@ -127,12 +127,14 @@ class Closure:
             raise
 
     def iterate(self, records: Iterable[Any]) -> Iterator[Any]:
-        """The results one by one, for `userfunc.apply`: at an error the iterator stands behind the failing record."""
+        """Yields the results one by one, for `userfunc.apply`. At an error the iterator stands after the failing
+        record."""
         functions = self._functions or self._build()
         return functions["iterate"](records)  # type: ignore[no-any-return]
 
     def evaluate(self, record: Any) -> Any:
-        """The result for one record: what a list of it alone gives, and for a filter whether it is kept."""
+        """Returns the result for one record: what a list of this record alone gives, and for a filter whether the
+        record is kept."""
         functions = self._functions or self._build()
         try:
             return functions["evaluate"](record)
@@ -141,7 +143,7 @@ class Closure:
 
     @property
     def source(self) -> str:
-        """The Python text that it runs, for the curious."""
+        """Returns the Python text that it runs, for the curious."""
         functions = self._functions or self._build()
         return str(functions["source"])
 
@@ -178,22 +180,23 @@ class Closure:
 
 
 def compile_filter(expr: Expr, schema: Schema | None = None) -> Closure:
-    """records -> those for which the expression is true (not false, not null)."""
+    """Compiles a function that returns the records for which the expression is true (not false, not null)."""
     return Closure("filter", {"": tree.lit(expr)}, schema)
 
 
 def compile_select(exprs: Mapping[str, Expr] | Sequence[Expr | str], schema: Schema | None = None) -> Closure:
-    """records -> records with these fields and no others."""
+    """Compiles a function that returns records with these fields and no others."""
     return Closure("select", tree.named(exprs), schema)
 
 
 def compile_with_columns(exprs: Mapping[str, Expr] | Sequence[Expr | str], schema: Schema | None = None) -> Closure:
-    """records -> copies of them with these fields added or replaced; all are computed from the record as it was."""
+    """Compiles a function that returns copies of the records with these fields added or replaced. All fields are
+    computed from the record as it was."""
     return Closure("with_columns", tree.named(exprs), schema)
 
 
 def compile_value(expr: Expr, schema: Schema | None = None) -> Closure:
-    """records -> the expression's values."""
+    """Compiles a function that returns the expression's values."""
     return Closure("value", {"": tree.lit(expr)}, schema)
 
 
@@ -245,7 +248,7 @@ class _Writer:
         )
 
     def _decoding(self, exprs: Iterable[Expr]) -> list[tuple[str, str]]:
-        """(variable, code) for each JSON text of which more than one field is taken, inner texts first."""
+        """Returns (variable, code) for each JSON text of which more than one field is taken. Inner texts come first."""
         uses: dict[tuple[Any, ...], tuple[Expr, int]] = {}
         for expr in exprs:
             for node in reversed(list(expr.walk())):  # what it is made of comes before an expression
@@ -317,7 +320,7 @@ class _Writer:
     # --- values -------------------------------------------------------------------------------------------------
 
     def value(self, expr: Expr) -> str:
-        """Python for an expression's value; it can stand in any place."""
+        """Returns the Python code of an expression's value. The code can stand in any place."""
         if isinstance(expr, tree.Literal):
             return self._literal(expr.value)
         if isinstance(expr, Column):
@@ -326,7 +329,7 @@ class _Writer:
         return self._nested(lambda: self._call(expr))
 
     def _nested(self, write: Callable[[], str]) -> str:
-        """What `write` writes, in a function of its own when it would be nested too deeply."""
+        """Returns what `write` writes, in a function of its own when it would be nested too deeply."""
         self._depth += 1
         try:
             if self._depth % _DEPTH:
@@ -342,13 +345,14 @@ class _Writer:
             self._depth -= 1
 
     def _unless_null(self, args: Sequence[Expr], write: Callable[[list[str]], str]) -> str:
-        """What `write` makes of the arguments' values, or None where one of them is null."""
+        """Returns what `write` makes of the arguments' values, or None where one of them is null."""
         operands, tests = self._operands(args)
         code = write(operands)
         return f"(None if {' or '.join(f'{test} is None' for test in tests)} else {code})" if tests else f"({code})"
 
     def _operands(self, args: Sequence[Expr]) -> tuple[list[str], list[str]]:
-        """Names or literals for the arguments' values, and what sets those names, to be tested for None."""
+        """Returns names or literals for the arguments' values, and the code that sets these names, to be tested for
+        None."""
         operands, tests = [], []
         for arg in args:
             code = self.value(arg)
@@ -403,11 +407,12 @@ class _Writer:
         return f"({self.value(expr)} is {'' if want else 'not '}None)"
 
     def _checked(self, expr: Expr, code: str) -> str:
-        """The code of a boolean, checked at run time if its type is not known."""
+        """Returns the code of a boolean, which is checked at run time if its type is not known."""
         return code if self.type(expr) in (BOOLEAN, NULL) else f"boolean({code})"
 
     def _junction(self, expr: Call) -> str:
-        """a & b, a | b with three values: one `decisive` operand decides, else a null does."""
+        """Returns the code of a & b or a | b with three values: one `decisive` operand decides; otherwise a null makes
+        the result null."""
         decisive = expr.op == "or"
         left, right = (self._checked(arg, self.value(arg)) for arg in expr.args)
         a, b = self._temp(), self._temp()
@@ -491,7 +496,7 @@ class _Writer:
         return "(" + "".join(f"{t} if ({t} := {first}) is not None else " for first in firsts) + f"{last})"
 
     def _as(self, whole: Type, expr: Expr) -> str:
-        """A value of `when` or `coalesce`, as a double if that is what the others make of it."""
+        """Returns the code of a value of `when` or `coalesce`, as a double if the other values make it one."""
         code = self.value(expr)
         return self._kernel("to_double", code) if whole == DOUBLE and self.kind(expr) in (BIGINT, "decimal") else code
 
@@ -510,7 +515,7 @@ class _Writer:
     # --- conditions ---------------------------------------------------------------------------------------------
 
     def truth(self, expr: Expr, want: bool) -> str:
-        """Python that is true where an expression is `want`, and false where it is the opposite or null."""
+        """Returns code that is true where an expression is `want`, and false where it is the opposite or null."""
         if isinstance(expr, Call):
             return self._nested(lambda: self._truth(expr, want))
         return self._is(expr, want)
@@ -536,7 +541,7 @@ class _Writer:
         return f"({code} is {want})"
 
     def _comparison(self, op: str, left: Expr, right: Expr, truth: bool | None) -> str:
-        """a == b and so on; `truth`: only whether it is true counts, so that null may be false."""
+        """Returns the code of a == b and so on. With `truth` only being true counts, so that null may be false."""
         if isinstance(left, tree.Literal) and not isinstance(right, tree.Literal):
             return self._comparison(_MIRRORED[op], right, left, truth)
         how = self._how(op, left, right)
@@ -552,7 +557,8 @@ class _Writer:
         return f"({''.join(f'{test} is not None and ' for test in tests)}{code})"
 
     def _how(self, op: str, left: Expr, right: Expr) -> str | None:
-        """A comparison of {0} and {1}, neither of them null, in Python; None if only a kernel has it."""
+        """Returns the Python code of a comparison of {0} and {1}, neither of them null, or None if only a kernel can
+        compare them."""
         sign, a, b = _OPERATORS[op], self.kind(left), self.kind(right)
         plain = f"{{0}} {sign} {{1}}"
         with_nan = f"({plain} or {{0}} != {{0}})" if op in ("gt", "ge") else plain
@@ -575,7 +581,7 @@ class _Writer:
         return None
 
     def _isin(self, expr: Call, want: bool | None) -> str:
-        """Membership; `want` as for truth, None for the value."""
+        """Returns the code of a membership test. `want` is as for `truth`; None asks for the value."""
         values = [param.value for param in expr.params if param.value is not None]
         has_null = len(values) < len(expr.params)
         if not expr.params:
@@ -603,7 +609,7 @@ class _Writer:
 
 
 def _flat(expr: Expr, op: str) -> Iterator[Expr]:
-    """The operands of a chain of one operation, such as a & b & c, in their order."""
+    """Returns the operands of a chain of one operation, such as a & b & c, in their order."""
     stack = [expr]
     while stack:
         node = stack.pop()
@@ -614,7 +620,7 @@ def _flat(expr: Expr, op: str) -> Iterator[Expr]:
 
 
 def _lower(expr: Expr) -> Expr:
-    """The expression without names and without operations that others can express."""
+    """Returns the expression without aliases, and without operations that others can express."""
     if isinstance(expr, Alias):
         return _lower(expr.expr)
     if not isinstance(expr, Call):

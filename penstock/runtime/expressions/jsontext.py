@@ -1,4 +1,5 @@
-"""Fields of JSON texts: decoded once a record, only those fields, and with the answers that Spark's from_json gives.
+"""Decodes fields of JSON texts: once a record, only the fields that are needed, and with the answers that Spark's
+from_json gives.
 
 The quick way is one decoder for the fields that an operator takes from one text; it makes objects for those fields
 only. What it refuses goes the slow way, which reads as Spark does: nothing behind the object counts, and half a
@@ -26,7 +27,8 @@ _ESCAPED = {code: _ESCAPES.get(chr(code), f"\\u{code:04X}") for code in (*range(
 
 
 def decoder(names: Iterable[str]) -> Callable[[Any], Any]:
-    """text -> an object with the attributes f0, f1, ...: the values of the named fields, None where there are none."""
+    """Makes a function that turns a text into an object with the attributes f0, f1, ...: the values of the named
+    fields, and None where a field is absent."""
     fields = {f"f{i}": name for i, name in enumerate(names)}
     record = msgspec.defstruct("Fields", [(field, Any, None) for field in fields], rename=fields, gc=False)
     quick = msgspec.json.Decoder(record).decode
@@ -51,7 +53,7 @@ def decoder(names: Iterable[str]) -> Callable[[Any], Any]:
 
 
 def parse(text: str) -> Any:
-    """The JSON value that a text begins with; None if there is none."""
+    """Returns the JSON value that a text begins with, or None if there is none."""
     begin = len(text) - len(text.lstrip(_JSON_BLANK))
     try:
         return _lenient(text, begin)[0]
@@ -67,7 +69,7 @@ _lenient = json.JSONDecoder(parse_constant=_no_number).raw_decode
 
 
 def walk(value: Any, path: Path) -> str | None:
-    """The text of the field at a path inside a JSON value."""
+    """Returns the text of the field at a path inside a JSON value."""
     for step in path:
         if not isinstance(value, dict):
             return None
@@ -76,7 +78,7 @@ def walk(value: Any, path: Path) -> str | None:
 
 
 def text_of(value: Any) -> str | None:
-    """A JSON value as the string that an expression sees."""
+    """Returns a JSON value as the string that an expression sees."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -104,7 +106,7 @@ def _written(value: Any) -> str:
 
 
 def java_double(value: float) -> str:
-    """A finite double as Java (19 and later) writes it."""
+    """Returns a finite double as Java (19 and later) writes it."""
     if 1e-3 <= abs(value) < 1e7 or value == 0:
         # repr has no exponent between 1e-4 and 1e16.
         return repr(value)

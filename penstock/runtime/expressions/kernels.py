@@ -1,4 +1,4 @@
-"""What operations do to values, one value at a time, with the meaning that Spark gives them (ANSI mode off).
+"""Applies operations to values, one value at a time, with the meaning that Spark gives them (ANSI mode off).
 
 The functions that `closure` writes call these where the quick ways that it writes in line do not apply. None is null.
 Integers are bigints: results wrap at 64 bits, as Spark's do. Doubles are IEEE 754, but NaN equals NaN and is greater
@@ -62,7 +62,8 @@ def _unfit(what: str, *values: Any) -> NoReturn:
 
 
 def utc(value: Any) -> datetime:
-    """An instant as a datetime in UTC. Python compares datetimes of one zone by their clocks, not their instants."""
+    """Returns an instant as a datetime in UTC. Python compares datetimes of one zone by their clocks, not by their
+    instants."""
     if not isinstance(value, datetime):
         _unfit("take as a timestamp", value)
     if value.tzinfo is UTC:
@@ -116,7 +117,7 @@ def ge(a: Any, b: Any) -> bool | None:
 
 
 def _alike(a: Any, b: Any) -> tuple[Any, Any]:
-    """Two values as Python can compare them in Spark's way."""
+    """Returns two values as Python can compare them in Spark's way."""
     if isinstance(a, datetime) and isinstance(b, datetime):
         return utc(a), utc(b)
     if _is_number(a) and _is_number(b):
@@ -139,7 +140,7 @@ def _is_number(value: Any) -> bool:
 
 
 def isin(value: Any, values: tuple[Any, ...]) -> bool | None:
-    """Whether a value equals one of several."""
+    """Tells whether a value equals one of several."""
     if value is None:
         return None
     found: bool | None = False
@@ -153,7 +154,7 @@ def isin(value: Any, values: tuple[Any, ...]) -> bool | None:
 
 
 def boolean(value: Any) -> bool | None:
-    """The value, which must be a boolean or null."""
+    """Returns the value, which must be a boolean or null."""
     if value is None or value is True or value is False:
         return value
     return _unfit("take as a boolean", value)
@@ -163,12 +164,12 @@ def boolean(value: Any) -> bool | None:
 
 
 def wrap(value: int) -> int:
-    """An integer's lowest 64 bits."""
+    """Returns an integer's lowest 64 bits."""
     return ((value - BIGINT_MIN) % _TWO_64) + BIGINT_MIN
 
 
 def _operands(a: Any, b: Any, what: str) -> tuple[Any, Any]:
-    """Two numbers of one type."""
+    """Returns two numbers, brought to one type."""
     if not (_is_number(a) and _is_number(b)):
         _unfit(what, a, b)
     if isinstance(a, float) or isinstance(b, float):
@@ -222,7 +223,7 @@ def neg(value: Any) -> Any:
 
 
 def div(a: Any, b: Any) -> float | None:
-    """a / b as a double."""
+    """Returns a / b as a double."""
     if a is None or b is None:
         return None
     if type(a) is float and type(b) is float:
@@ -239,7 +240,7 @@ def div(a: Any, b: Any) -> float | None:
 
 
 def idiv(a: Any, b: Any) -> int | None:
-    """The whole part of a / b."""
+    """Returns the whole part of a / b."""
     if a is None or b is None:
         return None
     if not (isinstance(a, int) and isinstance(b, int)) or isinstance(a, bool) or isinstance(b, bool):
@@ -251,7 +252,7 @@ def idiv(a: Any, b: Any) -> int | None:
 
 
 def mod(a: Any, b: Any) -> Any:
-    """The remainder of a / b, with the sign of a."""
+    """Returns the remainder of a / b, with the sign of a."""
     if a is None or b is None:
         return None
     a, b = _operands(a, b, "divide")
@@ -304,8 +305,8 @@ def _saturated(value: float, least: int, greatest: int) -> int:
 
 
 def _read_integer(text: str, least: int, greatest: int) -> int | None:
-    """A text as an integer, cut behind its decimal point. Spark takes a point without any digits for 0, and so do we:
-    to have Spark test for that would cost every text."""
+    """Reads a text as an integer, truncated at its decimal point. Spark takes a point without any digits for 0, and so
+    does this function: to make Spark test for such a text would cost time for every text."""
     text = text.strip(_BLANK_OR_CONTROL)
     found = _INTEGER.fullmatch(text)
     if found is None or text in ("", "+", "-"):
@@ -471,27 +472,27 @@ _DATE = re.compile(DATE)
 
 
 def element(values: Any, index: int) -> Any:
-    """The element of an array; null where there is none."""
+    """Returns the element of an array, and null where there is none."""
     return None if values is None or index >= len(values) else values[index]
 
 
 def concat(*values: Any) -> str | None:
-    """Strings joined to one."""
+    """Joins strings to one."""
     return None if None in values else "".join(values)
 
 
 def calendar(value: Any) -> Any:
-    """A timestamp or a date with the attributes year, month and day in UTC."""
+    """Returns a timestamp or a date as an object with the attributes year, month and day in UTC."""
     return value if type(value) is date else utc(value)
 
 
 def epoch_ms(value: Any) -> int | None:
-    """Milliseconds since 1970, rounded down."""
+    """Returns the milliseconds since 1970, rounded down."""
     return None if value is None else (utc(value) - EPOCH) // _MILLISECOND
 
 
 def from_epoch_ms(value: Any) -> datetime | None:
-    """The timestamp of milliseconds since 1970."""
+    """Returns the timestamp of milliseconds since 1970."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
@@ -500,7 +501,7 @@ def from_epoch_ms(value: Any) -> datetime | None:
 
 
 def truncate(value: Any, unit: str) -> datetime | None:
-    """The start of the unit of time that a timestamp is in."""
+    """Returns the start of the unit of time that a timestamp is in."""
     if value is None:
         return None
     moment = utc(value)

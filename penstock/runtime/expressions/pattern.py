@@ -1,4 +1,4 @@
-"""Which regular expressions mean the same to Python and to Java, which runs them in Spark.
+"""Checks which regular expressions mean the same to Python and to Java, which runs them in Spark.
 
 Allowed: characters, `.`, `[...]` with ranges, `\\d \\w \\s \\D \\W \\S` (ASCII), `\\t \\n \\r`, punctuation behind a
 backslash, `^` and `$`, `(...)`, `(?:...)`, `(?=...)`, `(?!...)`, `|`, and the quantifiers `* + ? {m} {m,} {m,n}`, also
@@ -24,7 +24,7 @@ _QUANTIFIER = re.compile(r"(?:[*+?]|\{\d{1,4}(?:,\d{0,4})?\})(?:\?)?")
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise FlowError unless the pattern means the same in both."""
+    """Raises FlowError unless the pattern means the same in both."""
     i, start = 0, True  # start: nothing to repeat stands before
     while i < len(pattern):
         c = pattern[i]
@@ -92,5 +92,5 @@ def _refused(pattern: str, at: int, why: str) -> FlowError:
 
 
 def searcher(pattern: str) -> Callable[[str], object]:
-    """text -> a match somewhere in it, or None."""
+    """Returns a function that returns a match somewhere in a text, or None."""
     return re.compile(pattern, FLAGS).search

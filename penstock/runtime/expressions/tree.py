@@ -1,4 +1,4 @@
-"""What an expression is: an immutable tree that the user's operators build, and nothing that can be run.
+"""Defines what an expression is: an immutable tree that the user's operators build, and nothing that can be run.
 
     (col("event_type") == "view") & col("price").is_not_null()
 
@@ -53,20 +53,20 @@ class Expr:
     # --- what it is made of ---------------------------------------------------------------------------------
 
     def children(self) -> tuple[Expr, ...]:
-        """The expressions that it is made of."""
+        """Returns the expressions that it is made of."""
         return ()
 
     @property
     def name(self) -> Text | None:
-        """What it is called in a result that is not given a name: that of a column or an alias."""
+        """Returns what it is called in a result that is not given a name: the name of a column or an alias."""
         return None
 
     def fields(self) -> tuple[Text, ...]:
-        """The record's fields that it reads, in the order in which it names them."""
+        """Returns the record's fields that it reads, in the order in which it names them."""
         return tuple(dict.fromkeys(node.field for node in self.walk() if isinstance(node, Column)))
 
     def walk(self) -> Iterator[Expr]:
-        """This expression and all that it is made of, parents first."""
+        """Yields this expression and all expressions that it is made of, parents first."""
         stack: list[Expr] = [self]
         while stack:
             node = stack.pop()
@@ -74,12 +74,12 @@ class Expr:
             stack.extend(reversed(node.children()))
 
     def same(self, other: object) -> bool:
-        """Whether the other is the same expression, written the same way; `==` would build a third."""
+        """Tells whether the other is the same expression, written the same way. `==` would build a third expression."""
         return isinstance(other, Expr) and key(self) == key(other)
 
     def type(self, schema: Mapping[Text, Text] | None = None) -> Text | None:
-        """The type of its values, given those of the fields; None where a field that it depends on is not known.
-        Raises FlowError when the types do not fit."""
+        """Returns the type of its values, given the types of the fields, or None where it depends on a field of unknown
+        type. Raises FlowError when the types do not fit."""
         from penstock.runtime.expressions.typed import infer
 
         return infer(self, schema)
@@ -123,21 +123,25 @@ class Expr:
         return Call("mul", (lit(other), self))
 
     def __truediv__(self, other: object) -> Expr:
-        """The quotient as a double; null where the divisor is zero."""
+        """Returns the quotient as a double. It is null where the divisor is zero."""
         return Call("div", (self, lit(other)))
 
     def __rtruediv__(self, other: object) -> Expr:
         return Call("div", (lit(other), self))
 
     def __floordiv__(self, other: object) -> Expr:
-        """The whole part of the quotient of integers: -7 // 2 is -3, as in SQL, and not Python's -4. Null for // 0."""
+        """Returns the whole part of the quotient of integers: -7
+
+        2 is -3, as in SQL, and not Python's -4. It is null where the divisor is zero.
+        """
         return Call("idiv", (self, lit(other)))
 
     def __rfloordiv__(self, other: object) -> Expr:
         return Call("idiv", (lit(other), self))
 
     def __mod__(self, other: object) -> Expr:
-        """The remainder, with the sign of the dividend: -7 % 2 is -1, as in SQL, and not Python's 1. Null for % 0."""
+        """Returns the remainder, with the sign of the dividend: -7 % 2 is -1, as in SQL, and not Python's 1. It is null
+        where the divisor is zero."""
         return Call("mod", (self, lit(other)))
 
     def __rmod__(self, other: object) -> Expr:
@@ -182,16 +186,16 @@ class Expr:
     # --- functions ------------------------------------------------------------------------------------------
 
     def is_null(self) -> Expr:
-        """Whether it is null; never null itself."""
+        """Tells whether the value is null. The result is never null itself."""
         return Call("is_null", (self,))
 
     def is_not_null(self) -> Expr:
-        """Whether it is not null; never null itself."""
+        """Tells whether the value is not null. The result is never null itself."""
         return Call("is_not_null", (self,))
 
     def isin(self, values: Sequence[Any]) -> Expr:
-        """Whether it equals one of the values. Null when it is null, and when it equals none and one of them is null.
-        In no values at all there is nothing, not even null: false."""
+        """Tells whether the value equals one of the given values. The result is null when the value is null, and when
+        it equals none of them and one of them is null. Without any given values the result is false, also for null."""
         if isinstance(values, Text | Expr) or not hasattr(values, "__iter__"):
             raise FlowError(f"{self!r}.isin takes a list of values, got {shorten(values)}")
         literals = tuple(Literal(_plain(value)) for value in values)
@@ -202,30 +206,31 @@ class Expr:
     is_in = isin  # Ray Data's name
 
     def between(self, low: object, high: object) -> Expr:
-        """Whether low <= it <= high."""
+        """Tells whether low <= value <= high."""
         return Call("between", (self, _operand(low, "between"), _operand(high, "between")))
 
     def cast(self, target: Text) -> Expr:
-        """Its value as another type: int, bigint, double, string, boolean, timestamp, date, decimal(p,s).
-        Null where the value cannot be read as that type."""
+        """Returns the value as another type: int, bigint, double, string, boolean, timestamp, date, decimal(p,s). The
+        result is null where the value cannot be read as that type."""
         from penstock.runtime.expressions.typed import cast_target
 
         return Call("cast", (self,), (cast_target(target, f"{self!r}.cast"),))
 
     def alias(self, name: Text) -> Expr:
-        """The same under another name."""
+        """Returns the same expression under another name."""
         return Alias(self, _text(name, "alias", "a name"))
 
     def json(self, path: Text) -> Expr:
-        """The field of a JSON text at a path ("a" or "a.b"), as a string: the text of a string, anything else as JSON
-        writes it. Null where the field is absent or null, and where the text is not a JSON object."""
+        """Returns the field of a JSON text at a path ("a" or "a.b"), as a string: the text of a string, anything else
+        as JSON writes it. The result is null where the field is absent or null, and where the text is not a JSON
+        object."""
         steps = tuple(_text(path, "json", "a path").split("."))
         if not all(steps):
             raise FlowError(f'{self!r}.json({path!r}): a path is field names with dots between them, such as "a.b"')
         return Call("json", (self,), (steps,))
 
     def regexp_matches(self, pattern: Text) -> Expr:
-        """Whether a regular expression matches somewhere in a string; see `pattern` for what it may hold."""
+        """Tells whether a regular expression matches somewhere in a string; see `pattern` for what it may hold."""
         from penstock.runtime.expressions.pattern import check_pattern
 
         check_pattern(_text(pattern, "regexp_matches", "a pattern"))
@@ -249,7 +254,7 @@ class Expr:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Column(Expr):
-    """A field of the record; `optional`: null in a record that has no such field, instead of an error."""
+    """A field of the record. With `optional`, a record without this field has null there, instead of an error."""
 
     __slots__ = ("field", "optional")
     field: str
@@ -354,11 +359,11 @@ class When(Call):
     __slots__ = ()
 
     def when(self, condition: Expr, value: object) -> When:
-        """The value where the condition is true and none before it is."""
+        """Adds a condition: the value where this condition is true and none before it is."""
         return When("when", (*self.args[:-1], _condition(condition), lit(value), self.args[-1]))
 
     def otherwise(self, value: object) -> Expr:
-        """The value where no condition is true."""
+        """Adds the value where no condition is true."""
         return Call("when", (*self.args[:-1], lit(value)))
 
 
@@ -375,28 +380,29 @@ class StringFunctions(_Functions):
     __slots__ = ()
 
     def upper(self) -> Expr:
-        """In capitals. Python and Java may know different versions of Unicode: where one of them does not know a
-        character yet, it leaves it as it is."""
+        """Returns the string in capitals. Python and Java may know different versions of Unicode: where one of them
+        does not know a character yet, it leaves the character as it is."""
         return Call("str.upper", (self._expr,))
 
     def lower(self) -> Expr:
-        """In small letters; see upper()."""
+        """Returns the string in small letters; see upper()."""
         return Call("str.lower", (self._expr,))
 
     def length(self) -> Expr:
-        """The number of characters."""
+        """Returns the number of characters."""
         return Call("str.length", (self._expr,))
 
     def strip(self, characters: str = _WHITESPACE) -> Expr:
-        """Without these characters at both ends: by default ASCII white space, not all that Python's strip knows."""
+        """Returns the string without these characters at both ends. By default these are ASCII white space, which is
+        less than Python's strip removes."""
         return self._strip("str.strip", characters)
 
     def lstrip(self, characters: str = _WHITESPACE) -> Expr:
-        """Without these characters at its start."""
+        """Returns the string without these characters at its start."""
         return self._strip("str.lstrip", characters)
 
     def rstrip(self, characters: str = _WHITESPACE) -> Expr:
-        """Without these characters at its end."""
+        """Returns the string without these characters at its end."""
         return self._strip("str.rstrip", characters)
 
     def _strip(self, op: str, characters: str) -> Expr:
@@ -405,35 +411,36 @@ class StringFunctions(_Functions):
         return Call(op, (self._expr,), (characters,))
 
     def contains(self, part: object) -> Expr:
-        """Whether a string is somewhere in it."""
+        """Tells whether a string is somewhere in it."""
         return Call("str.contains", (self._expr, _operand(part, "str.contains")))
 
     def startswith(self, part: object) -> Expr:
-        """Whether it starts with a string."""
+        """Tells whether it starts with a string."""
         return Call("str.startswith", (self._expr, _operand(part, "str.startswith")))
 
     starts_with = startswith  # Ray Data's names
 
     def endswith(self, part: object) -> Expr:
-        """Whether it ends with a string."""
+        """Tells whether it ends with a string."""
         return Call("str.endswith", (self._expr, _operand(part, "str.endswith")))
 
     ends_with = endswith
 
     def substr(self, start: int, length: int) -> Expr:
-        """`length` characters from the `start`th on, or as many as there are. The first is number 1, as in SQL."""
+        """Returns `length` characters from the `start`th on, or as many as there are. The first character is number 1,
+        as in SQL."""
         _whole(start, "str.substr", "start", 1)
         _whole(length, "str.substr", "length", 0)
         return Call("str.substr", (self._expr,), (start, length))
 
     def replace(self, old: str, new: str) -> Expr:
-        """With every `old` replaced by `new`."""
+        """Returns the string with every `old` replaced by `new`."""
         if not _text(old, "str.replace", "a text to look for"):
             raise FlowError(f'{self._expr!r}.str.replace("", ...): name a text to look for')
         return Call("str.replace", (self._expr,), (old, _text(new, "str.replace", "a replacement")))
 
     def split(self, separator: str) -> Expr:
-        """The array of its parts between separators; the separator is a plain text."""
+        """Returns the array of its parts between separators. The separator is a plain text."""
         if not _text(separator, "str.split", "a separator"):
             raise FlowError(f'{self._expr!r}.str.split(""): name a separator')
         return Call("str.split", (self._expr,), (separator,))
@@ -445,7 +452,7 @@ class ListFunctions(_Functions):
     __slots__ = ()
 
     def get(self, index: int) -> Expr:
-        """The element at an index, from 0 on; null where the array is shorter."""
+        """Returns the element at an index, from 0 on, or null where the array is shorter."""
         _whole(index, "list.get", "index", 0)
         return Call("list.get", (self._expr,), (index,))
 
@@ -455,7 +462,7 @@ class ListFunctions(_Functions):
         raise FlowError(f"{self._expr!r}.list cannot be iterated over: an expression has no length before it runs")
 
     def len(self) -> Expr:
-        """The number of elements."""
+        """Returns the number of elements."""
         return Call("list.len", (self._expr,))
 
 
@@ -465,39 +472,40 @@ class TimeFunctions(_Functions):
     __slots__ = ()
 
     def year(self) -> Expr:
-        """The year; of dates too."""
+        """Returns the year, of dates too."""
         return Call("dt.year", (self._expr,))
 
     def month(self) -> Expr:
-        """The month, 1 to 12; of dates too."""
+        """Returns the month, 1 to 12, of dates too."""
         return Call("dt.month", (self._expr,))
 
     def day(self) -> Expr:
-        """The day of the month; of dates too."""
+        """Returns the day of the month, of dates too."""
         return Call("dt.day", (self._expr,))
 
     def hour(self) -> Expr:
-        """The hour, 0 to 23."""
+        """Returns the hour, 0 to 23."""
         return Call("dt.hour", (self._expr,))
 
     def minute(self) -> Expr:
-        """The minute."""
+        """Returns the minute."""
         return Call("dt.minute", (self._expr,))
 
     def second(self) -> Expr:
-        """The whole second."""
+        """Returns the whole second."""
         return Call("dt.second", (self._expr,))
 
     def epoch_ms(self) -> Expr:
-        """Milliseconds since 1970, rounded down."""
+        """Returns the milliseconds since 1970, rounded down."""
         return Call("dt.epoch_ms", (self._expr,))
 
     def from_epoch_ms(self) -> Expr:
-        """The timestamp that is so many milliseconds after the start of 1970; null outside the years 1 to 9999."""
+        """Returns the timestamp that is so many milliseconds after the start of 1970, or null outside the years 1 to
+        9999."""
         return Call("dt.from_epoch_ms", (self._expr,))
 
     def truncate(self, unit: str) -> Expr:
-        """The start of the year, month, week (Monday), day, hour, minute or second."""
+        """Returns the start of the year, month, week (Monday), day, hour, minute or second."""
         if unit not in UNITS:
             raise FlowError(f"{self._expr!r}.dt.truncate({unit!r}): the units are {', '.join(UNITS)}")
         return Call("dt.truncate", (self._expr,), (unit,))
@@ -507,36 +515,39 @@ class TimeFunctions(_Functions):
 
 
 def col(name: str, *, optional: bool = False) -> Expr:
-    """A field of the record. A record without it is an error, or, if it is `optional`, has null there."""
+    """Returns an expression for a field of the record. A record without this field is an error, or, with `optional`,
+    has null there."""
     return Column(_text(name, "col", "a field name"), optional)
 
 
 def lit(value: object) -> Expr:
-    """A value as an expression; an expression is returned as it is."""
+    """Returns a value as an expression. An expression is returned as it is."""
     return value if isinstance(value, Expr) else Literal(_plain(value))
 
 
 def when(condition: Expr, value: object) -> When:
-    """The value where the condition is true: `when(c, v).when(c2, v2).otherwise(w)`; null where nothing is said."""
+    """Returns the value where the condition is true: `when(c, v).when(c2, v2).otherwise(w)`. Where no condition is true
+    and `otherwise` is missing, the result is null."""
     return When("when", (_condition(condition), lit(value), Literal(None)))
 
 
 def coalesce(*values: object) -> Expr:
-    """The first that is not null."""
+    """Returns the first value that is not null."""
     if not values:
         raise FlowError("coalesce() needs at least one expression")
     return Call("coalesce", tuple(map(lit, values)))
 
 
 def concat(*values: object) -> Expr:
-    """Strings joined to one; null where one of them is null."""
+    """Joins strings to one. The result is null where one of them is null."""
     if not values:
         raise FlowError("concat() needs at least one expression")
     return Call("concat", tuple(map(lit, values)))
 
 
 def named(exprs: Mapping[str, Expr] | Sequence[Expr | str]) -> dict[str, Expr]:
-    """Expressions by the names of their results: of a mapping, or of a list of columns, aliases and field names."""
+    """Returns expressions by the names of their results, from a mapping, or from a list of columns, aliases and field
+    names."""
     if isinstance(exprs, Mapping):
         pairs = [(name, lit(expr)) for name, expr in exprs.items()]
     else:
@@ -561,7 +572,7 @@ def named(exprs: Mapping[str, Expr] | Sequence[Expr | str]) -> dict[str, Expr]:
 
 
 def key(expr: Expr) -> tuple[Any, ...]:
-    """A hashable stand-in for an expression: equal for expressions that are the same."""
+    """Returns a hashable stand-in for an expression, which is equal for expressions that are the same."""
     if isinstance(expr, Column):
         return ("col", expr.field, expr.optional)
     if isinstance(expr, Literal):
@@ -574,18 +585,18 @@ def key(expr: Expr) -> tuple[Any, ...]:
 
 
 def quote(value: object) -> str:
-    """repr, with double quotes round strings where that needs no escapes."""
+    """Returns the repr of a value, with double quotes around strings where that needs no escapes."""
     text = repr(value)
     return f'"{text[1:-1]}"' if isinstance(value, str) and text[0] == "'" and '"' not in text else text
 
 
 def bare(expr: Expr) -> str:
-    """How an argument is written: values without lit()."""
+    """Returns how an argument is written: a value without lit()."""
     return quote(expr.value) if isinstance(expr, Literal) else repr(expr)
 
 
 def operand(expr: Expr, literal: Any = bare) -> str:
-    """How an operand is written: in brackets if it is made by operators itself."""
+    """Returns how an operand is written: in brackets if it is made by operators itself."""
     if isinstance(expr, Literal):
         return str(literal(expr))
     if isinstance(expr, Call) and (expr.op in _BINARY or expr.op in _PREFIX):
@@ -614,7 +625,7 @@ def _condition(condition: object) -> Expr:
 
 
 def _plain(value: object) -> Any:
-    """A literal's value, checked and in its one form."""
+    """Returns a literal's value, checked and in its one form."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

@@ -1,4 +1,5 @@
-"""The types of expressions' values, and the rules by which an operation's type follows from those of its operands.
+"""Defines the types of expressions' values, and the rules by which an operation's type follows from those of its
+operands.
 
 Types are written as Spark writes them: boolean, bigint, double, string, timestamp, date, decimal(p,s), array<string>,
 and null for what is always null. None stands for a type that is not known: fields have types only where a schema says
@@ -51,7 +52,7 @@ _CAST_HINTS = {
 
 
 def cast_target(target: object, where: str) -> str:
-    """A type's name as casts know it, in its one spelling."""
+    """Returns a type's name as casts know it, in its one spelling."""
     if isinstance(target, str):
         if target in _CASTS and target != "decimal":
             return target
@@ -65,23 +66,23 @@ def cast_target(target: object, where: str) -> str:
 
 
 def decimal_size(name: Type) -> tuple[int, int] | None:
-    """(precision, scale) of a decimal type; None for other types."""
+    """Returns (precision, scale) of a decimal type, or None for other types."""
     found = _DECIMAL.fullmatch(name) if name else None
     return (int(found[1]), int(found[2])) if found else None
 
 
 def decimal_type(precision: int, scale: int) -> str:
-    """The name of a decimal type."""
+    """Returns the name of a decimal type."""
     return f"decimal({precision},{scale})"
 
 
 def kind(name: Type) -> Type:
-    """A type without its size: all decimals are of one kind."""
+    """Returns a type without its size: all decimals are of one kind."""
     return "decimal" if name is not None and name.startswith("decimal(") else name
 
 
 def literal_type(value: Any) -> str:
-    """The type of a literal's value."""
+    """Returns the type of a literal's value."""
     if value is None:
         return NULL
     if isinstance(value, Decimal):
@@ -97,7 +98,7 @@ def literal_type(value: Any) -> str:
 
 
 def infer(expr: Expr, schema: Schema | None = None) -> Type:
-    """The type of an expression's values; raises FlowError when the types of its parts do not fit."""
+    """Returns the type of an expression's values. Raises FlowError when the types of its parts do not fit."""
     if isinstance(expr, Literal):
         return literal_type(expr.value)
     if isinstance(expr, Column):
@@ -118,7 +119,7 @@ def infer(expr: Expr, schema: Schema | None = None) -> Type:
 
 
 def call_type(call: Call, types: list[Type]) -> Type:
-    """The type of an operation, given those of its operands."""
+    """Returns the type of an operation, given those of its operands."""
     op = call.op
     if op in COMPARISONS or op == "between":
         for other in types[1:]:
@@ -136,7 +137,7 @@ def call_type(call: Call, types: list[Type]) -> Type:
 
 
 def unify(call: Call, types: Iterable[Type]) -> Type:
-    """The one type that values of several types are brought to; None when one of them is not known."""
+    """Returns the one type that values of several types are brought to, or None when one of them is not known."""
     found: Type = NULL
     for each in types:
         if each is None or found is None:
