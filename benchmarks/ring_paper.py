@@ -1,4 +1,4 @@
-"""The ring experiments of the TurboStream paper (T13): latency by message size, by rate and by the ring's size.
+"""The ring experiments of the TurboStream paper (docs/papers.md: T13): latency by message size, rate and ring size.
 
 The paper compares with Netty; TCP over loopback, a Unix socket and ZeroMQ stand in for it. Sender on core 0, receiver
 on core 1. Both sides of the ring are used as Penstock's transport uses them: large messages are read in place.

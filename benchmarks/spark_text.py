@@ -1,4 +1,4 @@
-"""WordCount and Grep beside Spark alone: the same text files, on the same cores (PAPERS row D7).
+"""WordCount and Grep beside Spark alone: the same text files, on the same cores (docs/papers.md: D7).
 
 Penstock with records only, in the better of two forms, and Spark as a warm batch job that is run several times: it has
 no state to keep and no micro-batches to pay for. Sentences are split at blanks, words counted by their lower case;

@@ -1,4 +1,4 @@
-"""The Yahoo benchmark under two bursts (PAPERS row D7): queue, delay and paradigm over time, side by side.
+"""The Yahoo benchmark under two bursts (docs/papers.md: D7): queue, delay and paradigm over time, side by side.
 
 Calm, burst, calm, burst, calm; the same events for all contestants, which take turns. The calm after a burst is long
 enough for the slowest to work it off and come back to records:

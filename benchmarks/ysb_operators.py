@@ -1,4 +1,4 @@
-"""Where the time of a Yahoo event goes, by operator, in the form of the DO paper's tables (PAPERS row D7).
+"""Where the time of a Yahoo event goes, by operator, in the form of the DO paper's tables (docs/papers.md: D7).
 
 The paper splits the latency of each operator into outside wait / process / wait / schedule / transmission. What can be
 split here, and how:

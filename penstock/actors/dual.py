@@ -1,4 +1,4 @@
-"""The central scheduler of the two paradigms (PAPERS rows D2, D4, D6): part of the JobMaster.
+"""The central scheduler of the two paradigms (docs/papers.md: D2, D4, D6): part of the JobMaster.
 
 The scheduler looks at the workers' counters a few times a second. For each chain with operators that can run in Spark,
 a `BurstDetector` decides whether they should, and the scheduler tells the workers. When a chain's input goes to Spark,

@@ -1,5 +1,4 @@
-"""The nodes of a job: which of the cluster's its workers run on, and the room that is reserved for them there (PAPERS
-row T10).
+"""The nodes of a job: which nodes its workers run on, and the room that is reserved there (docs/papers.md: T10).
 
 Other jobs choose at the same time, by the same figures: room is only what a group holds (`placement/groups.py`). While
 a group waits for room that somebody else has taken, nodes are chosen again as soon as others have more.

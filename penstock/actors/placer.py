@@ -1,5 +1,5 @@
 """The JobMaster's dealings with placement: which worker has which task, on nodes that are chosen in `actors/nodes.py`,
-and whether a running job should move some (PAPERS rows T10 to T12).
+and whether a running job should move some (docs/papers.md: T10 to T12).
 
 Planning itself is pure (`placement/`); this object keeps what it needs from one time to the next. Used by the
 JobMaster's supervising thread, but for `look`, which has one of its own, and `status`.

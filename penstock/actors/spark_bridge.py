@@ -1,4 +1,4 @@
-"""SparkBridge: the Ray actor that holds a job's Spark session, and a worker's end of it (PAPERS rows D1, D4).
+"""SparkBridge: the Ray actor that holds a job's Spark session, and a worker's end of it (docs/papers.md: D1, D4).
 
 One actor a job, on the side of the JobMaster, which owns it. Workers hand it micro-batches as Arrow streams and get
 answers. On one node a stream lies in memory without a name, which the bridge maps: Ray's object store would hold it a

@@ -1,4 +1,4 @@
-"""SOL, the speed-of-light benchmark of the TurboStream paper (PAPERS row T13): what do hops alone cost?
+"""SOL, the speed-of-light benchmark of the TurboStream paper (docs/papers.md: T13): what do hops alone cost?
 
     spout -> bolt-1 -> bolt-2 -> ... -> bolt-5 -> nothing          (shuffle between all of them)
 

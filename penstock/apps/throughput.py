@@ -1,4 +1,4 @@
-"""The Throughput Test of the TurboStream paper (PAPERS row T13): how many records a second come across?
+"""The Throughput Test of the TurboStream paper (docs/papers.md: T13): how many records a second come across?
 
     source -> ack -> nothing          (shuffle between them)
 

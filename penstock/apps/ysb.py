@@ -1,4 +1,4 @@
-"""The Yahoo streaming benchmark (PAPERS row D7): how often was an advertisement of each campaign seen, per ten seconds?
+"""The Yahoo streaming benchmark (docs/papers.md: D7): how often is each campaign's advertising seen in ten seconds?
 
     receive -> parse -> filter -> project -> join -> watermark -> (by campaign) -> count -> store
 

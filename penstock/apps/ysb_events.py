@@ -1,4 +1,4 @@
-"""The events of the Yahoo streaming benchmark (PAPERS row D7), made of nothing but a seed and their number.
+"""The events of the Yahoo streaming benchmark (docs/papers.md: D7), made of nothing but a seed and their number.
 
 Each event is a line of JSON about an advertisement that somebody has seen, clicked on or bought by. Its ids and types
 are drawn by a hash of (seed, index), its time is the schedule's at that index. So the same events come in every run,

@@ -1,4 +1,4 @@
-"""Floor 4: the operation stream, bursts through Spark (PAPERS rows D1 to D6), and the door for users of Spark:
+"""Floor 4: the operation stream, bursts through Spark (docs/papers.md: D1 to D6), and the door for users of Spark:
 `from_spark` and `follow` (and `Stream.to_spark`). The only floor that imports pyspark and raydp, and only inside
 functions."""
 

@@ -1,4 +1,4 @@
-"""The way of a micro-batch into Spark and out again, as Arrow from end to end (D4).
+"""The way of a micro-batch into Spark and out again, as Arrow from end to end (docs/papers.md: D4).
 
 In: the batch is brought into the types that Spark reads, written as an Arrow stream once, and the JVM takes it from
 there: through Ray's object store where the executors are RayDP's, through a file in memory where Spark is plain. Out:

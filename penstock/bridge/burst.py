@@ -1,4 +1,4 @@
-"""Burst detection: when a range of operators leaves the record tasks for Spark, and when it comes back (PAPERS row D2).
+"""Burst detection: when a range of operators goes to Spark, and when it comes back (docs/papers.md: D2).
 
 From DO (ICPP 2018), section 4.2. With L records waiting before the range, arriving at V a second, and micro-batches
 gathered for T seconds, a record takes

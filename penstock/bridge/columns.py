@@ -1,4 +1,4 @@
-"""Expressions as Spark columns: the operation stream's half of paper row D1.
+"""Expressions as Spark columns: the operation stream's half (docs/papers.md: D1).
 
 Every column gives what `runtime.expressions.closure` gives for the same record, in a session with SESSION_SETTINGS. So
 a column is not always the function of the same name: casts of texts read only the texts that Python reads, too,

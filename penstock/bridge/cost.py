@@ -1,7 +1,7 @@
 """What a range of operators costs in either paradigm, as measured, and how long a micro-batch should gather.
 
-Burst detection (`burst.py`, PAPERS row D2) compares two speeds. The paper (DO, ICPP 2018, section 4.2) takes both as
-known averages; here they are measured while the job runs:
+Burst detection (`burst.py`; docs/papers.md: D2) compares two speeds. The paper (DO, ICPP 2018, section 4.2) takes both
+as known averages; here they are measured while the job runs:
 
 - `RecordSpeed`: the records/s that the record tasks sustain, the paper's PD (D: data stream): records over busy
   seconds, of periods in which the tasks were busy.

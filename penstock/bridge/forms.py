@@ -1,4 +1,4 @@
-"""Batch forms: what a range of operators is in the operation stream, derived from the operators themselves (D1).
+"""Batch forms: what a range of operators is in the operation stream, made from the operators (docs/papers.md: D1).
 
 A range is taken from a chain of the physical plan: the operators behind the source, as long as each can cross, and
 where they end in a key exchange with a combiner, the partial aggregates too (the state stays in its tasks). A Python

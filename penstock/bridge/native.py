@@ -1,4 +1,4 @@
-"""A range as Spark columns: no row becomes a Python object between the source and Spark's answer (D1, D4).
+"""A range as Spark columns: between source and answer no row becomes a Python object (docs/papers.md: D1, D4).
 
 As much of a range as can is native, from its beginning: operators of expressions, lookups as broadcast joins, and at
 the end the partial aggregates by key and window where key, time and value are fields or expressions. What a Python

@@ -1,4 +1,4 @@
-"""The operation stream's own side: ranges compiled for a Spark session, micro-batches answered (D1, D4).
+"""The operation stream's own side: ranges compiled for Spark, micro-batches answered (docs/papers.md: D1, D4).
 
 `Operations` holds a session and the forms of a job's ranges. `answer` takes a micro-batch as Arrow and returns what the
 range makes of it; it may be called from several threads at once, each its own micro-batch under way. It keeps nothing

@@ -1,4 +1,4 @@
-"""A job's plan as the switch range sees it, and a range as parts of the plan's chains (PAPERS row D3).
+"""A job's plan as the switch range sees it, and a range as parts of the plan's chains (docs/papers.md: D3).
 
 `range.py` cuts a range out of a graph of operators; what goes to the operation stream is the input of tasks, and a task
 runs a chain. So a range that spans several chains has a part in each: the first operators of that chain. Each part's

@@ -1,4 +1,4 @@
-"""The switch range: which operators go to Spark together when a burst begins at one of them (PAPERS row D3).
+"""The switch range: which operators go to Spark together when a burst begins at one of them (docs/papers.md: D3).
 
 From DO (ICPP 2018), section 4.3. lambda_m is the magnification of operator m: records out over records in. When the
 queue grows before operator p, the *switch point*, the range ends at the first operator q with

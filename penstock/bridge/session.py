@@ -1,4 +1,4 @@
-"""The one door to Spark: everything else asks here for a session and never learns what stands behind it (D1, D4).
+"""The one door to Spark: all other code asks here for a session, whatever provides it (docs/papers.md: D1, D4).
 
 The operation stream runs its micro-batches as DataFrame work in a Spark session. Three things can provide one:
 

@@ -1,4 +1,4 @@
-"""Decides whether a new placement is worth the migrations from the running one (PAPERS row T12).
+"""Decides whether a new placement is worth the migrations from the running one (docs/papers.md: T12).
 
 A move costs every task that moves a pause, so a plan must be better by a margin, and by so much that it pays within
 `horizon_s`; and after a move the job is left alone for `rest_s`, for what is measured meanwhile is still half of the

@@ -1,5 +1,5 @@
-"""Algorithm 2 of the TurboStream paper (PAPERS row T10): parents are dealt to nodes, by splitting them in two again
-and again.
+"""Algorithm 2 of the TurboStream paper (docs/papers.md: T10): parents are dealt to nodes, by splitting them in two
+again and again.
 
 `split` begins at each task in turn and gathers what is around it, breadth first, as long as that brings the gathered
 share of the work nearer to the target. Of the results within `factor` of the target the one with the least traffic

@@ -1,4 +1,4 @@
-"""Other people's placements, for comparison (PAPERS row T13) and for choice.
+"""Other people's placements, for comparison (docs/papers.md: T13) and for choice.
 
 `round_robin` is Storm's even scheduler and `jstorm` that of JStorm, which the paper compares itself with: both deal
 tasks out evenly and know nothing of traffic, of what tasks weigh or of where they may run. `traffic_greedy` is like

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the TurboStream paper (PAPERS row T9): tasks that talk to each other most become one parent task.
+"""Algorithm 1 of the TurboStream paper (docs/papers.md: T9): tasks that talk to each other most become one parent task.
 
 Tasks are visited in order; each that nobody has taken yet takes the one of its neighbours with the most traffic that
 nobody has taken either, and the two become a parent. One that finds none becomes a parent by itself. The traffic

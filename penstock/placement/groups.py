@@ -1,7 +1,7 @@
 """A plan becomes a Ray placement group: one bundle for each worker, pinned to the node that the plan chose for it.
 
-The paper's last step (PAPERS row T10): it decides which tasks share a worker and which workers share a node, and Ray
-has to keep to it. A label selector on each bundle says so; NodeAffinity would place the actors as well, but reserve
+The paper's last step (docs/papers.md: T10): it decides which tasks share a worker and which workers share a node, and
+Ray has to keep to it. A label selector on each bundle says so; NodeAffinity would place the actors as well, but reserve
 nothing: a group is placed whole or not at all, and nobody else gets its CPUs while a worker is started anew. What Ray
 made of it is read back before it is believed: early versions lost selectors on the way (ray#55590).
 

@@ -1,4 +1,4 @@
-"""What a running job's tasks really use and send (PAPERS row T12): the workers' counters, made into a graph to plan by.
+"""What a running job's tasks really use and send (docs/papers.md: T12): their workers' counters as a graph to plan by.
 
 Workers count anyway: each channel its records and bytes, each task the time that it ran, which is what it takes of its
 worker's one thread: the CPU time, and what its functions wait for. So measuring costs nothing but being asked once a

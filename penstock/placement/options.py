@@ -19,10 +19,10 @@ class PlacementOptions:
     """Says where a job's tasks run.
 
     `nodes`: over how many machines its workers are spread, evenly; None: where the JobMaster is. `replan_s`: how often
-    it is planned anew from what was measured (PAPERS row T12); None: never. `pin`: by operator, what a node must have
-    for its tasks to run there: a label as text, so much of a resource as a number, {"score": {"GPU": 1}, "in": {"rack":
-    "a"}}. `at_least`: where there is no room for all workers, or not so many nodes, start with fewer workers, but so
-    many; None: with all. `grow`: the cluster adds nodes by demand: ask it for those that are missing, and wait.
+    it is planned anew from what was measured (docs/papers.md: T12); None: never. `pin`: by operator, what a node must
+    have for its tasks to run there: a label as text, so much of a resource as a number, {"score": {"GPU": 1}, "in":
+    {"rack": "a"}}. `at_least`: where there is no room for all workers, or not so many nodes, start with fewer workers,
+    but so many; None: with all. `grow`: the cluster adds nodes by demand: ask it for those that are missing, and wait.
     """
 
     method: Method = "round-robin"

@@ -1,4 +1,4 @@
-"""Where the tasks of a job should run: TurboStream's scheduler (PAPERS rows T9 to T11), and what makes it better.
+"""Where the tasks of a job should run: TurboStream's scheduler (docs/papers.md: T9 to T11), and what makes it better.
 
 `plan` deals tasks to nodes, between which traffic is dearest, and then those of each node to its workers, between which
 it is a ring instead of a function call (the paper deals the tasks of a node to its workers in turn). `placement/

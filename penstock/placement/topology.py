@@ -1,6 +1,6 @@
 """A job as the planner takes it: its tasks by component, and the traffic that is to be expected between them.
 
-`of_plan` is the paper's off-line mode (PAPERS row T11): nothing has been measured yet, so traffic follows from the
+`of_plan` is the paper's off-line mode (docs/papers.md: T11): nothing has been measured yet, so traffic follows from the
 data dependencies alone. Each source puts out one unit, every operator as much as it takes in, and an exchange deals it
 to its receivers by its grouping. Measured figures (`placement/monitor.py`) take the place of these once there are any.
 """

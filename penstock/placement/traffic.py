@@ -3,7 +3,7 @@
 An undirected graph over numbered tasks, as arrays (compressed rows, each edge in both directions): planning only asks
 what crosses between two places, whichever way it goes. Where tasks may run is part of it: a task may be allowed on some
 nodes only, and an *anchor* is a task without weight that stands for something outside of the job, such as the data that
-a source reads: it is pinned to its node, so that what reads much of it is drawn there (PAPERS row T10 and beyond).
+a source reads: it is pinned to its node, so that what reads much of it is drawn there (docs/papers.md: T10 and beyond).
 
 Units are the caller's, as long as they are the same throughout: CPU in cores, memory in bytes, traffic in bytes or
 records a second.

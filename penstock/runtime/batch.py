@@ -1,8 +1,8 @@
 """What moves between operators inside a process: lists, and for keyed streams two parallel lists.
 
-Operators are written for one record; the runtime moves what is ready now (PAPERS row A1). A plain batch is a Python
-list. A `KeyedBatch` is columnar: keys[i] belongs to values[i]; when `partial` is set, values are partial aggregates
-that the sender combined, at most one a key.
+Operators are written for one record; the runtime moves what is ready now (docs/papers.md: A1). A plain batch is a
+Python list. A `KeyedBatch` is columnar: keys[i] belongs to values[i]; when `partial` is set, values are partial
+aggregates that the sender combined, at most one a key.
 """
 
 from __future__ import annotations

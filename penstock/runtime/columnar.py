@@ -1,4 +1,4 @@
-"""Operators whose logic is an expression: filter, select, with_columns (PAPERS row D1).
+"""Operators whose logic is an expression: filter, select, with_columns (docs/papers.md: D1).
 
 Records are dicts, or what `fields.Rows` makes dicts of: objects with attributes, and texts, as text sources give, which
 are taken for {"value": text}. An expression runs as a compiled Python function here and as native Spark columns in the

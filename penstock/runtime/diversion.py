@@ -1,5 +1,5 @@
 """The operation stream as a task sees it: its input leaves in micro-batches and comes back as answers, in order
-(PAPERS rows D1, D4, D5).
+(docs/papers.md: D1, D4, D5).
 
 A *range* is the first operators of a task's chain, up to a *position*. While a task is diverted, its input is not run
 through the range but handed to the bridge as Arrow columns, a micro-batch an interval, several under way at a time. An

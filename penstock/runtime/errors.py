@@ -1,27 +1,62 @@
-"""Every error that Penstock raises, in one tree.
+"""The errors of Penstock. This docstring names every exception class of the package, also those defined elsewhere.
+
+The first line of each class's own docstring says more. A test compares this tree with the code.
 
     PenstockError
-    ├── FlowError            the flow as written cannot run; raised while it is built, nothing has started
-    │   └── SourceError      an input named in it cannot be read: missing, empty glob, no permission
-    ├── CodecError           a record cannot be encoded, or received bytes cannot be decoded
-    ├── KeyTypeError         a key has no stable hash (also a TypeError)
-    ├── MissingField         a record has no field that an expression reads (also a LookupError)
-    ├── EvaluationError      an expression cannot be evaluated for a record
-    ├── RecordError          one record made a user function or a codec fail while the job ran
-    ├── JobError             about a job as a whole
-    │   ├── JobFailed        it ran and ended by an error; carries the first cause
-    │   │   └── ClusterGone  the Ray cluster under it is no more; the job's last complete epoch is
-    │   ├── JobNotFound      no job of that name runs here
-    │   │   └── NoCluster    no Ray cluster runs here that could hold it
-    │   ├── JobExists        a job of that name runs already
-    │   └── NotEnoughResources  Ray cannot place the workers asked for
-    ├── StoreError           the checkpoint store cannot be used as asked; trying again will not help
-    │   ├── StoreUnreachable it did not answer or has no room; a later try may work, and nothing is known to be lost
-    │   └── SnapshotDamaged  what was read is not what was written; no later try will mend it, an older epoch may do
-    └── RingError            see runtime/ring.py: the shared-memory channel
+    ├── FlowError                 the flow as written cannot run; raised while it is built, nothing has started
+    │   ├── SourceError           an input named in it cannot be read: missing, empty glob, no permission
+    │   └── NoSuchMethod          a stream has no method of this name (also an AttributeError)
+    ├── CodecError                a record cannot be encoded, or received bytes cannot be decoded
+    │   └── CorruptGzip           a gzip file is damaged or ends early
+    ├── KeyTypeError              a key has no stable hash (also a TypeError)
+    ├── MissingField              a record has no field that an expression reads (also a LookupError)
+    ├── EvaluationError           an expression cannot be evaluated for a record
+    ├── RecordError               one record made a user function or a codec fail while the job ran
+    ├── Poison                    one record has killed its worker's process several times; told to the error policy
+    ├── _Renamed                  an attribute has another name since an earlier release (also an AttributeError)
+    ├── JobError                  about a job as a whole
+    │   ├── JobFailed             it ran and ended by an error; carries the first cause
+    │   │   └── ClusterGone       the Ray cluster under it is no more; the job's last complete epoch is
+    │   ├── JobNotFound           no job of that name runs here
+    │   │   └── NoCluster         no Ray cluster runs here that could hold it
+    │   ├── JobExists             a job of that name runs already
+    │   └── NotEnoughResources    Ray cannot place the workers asked for
+    │       └── NotPlaced         some of their nodes have died or have no room; a plan without these nodes may work
+    │           └── PlacingCancelled    the job was cancelled while its workers waited for room
+    ├── Infeasible                no placement of the tasks satisfies what was asked
+    ├── SparkUnavailable          there is no working Spark session; names the cause and the remedy
+    ├── NotTheSame                Spark might answer otherwise than the tasks: the tasks run this micro-batch
+    ├── StoreError                the checkpoint store cannot be used as asked; trying again will not help
+    │   ├── StoreUnreachable      it did not answer or has no room; a later try may work, nothing is known to be lost
+    │   └── SnapshotDamaged       what was read is not what was written; no later try mends it, an older epoch may do
+    ├── Held                      another process holds a directory that only one may use at a time
+    ├── Refused                   a worker could not do what the JobMaster asked for
+    ├── Gone                      a worker will not answer: its process has gone, or the job has ended
+    ├── PeerGone                  nobody is at another worker's address any more
+    ├── LoopEnded                 a run loop was asked for something after its end
+    ├── MessagesLost              a worker died while it wrote to this one; recovery sends the messages again
+    └── RingError                 a ring, the shared-memory channel, cannot be made or opened as asked
+        ├── RingFull              a write found no room in time; the consumer lives
+        ├── ConsumerDied          a write found no room, and nobody is left to make any
+        ├── MessageTooLarge       the message would not fit even into the empty ring
+        ├── RingBusy              the place of the consumer or of all producers is taken by living processes
+        ├── RingClosed            this handle of the ring was closed here
+        ├── RingGone              there is no ring at the address any more
+        ├── RingForked            this handle came through a fork: attach anew in the child
+        └── RingNoSpace           the shared memory is too small for a new ring
 
 FlowError is the user's program, RecordError the user's data or function at run time, JobError the job's life,
 StoreError the place where the job's snapshots live.
+
+These exceptions are no PenstockErrors. All but the last two are turned into one near the place that raises them:
+
+    Exception
+    ├── BadPlace                  a path or URL cannot be used as it is; says what to change
+    ├── _DidNotStart              an attempt to start Spark has failed
+    ├── _Mistyped                 a value in a CSV file is not of its column's type
+    ├── _NotInSpark               a type has no exact counterpart in Spark
+    ├── NotProved                 a peer has not proved that it knows the job's key; its connection is closed (OSError)
+    └── InvalidTransition         an event that its state excludes: a fault of Penstock's own (RuntimeError)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groupings: which task of the consumer a record goes to (PAPERS rows A2, W1).
+"""Groupings: which task of the consumer a record goes to (docs/papers.md: A2, W1).
 
 A grouping is plain data on an edge of the graph. How a list of records is dealt to tasks is `runtime/output.py`'s.
 """

@@ -1,4 +1,4 @@
-"""Lookup join: each record gets the columns of a row of a static table (PAPERS row D7, the join with campaigns).
+"""Lookup join: each record gets the columns of a row of a static table (docs/papers.md: D7, the join with campaigns).
 
 The table travels with the flow and stands whole in every task; in the operation stream it is a broadcast join. Its key
 must be unique: a record comes out at most once.

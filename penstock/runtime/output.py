@@ -1,4 +1,4 @@
-"""A task's outputs: how a list of records is dealt to the channels of one exchange (PAPERS rows A2, W1).
+"""A task's outputs: how a list of records is dealt to the channels of one exchange (docs/papers.md: A2, W1).
 
 `emit` takes what the chain made, `flush` lets it leave. Between the two an output may combine (two-phase
 aggregation); the task flushes at the end of each step, so nothing waits for a timer.

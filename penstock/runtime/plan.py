@@ -3,7 +3,7 @@
 `make_plan` is a pure function of the logical graph and a few numbers. An edge is fused into a chain (a function call)
 when both ends have the same parallelism, nothing else feeds or taps it, and it needs no exchange: forward grouping,
 or key grouping between two single tasks. Every other edge becomes an `Exchange`: one channel from each sender task to
-each receiver task that it can reach (PAPERS rows A2, W1). Which worker runs a task is `placement/`'s to say.
+each receiver task that it can reach (docs/papers.md: A2, W1). Which worker runs a task is `placement/`'s to say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shared-memory ring between the processes of one node (the papers' OSRBuffer, rows T1-T8).
+"""The shared-memory ring between the processes of one node (the papers' OSRBuffer; docs/papers.md: T1 to T8).
 
 The problem: a message that goes from process to process through a socket or pipe is copied into the kernel and
 out again, and every one costs system calls. Here many producers write straight into a ring of shared memory and

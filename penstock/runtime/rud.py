@@ -1,4 +1,4 @@
-"""The replay-able part of a channel: what its sender has made since the last complete epoch (PAPERS row D5, RUD).
+"""The replay-able part of a channel: what its sender has made since the last complete epoch (docs/papers.md: D5, RUD).
 
 Each channel has an `OutputCache`: its messages in order, with the barriers between them. Messages are dropped when an
 epoch is complete, which says that no receiver will ever go back before it. When a receiver fails, or goes back because

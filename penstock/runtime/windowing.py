@@ -1,4 +1,4 @@
-"""Aggregates per key and window of event time (PAPERS rows D1, D7).
+"""Aggregates per key and window of event time (docs/papers.md: D1, D7).
 
 A window's results leave when the watermark has reached its end; its state is kept for the allowed lateness longer, and
 every batch of late records that it still takes makes its results leave again, whole. What comes later still is *late*:

@@ -4,7 +4,7 @@ The *partial* of a group is a tuple of *parts*: one an aggregation, but a mean h
 number of values. A part is that of a single record, or two parts merged, wherever they are: records in the data stream,
 a group of rows in Spark (`bridge.columns` makes the same parts as columns). Partials of any parts of a group merge, in
 any order, to that of the whole; a result is made of it. So the records of a group may be dealt out between both
-paradigms (D1, D4).
+paradigms (docs/papers.md: D1, D4).
 
 As in SQL, nulls are not counted, added or compared, and of no values the sum, least, greatest and mean are null. A sum
 of integers wraps at 64 bits. A mean is a double, of decimals too. Sums of doubles may differ in their last digits with

@@ -2,7 +2,7 @@
 
     (col("event_type") == "view") & col("price").is_not_null()
 
-Paper row D1: the user writes the logic once, and the tree is mapped to both paradigms: `closure` makes a Python
+The user writes the logic once, and the tree is mapped to both paradigms (docs/papers.md: D1): `closure` makes a Python
 function over lists of records of it, `bridge.columns` a Spark column. So a tree holds plain data only (names, values,
 kinds of operations): it pickles, prints as the user wrote it, and compares by `same`, as `==` builds an expression.
 

@@ -1,5 +1,5 @@
 // OSRBuffer: one ring in shared memory into which many producers write and from which one consumer reads
-// (rows T1-T8 of the papers' checklist). One copy in, at most one copy out.
+// (docs/papers.md: T1 to T8). One copy in, at most one copy out.
 //
 // Layout of a segment: Control | heads (S slots of 16 bytes) | payload (C bytes). The paper puts each head in
 // front of its message. Here heads stand in a table of their own, because then a head word can be tagged with

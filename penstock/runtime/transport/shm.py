@@ -1,4 +1,4 @@
-"""Between the workers of one node: each worker's inbox is an OSRBuffer ring, written by all the others (PAPERS T1-T8).
+"""Between the workers of one node: each worker's inbox is a ring that all others write to (docs/papers.md: T1 to T8).
 
 A message is copied once, by its sender into the ring; small ones are copied out, large ones are decoded in place.
 
