@@ -1,4 +1,4 @@
-"""Defines expressions over the fields of dict records, which are written once and run in both paradigms (docs/papers.md: D1).
+"""Defines expressions over the fields of dict records. They run in both paradigms (docs/papers.md: D1).
 
     from penstock.runtime.expressions import col, compile_filter
 

@@ -1,4 +1,4 @@
-"""Compiles expressions to Python functions over lists of records: the data stream's half of docs/papers.md: D1.
+"""Compiles expressions to Python functions over lists of records: the data stream's half (docs/papers.md: D1).
 
 A function is written as source text, one list comprehension for the whole batch, and compiled once a process. What the
 text can say quickly is written in line: fields are subscripts, a comparison with a literal is an operator, a filter
