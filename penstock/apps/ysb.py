@@ -8,7 +8,7 @@ has them. `ysb_events.py` makes the events.
 
 The store keeps rows (campaign_id, window_start, seen_count, time_updated), like the hashes that the benchmark has in
 Redis. It can be the benchmark's own, which takes what has changed once a second, so that a perfect engine shows a
-median of 500 ms behind the window's end; or one that stamps each result as it is emitted, which shows the engine alone.
+median of 500 ms after the window's end; or one that stamps each result as it is emitted, which shows the engine alone.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 CAMPAIGNS, ADS_PER_CAMPAIGN, USERS, PAGES = 100, 10, 100, 100
 AD_TYPES = ("banner", "modal", "sponsored-search", "mail", "mobile")
 EVENT_TYPES = ("view", "click", "purchase")
-SKEW_MS = 50  # events are up to so much before or behind their turn
-LATE_MS = 60_000  # a few come up to so much behind it
+SKEW_MS = 50  # events are up to so much before or after their turn
+LATE_MS = 60_000  # a few come up to so much after it
 LATE_SHARE = 1 / 100_000
 
 START_MS = 1_700_000_000_000  # of the first event, where nothing else is said; the beginning of a window
@@ -60,8 +60,8 @@ class Events:
         events.events_arrow(10**9, 65536)       # a record batch with the column "value"
 
     `rate`: events a second, or steps, as of `sources.Generator`: what the events' times follow. `start_ms`: the time
-    of event 0. `skew`: times are up to SKEW_MS before or behind the schedule. `late_share`: so many of all events are
-    up to LATE_MS behind it. `Events` travels to workers as these few values.
+    of event 0. `skew`: times are up to SKEW_MS before or after the schedule. `late_share`: so many of all events are
+    up to LATE_MS after it. `Events` travels to workers as these few values.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class EventSource(Source):
 
     `limit`: how many events; `duration_s`: so many seconds of the schedule instead. Without either it never ends.
     `paced`: event i comes when the clock says `events.start_ms` and its time in the schedule. That is an appointment: a
-    job that starts later, or goes on after a failure, finds all that was due meanwhile waiting, as in a message queue.
+    job that starts later, or continues after a failure, finds all that was due meanwhile waiting, as in a message queue.
     `splits`: how many tasks can share the work (None: all of the source's); split t has every index t, t + splits, ...
     `clock`: nanoseconds since 1970, for tests.
 
@@ -334,7 +334,7 @@ class EventReader(ColumnReader):
         self._first = np.array([split.payload[0] for split in splits], dtype=np.int64)
         self._stride = np.array([split.payload[1] for split in splits], dtype=np.int64)
         self._made = np.array([split.offset or 0 for split in splits], dtype=np.int64)
-        self._ahead = self._made.copy()  # of each split, behind the last event of the block
+        self._ahead = self._made.copy()  # of each split, after the last event of the block
         # A block of the next events that nobody has had yet: their indices, which of the splits they are of, when they
         # are due, their lines once the first of them is wanted; and how many are gone.
         self._indices = self._split = self._due = np.empty(0, np.int64)

@@ -11,7 +11,7 @@ with ANSI mode off:
 
 - A null operand makes the result null. & and | know three values: null & False is False, null | True is True. A filter
   keeps the records for which its expression is true.
-- Integers are bigints, 64 bits, and results wrap. `/` is a division of doubles; `//` and `%` cut towards zero, as SQL's
+- Integers are bigints, 64 bits, and results wrap. `/` is a division of doubles; `//` and `%` truncate towards zero, as SQL's
   do (-7 // 2 is -3, -7 % 2 is -1). By zero, all three give null.
 - Doubles are IEEE 754, but NaN equals NaN and is greater than every number. An integer or a decimal beside a double
   becomes one.
@@ -19,7 +19,7 @@ with ANSI mode off:
   flow is built, where the types are known, and else when a value has more. They have no `/`, `//` or `%`: cast to
   double. A cast to decimal(p,s) rounds half up, and gives null for what does not fit. The decimal of a double is the
   shortest number that stands for the double; Java before 19 does not always find it, so there Spark's decimals may
-  differ behind the 15th digit.
+  differ after the 15th digit.
 - Strings are compared by code points.
 - Timestamps are instants: datetimes with any time zone, never without one. Their parts, their text and their days are
   those of UTC. Results are in UTC.

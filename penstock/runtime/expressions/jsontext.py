@@ -2,7 +2,7 @@
 from_json gives.
 
 The quick way is one decoder for the fields that an operator takes from one text; it makes objects for those fields
-only. What it refuses goes the slow way, which reads as Spark does: nothing behind the object counts, and half a
+only. What it refuses goes the slow way, which reads as Spark does: nothing after the object counts, and half a
 surrogate pair becomes a question mark. A text that is no JSON object has no fields.
 
 A number with a fraction or an exponent is written as Java writes doubles (1.0E10). Java before version 19 writes some

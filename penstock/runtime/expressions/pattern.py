@@ -1,6 +1,6 @@
 """Checks which regular expressions mean the same to Python and to Java, which runs them in Spark.
 
-Allowed: characters, `.`, `[...]` with ranges, `\\d \\w \\s \\D \\W \\S` (ASCII), `\\t \\n \\r`, punctuation behind a
+Allowed: characters, `.`, `[...]` with ranges, `\\d \\w \\s \\D \\W \\S` (ASCII), `\\t \\n \\r`, punctuation after a
 backslash, `^` and `$`, `(...)`, `(?:...)`, `(?=...)`, `(?!...)`, `|`, and the quantifiers `* + ? {m} {m,} {m,n}`, also
 lazy (`*?`). Both engines run it with `\\n` as the only end of a line and with ASCII classes.
 

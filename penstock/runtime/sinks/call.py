@@ -1,6 +1,6 @@
 """The user's own function as a sink, and no sink at all.
 
-Call must never let a function see, and keep, a list that the runtime goes on using.
+Call must never let a function see, and keep, a list that the runtime still uses.
 """
 
 from __future__ import annotations

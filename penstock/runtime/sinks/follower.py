@@ -2,7 +2,7 @@
 
 A job's tasks write a table (`parquet.py`) of which each file has the number of its epoch in its name. A thread of the
 driver asks the job which epochs are complete, takes their files in order, and notes in the table's directory how far it
-has come. Who comes after it, in this process or another, goes on behind that; so an epoch that was under way is handed
+has come. Who comes after it, in this process or another, continues after that; so an epoch that was under way is handed
 over again, under its number and with the same records.
 
 It must never hand over an epoch of which a task's file is not there yet, nor one that is not complete. An epoch is
@@ -138,7 +138,7 @@ class Follower:
         if self._job is None and ready(self._names, _EVER) != _EVER:
             raise JobError(
                 f"the job that wrote {self._names.directory!r} did not end well: some of its files have no name yet. "
-                "Let it go on (penstock.resume), and give that job"
+                "Resume it (penstock.resume), and pass the resumed job"
             )
         handed = self.epoch
         epochs: defaultdict[int, list[str]] = defaultdict(list)

@@ -58,7 +58,7 @@ class Parquet(PartFolder):
     Errors: FlowError before the start when the directory holds part files, cannot be made or cannot be written to, and
     for a schema that is none. A record with a field that the table does not have, or a value that its column does not
     take exactly, is a failed record. PenstockError when the disk is full or fails, when the first records do not show
-    the type of a field, or when files that a job goes on from are gone.
+    the type of a field, or when files from which a job continues are gone.
     """
 
     title = "Parquet"

@@ -2,7 +2,7 @@
 
 A `Source` is a plain description that travels to the workers. Before a job starts it lists its splits, the units
 that tasks share among them; each task's `Reader` reads its splits and can tell at any time, for each, the offset
-behind the last record that it handed out. Recovery starts a new reader from those offsets. A reader never blocks the
+after the last record that it handed out. Recovery starts a new reader from those offsets. A reader never blocks the
 run loop: a source that must wait (a socket) reads in a thread of its own and wakes the task.
 """
 

@@ -1,6 +1,6 @@
 """Divides a file into blocks of whole lines, and into byte ranges that tasks read side by side.
 
-A line belongs to the range that its first byte is in: a range that does not begin at 0 starts behind the
+A line belongs to the range that its first byte is in: a range that does not begin at 0 starts after the
 first line end at or after the byte before it, and reads its last line to its end beyond the range. So no line
 is read twice or by nobody, wherever the ranges meet. It must never return part of a line, nor hold more than
 one block and one line.
@@ -43,7 +43,7 @@ class LineBlocks:
         self._source = source
         self._stream: FileIO | Gunzip | None = None
         self._tail = b""  # read, but not handed out
-        self.position = part.start if offset is None else offset  # the byte behind the last line handed out
+        self.position = part.start if offset is None else offset  # the byte after the last line handed out
         if offset == ABANDONED or (part.end is not None and self.position >= part.end):
             return
         try:

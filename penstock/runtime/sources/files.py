@@ -89,12 +89,12 @@ class TextFiles(LineFiles):
     Errors: SourceError before the start when a file is missing, a pattern matches none, or one cannot be
     opened, and while running when a file shrinks or vanishes, or when a job that goes back finds another file
     under its name (one that was only renamed, in its directory, is read on). A line that is not valid in the
-    encoding is a failed record (its bytes), and so is, as a whole, the rest of a gzip file behind a damaged
+    encoding is a failed record (its bytes), and so is, as a whole, the rest of a gzip file after a damaged
     place (the file's path): the operator's on_error decides about both. Damaged compressed
     data may yield some wrong lines before it shows, as with any gzip reader.
 
-    Offset: the position in bytes behind the last line, in a gzip file that in the decompressed content (a
-    restart decompresses up to it again); -1 behind a damaged place.
+    Offset: the position in bytes after the last line, in a gzip file that in the decompressed content (a
+    restart decompresses up to it again); -1 after a damaged place.
     """
 
     hands_columns = True

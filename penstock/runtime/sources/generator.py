@@ -57,7 +57,7 @@ class Generator(Source):
     Errors: FlowError for arguments that make no sense; a record for which fn raises is a failed record (its
     index).
 
-    Offset: the number of records that the split made; a restarted source goes on with the next one, which is
+    Offset: the number of records that the split made; a restarted source continues with the next one, which is
     then due at once; the later ones follow at their usual distances.
     """
 

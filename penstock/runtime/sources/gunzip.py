@@ -2,7 +2,7 @@
 
 What gzip.open cannot do: hand out every byte that comes before the place where a file is cut off or damaged, and
 only then say so. It must never take a file that stops early for a whole one, and must always stop at the same byte,
-however it is read. Damage shows where the data stop making sense, which may be some lines behind the first wrong byte.
+however it is read. Damage shows where the data stop making sense, which may be some lines after the first wrong byte.
 """
 
 from __future__ import annotations
