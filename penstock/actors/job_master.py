@@ -63,7 +63,7 @@ from penstock.runtime.epochs.coordinator import (
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Declined, Moved, Said
 from penstock.runtime.epochs.restore import same_tasks
-from penstock.runtime.epochs.store import Store, may_pass
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
 from penstock.runtime.hold import Held, Hold
 from penstock.runtime.loop import LoopEnded
@@ -551,7 +551,7 @@ class JobMaster:
                     if time.monotonic() > until:
                         raise
                 except StoreError as error:
-                    if not self._born_again or not may_pass(error):
+                    if not self._born_again or not error.may_pass:
                         raise
                     logger.warning("job %s waits for its store: %s", self._plan.name, error)
                     pause_s = _STORE_RETRY_S
@@ -574,7 +574,7 @@ class JobMaster:
                 state = self._keeper.store.ended() if self._keeper is not None and self._born_again else None
                 return self._found() if state is None else JobEnd(cast("State", state))
             except StoreError as error:
-                if not self._born_again or not may_pass(error):
+                if not self._born_again or not error.may_pass:
                     raise
                 logger.warning("job %s waits for its store: %s", self._plan.name, error)
                 self._ended.wait(_STORE_RETRY_S)
@@ -786,7 +786,7 @@ class JobMaster:
         if isinstance(cause, LoopEnded):
             return
         operator = getattr(cause, "operator", None)
-        reason = str(error) if operator is None else str(cause)
+        reason = str(error) if operator is None and not isinstance(cause, StoreError) else str(cause)
         self._events.put(lambda: self._fail(JobEnd("FAILED", reason, operator)))
 
     def _fail(self, end: JobEnd) -> list[Command]:
@@ -872,17 +872,11 @@ class JobMaster:
                 self._events.put(lambda: self._coordinator.made(worker, command.generation, time.monotonic()))
 
             def refused(error: Refused, worker: int = worker) -> None:
-                cause = error.error
-                damaged = isinstance(cause, SnapshotDamaged)
-                if damaged:
-                    reason = str(cause)
-                elif isinstance(cause, StoreError):
-                    reason = f"what they had saved could not be read: {cause}"
-                elif isinstance(cause, PeerGone):
-                    reason = f"worker {worker} cannot reach another: {cause}"
-                else:
+                why = why_not_made(worker, error.error)
+                if why is None:
                     self._refused(error)
                     return
+                reason, damaged = why
                 self._events.put(
                     lambda: self._coordinator.not_made(worker, command.generation, reason, damaged, time.monotonic())
                 )
@@ -1197,6 +1191,18 @@ class JobMaster:
 def _end_by_own_fault(error: Exception) -> JobEnd:
     """The end of a job whose JobMaster has met an error that nobody has thought of."""
     return JobEnd("FAILED", f"JobMaster failed: {error}\n{''.join(traceback.format_exception(error))}")
+
+
+def why_not_made(worker: int, error: Exception | None) -> tuple[str, bool] | None:
+    """Why a worker could not make its tasks, and whether what they had saved is damaged; None: trying again would end
+    alike, so the job fails."""
+    if isinstance(error, SnapshotDamaged):
+        return str(error), True
+    if isinstance(error, StoreError) and error.may_pass:
+        return f"what they had saved could not be read: {error}", False
+    if isinstance(error, PeerGone):
+        return f"worker {worker} cannot reach another: {error}", False
+    return None
 
 
 def _cause(error: Exception) -> str:

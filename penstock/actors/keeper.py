@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.restore import kinds_with_state
 from penstock.runtime.epochs.snapshot import worth_compacting
-from penstock.runtime.epochs.store import Store, manifest_files, may_pass
+from penstock.runtime.epochs.store import Store, manifest_files
 from penstock.runtime.epochs.together import put_together
 from penstock.runtime.errors import SnapshotDamaged, StoreError
 
@@ -139,7 +139,7 @@ class Keeper:
                     )
                 self.store.write_manifest(whole)
             except StoreError as error:
-                if not may_pass(error):
+                if not error.may_pass:
                     raise
                 self._said(f"epoch {manifest.epoch}: {error}")
                 self._over.wait(_RETRY_S)

@@ -149,7 +149,23 @@ class StoreError(PenstockError):
 
     Raised as itself it calls for somebody to change something; of its two kinds, the first may pass by waiting and the
     second is dealt with by an older epoch.
+
+    `may_pass`: it is the file system that fails or refuses: a disk that is full or read-only for a while may come back,
+    and rights that were taken away may be given again. To a job that has long been running it matters.
     """
+
+    def __init__(self, message: str = "", *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_store_error, (type(self), str(self), self.may_pass))
+
+
+def _store_error(kind: type[StoreError], message: str, may_pass: bool) -> StoreError:
+    error = kind(message)
+    error.may_pass = may_pass
+    return error
 
 
 class StoreUnreachable(StoreError):
@@ -158,6 +174,9 @@ class StoreUnreachable(StoreError):
     It says nothing about what is stored. What was being written may be there, or come to be there later: an epoch
     number that was tried is used up. Never take this for a missing snapshot.
     """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message, may_pass=True)
 
 
 class SnapshotDamaged(StoreError):

@@ -249,7 +249,7 @@ class Store:
             except SnapshotDamaged as worse:
                 if isinstance(error, SnapshotDamaged):
                     raise SnapshotDamaged(f"{error} {worse} {_OLDER}") from worse
-                raise error from error.__cause__  # the cause says whether it may pass
+                raise error from error.__cause__
             except StoreError:
                 raise error from error.__cause__
             logger.warning("job %s reads a copy: %s", self.job, error)
@@ -440,12 +440,12 @@ class Store:
         try:
             return self._read_manifest(epoch, name)
         except StoreError as error:
-            if not may_pass(error) and not isinstance(error, SnapshotDamaged):
+            if not error.may_pass and not isinstance(error, SnapshotDamaged):
                 raise  # a newer release wrote it
             try:
                 manifest = self._read_manifest(epoch, _copy_of(name))
             except StoreError:
-                raise error from error.__cause__  # the cause says whether it may pass
+                raise error from error.__cause__
             logger.warning("job %s reads a copy: %s", self.job, error)
             return manifest
 
@@ -641,14 +641,6 @@ def _opened_before(text: str, job: str, durable: bool) -> Store:
     return Store(_open_files(text, job, durable, False), job, (text, job, durable))
 
 
-def may_pass(error: StoreError) -> bool:
-    """Whether it is the file system that fails or refuses: a disk that is full or read-only for a while may come
-    back, and rights that were taken away may be given again. To a job that has long been running it matters."""
-    if isinstance(error, SnapshotDamaged):
-        return False
-    return isinstance(error, StoreUnreachable) or isinstance(error.__cause__, OSError)
-
-
 _OLDER = "Its epoch cannot be used; an older one may."
 
 
@@ -699,14 +691,15 @@ def _store_error(what: str, error: Exception) -> StoreError:
     what = f"the checkpoint store {what}: {reason}."
     if number in (errno.ENOSPC, errno.EDQUOT):
         return StoreUnreachable(f"{what} Free some space or raise the quota there; the epoch is lost, the next may do.")
+    by_system = isinstance(error, OSError)
     if number == errno.EFBIG:
-        return StoreError(f"{what} Raise the limit on the size of files (ulimit -f), or use another file system.")
+        remedy = "Raise the limit on the size of files (ulimit -f), or use another file system."
+        return StoreError(f"{what} {remedy}", may_pass=by_system)
     if isinstance(error, PermissionError) or number == errno.EROFS or filesystems.refuses(reason):
-        return StoreError(
-            f"{what} Give the user or the keys that run the job the right to read, write and delete there."
-        )
+        remedy = "Give the user or the keys that run the job the right to read, write and delete there."
+        return StoreError(f"{what} {remedy}", may_pass=by_system)
     if number in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
-        return StoreError(f"{what} Something else has that name; use another directory.")
+        return StoreError(f"{what} Something else has that name; use another directory.", may_pass=by_system)
     return StoreUnreachable(f"{what} Look whether it is up and can be reached from this node; a later try may work.")
 
 
