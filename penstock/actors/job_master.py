@@ -37,6 +37,7 @@ from penstock.actors.in_order import InOrder
 from penstock.actors.keeper import SAVEPOINT, Keeper
 from penstock.actors.linger import Driver, Drivers
 from penstock.actors.links import AllWorkers, Link, Round
+from penstock.actors.notes import Notes
 from penstock.actors.status import ENDED, State, StatusBuilder
 from penstock.actors.worker import Outcome, Report, Worker, WorkerOptions
 from penstock.placement.groups import NotPlaced, PlacingCancelled
@@ -222,6 +223,8 @@ class JobMaster:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
             self._born_again = bool(context.was_current_actor_reconstructed)
+        self._notes = Notes(plan.name, context.get_actor_id())
+        self._epochs_noted = False
         threading.Thread(target=self._supervise, name="penstock-supervise", daemon=True).start()
 
     # --- asked by drivers ----------------------------------------------------------------------------------
@@ -375,6 +378,7 @@ class JobMaster:
             self._anyway(self._dual.close)
         self._drivers.wait()
         self._anyway(self._remove_epochs)
+        self._forget()
         ray.kill(self._handle)
 
     def _anyway(self, step: Callable[[], None]) -> None:
@@ -410,6 +414,23 @@ class JobMaster:
             except StoreError as error:
                 logger.warning("the epochs of job %s stay in the store: %s", self._plan.name, error)
             self._removed = True
+
+    def _note_epochs(self) -> None:
+        """There is a complete epoch. Sinks commit it only when that is noted: a later life of this actor that finds no
+        epoch in the store must know whether it may start from the beginning."""
+        while not self._epochs_noted and not self._ended.is_set():
+            try:
+                self._notes.note("epochs")
+                self._epochs_noted = True
+            except Exception as error:  # Ray's head does not answer
+                logger.warning("job %s cannot note that an epoch is complete: %s", self._plan.name, _cause(error))
+                self._ended.wait(_STORE_RETRY_S)
+
+    def _forget(self) -> None:
+        try:
+            self._notes.forget()
+        except Exception as error:
+            logger.warning("notes on job %s stay with Ray's head: %s", self._plan.name, _cause(error))
 
     def _begin(self) -> JobEnd | None:
         """Find out what to go on from, and start all workers. Returns the job's end when that fails."""
@@ -597,11 +618,20 @@ class JobMaster:
                 begun = max(store.epochs())  # of damaged ones too: a number is used once
                 store.forget_after(manifest.epoch)
                 keeper.go_on_from(manifest)
+                self._note_epochs()
                 return manifest, None, begun
             if options.resume:  # from the beginning it would delete what the job has written
                 raise StoreError(
                     f"there is no epoch of job {self._plan.name!r} in {store.place} any more: it has ended meanwhile, "
                     "elsewhere, or somebody has deleted its checkpoints"
+                )
+            if self._notes.noted("epochs"):  # so it would write again what its sinks have committed
+                raise StoreError(
+                    f"the JobMaster of {self._plan.name!r} has died, and the epochs that were complete in "
+                    f"{store.place} are gone: somebody has deleted or moved them. From the beginning the job would "
+                    "write again what its sinks have written, so it was not started again. Put the directory back and "
+                    f"call penstock.resume({self._plan.name!r}), or run the flow anew, and let its sinks write to "
+                    "another place or overwrite what they have written"
                 )
         else:
             store.destroy()  # what a job of this name left when it failed
@@ -938,6 +968,7 @@ class JobMaster:
         except StoreError as error:
             self._events.put(partial(self._fail, JobEnd("FAILED", str(error))))
             return
+        self._note_epochs()
         self._events.put(lambda: self._coordinator.saved(epoch))
         keeper.tidy(epoch, lambda *chain: self._events.put(lambda: self._replaced(*chain)))
 

@@ -409,3 +409,26 @@ def test_epochs_on_s3(
         finish(job, made)
         assert objects() == {}
     backend.reset()
+
+
+# --- gone with the JobMaster -----------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_removed_before_the_master_dies(
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    """Nobody is left who could save anything anew. From the beginning the job would double what it has committed."""
+    name = fresh_name()
+    made = many_keys(name, tmp_path / "out")
+    job = run(made.flow, workers=1, checkpoints=tmp_path / "epochs", epoch_interval_s=0.2)
+    wait_until(lambda: list((tmp_path / "out").glob("part-*")), "something is committed")
+    master = master_pid(job)
+    os.kill(master, signal.SIGSTOP)
+    before = parts(tmp_path / "out")
+    shutil.rmtree(tmp_path / "epochs" / name)
+    kill(master)
+    with pytest.raises(ps.JobFailed, match=rf"gone: somebody has deleted.*penstock\.resume\('{name}'\)") as failed:
+        job.wait(LIMIT_S, progress=False)
+    assert "run the flow anew" in str(failed.value)
+    after = parts(tmp_path / "out")
+    assert {part: after[part] for part in before} == before

@@ -1,0 +1,51 @@
+"""What a JobMaster's next life knows of its job, whatever has become of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.actors.notes import HeadMemory, Notes
+
+
+class Dict(dict[str, bytes]):
+    """Notes in this process."""
+
+    put = dict.__setitem__
+
+    def delete(self, key: str) -> None:
+        self.pop(key, None)
+
+
+def test_what_one_life_notes_the_next_ones_know() -> None:
+    memory = Dict()
+    first, next_life = (Notes("job", "actor 1", memory) for _ in range(2))
+    assert not next_life.noted("stop")
+    first.note("stop")
+    first.note("stop")
+    assert next_life.noted("stop")
+    assert not next_life.noted("epochs")
+    assert not Notes("other job", "actor 1", memory).noted("stop")
+
+
+def test_another_actor_s_notes_on_a_job_of_that_name_do_not_count() -> None:
+    """It was killed, or the program that it belonged to."""
+    memory = Dict()
+    Notes("job", "actor 1", memory).note("epochs")
+    later = Notes("job", "actor 2", memory)
+    assert not later.noted("epochs")
+    later.note("epochs")
+    assert later.noted("epochs")
+
+
+@pytest.mark.ray
+def test_notes_are_with_the_head_of_the_cluster(cluster: str, fresh_name: Callable[[], str]) -> None:
+    notes = Notes(fresh_name(), "actor")
+    assert not notes.noted("cancel")
+    notes.note("cancel")
+    assert notes.noted("cancel")
+    notes.forget()
+    notes.forget()
+    assert not notes.noted("cancel")
+    assert isinstance(notes._memory, HeadMemory)
