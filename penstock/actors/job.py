@@ -112,7 +112,7 @@ class Job:
         self._driver = Driver.here(ray.get_runtime_context().get_node_id())
         self._outcome = master.outcome.remote(self._driver)
         self._end: JobEnd | None = None
-        self._insisting: dict[str, Any] = {}  # calls that return at the job's end
+        self._cancelled = False
         self._last_status: dict[str, Any] | None = None
         self._master_answered = time.monotonic()
         self._asking: Any = None  # a call for a status that has not been answered yet
@@ -146,7 +146,7 @@ class Job:
     def ends_unasked(self) -> bool:
         """Whether the job runs, and has not been cancelled by this program."""
         # A program that has disconnected from Ray has ended the job. A call would make Ray start a cluster.
-        return ray.is_initialized() and not self._over.is_set() and "cancel" not in self._insisting
+        return ray.is_initialized() and not self._over.is_set() and not self._cancelled
 
     @property
     def state(self) -> str:
@@ -256,6 +256,7 @@ class Job:
 
     def cancel(self) -> None:
         """End the job; records on their way are dropped. Returns at once; wait() returns when the job has ended."""
+        self._cancelled = True
         self._tell("cancel")
 
     def plan(self) -> list[dict[str, Any]]:
@@ -323,10 +324,7 @@ class Job:
         if self._over.is_set():
             return
         try:
-            told = getattr(self._master, method).remote()
-            if method not in self._insisting:
-                self._insisting[method] = self._master.insist.remote(method)
-            cluster.get(told, timeout=_PATIENCE_S)
+            cluster.get(getattr(self._master, method).remote(), timeout=_PATIENCE_S)
         except GetTimeoutError:
             logger.warning(
                 "job %s: its JobMaster does not answer; it does what %s() asks for when it answers again, if this "

@@ -255,6 +255,7 @@ class JobMaster:
                 return
             self._stopping = True
         self._workers.wish("stop")
+        self._note_wish("stop")
 
     def cancel(self) -> None:
         """End the job at once."""
@@ -264,11 +265,7 @@ class JobMaster:
             self._cancelling = True
         self._events.put(list)
         self._workers.wish("cancel")
-
-    def insist(self, method: str) -> None:
-        """`stop` or `cancel`, in each life of this actor: Ray asks again for what has not returned when it dies."""
-        getattr(self, method)()
-        self._ended.wait()
+        self._note_wish("cancel")
 
     def release(self, driver: Driver) -> None:
         """A driver that asked for the outcome has what it wants: with the last, there is no need to linger."""
@@ -415,6 +412,15 @@ class JobMaster:
                 logger.warning("the epochs of job %s stay in the store: %s", self._plan.name, error)
             self._removed = True
 
+    def _note_wish(self, wish: Literal["stop", "cancel"]) -> None:
+        """Whoever has asked for it may go before it is done. Until this has returned, Ray asks a later life again."""
+        if self._options.store is None:  # there is none
+            return
+        try:
+            self._notes.note(wish)
+        except Exception as error:
+            logger.warning("job %s cannot note that it is to %s: %s", self._plan.name, wish, _cause(error))
+
     def _note_epochs(self) -> None:
         """There is a complete epoch. Sinks commit it only when that is noted: a later life of this actor that finds no
         epoch in the store must know whether it may start from the beginning."""
@@ -435,6 +441,11 @@ class JobMaster:
     def _begin(self) -> JobEnd | None:
         """Find out what to go on from, and start all workers. Returns the job's end when that fails."""
         options = self._options
+        if self._born_again:
+            if self._notes.noted("stop"):
+                self.stop()
+            if self._notes.noted("cancel"):
+                self.cancel()
         if not self._hold_places():
             return JobEnd("CANCELLED")
         found = self._found_at_last()

@@ -249,6 +249,27 @@ def test_right_after_stop(cluster: str, fresh_name: Callable[[], str], tmp_path:
     wait_gone([*pids, master], 10.0)
 
 
+@pytest.mark.parametrize(("method", "end"), [("stop", "FINISHED"), ("cancel", "CANCELLED")])
+def test_what_somebody_asked_for_who_has_gone(
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, method: str, end: str
+) -> None:
+    """The JobMaster dies before the workers have heard of it; its next life knows."""
+    flow, check = numbers_flow(fresh_name(), tmp_path / "out")
+    job = run(flow, workers=2, checkpoints=tmp_path / "epochs")
+    wait_until(lambda: complete(job) >= 1, "an epoch is complete")
+    pids = {*worker_pids(job).values()}
+    master = master_pid(job)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    ray.get(getattr(job._master, method).options(max_task_retries=0).remote())  # nothing of it is pending now
+    for pid in (master, *pids):
+        kill(pid)
+    assert job.wait(LIMIT_S, progress=False)["state"] == end
+    if end == "FINISHED":
+        check()
+    assert not list((tmp_path / "epochs").rglob("*"))
+
+
 def test_after_a_source_has_ended(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
     """One of two sources is long at its end: it says so again to those that come back, or comes back and says so."""
     flow = ps.Flow(fresh_name())
