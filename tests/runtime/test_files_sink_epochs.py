@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import sinks
+from penstock.runtime import sinks, sources
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
+from penstock.runtime.flow import Flow
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.parts import PartsWriter
 from penstock.runtime.userfunc import ErrorHandler
@@ -471,6 +472,32 @@ def test_old_parts_are_deleted_at_the_start_of_the_job_only(tmp_path: Path) -> N
     assert finals(tmp_path) == {"part-00000-0000000001.txt": "a\n", "part-00001.txt": "old"} | {
         "part-00000-c000.snappy.parquet": "old"
     }
+
+
+def test_a_new_job_leaves_what_the_resume_of_a_failed_one_needs(tmp_path: Path) -> None:
+    failed = begin(tmp_path)
+    failed.write(["a"])
+    state = failed.prepare(1)
+    failed.write(["b"])
+    failed.close(failed=True)
+    left = hidden(tmp_path)
+    assert left
+    assert finals(tmp_path) == {}
+    flow = Flow("new")
+    flow.read(sources.Memory([1])).write(sinks.Files(tmp_path))
+    with pytest.raises(FlowError, match=r"1 unfinished files \(\.part-00000.* penstock\.resume\(\) .* overwrite=True"):
+        flow.plan(1)
+    for other in (sinks.Files(tmp_path, suffix=".csv"), sinks.Files(tmp_path, overwrite=True)):
+        other.check()  # of files with another ending it would delete none; or the user said so
+    assert hidden(tmp_path) == left
+    resumed = again(tmp_path, 1, [state])
+    resumed.write(["b"])
+    resumed.finish()
+    resumed.prepare(2)
+    resumed.commit(2)
+    resumed.close(failed=False)
+    assert "".join(finals(tmp_path).values()) == "a\nb\n"
+    assert not hidden(tmp_path)
 
 
 def test_closing_deletes_only_what_nobody_counts_on(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ class PartFolder(Sink):
         place = self.directory
         if os.path.exists(place) and not os.path.isdir(place):
             raise FlowError(f"{self.title}: {place!r} is a file; give a directory, in which each task writes a part")
-        self._check_free(self._parts(LOCAL) if os.path.isdir(place) else [])
+        if os.path.isdir(place):
+            self._check_free(LOCAL)
         while not os.path.exists(place):
             place = os.path.dirname(place)
         if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
@@ -72,16 +73,25 @@ class PartFolder(Sink):
     def _check_remote(self, url: str) -> None:
         place = open_place(url, self.title, look=True)
         try:
-            self._check_free(self._parts(place))
+            self._check_free(place)
             place.check()
         except OSError as error:
             raise FlowError(str(failed_write(self.directory, error, sink=self.title))) from error
 
-    def _check_free(self, parts: list[str]) -> None:
-        if parts and not self.overwrite:
+    def _check_free(self, place: Place) -> None:
+        if self.overwrite:
+            return
+        if parts := self._parts(place):
             raise FlowError(
                 f"{self.title}: {self.directory!r} already holds {len(parts)} part files ({parts[0]}, ...). "
                 "Write to another directory, delete them, or give overwrite=True to have them deleted at the start."
+            )
+        names = PartNames(self.directory, self.suffix, self.title, place)
+        if hidden := sorted(name for name, _, _ in names.hidden_ones()):
+            raise FlowError(
+                f"{self.title}: {self.directory!r} holds {len(hidden)} unfinished files ({hidden[0]}, ...) of a job "
+                "that runs, has failed or was killed: penstock.resume() of that job needs them. Resume it, or write to "
+                "another directory. If nobody is to resume it, delete them, or give overwrite=True."
             )
 
     def hold(self) -> Hold | None:
