@@ -1,0 +1,142 @@
+"""Two programs that want one job, or two jobs that want one folder: the second is told, and nothing is touched."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.actors import cluster as joined
+from penstock.actors import job_master
+from penstock.actors.job_master import JobMaster, JobOptions
+from penstock.actors.worker import WorkerOptions
+from penstock.runtime.epochs.manifest import Manifest
+from penstock.runtime.epochs.store import Store
+from penstock.runtime.hold import Held
+from penstock.runtime.pickling import Program
+
+running: Any = importlib.import_module("penstock.actors.run")
+
+
+def flow_to(sink: ps.sinks.Sink, name: str = "job") -> ps.Flow:
+    flow = ps.Flow(name)
+    flow.read(ps.sources.Memory([1])).write(sink)
+    return flow
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Of the job "job", which has failed after its first epoch."""
+    store = Store.open(tmp_path, "job")
+    flow = flow_to(ps.sinks.Null())
+    options = JobOptions(1, 1.0, 60.0, WorkerOptions(None, 1 << 20, 1 << 20), store=store, flow=flow)
+    program = store.put("snapshots/00000001-program", [Program().dumps((flow, options))])
+    store.write_manifest(
+        Manifest(job="job", epoch=1, created=1.5, final=False, key_groups=8, tasks=[], program=program)
+    )
+    return store
+
+
+def test_who_wants_a_store_that_a_running_job_holds_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "is_ending", lambda job: False)
+    other = Store.open(Path(store.place).parent, "job")
+    running._wait_for_store("job", other)  # nobody holds it
+    store.hold()
+    with pytest.raises(ps.JobExists, match=r"a job named 'job' is running .*checkpoints= another directory"):
+        running._wait_for_store("job", other)
+    store.release()
+    running._wait_for_store("job", other)
+
+
+def test_a_job_that_is_ending_may_let_go_of_its_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    def ending(job: str) -> bool:
+        looks.append(job)
+        if len(looks) == 3:
+            store.release()
+        return True
+
+    monkeypatch.setattr(joined, "is_ending", ending)
+    store.hold()
+    running._wait_for_store("job", Store.open(Path(store.place).parent, "job"))
+    assert looks == ["job"] * 3
+
+
+def test_a_store_that_nobody_lets_go_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "is_ending", lambda job: True)
+    monkeypatch.setattr(running, "_HELD_S", -1.0)
+    store.hold()
+    with pytest.raises(ps.JobExists, match="maybe on another cluster"):
+        running._wait_for_store("job", Store.open(Path(store.place).parent, "job"))
+
+
+@pytest.mark.parametrize("how", ["removed", "noted"])
+def test_a_job_that_ends_while_it_is_to_be_resumed(store: Store, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Another program had resumed it, and let go of the store when it had ended."""
+
+    def ends(name: str, found: Store) -> None:
+        if how == "removed":
+            store.destroy()
+        else:
+            store.end("FINISHED")
+
+    monkeypatch.setattr(running, "_connect", lambda *arguments: None)
+    monkeypatch.setattr(running, "_wait_for_store", ends)
+    monkeypatch.setattr(running, "_start", lambda *arguments: "started")
+    with pytest.raises(ps.JobNotFound, match=r"the job 'job' of .* has ended just now"):
+        ps.resume("job", checkpoints=Path(store.place).parent)
+    monkeypatch.setattr(running, "_wait_for_store", lambda *arguments: None)
+    with pytest.raises(ps.JobNotFound, match="there is no epoch of a job 'job'"):
+        ps.resume("job", checkpoints=Path(store.place).parent)
+
+
+def master_of(sink: ps.sinks.Sink) -> JobMaster:
+    """A JobMaster without its actor, which is about to hold what it needs."""
+    master = object.__new__(JobMaster)
+    master._plan = flow_to(sink).plan(1, check_sinks=False)
+    master._options = JobOptions(1, 1.0, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
+    master._holds, master._holds_store = [], False
+    master._cancelling = master._born_again = False
+    master._ended = threading.Event()
+    return master
+
+
+def test_of_two_jobs_that_write_to_one_folder_the_second_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_master, "_HOLD_S", -1.0)
+    first, second = master_of(ps.sinks.Files(tmp_path)), master_of(ps.sinks.Files(tmp_path, overwrite=True))
+    assert first._hold_places()
+    with pytest.raises(Held, match=r"another job.*writes to .*another directory"):
+        second._hold_places()
+    for hold in first._holds:
+        assert hold is not None
+        hold.close()
+    assert second._hold_places()
+
+
+def test_a_folder_that_was_filled_until_it_came_free_is_looked_at_again(tmp_path: Path) -> None:
+    master = master_of(ps.sinks.Files(tmp_path))  # its driver has looked, when there was nothing
+    (tmp_path / "part-00000.txt").touch()
+    with pytest.raises(ps.FlowError, match="already holds 1 part files"):
+        master._hold_places()
+
+
+@pytest.mark.ray
+def test_a_job_of_that_name_that_runs_elsewhere(
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This cluster knows of none, but its store is held."""
+    monkeypatch.setattr(running, "_HELD_S", 0.5)
+    name = fresh_name()
+    elsewhere = Store.open(tmp_path, name)
+    elsewhere.hold()
+    with pytest.raises(ps.JobExists, match="maybe on another cluster"):
+        ps.run(flow_to(ps.sinks.Null(), name), checkpoints=tmp_path)
+    elsewhere.release()
+    job = ps.run(flow_to(ps.sinks.Null(), name), checkpoints=tmp_path)
+    assert job.wait(60, progress=False)["state"] == "FINISHED"
