@@ -123,17 +123,29 @@ class _Frames:
             at = end
 
 
+class KeysNowEqual(CodecError):
+    """Keys of a map that were different when it was encoded have become equal: their class compares otherwise now."""
+
+    def __init__(self, keys: list[Any]) -> None:
+        stored: dict[Any, Any] = {}
+        self.key = next((key for key in keys if stored.setdefault(key, key) is not key), None)  # one of them
+        super().__init__(f"several keys of a map have become equal, to {shorten(self.key)}")
+
+
 def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
-    """The dict of which `encode_map` made this frame, or an equal one."""
+    """The dict of which `encode_map` made this frame, or an equal one. KeysNowEqual when there is none."""
     try:
         if code == MAP:
             return _decode_map(payload)
         keys, values = loads(payload)
-        return dict(zip(keys, values, strict=True))
+        found = dict(zip(keys, values, strict=True))
     except CodecError:
         raise
     except Exception as error:
         raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {error}") from error
+    if len(found) != len(keys):
+        raise KeysNowEqual(keys)
+    return found
 
 
 def decode(code: int, payload: Buffer, *, trusted: bool = True) -> list[Any]:

@@ -48,11 +48,13 @@ _BLIND_EPOCHS = 16
 
 @dataclass
 class KeyedDelta:
-    """Changes of a keyed map: `values[i]` is now that of `keys[i]`, `gone` have none any more."""
+    """Changes of a keyed map: `values[i]` is now that of `keys[i]`, `gone` have none any more. `size`: how many entries
+    the map has then; -1: not known."""
 
     keys: list[Any]
     values: list[Any]
     gone: list[Any]
+    size: int = field(default=-1, compare=False)
 
 
 @dataclass
@@ -65,10 +67,11 @@ class KeyedWhole:
 @dataclass
 class KeyedLog:
     """What was merged into a keyed map: pairs of encoded keys and encoded partials, in order. `merge` says how, for
-    `aggregate.merge_of`."""
+    `aggregate.merge_of`; `size` as of KeyedDelta."""
 
     chunks: list[tuple[Encoded, Encoded]]
     merge: str
+    size: int = field(default=-1, compare=False)
 
 
 @dataclass
@@ -197,14 +200,14 @@ class KeyedMap(_Saved):
         if fresh is None and noted:
             return self._all_values()
         if not fresh:
-            return KeyedDelta([], [], [])
+            return KeyedDelta([], [], [], len(values))
         self._saved += len(fresh)
         if not any_gone:
-            return KeyedDelta(list(fresh), list(fresh.values()), [])
+            return KeyedDelta(list(fresh), list(fresh.values()), [], len(values))
         gone = [key for key, value in fresh.items() if value is _GONE]
         for key in gone:
             del fresh[key]
-        return KeyedDelta(list(fresh), list(fresh.values()), gone)
+        return KeyedDelta(list(fresh), list(fresh.values()), gone, len(values))
 
 
 class LoggedMap(_Saved):
@@ -265,7 +268,7 @@ class LoggedMap(_Saved):
             return self._whole()
         if logged or not merged:
             self._saved += merged
-            return KeyedLog(chunks, self._aggregate.merging)
+            return KeyedLog(chunks, self._aggregate.merging, len(self.values))
         return self._all_values()
 
     def _encode(self) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from array import array
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.runtime import codec
+from penstock.runtime.aggregate import MERGEABLE
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot, worth_compacting
-from penstock.runtime.errors import PenstockError, RecordError, SnapshotDamaged, StoreError
+from penstock.runtime.errors import FlowError, PenstockError, RecordError, SnapshotDamaged, StoreError
 from penstock.runtime.partition import key_groups
-from penstock.runtime.state import KeyedDelta, KeyedMap, KeyedWhole, StageState
+from penstock.runtime.state import Delta, KeyedDelta, KeyedMap, KeyedValues, KeyedWhole, LoggedMap, StageState
 
 GROUPS = 8
 keys = st.one_of(st.integers(0, 20), st.text(max_size=2), st.tuples(st.integers(0, 3), st.booleans()))
@@ -140,3 +143,73 @@ def test_each_byte_is_put_together_only_a_few_times() -> None:
                 sizes[first:] = [whole]
             assert len(sizes) < 40
         assert written < 12 * given
+
+
+# --- keys whose class was edited ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Zoned:
+    """A key of a module that was edited since: its zone does not count any more once it was saved."""
+
+    name: str
+    zone: str = ""
+
+    def __reduce__(self) -> Any:
+        return Zoned, (self.name,)
+
+
+def _restored(*deltas: Delta) -> dict[Any, Any]:
+    """What a task goes on with that has saved these one after the other."""
+    merged = Merged(GROUPS)
+    states = [{"count": (StageState({"state": delta}), (0, 0, 0, 0))} for delta in deltas]
+    merged.add_task((b"".join(encode_snapshot(state, GROUPS)) for state in states), None)
+    return merged.operators["count"].maps["state"]
+
+
+def _edited(how: str, second: str) -> list[Delta]:
+    """Saved by a real map, with a key of another name (`second`) or of the same."""
+    first: dict[Any, Any] = {Zoned("a", "x"): 1, Zoned("b"): 2}
+    later = {Zoned(second, "y"): 3}
+    if how == "log":
+        logged = LoggedMap(dict(first), MERGEABLE["sum"], True)
+        whole = KeyedWhole(dict(first))
+        logged.delta(True)
+        logged.values.update(later)
+        logged.log(list(later), list(later.values()), True)
+        return [whole, logged.delta(False)]
+    kept = KeyedMap(dict(first), True)
+    if how == "whole":
+        kept.values.update(later)
+        return [kept.delta(True)]
+    whole = KeyedWhole(dict(first))
+    kept.delta(True)
+    kept.values.update(later)
+    if how == "values":
+        return [whole, KeyedValues(2, list(later), kept.values)]
+    kept.note(list(later))
+    return [whole, kept.delta(False)]
+
+
+@pytest.mark.parametrize("frames", [False, True])
+@pytest.mark.parametrize("how", ["whole", "delta", "values", "log"])
+def test_keys_of_one_task_that_have_become_equal_are_refused(
+    how: str, frames: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two states one would be lost in silence."""
+    if frames:
+        monkeypatch.setattr(codec, "_FIRST_RECORDS", 1)
+    assert _restored(*_edited(how, "c")) == {Zoned("a"): 1, Zoned("b"): 2, Zoned("c"): 3}
+    with pytest.raises(FlowError, match=r"operator 'count': several keys that were saved are now equal, to .*Zoned\("):
+        _restored(*_edited(how, "a"))
+
+
+def test_keys_that_a_compaction_has_read_are_counted_too() -> None:
+    whole, delta = _edited("delta", "a")
+    states = [
+        {"count": (StageState({"state": one}), (0, 0, 0, 0))} for one in (whole, delta, KeyedDelta([], [], [], 3))
+    ]
+    parts = [b"".join(encode_snapshot(state, GROUPS)) for state in states]
+    merged = Merged(GROUPS)
+    with pytest.raises(FlowError, match="now equal"):
+        merged.add_task([parts[0], b"".join(compact(parts[1:], GROUPS))], None)

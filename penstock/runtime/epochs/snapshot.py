@@ -32,6 +32,7 @@ from penstock.runtime.codec import (
     FRAME_BYTES,
     PICKLE,
     Encoded,
+    KeysNowEqual,
     decode,
     decode_map,
     encode_columns,
@@ -85,6 +86,7 @@ class _Map(msgspec.Struct, array_like=True):
     chunks: list[_Chunk]
     known: int = -1  # of KeyedValues; -1: it is none
     placed: int = 1  # of KeyedValues: so many of the chunks are its keys and, behind them, its values
+    size: int = -1  # entries that the map has with these changes; -1: not known
 
 
 class _Operator(msgspec.Struct, array_like=True):
@@ -132,7 +134,7 @@ def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: i
             _check_keys(operator, list(delta.entries), key_groups)
         return _Map(title, True, "", [_Chunk(_put(frame, segments), _NOTHING, _NOTHING) for frame in frames])
     if isinstance(delta, KeyedLog):
-        return _Map(title, False, delta.merge, _encode_log(delta, segments))
+        return _Map(title, False, delta.merge, _encode_log(delta, segments), size=delta.size)
     if isinstance(delta, KeyedValues):
         delta = _Placed(delta.known, delta.keys, _encode_or_say(operator, encode_values, delta.values))
     if isinstance(delta, _Placed):
@@ -141,8 +143,9 @@ def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: i
         if delta.later is None:
             return _Map(title, False, "", chunks, delta.known, len(chunks))
         later = _encode_map(operator, title, delta.later, key_groups, segments)
-        return _Map(title, False, later.merge, chunks + later.chunks, delta.known, len(chunks))
-    return _Map(title, False, "", _encode_lists(operator, delta.keys, delta.values, delta.gone, key_groups, segments))
+        return _Map(title, False, later.merge, chunks + later.chunks, delta.known, len(chunks), later.size)
+    lists = _encode_lists(operator, delta.keys, delta.values, delta.gone, key_groups, segments)
+    return _Map(title, False, "", lists, size=delta.size)
 
 
 def _put(frame: Encoded, segments: list[Buffer]) -> tuple[int, int]:
@@ -309,14 +312,17 @@ class Merged:
                 for wanted in [entries] if groups is None else _those_of(groups, self.key_groups, entries):
                     if not known.keys().isdisjoint(wanted):
                         key = next(key for key in wanted if key in known)
-                        raise FlowError(
-                            f"operator {name!r}: several keys that were saved are now equal, to {shorten(key)}, and a "
-                            "key can go on with the state of one only. Give the class of the key the fields and the "
-                            "comparison that it had"
-                        )
+                        raise _now_equal(name, shorten(key))
                     known.update(wanted)
             merged.own += state.own
             merged.counters = tuple(a + b for a, b in zip(merged.counters, state.counters, strict=True))  # type: ignore[assignment]
+
+
+def _now_equal(operator: str, key: str) -> FlowError:
+    return FlowError(
+        f"operator {operator!r}: several keys that were saved are now equal, to {key}, and a key can go on with the "
+        "state of one only. Give the class of the key the fields and the comparison that it had"
+    )
 
 
 #: The value of a key that is gone, while snapshots are put together.
@@ -353,6 +359,7 @@ class Chain:
     # All values of maps. What came later is among the entries where these are not complete. Where they are nothing did:
     # the values are put in their places when something does, once instead of with every snapshot.
     values: dict[tuple[str, str], _Placed] = field(default_factory=dict)
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict)  # entries of maps, where the last snapshot says it
 
     def add(self, snapshot: Bytes) -> None:
         """Bring the state up to the next snapshot."""
@@ -373,7 +380,16 @@ class Chain:
                         f"the state was saved with key_groups={header.key_groups}, and the flow has "
                         f"key_groups={self.key_groups}: give Flow(key_groups={header.key_groups})"
                     )
-                self._add_map((operator.name, kept.name), kept, state.maps.setdefault(kept.name, {}), reading)
+                place = (operator.name, kept.name)
+                entries = state.maps.setdefault(kept.name, {})
+                try:
+                    self._add_map(place, kept, entries, reading)
+                except KeysNowEqual as error:
+                    raise _now_equal(operator.name, shorten(error.key)) from error
+                self.sizes[place] = kept.size
+                if self.complete and kept.size >= 0 and len(entries) != kept.size:
+                    some = f"what others are, such as {shorten(next(iter(entries), None))}"
+                    raise _now_equal(operator.name, some)
         reading.end()
         self.count += 1
 
@@ -389,11 +405,12 @@ class Chain:
         later: KeyedLog | KeyedDelta
         if place in self.logged:
             frames = encode_columns(list(entries), list(entries.values()))
-            later = KeyedLog([(keys, partials) for keys, partials in frames], self.logged[place])
+            logged = [(keys, partials) for keys, partials in frames]
+            later = KeyedLog(logged, self.logged[place], self.sizes[place])
         else:
             keys = [key for key, value in entries.items() if value is not _GONE]
             gone = [key for key, value in entries.items() if value is _GONE] if len(keys) < len(entries) else []
-            later = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone)
+            later = KeyedDelta(keys, list(map(entries.__getitem__, keys)), gone, self.sizes[place])
         if (placed := self.values.get(place)) is not None:
             placed.later = later if entries else None
             return placed
@@ -409,7 +426,7 @@ class Chain:
                 return
             for chunk in kept.chunks:
                 codec, length = chunk.keys
-                entries.update(decode_map(codec, reading.take(length)))
+                _put_in(entries, decode_map(codec, reading.take(length)))
             return
         chunks = kept.chunks
         if kept.known >= 0:
@@ -425,7 +442,10 @@ class Chain:
             if merge is not None:
                 merge(entries, iter(keys), iter(values))
                 continue
-            entries.update(zip(keys, values, strict=True))
+            changed = dict(zip(keys, values, strict=True))
+            if len(changed) != len(keys):
+                raise KeysNowEqual(keys)
+            entries.update(changed)
             if not self.complete:
                 entries.update(dict.fromkeys(gone, _GONE))
                 continue
@@ -451,7 +471,9 @@ class Chain:
             # What lies behind the known entries came from a log, and is among the new keys.
             for key in list(islice(reversed(entries), len(entries) - kept.known)):
                 del entries[key]
-            entries.update(dict.fromkeys(new))
+            _put_in(entries, dict.fromkeys(new))
+            if len(entries) != kept.known + len(new):
+                raise KeysNowEqual([*entries, *new])
         else:
             before = self.values.get(place)
             if before is not None:  # what the earlier built on
@@ -478,6 +500,14 @@ class Chain:
             entries.update(zip(islice(keys, len(values)), values, strict=False))
         if seen != len(entries):
             raise SnapshotDamaged(f"a snapshot has {seen:,} values for {len(entries):,} keys")
+
+
+def _put_in(entries: dict[Any, Any], new: dict[Any, Any]) -> None:
+    """Add entries of other keys; KeysNowEqual when they are the same."""
+    size = len(entries) + len(new)
+    entries.update(new)
+    if len(entries) != size:
+        raise KeysNowEqual([*entries, *new])
 
 
 def _size(kept: _Map) -> int:
