@@ -259,7 +259,7 @@ class EventSource(Source):
 
     `limit`: how many events; `duration_s`: so many seconds of the schedule instead. Without either it never ends.
     `paced`: event i comes when the clock says `events.start_ms` and its time in the schedule. That is an appointment: a
-    job that starts later, or continues after a failure, finds all that was due meanwhile waiting, as in a message queue.
+    job that starts later, or continues after a failure, finds waiting what was due meanwhile, as in a message queue.
     `splits`: how many tasks can share the work (None: all of the source's); split t has every index t, t + splits, ...
     `clock`: nanoseconds since 1970, for tests.
 

@@ -11,7 +11,7 @@ with ANSI mode off:
 
 - A null operand makes the result null. & and | know three values: null & False is False, null | True is True. A filter
   keeps the records for which its expression is true.
-- Integers are bigints, 64 bits, and results wrap. `/` is a division of doubles; `//` and `%` truncate towards zero, as SQL's
+- Integers are bigints, 64 bits, and results wrap. `/` divides doubles; `//` and `%` truncate towards zero, as SQL's
   do (-7 // 2 is -3, -7 % 2 is -1). By zero, all three give null.
 - Doubles are IEEE 754, but NaN equals NaN and is greater than every number. An integer or a decimal beside a double
   becomes one.

@@ -20,7 +20,7 @@ used for two contents. Why it does not:
   two tasks share a name, whatever the parallelism was before, and what came after epoch 60 is told by its number:
   `restore(60)` deletes higher numbers, of parts that were committed, too (an older epoch than the last may have to do
   when a snapshot is damaged). Nobody needs to know how far a writer got that is gone.
-- A writer never continues a file of another writer: the other process may be slow rather than dead, and append to it for a
+- A writer never continues the file of another: that process may be slow rather than dead, and append to it for a
   while. `restore` copies the file up to the noted length, which such a *stale* writer has behind it, and makes the copy
   a part of its own at once: its records are of complete epochs. That is one part more for each failure; in return a
   file has one writer, and restoring twice, or again when it was cut short, comes to the same. A stale writer is never
