@@ -213,6 +213,8 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "text for a number of records": (lambda: ps.sources.Generator(str, limit="5"), ("limit must be a whole", "'5'")),
     "part of a record": (lambda: ps.sources.Generator(str, limit=2.5), ("limit must be a whole number", "2.5")),
     "text for a number of splits": (lambda: ps.sources.Memory([], splits="2"), ("splits must be a whole number",)),
+    "text for a limit": (lambda: ps.sinks.Collect(limit="5"), ("limit must be a whole number of records", "'5'")),
+    "part of a line": (lambda: ps.sinks.Console(limit=2.5), ("limit must be a whole number of records", "2.5")),
     "half a split": (lambda: ps.sources.Generator(str, splits=1.5), ("splits must be a whole number",)),
     "endless duration": (lambda: ps.sources.Generator(str, duration_s=float("inf")), ("leave it out",)),
     "text for a batch": (

@@ -271,7 +271,7 @@ def test_collect_has_a_limit() -> None:
     sink.bind(lambda: [1, 2, 3, 4])  # two tasks within the limit each
     with pytest.raises(PenstockError, match="more than limit=3 records"):
         sink.records()
-    with pytest.raises(FlowError, match="limit must not be negative"):
+    with pytest.raises(FlowError, match="limit must be a whole number of records"):
         sinks.Collect(limit=-1)
 
 
@@ -283,7 +283,7 @@ def test_console() -> None:
     put(sink, ["a", ("b", 1)], [Unprintable(), "d"], ["e"], where=where)
     assert sent == [("console", ["a", "('b', 1)"])]
     assert where.errors.skipped == 1
-    with pytest.raises(FlowError, match="limit must not be negative"):
+    with pytest.raises(FlowError, match="limit must be a whole number of records"):
         sinks.Console(limit=-1)
 
 

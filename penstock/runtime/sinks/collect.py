@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError, PenstockError
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.units import is_whole
 
 
 class Collect(Sink):
@@ -26,15 +27,15 @@ class Collect(Sink):
     In a job with epochs a record shows when its epoch is complete, and each record shows exactly once. The records of
     one task of the sink keep their order; the records of several tasks are mixed.
 
-    Errors: FlowError is raised for a negative limit, and by records() when this program has not run a job with this
-    sink. PenstockError is raised when there are more records than the limit.
+    Errors: FlowError is raised for a limit that is negative or no whole number, and by records() when this program has
+    not run a job with this sink. PenstockError is raised when there are more records than the limit.
     """
 
     guarantee = "exactly once"
 
     def __init__(self, limit: int | None = None) -> None:
-        if limit is not None and limit < 0:
-            raise FlowError(f"Collect: limit must not be negative, got {limit}")
+        if limit is not None and not (is_whole(limit) and limit >= 0):
+            raise FlowError(f"Collect: limit must be a whole number of records, 0 or more, got {limit!r}")
         self.limit = limit
         self.channel: str = f"collect-{uuid.uuid4().hex}"
         self._fetch: Callable[[], list[Any]] | None = None

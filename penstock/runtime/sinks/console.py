@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
+from penstock.runtime.units import is_whole
 from penstock.runtime.userfunc import apply
 
 CHANNEL = "console"
@@ -28,15 +29,16 @@ class Console(Sink):
     Guarantee in a job with epochs: at least once. After a failure the lines since the last complete epoch may be
     printed again, and `limit` counts from the beginning again.
 
-    Errors: FlowError is raised for a negative limit. A record whose repr() raises is a failed record.
+    Errors: FlowError is raised for a limit that is negative or no whole number. A record whose repr() raises is a
+    failed record.
     """
 
     prints = True
     guarantee: Guarantee = "at least once"
 
     def __init__(self, limit: int | None = None) -> None:
-        if limit is not None and limit < 0:
-            raise FlowError(f"Console: limit must not be negative, got {limit}")
+        if limit is not None and not (is_whole(limit) and limit >= 0):
+            raise FlowError(f"Console: limit must be a whole number of records, 0 or more, got {limit!r}")
         self.limit = limit
 
     def writer(self, context: SinkContext) -> SinkWriter:
