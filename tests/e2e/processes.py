@@ -17,7 +17,7 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMI
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {limit_s:g} s: {what}")
-        time.sleep(0.05)
+        time.sleep(0.1)  # most conditions ask the job, which takes some milliseconds of several processes
 
 
 def alive(pid: int) -> bool:

@@ -21,7 +21,7 @@ Name = Callable[[], str]
 
 
 def lines_job(
-    name: str, source: ps.sources.Source, workers: int = 2, **options: str
+    name: str, source: ps.sources.Source, workers: int = 1, **options: str
 ) -> tuple[ps.Job, ps.sinks.Collect]:
     flow = ps.Flow(name)
     taken = ps.sinks.Collect()
@@ -76,7 +76,7 @@ def test_malformed_json_to_dead_letters(cluster: str, fresh_name: Name, tmp_path
     stream = flow.read(ps.sources.JsonLines(str(tmp_path / "a.jsonl")), on_error="dead_letter")
     stream.write(good)
     stream.dead_letters().write(bad)
-    ps.run(flow, workers=2).wait(LIMIT_S, progress=False)
+    ps.run(flow).wait(LIMIT_S, progress=False)
     assert sorted(record["n"] for record in good.records()) == [1, 3]
     (letter,) = bad.records()
     assert letter.operator == "read"

@@ -80,11 +80,11 @@ class Program:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    """Starts programs that know of no cluster."""
+    """Starts programs that know of no cluster, or of that at an address."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     running: list[subprocess.Popen[str]] = []
 
-    def start(text: str, stderr: int | None = None) -> Program:
+    def start(text: str, stderr: int | None = None, address: str | None = None) -> Program:
         script = tmp_path / f"program{len(running)}.py"
         script.write_text(COMMON + text)
         process = subprocess.Popen(
@@ -93,7 +93,7 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
             stderr=stderr,
             text=True,
             cwd=tmp_path,
-            env=environment,
+            env=environment if address is None else {**environment, "RAY_ADDRESS": address},
         )
         running.append(process)
         return Program(process)
@@ -140,8 +140,8 @@ except ps.NotEnoughResources as error:
 """
 
 
-def test_a_program_that_does_not_wait_is_told_what_it_loses(program: Callable[..., Program]) -> None:
-    forgetful = program(FORGETFUL, stderr=subprocess.PIPE)
+def test_a_program_that_does_not_wait_is_told_what_it_loses(cluster: str, program: Callable[..., Program]) -> None:
+    forgetful = program(FORGETFUL, stderr=subprocess.PIPE, address=cluster)
     # Its limit is a day: what cannot fit is not waited for.
     assert "100 x 1 = 100 CPUs on one node" in forgetful.says("error")
     _, said = forgetful.process.communicate()

@@ -29,9 +29,10 @@ LIMIT_S = 240.0
 def test_windows_are_exact_while_the_job_switches_and_processes_die(
     cluster: str, fresh_name: Callable[[], str]
 ) -> None:
+    """That another bridge follows one that died: tests/actors/test_dual.py, and the switch campaign."""
     case = CASES["windows"]
     flow = ps.Flow(fresh_name(), parallelism=2)
-    lines = flow.read(ps.sources.Generator(case.line, 3_000), name="lines", parallelism=1).rebalance()
+    lines = flow.read(ps.sources.Generator(case.line, 1_000), name="lines", parallelism=1).rebalance()
     found = ps.sinks.Collect()
     case.build(lines, found)
     spark = SparkOptions(kind="pyspark", start_seconds=LIMIT_S)
@@ -57,8 +58,7 @@ def test_windows_are_exact_while_the_job_switches_and_processes_die(
     kill(first)
     status = seen(lambda _, one: one["failed"], "the bridge's death is noticed")
     read = status["records_read"]
-    seen(lambda s, _: s["records_read"] > read + 3_000, "the job goes on without it")
-    seen(lambda s, _: s["dual"]["processes"].get("bridge") not in (None, first), "another bridge is there")
+    seen(lambda s, _: s["records_read"] > read + 1_000, "the job goes on without it")
     job.stop()
     job.wait(LIMIT_S, progress=False)
     n = job.status()["records_read"]

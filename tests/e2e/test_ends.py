@@ -30,7 +30,7 @@ def busy_flow(name: str) -> ps.Flow:
     """An endless flow over two exchanges."""
     flow = ps.Flow(name)
     (
-        flow.read(ps.sources.Generator(lambda i: f"w{i % 100}", rate=5000))
+        flow.read(ps.sources.Generator(lambda i: f"w{i % 100}", rate=1000))
         .rebalance()
         .map(str.upper)
         .key_by(str.lower)
@@ -40,7 +40,7 @@ def busy_flow(name: str) -> ps.Flow:
     return flow
 
 
-def started(flow: ps.Flow, workers: int = 3, **options: Any) -> tuple[ps.Job, list[int]]:
+def started(flow: ps.Flow, workers: int = 2, **options: Any) -> tuple[ps.Job, list[int]]:
     """The job, running, and the processes of its workers and its JobMaster."""
     import ray
 
@@ -159,14 +159,6 @@ def test_master_killed_in_a_job_without_epochs(cluster: str, fresh_name: Callabl
     assert_gone(flow.name, pids)
 
 
-def test_finished(cluster: str, fresh_name: Callable[[], str]) -> None:
-    flow = ps.Flow(fresh_name())
-    flow.read(ps.sources.Generator(lambda i: i, rate=1000, duration_s=2.0)).map(str).write(ps.sinks.Null())
-    job, pids = started(flow)
-    assert job.wait(LIMIT_S, progress=False)["records_written"] == 2000
-    assert_gone(flow.name, pids)
-
-
 def test_failing_function(cluster: str, fresh_name: Callable[[], str]) -> None:
     def parse(text: str) -> int:
         return int(text)
@@ -184,6 +176,8 @@ def test_failing_function(cluster: str, fresh_name: Callable[[], str]) -> None:
     assert "characters)" in message
     assert f"{Path(__file__).name}" in message
     assert "return int(text)" in message
+    assert job.status()["state"] == "FAILED"
+    assert job.status()["epochs"]["restarts"] == 0
 
 
 DRIVER = """
@@ -194,7 +188,7 @@ import ray
 address, name, detached = sys.argv[1], sys.argv[2], sys.argv[3] == "detached"
 flow = ps.Flow(name)
 table = {i: f"{i:01000d}" for i in range(1000)} if "large" in sys.argv else {}
-(flow.read(ps.sources.Generator(lambda i: f"w{i % 100}", rate=5000))
+(flow.read(ps.sources.Generator(lambda i: f"w{i % 100}", rate=1000))
      .rebalance().map(lambda word: (word + table.get(word, "")).upper())
      .key_by(str.lower).count().write(ps.sinks.Null()))
 job = ps.run(flow, workers=2, address=address, detached=detached)
@@ -259,35 +253,27 @@ def test_driver_killed_with_its_own_cluster(
 def test_detached_job_outlives_its_driver(
     cluster: str, fresh_name: Callable[[], str], driver: Callable[..., tuple[Any, list[int]]]
 ) -> None:
-    name = fresh_name()
-    process, pids = driver(cluster, name, "detached")
-    kill(process.pid)
-    job = ps.attach(name)
-    before = job.status()["records_written"]
-    wait_until(lambda: job.status()["records_written"] > before, "the job goes on")
-    with pytest.raises(ps.JobExists, match=name):
-        ps.run(busy_flow(name))
-    assert all(map(alive, pids))
-    job.stop()
-    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
-    assert_gone(name, pids)
-
-
-def test_the_master_of_a_large_flow_starts_again_without_the_driver(
-    cluster: str, fresh_name: Callable[[], str], driver: Callable[..., tuple[Any, list[int]]]
-) -> None:
-    """What Ray keeps of large arguments goes with the driver."""
+    """The JobMaster of a large flow can even start again: what Ray keeps of large arguments goes with the driver."""
     name = fresh_name()
     process, pids = driver(cluster, name, "detached", "large")
     job = ps.attach(name)
     wait_until(lambda: (job.status().get("epochs") or {}).get("complete"), "an epoch is complete")
     kill(process.pid)
     process.wait()
+    before = job.status()["records_written"]
+    wait_until(lambda: job.status()["records_written"] > before, "the job goes on")
+    with pytest.raises(ps.JobExists, match=name):
+        ps.run(busy_flow(name))
+    assert all(map(alive, pids))
     kill(pids[-1])
 
     def goes_on() -> bool:
         status = job.status()
-        return status["state"] == "RUNNING" and status.get("records_written", 0) > 0
+        return (
+            status["state"] == "RUNNING"
+            and status.get("records_written", 0) > 0
+            and not set(pids) & {worker["pid"] for worker in status["workers"]}
+        )
 
     wait_until(goes_on, "the job goes on", LIMIT_S)
     job.stop()
@@ -308,7 +294,7 @@ def test_idle_job_uses_little_cpu(cluster: str, fresh_name: Callable[[], str]) -
     flow = ps.Flow(fresh_name())
     source = ps.sources.Generator(lambda i: i, rate=[(1000, 1.0), (0.001, 3600.0)])
     flow.read(source).rebalance().map(str).key_by(str).count().write(ps.sinks.Null())
-    job, pids = started(flow, 4)
+    job, pids = started(flow)
 
     def cpu_s() -> float:
         total = 0.0
@@ -320,11 +306,11 @@ def test_idle_job_uses_little_cpu(cluster: str, fresh_name: Callable[[], str]) -
 
     wait_until(lambda: job.status()["read_per_s"] < 1, "the burst is over")
     before = cpu_s()
-    time.sleep(5.0)
-    used = (cpu_s() - before) / 5.0
+    time.sleep(3.0)
+    used = (cpu_s() - before) / 3.0
     job.cancel()
     job.wait(LIMIT_S, progress=False)
-    assert used < 0.25, f"an idle job of 4 workers used {used:.0%} of a core"
+    assert used < 0.25, f"an idle job of 2 workers used {used:.0%} of a core"
 
 
 def test_a_jobmaster_hears_however_many_handles_wait_for_the_end(cluster: str, fresh_name: Callable[[], str]) -> None:

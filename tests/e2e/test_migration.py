@@ -32,13 +32,13 @@ def running(job: Any) -> Callable[[], bool]:
     return lambda: bool(job.status()["state"] == "RUNNING")
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["alone", "with a worker killed"])
-def test_tasks_move_while_records_flow(cluster: str, fresh_name: Callable[[], str], kill: bool) -> None:
-    """Sources, keyed state and sinks move to and fro; the sums are those of all numbers, each once."""
-    total = 60_000
+def test_tasks_move_while_records_flow(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """Sources, keyed state and sinks move to and fro, at last while a worker is killed; the sums are those of all
+    numbers, each once."""
+    total = 20_000
     flow = ps.Flow(fresh_name(), chaining=False)
     sink = ps.sinks.Collect()
-    numbers = flow.read(ps.sources.Generator(int, 6_000, duration_s=total / 6_000), name="in", parallelism=2)
+    numbers = flow.read(ps.sources.Generator(int, 2_000, duration_s=total / 2_000), name="in", parallelism=2)
     keyed = numbers.map(lambda n: (n % KEYS, n), name="pairs", parallelism=2).key_by(lambda pair: pair[0])
     keyed.reduce(lambda a, b: (a[0], a[1] + b[1]), emit="final", name="sums", parallelism=2).write(
         sink, name="out", parallelism=1
@@ -49,7 +49,7 @@ def test_tasks_move_while_records_flow(cluster: str, fresh_name: Callable[[], st
     states: set[str] = set()
 
     def watch() -> None:
-        while not over.is_set():
+        while not over.wait(0.02):
             states.add(job.state)
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -58,14 +58,15 @@ def test_tasks_move_while_records_flow(cluster: str, fresh_name: Callable[[], st
     names = sorted(where(job))
     for turn in range(8):
         wanted = {name: chance.randrange(3) for name in chance.sample(names, 3)}
-        if kill and turn == 4:
+        if turn == 4:
+            over.set()
+            watcher.join()
+            assert states
+            assert "RECOVERING" not in states, "a move that was asked for is no failure"
             os.kill(job.status()["workers"][1]["pid"], signal.SIGKILL)
         job.migrate(wanted)
         found = where(job)
         assert {name: found[name] for name in wanted} == wanted
-    over.set()
-    watcher.join()
-    assert ("RECOVERING" in states) <= kill, "a move that was asked for is no failure"
     assert job.status()["placement"]["moves"] > 5
     job.wait(120, progress=False)
     assert dict(value for _, value in sink.records()) == {key: sum(range(key, total, KEYS)) for key in range(KEYS)}

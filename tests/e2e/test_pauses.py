@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections import Counter
@@ -46,7 +47,7 @@ def test_a_worker_that_was_paused_and_one_in_native_code_can_be_told_to_stop(
 
     def work(i: int) -> int:
         if i == 200:
-            sum(range(300_000_000))  # one call into native code, which keeps the interpreter for seconds
+            ctypes.PyDLL(None).sleep(3)  # one call into native code, which keeps the interpreter for seconds
         return i
 
     source = ps.sources.Generator(lambda i: i, rate=2000)

@@ -31,7 +31,7 @@ from tests.e2e.recovery_flows import FLOWS, parts
 
 pytestmark = pytest.mark.ray
 
-RATE = 20_000.0
+RATE = 5_000.0
 
 
 def seed() -> int:
@@ -95,15 +95,14 @@ def placed(job: Any, operator: str) -> list[int]:
     return [task["worker"] for task in job.status()["tasks"] if operator in task["name"]]
 
 
-# --- the three flows, under fire -----------------------------------------------------------------------------------
+# --- two flows, under fire -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("wordcount", ("worker", "master", "again")),
-        ("grep", ("two", "worker", "master")),
-        ("timers", ("master", "worker", "two", "again")),
+        ("wordcount", ("worker", "again")),
+        ("timers", ("two", "master")),
     ],
 )
 def test_killed_at_random(
@@ -323,13 +322,13 @@ def test_timers_that_are_set_at_the_end(cluster: str, fresh_name: Callable[[], s
     assert Counter(fired.records()) == Counter((key, 4_000_000_000_000 + key, 30) for key in range(1000))
 
 
-@pytest.mark.parametrize("victims", ["workers", "master"])
-def test_rings_that_had_grown(cluster: str, fresh_name: Callable[[], str], victims: str) -> None:
-    """Records that fitted the rings of the dead fit those of the processes that come after them."""
-    records = 6000
+def test_rings_that_had_grown(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """Records that fitted the rings of the dead fit those of the processes that come after them, be it all workers that
+    have died, or the JobMaster, which knew how large the rings were."""
+    records = 10_000
 
     def record(i: int) -> tuple[int, bytes]:
-        return i, bytes(150_000 if i < 2000 else 1_500_000 if i % 101 == 0 else 1000)
+        return i, bytes(150_000 if i < 500 else 1_500_000 if i % 101 == 0 else 1000)
 
     flow = ps.Flow(fresh_name())
     sizes = ps.sinks.Collect()
@@ -340,15 +339,16 @@ def test_rings_that_had_grown(cluster: str, fresh_name: Callable[[], str], victi
         .write(sizes)
     )
     job = run(flow, workers=2, epoch_interval_s=0.5)
-    wait_until(lambda: job.status()["records_read"] >= 3000, "large records flow")
+    wait_until(lambda: job.status().get("records_read", 0) >= 1500, "large records flow")
     assert all(worker["ring_bytes"] >= 4 << 20 for worker in job.status()["workers"]), "the rings have grown"
-    epoch = complete(job)
-    wait_until(lambda: complete(job) >= epoch + 2, "an epoch is complete since")
-    if victims == "master":
-        kill(master_pid(job))
-    else:
-        for pid in worker_pids(job).values():
+    for victims in ("workers", "master"):
+        epoch = complete(job)
+        wait_until(lambda epoch=epoch: complete(job) >= epoch + 2, "an epoch is complete since")
+        gone = set(worker_pids(job).values())
+        for pid in gone if victims == "workers" else [master_pid(job)]:
             kill(pid)
+        running_again(job, gone)
+    assert job.status()["state"] == "RUNNING", "large records are still to come"
     assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
     assert Counter(sizes.records()) == Counter((i, len(record(i)[1])) for i in range(records))
 
@@ -363,18 +363,17 @@ def endless(name: str) -> ps.Flow:
 
 
 def test_too_many_deaths(cluster: str, fresh_name: Callable[[], str]) -> None:
-    job = run(endless(fresh_name()), workers=2, max_restarts=2)
+    job = run(endless(fresh_name()), workers=2, max_restarts=1)
     flowing(job)
     seen = set(worker_pids(job).values())
-    for _ in range(2):
-        running_again(job, {kill_worker(job, 0)})
-        seen |= set(worker_pids(job).values())
+    running_again(job, {kill_worker(job, 0)})
+    seen |= set(worker_pids(job).values())
     last = kill_worker(job, 1)
     with pytest.raises(ps.JobFailed) as failed:
         job.wait(LIMIT_S, progress=False)
     message = str(failed.value)
     assert f"worker 1 (process {last}) died" in message
-    assert "restarted 2 times in the last 600 s, which is all that max_restarts=2 allows" in message
+    assert "restarted 1 times in the last 600 s, which is all that max_restarts=1 allows" in message
     assert "Traceback" not in message
     wait_gone(sorted(seen), 10.0)
 
@@ -409,16 +408,13 @@ def poisoned(name: str, at: int) -> ps.Flow:
     return flow
 
 
-@pytest.mark.parametrize("killed", [False, True], ids=["undisturbed", "recovered"])
-def test_a_function_that_raises(cluster: str, fresh_name: Callable[[], str], killed: bool) -> None:
-    """It would raise again: going back would not help."""
-    at = 6000 if killed else 500
+def test_a_function_that_raises_in_a_job_that_has_recovered(cluster: str, fresh_name: Callable[[], str]) -> None:
+    """It would raise again: going back would not help. In a job without deaths: tests/e2e/test_ends.py."""
+    at = 6000
     job = run(poisoned(fresh_name(), at), workers=2)
-    pids = {}
-    if killed:
-        flowing(job)
-        pids = worker_pids(job)
-        running_again(job, {kill_worker(job, 1)})
+    flowing(job)
+    pids = worker_pids(job)
+    running_again(job, {kill_worker(job, 1)})
     with pytest.raises(ps.JobFailed) as failed:
         job.wait(LIMIT_S, progress=False)
     assert failed.value.operator == "parse"
@@ -428,7 +424,7 @@ def test_a_function_that_raises(cluster: str, fresh_name: Callable[[], str], kil
     assert f"{Path(__file__).name}" in message
     assert 'raise ValueError(f"no {i} today")' in message
     assert job.status()["state"] == "FAILED"
-    assert job.status()["epochs"]["restarts"] == int(killed)
+    assert job.status()["epochs"]["restarts"] == 1
     wait_gone(list(pids.values()), 10.0)
 
 
@@ -450,7 +446,7 @@ def test_state_that_cannot_be_saved(cluster: str, fresh_name: Callable[[], str],
         .process(work, name="keeper")
         .write(ps.sinks.Null() if what == "state" else Stubborn(), name="out")
     )
-    job = run(flow, workers=2)
+    job = run(flow, workers=1)
     with pytest.raises(ps.JobFailed) as failed:
         job.wait(LIMIT_S, progress=False)
     message = str(failed.value)
@@ -517,12 +513,6 @@ def test_what_status_says_of_epochs(cluster: str, fresh_name: Callable[[], str],
     running_again(job, {kill_worker(job, 0)})
     wait_until(lambda: complete(job) > epochs["begun"], "epochs go on, with new numbers")
     assert restarts(job) == 1
-    master = master_pid(job)
-    gone = set(worker_pids(job).values())
-    before = complete(job)
-    kill(master)
-    running_again(job, gone)
-    wait_until(lambda: complete(job) > before, "epochs go on, with new numbers")
     job.cancel()
     assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
     assert not list(tmp_path.rglob("*"))
@@ -585,7 +575,7 @@ print(json.dumps([status["state"], status["records_written"]]), flush=True)
 
 
 def test_a_detached_job_s_master_is_killed(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
-    """Its name stays, and other drivers can wait for it: one that had attached before, and one that comes after."""
+    """Its name stays, and others can wait for it: a driver that had attached before, and a handle that comes after."""
     name = fresh_name()
     flow, check = numbers_flow(name, tmp_path / "out")
     job = run(flow, workers=2, detached=True)
@@ -593,31 +583,26 @@ def test_a_detached_job_s_master_is_killed(cluster: str, fresh_name: Callable[[]
     gone = set(worker_pids(job).values())
     master = master_pid(job)
     start = [sys.executable, "-c", ATTACHED, name, cluster]
-    drivers = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True, cwd=os.getcwd())]
+    driver = subprocess.Popen(start, stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
     try:
-        assert drivers[0].stdout is not None
-        assert any(line == "attached\n" for line in drivers[0].stdout)
+        assert driver.stdout is not None
+        assert any(line == "attached\n" for line in driver.stdout)
         kill(master)
         late = ps.attach(name)
         running_again(job, gone)
         assert not alive(master)
-        drivers.append(subprocess.Popen(start, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()))
-        assert drivers[1].stdout is not None
-        assert any(line == "attached\n" for line in drivers[1].stdout)
         late.stop()
-        for driver in drivers:
-            out, _ = driver.communicate(timeout=LIMIT_S)
-            state, written = json.loads(out.splitlines()[-1])
-            assert state == "FINISHED"
-            assert written > 0
+        out, _ = driver.communicate(timeout=LIMIT_S)
+        state, written = json.loads(out.splitlines()[-1])
+        assert state == "FINISHED"
+        assert written > 0
         assert late.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
         assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
     finally:
-        for driver in drivers:
-            driver.kill()
-            driver.wait()
-            if driver.stdout is not None:
-                driver.stdout.close()
+        driver.kill()
+        driver.wait()
+        if driver.stdout is not None:
+            driver.stdout.close()
     check()
     wait_gone([*gone, master], 10.0)
 

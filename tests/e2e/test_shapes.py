@@ -45,7 +45,7 @@ def test_interleaved_stages_small_rings_slow_end(cluster: str) -> None:
     """A-B-A-B over two workers, rings and windows at their smallest, a slow last stage: no deadlock, order kept,
     memory flat. The last stage is slow by work a record, so the others wait for it all the time. What is kept to be
     sent again may take 1 MiB of memory, so that the time at which an epoch completes does not matter."""
-    records = 1_000_000
+    records = 200_000
     flow = ps.Flow("interleaved", parallelism=1)
     result = ps.sinks.Collect()
 
@@ -60,14 +60,14 @@ def test_interleaved_stages_small_rings_slow_end(cluster: str) -> None:
     stream = stream.rebalance().map(slow, name="b2")
     stream.key_by(0).process(OrderCheck()).write(result)
     job = ps.run(flow, workers=2, ring_bytes=4096, window_bytes=1024, cache_bytes=1024 * 1024)
-    wait_until(lambda: job.status()["records_read"] > records // 20, "the job is well under way", 3 * LIMIT_S)
+    wait_until(lambda: job.status().get("records_read", 0) > records // 20, "the job is well under way", 3 * LIMIT_S)
     early = job.status()
     before = [rss_bytes(worker["pid"]) for worker in early["workers"]]
     assert {task["worker"] for task in early["tasks"] if task["name"].startswith(("a1", "a2"))} == {0}
     assert {task["worker"] for task in early["tasks"] if task["name"].startswith("b1")} == {1}
     wait_until(lambda: job.status()["records_read"] > records * 4 // 5, "most is read", 10 * LIMIT_S)
     after = [rss_bytes(worker["pid"]) for worker in job.status()["workers"]]
-    assert max(b - a for a, b in zip(before, after, strict=True)) < 16 * 1024 * 1024
+    assert max(b - a for a, b in zip(before, after, strict=True)) < 6 * 1024 * 1024
     job.wait(10 * LIMIT_S, progress=False)
     assert result.records() == [(records, 0)]
 
@@ -184,7 +184,7 @@ def test_status_is_plain_data(cluster: str, fresh_name: Callable[[], str]) -> No
     flow = ps.Flow(fresh_name())
     flow.read(ps.sources.Generator(lambda i: i, rate=2000)).map(str).write(ps.sinks.Null())
     job = ps.run(flow, workers=2)
-    wait_until(lambda: job.status()["read_per_s"] > 0, "a rate is known")
+    wait_until(lambda: job.status().get("read_per_s", 0) > 0, "a rate is known")
     status = json.loads(json.dumps(job.status()))
     for worker in status["workers"]:
         assert os.path.exists(f"/proc/{worker['pid']}")

@@ -51,8 +51,7 @@ def count_words(name: str, corpus: Path, **run: int) -> dict[str, int]:
     return dict(records)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("parallelism", [1, 3, 8])
+@pytest.mark.parametrize(("workers", "parallelism"), [(1, 3), (2, 1), (4, 8)])
 def test_counts_equal_counter(
     cluster: str, corpus: Path, expected: Counter[str], workers: int, parallelism: int
 ) -> None:

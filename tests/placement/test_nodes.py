@@ -115,7 +115,7 @@ def test_a_job_whose_node_dies_says_so(world: World) -> None:
     added = [world.add(2), world.add(2)]
     flow = ps.Flow("dying-node")
     flow.read(ps.sources.Generator(int, 100), parallelism=2).write(ps.sinks.Null())
-    job = ps.run(flow, workers=8, start_timeout_s=20, nodes=4)
+    job = ps.run(flow, workers=4, cpus_per_worker=2, start_timeout_s=20, nodes=4)
     world.until(lambda: job.state == "RUNNING")
     workers = {worker["pid"] for worker in job.status()["workers"]}
     # The JobMaster is on any of them: one that dies with its node starts again, and finds too few nodes.
@@ -211,7 +211,7 @@ def test_pinned_tasks_run_where_they_must(world: World) -> None:
         lines = flow.read(ps.sources.Generator(int, 100), name="in", parallelism=2)
         lines.map(str, name="text", parallelism=3).write(ps.sinks.Null(), name="out", parallelism=1)
         pin = {"text": {"rack": "a"}, "in": {"disk": 1.0}}
-        job = ps.run(flow, workers=4, placement=PlacementOptions(method, nodes=2, pin=pin))
+        job = ps.run(flow, workers=2, placement=PlacementOptions(method, nodes=2, pin=pin))
         world.until(lambda job=job: job.status()["state"] == "RUNNING")
         status = job.status()
         node_of = {worker["index"]: worker["node_id"] for worker in status["workers"]}
