@@ -7,7 +7,8 @@ The first line of each class's own docstring says more. A test compares this tre
     │   ├── SourceError           an input named in it cannot be read: missing, empty glob, no permission
     │   └── NoSuchMethod          a stream has no method of this name (also an AttributeError)
     ├── CodecError                a record cannot be encoded, or received bytes cannot be decoded
-    │   └── CorruptGzip           a gzip file is damaged or ends early
+    │   ├── CorruptGzip           a gzip file is damaged or ends early
+    │   └── KeysNowEqual          keys of a map that differed when they were saved have become equal
     ├── KeyTypeError              a key has no stable hash (also a TypeError)
     ├── MissingField              a record has no field that an expression reads (also a LookupError)
     ├── EvaluationError           an expression cannot be evaluated for a record
