@@ -11,7 +11,7 @@ SECONDS ?= 600
 N ?=
 ARGS ?=
 
-.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement stubs lock clean
+.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-properties stubs lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,7 +23,7 @@ setup: .venv/installed ## make .venv with everything pinned, and build the nativ
 	@command -v c++ >/dev/null || { echo "Penstock needs a C++ compiler (Debian: apt-get install g++ python3-dev)"; exit 1; }
 	@command -v java >/dev/null || echo "note: no Java found; the Spark bridge will need Java 17 (Debian: apt-get install openjdk-17-jre-headless)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements/dev.txt
 	@touch $@
 
 .venv/installed: .venv/packages $(INSTALLED)
@@ -72,6 +72,9 @@ campaign-switch: setup ## run N (50) jobs that go to Spark and back while their 
 
 campaign-placement: setup ## plans beside the best there is, on N (200) topologies and all small graphs
 	$(BIN)/python -m tests.placement.campaign --topologies $(or $(N),200) --seed $(SEED) $(ARGS)
+
+campaign-properties: setup ## try N (2000) examples of each property that the suite tries a few of
+	PENSTOCK_EXAMPLES=$(or $(N),2000) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 0 $(ARGS)
 
 stubs: setup ## write the type stub of the native core anew
 	$(BIN)/python -m nanobind.stubgen -m penstock.runtime._native -p penstock/runtime/native/stub.pat \

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
+
+# `make test` tries so many examples of each property, others each time; `make campaign-properties` tries thousands. How
+# long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "penstock",
+    max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("penstock")
 
 # The tests' queries are short: the JVM's optimising compiler and its parallel collector would take more of the two
 # cores than they save.
@@ -20,6 +32,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.scheduling import ByFixture
 
     return ByFixture(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """What thousands of tests consist of stays to the end: the garbage collector need not look through it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

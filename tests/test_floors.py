@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -32,6 +33,12 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+@functools.cache
+def imports_of(path: Path) -> list[tuple[int, str, bool]]:
+    """What `imports` gives for a module of the package, which is read once."""
+    return list(imports(path))
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -70,7 +77,7 @@ def floor(path: Path) -> int:
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_imports_go_down_the_floors(path: Path) -> None:
-    for line, name, _ in imports(path):
+    for line, name, _ in imports_of(path):
         where = f"{relative(path)}:{line} imports {name}"
         top, _, rest = name.partition(".")
         assert top not in FLOORS, f"{where}: write penstock.{top}, the root links would load a second copy"
@@ -106,7 +113,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("library", ["pyspark", "raydp", "pyverbs"])
 def test_optional_libraries_are_loaded_lazily(library: str) -> None:
     for path in MODULES:
-        for line, name, at_once in imports(path):
+        for line, name, at_once in imports_of(path):
             assert name.split(".")[0] != library or not at_once, f"{relative(path)}:{line}"
 
 

@@ -52,10 +52,13 @@ flow.read(ps.sources.Memory([1])).key_by(str).map(str)
 """
 
 
-def mypy(program: str, folder: Path) -> list[str]:
-    """The lines that have errors, as `mypy --strict` tells a user who has Penstock installed."""
-    file = folder / "program.py"
-    file.write_text(program)
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The lines with errors of both programs, as `mypy --strict` tells a user who has Penstock installed."""
+    folder = tmp_path_factory.mktemp("typed")
+    programs = {"program.py": PROGRAM, "mistakes.py": MISTAKES}
+    for name, text in programs.items():
+        (folder / name).write_text(text)
     options = ["--strict", "--follow-imports=silent", "--no-error-summary", "--show-error-codes", "--no-incremental"]
     config = folder / "mypy.ini"
     # Libraries below Penstock are not looked into: that takes minutes and says nothing about it.
@@ -65,22 +68,23 @@ def mypy(program: str, folder: Path) -> list[str]:
         "follow_imports = skip\nignore_missing_imports = True\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", f"--config-file={config}", *options, str(file)],
+        [sys.executable, "-m", "mypy", f"--config-file={config}", *options, *programs],
         capture_output=True,
         text=True,
         cwd=folder,
         check=False,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if ": error:" in line]
+    lines = [line for line in done.stdout.splitlines() if ": error:" in line]
+    return {name: [line for line in lines if line.startswith(f"{name}:")] for name in programs}
 
 
-def test_a_user_s_program_passes_a_strict_type_check(tmp_path: Path) -> None:
-    assert mypy(PROGRAM, tmp_path) == []
+def test_a_user_s_program_passes_a_strict_type_check(errors: dict[str, list[str]]) -> None:
+    assert errors["program.py"] == []
 
 
-def test_a_type_check_finds_what_is_misspelt(tmp_path: Path) -> None:
-    found = {int(line.split(":")[1]) for line in mypy(MISTAKES, tmp_path)}
+def test_a_type_check_finds_what_is_misspelt(errors: dict[str, list[str]]) -> None:
+    found = {int(line.split(":")[1]) for line in errors["mistakes.py"]}
     lines = MISTAKES.splitlines()
     wanted = {i for i, line in enumerate(lines, 1) if line and not line.startswith(("import", "flow = "))}
     assert found == wanted, [lines[i - 1] for i in found ^ wanted]

@@ -72,7 +72,6 @@ FIRST = (
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     SEEDS,
     RATES,
@@ -95,7 +94,7 @@ def test_both_forms_are_the_same_text(
     assert batch.num_rows == len(lines) == count
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS, RATES, st.integers(0, 1 << 31), st.integers(1, 500), st.data())
 def test_an_event_depends_on_its_index_alone(seed: int, rate: Any, first: int, count: int, data: Any) -> None:
     events = Events(seed, rate=rate, late_share=0.1)
@@ -225,7 +224,6 @@ def take(reader: EventReader, limit: int, arrow: bool) -> list[str]:
     return lines
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 3_000),
     st.integers(1, 4),
@@ -397,7 +395,7 @@ def test_the_recount_equals_sql_s(disordered: tuple[Events, int, ysb.Counts]) ->
     assert ysb.recount(events, n) == right
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 2**32), st.integers(0, 3_000), st.sampled_from([20, 300, 50_000]), st.booleans())
 def test_counts_of_any_seed(seed: int, n: int, rate: int, skew: bool) -> None:
     events = Events(seed, rate=rate, skew=skew)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.batch import KeyedBatch, split
@@ -108,7 +108,6 @@ class Model:
 
 
 @given(scripts, gaps, st.integers(1, 10**6), randoms)
-@settings(max_examples=300, deadline=None)
 def test_any_interleaving(plans: list[Script], steps: list[int], first: int, rng: Random) -> None:
     """Also when epochs were passed over, the same for all, and when the task is as slow or quick as can be."""
     epochs = [first + sum(steps[:k]) for k in range(5)]
@@ -118,7 +117,6 @@ def test_any_interleaving(plans: list[Script], steps: list[int], first: int, rng
 
 
 @given(scripts, st.booleans(), randoms)
-@settings(max_examples=100, deadline=None)
 def test_one_channel_after_the_other(plans: list[Script], backwards: bool, rng: Random) -> None:
     """As far apart as channels can be: all but the last are held over many barriers."""
     model = Model(plans, [1, 2, 3, 4, 5])

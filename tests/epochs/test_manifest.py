@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.epochs.manifest import FORMAT, Blob, Manifest, TaskEntry, decode, encode
@@ -62,7 +62,6 @@ def framed(body: bytes) -> bytes:
     return b'{"checksum":"%08x","manifest":%b}\n' % (zlib.crc32(body), body)
 
 
-@settings(max_examples=200, deadline=None)
 @given(manifests)
 def test_what_is_written_comes_back(manifest: Manifest) -> None:
     data = encode(manifest)
@@ -95,7 +94,6 @@ def test_every_shortened_and_every_lengthened_file_is_seen() -> None:
             decode(data + more, "it")
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300))
 def test_no_other_bytes_are_a_manifest(data: bytes) -> None:
     with pytest.raises(SnapshotDamaged):

@@ -399,13 +399,13 @@ class OutChannelOf:
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_replay(local: bool, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(240):
+    for seed in range(100):
         model = Model(seed, tmp_path, local)
         model.run(200 + 400 * (seed % 2))
         seen += model.seen
     wanted = {"free while behind", "held up", "complete", "cut", "ended before", "spilled"}
     wanted |= set() if local else {"dropped", "old credit"}
-    assert all(seen[what] >= 25 for what in wanted), f"too little happens to test anything: {seen}"
+    assert all(seen[what] >= 10 for what in wanted), f"too little happens to test anything: {seen}"
 
 
 # --- what is sent again ------------------------------------------------------------------------------------------

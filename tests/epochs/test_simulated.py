@@ -1,4 +1,4 @@
-"""Simulated jobs with epochs and faults: everything exactly once, in some hundred seeds of the campaign.
+"""Simulated jobs with epochs and faults: everything exactly once, in some seeds of the campaign.
 
 More of them: python -m tests.epochs.campaign --help
 """
@@ -25,8 +25,8 @@ from tests.epochs.sim import EpochCluster, Faults, Process, Stuck, faults_of
 from tests.runtime.random_flows import RandomFlow
 from tests.runtime.sim import Trickle, small_steps
 
-SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "300"))
-CHUNKS = 10
+SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "120"))
+CHUNKS = 6
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -35,19 +35,46 @@ def test_every_record_counts_once_whatever_dies(chunk: int) -> None:
         run_seed(seed)
 
 
-# The first seeds that found bugs which few seeds find: tried first, as the way to them takes seconds.
+# The first seeds that found the bugs: tried first, as the way to them may take seconds.
 FOUND_BY = {
     "all-have-stopped": 557,
-    "kept-records-shared": 450,
+    "builds-on-what-was-lost": 65,
+    "closed-windows-stay-saved": 16,
+    "copies-are-not-read": 91,
+    "drop-at-acknowledgement": 9,
+    "drop-at-barrier": 9,
+    "end-of-time-before-the-end": 4,
+    "group-of-another": 37,
+    "kept-records-shared": 155,
+    "log-twice": 4,
+    "losses-are-not-told": 11,
     "lost-while-saving": 494,
-    "no-timers-back": 67,
+    "mended-from-what-is-damaged": 268,
+    "moved-senders-wait": 110,
+    "no-gone-keys": 4,
+    "no-timers-back": 20,
+    "no-triggers-again": 11,
+    "nothing-dealt": 11,
+    "nothing-redirected": 52,
+    "old-acknowledgements": 107,
     "old-channels-fail": 265,
-    "old-generations": 67,
-    "places-of-removed-keys": 273,
+    "old-credit": 145,
+    "old-ends": 110,
+    "old-generations": 9,
+    "placed-as-before": 110,
+    "places-of-removed-keys": 432,
+    "says-that-it-stops": 19,
+    "skip-alignment": 12,
     "slabs-too-soon": 251,
+    "stays-stopped": 5,
     "stopped-while-made": 241,
-    "watermark-forgotten": 110,
+    "timer-not-touched": 4,
+    "unanswered-is-forgotten": 5,
+    "unknown-is-no": 670,
+    "values-out-of-order": 4,
+    "watermark-forgotten": 89,
     "watermark-overtakes": 223,
+    "windows-fire-again": 27,
 }
 
 
@@ -266,13 +293,13 @@ def epochs_of(made: RandomFlow) -> Scene:
     return cluster
 
 
-@pytest.mark.parametrize("way", ["delete", "truncate", "flip", "replace"])
-def test_damage_of_any_one_file_loses_nothing(way: str) -> None:
-    """Of the files of a real sequence of epochs each is damaged, and then everybody dies."""
+@pytest.mark.parametrize(("way", "first"), [("delete", 0), ("truncate", 1), ("flip", 0), ("replace", 1)])
+def test_damage_of_any_one_file_loses_nothing(way: str, first: int) -> None:
+    """Of the files of a real sequence of epochs each is damaged, in two of four ways, and then everybody dies."""
     with small_steps(3):
         names = sorted(epochs_of(counted()).store.disk.files)
     assert len(names) > 20
-    for number, name in enumerate(names):
+    for number, name in enumerate(names[first::2]):
         with small_steps(3):
             cluster = epochs_of(counted())
             files = cluster.store.disk.files

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
@@ -66,7 +66,6 @@ def test_nothing_is_made_by_opening(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.binary(max_size=3000), max_size=6))
 def test_what_is_put_comes_back(parts: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
     data = b"".join(parts)
@@ -411,7 +410,6 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(steps=steps)
 def test_collect_never_deletes_what_is_needed(steps: list[tuple[str, list[str], int]]) -> None:
     """Three tasks with chains of deltas; epochs are completed, abandoned, damaged, and the store is collected."""

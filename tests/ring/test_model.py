@@ -97,4 +97,4 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestRing = RingMachine.TestCase
-TestRing.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestRing.settings = settings(stateful_step_count=60)

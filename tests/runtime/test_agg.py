@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -128,7 +128,6 @@ def cut(rng: random.Random, records: list[Any], parts: int) -> list[list[Any]]:
 
 
 @given(RECORDS, st.integers(1, 5), st.integers(0, 10**6))
-@settings(max_examples=300, deadline=None)
 def test_records_and_partials_of_any_parts_give_what_python_makes_of_all(
     records: list[Any], parts: int, seed: int
 ) -> None:
@@ -155,7 +154,6 @@ def test_records_and_partials_of_any_parts_give_what_python_makes_of_all(
 
 @pytest.mark.parametrize("name", ["n", "count_i", "sum_h", "mean_f", "min_s", "max_t"])
 @given(records=RECORDS)
-@settings(deadline=None)
 def test_one_alone(name: str, records: list[Any]) -> None:
     agg = Agg({name: EVERYTHING.aggregations[name]})
     state: dict[Any, Any] = {}
@@ -209,7 +207,6 @@ PRICES = Agg({"n": ps.count(), "top": ps.max(ps.col("price")), "total": ps.sum(p
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([1, 2, None, "x", [], "none"])), max_size=12))
-@settings(deadline=None)
 @pytest.mark.parametrize("emit", ["latest", "every", "final"])
 def test_only_the_records_that_fail_are_let_go(emit: Emit, pairs: list[tuple[str, Any]]) -> None:
     records = [{"k": k} if price == "none" else {"k": k, "price": price} for k, price in pairs]
@@ -278,7 +275,6 @@ def test_results_that_were_emitted_never_change() -> None:
 
 
 @given(RECORDS, st.lists(st.integers(1, 4), min_size=2, max_size=2), st.booleans(), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
 def test_a_flow_gives_what_python_makes_of_its_records(
     records: list[Any], parallelism: list[int], chaining: bool, seed: int
 ) -> None:
@@ -303,7 +299,6 @@ def test_a_flow_gives_what_python_makes_of_its_records(
     st.lists(st.integers(1, 3), min_size=2, max_size=2),
     st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
 def test_windows_give_what_python_makes_of_theirs(
     records: list[Any], window: ps.Sliding, emit: Any, parallelism: list[int], seed: int
 ) -> None:
@@ -371,7 +366,6 @@ def put_back(saved: list[Saved], groups: set[int]) -> SavedState:
 
 
 @given(RECORDS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6))
-@settings(max_examples=200, deadline=None)
 def test_state_comes_back_by_key_to_any_number_of_tasks(records: list[Any], before: int, after: int, seed: int) -> None:
     """Tasks take records and partials and save at random; now and then others go on from what was saved."""
     rng = random.Random(seed)

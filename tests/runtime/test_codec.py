@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.runtime import codec
@@ -150,7 +150,6 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.lists(RECORDS, max_size=5))
 @example([])
 @example([None])
@@ -164,14 +163,12 @@ def test_values_and_types_are_kept(records: list[Any]) -> None:
     assert same(decoded, records)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(PLAIN, max_size=5))
 def test_plain_values_are_kept(records: list[Any]) -> None:
     _, decoded = round_trip(records)
     assert same(decoded, records)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.integers(1, 6), st.data())
 def test_tuples_are_kept(arity: int, data: st.DataObject) -> None:
     records = data.draw(st.lists(st.tuples(*[PLAIN] * arity), max_size=5))
@@ -294,7 +291,6 @@ def test_broken_bytes_are_refused(code: int, payload: bytes) -> None:
         decode(code, payload)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=40), st.sampled_from([TEXT, SCALARS, NESTED, TUPLES | 2 << KIND_BITS]))
 def test_noise_decodes_to_a_list_or_a_codec_error(payload: bytes, code: int) -> None:
     with contextlib.suppress(CodecError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime import sources
@@ -241,7 +241,6 @@ def test_a_recovery_does_not_read_on_in_another_file(tmp_path: Path) -> None:
 fields = st.text(alphabet="ab ,;\"'\n\r\té\u2028\U0001f600", max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     rows=st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(fields, min_size=n, max_size=n), max_size=9)),
     delimiter=st.sampled_from(",;\t"),

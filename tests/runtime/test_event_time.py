@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -40,7 +40,6 @@ marks_of = st.lists(
 
 
 @given(marks_of, st.integers(1, 3))
-@settings(max_examples=500)
 def test_a_tasks_watermark_is_the_least_of_its_channels(said: list[tuple[int, int]], channels: int) -> None:
     """Whatever they say: of those that are neither idle nor ended, and it never goes back. When none of these is left
     it comes to the greatest that was said, and then falls silent."""

@@ -45,7 +45,8 @@ from penstock.runtime.expressions.tree import Call
 from penstock.runtime.userfunc import ErrorHandler, apply
 from tests.runtime.random_expressions import SCHEMA, VALUES, evaluate, expression, record, same_value
 
-pytestmark = pytest.mark.filterwarnings("error")  # also of what is generated
+# Also of what is generated; but not that garbage of other tests is collected here.
+pytestmark = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
 
 UTC = timezone.utc
 a, b, s, t = col("a"), col("b"), col("s"), col("t")
@@ -61,11 +62,11 @@ def value(expr: Expr, **fields: Any) -> Any:
 
 seeds = st.randoms(use_true_random=False)
 kinds = st.sampled_from(list(VALUES))
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+large = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @given(rng=seeds, kind=kinds, depth=st.integers(1, 4))
-@unhurried
+@large
 def test_closures_that_know_the_types_give_what_the_slow_evaluator_gives(
     rng: random.Random, kind: str, depth: int
 ) -> None:
@@ -89,7 +90,7 @@ def brings_to_double(expr: Expr) -> bool:
 
 
 @given(rng=seeds, kind=kinds, depth=st.integers(1, 4))
-@unhurried
+@large
 def test_closures_that_do_not_know_the_types_give_the_same(rng: random.Random, kind: str, depth: int) -> None:
     expr = expression(rng, kind, depth)
     if brings_to_double(expr):
@@ -103,7 +104,7 @@ def test_closures_that_do_not_know_the_types_give_the_same(rng: random.Random, k
 
 
 @given(rng=seeds, depth=st.integers(1, 4), typed=st.booleans())
-@unhurried
+@large
 def test_filters_keep_what_is_true(rng: random.Random, depth: int, typed: bool) -> None:
     condition = expression(rng, "boolean", depth)
     if not typed and brings_to_double(condition):
@@ -122,7 +123,7 @@ def test_filters_keep_what_is_true(rng: random.Random, depth: int, typed: bool) 
 
 
 @given(rng=seeds, kind=kinds, depth=st.integers(1, 4))
-@unhurried
+@large
 def test_expressions_travel_and_are_written_as_python(rng: random.Random, kind: str, depth: int) -> None:
     expr = expression(rng, kind, depth)
     assert pickle.loads(pickle.dumps(expr)).same(expr)

@@ -8,7 +8,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.errors import FlowError
@@ -54,7 +54,6 @@ def run(source: Generator, clock: Clock, parallelism: int = 1, limit: int = 1000
     return out
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 300),
     st.integers(1, 5),
@@ -172,7 +171,6 @@ def test_a_duration_without_a_rate() -> None:
     assert reader.finished
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from([None, 777, [(100, 0.05), (0, 0.01), (900, 0.1)]]),
     st.sampled_from(["constant", "poisson"]),

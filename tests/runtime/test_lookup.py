@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -65,7 +65,6 @@ tables = st.dictionaries(st.integers(0, 6), st.tuples(st.none() | st.integers(),
 
 
 @given(st.lists(keys, max_size=30), tables, st.booleans(), st.integers(0, 2), st.sampled_from(("inner", "left")))
-@settings(max_examples=150, deadline=None)
 def test_random_tables_join_as_duckdb_joins_them(
     records: list[int | None], table: dict[int, Any], arrow: bool, nulls: int, how: str
 ) -> None:

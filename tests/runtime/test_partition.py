@@ -20,7 +20,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.errors import FlowError, KeyTypeError
@@ -206,7 +206,6 @@ def test_nan_is_no_key(key: Any) -> None:
     assert caught.value.index == 1  # type: ignore[attr-defined]
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=st.characters(codec=None, exclude_categories=())))
 def test_text_is_hashed_by_its_characters_not_by_how_it_is_stored(text: str) -> None:
     wide = (text + "\U0001f600")[:-1]
@@ -283,7 +282,6 @@ def test_regular_keys_spread_evenly_over_groups(name: str, n_groups: int) -> Non
 # ---- key groups and tables ----
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.data())
 def test_tables_are_contiguous_even_and_leave_no_task_without_a_group(n_groups: int, data: st.DataObject) -> None:
     parallelism = data.draw(st.integers(1, n_groups))
@@ -298,7 +296,6 @@ def test_tables_are_contiguous_even_and_leave_no_task_without_a_group(n_groups: 
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), st.data())
 def test_rescaling_moves_no_more_groups_than_it_must(n_groups: int, data: st.DataObject) -> None:
     before, after = (data.draw(st.integers(1, n_groups)) for _ in range(2))
@@ -371,7 +368,6 @@ def slow_partition(
     return parts
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(ANY_KEYS, max_size=60), st.integers(1, 150), st.integers(0, 3), st.data())
 def test_partition_equals_the_slow_model(keys: list[Any], n_groups: int, width: int, data: st.DataObject) -> None:
     parallelism = data.draw(st.integers(1, n_groups))

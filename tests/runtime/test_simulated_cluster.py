@@ -12,8 +12,8 @@ from penstock.runtime.sinks.collect import Collect
 from tests.runtime.random_flows import random_flow
 from tests.runtime.sim import Cluster, Trickle, small_steps
 
-SEEDS = int(os.environ.get("PENSTOCK_SIM_SEEDS", "1000"))
-CHUNKS = 20
+SEEDS = int(os.environ.get("PENSTOCK_SIM_SEEDS", "300"))
+CHUNKS = 6
 
 
 def place(tasks: int, rng: random.Random) -> dict[int, int]:

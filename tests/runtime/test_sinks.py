@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime import sinks, sources
@@ -147,7 +147,6 @@ def test_large_writes_leave_before_flush(tmp_path: Path) -> None:
     writer.close(True)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.text(alphabet="ab\u2028\x0bé", max_size=5), max_size=10), max_size=5), st.booleans())
 def test_what_files_writes_textfiles_reads(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[str]], packed: bool

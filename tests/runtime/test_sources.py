@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.runtime import sources
@@ -217,7 +217,6 @@ def read_range(part: FileRange, limit: int = 1000, offset: int | None = None) ->
     return drain(reader, limit), reader.offsets()["s"]
 
 
-@settings(max_examples=150, deadline=None)
 @given(contents, st.integers(1, 9))
 @example(b"\n" * 10, 3)
 @example(b"a" * 50 + b"\n", 4)
@@ -234,7 +233,6 @@ def test_any_cut_gives_every_line_once(scratch: Path, content: bytes, block: int
             assert got == lines, cut
 
 
-@settings(max_examples=100, deadline=None)
 @given(contents, st.integers(1, 6), st.integers(1, 40), st.data())
 def test_many_ranges_give_every_line_once(
     scratch: Path, content: bytes, count: int, block: int, data: st.DataObject
@@ -248,7 +246,6 @@ def test_many_ranges_give_every_line_once(
     assert got == expected_lines(content)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     contents,
     contents,
@@ -556,7 +553,6 @@ json_piece = st.sampled_from(
 )
 
 
-@settings(max_examples=400)
 @given(st.lists(st.lists(json_piece, max_size=3).map("".join), max_size=8), st.booleans())
 def test_a_block_of_json_is_what_its_lines_are(lines: list[str], final: bool) -> None:
     decoder = JsonDecoder()
@@ -572,7 +568,6 @@ def test_a_block_of_json_is_what_its_lines_are(lines: list[str], final: bool) ->
     assert clean == (not any(isinstance(r, Unreadable) for r in got))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=4), max_size=3), max_size=30),
     st.integers(1, 4),

@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -133,7 +133,6 @@ def same(found: dict[Any, tuple[int, Any]], expected: dict[Any, tuple[int, Any]]
     st.booleans(),
     st.integers(1, 1000),
 )
-@settings(max_examples=400, deadline=None)
 def test_last_results_are_those_of_duckdb_when_nothing_is_late(
     how: Windowing,
     records: list[Record],
@@ -225,7 +224,6 @@ RESULT: dict[str, Callable[[list[int]], Any]] = {
 
 
 @given(windowings(), records_of, st.sampled_from(AGGREGATES))
-@settings(max_examples=300, deadline=None)
 @example(Windowing(10, 10, 0, 0, 0), [(0, 9, 1), (0, 10, 1), (0, 9, 1), (0, 25, 1)], "count")
 @example(Windowing(10, 3, 1, 0, 5), [(0, 9, 1), (0, 30, 1), (0, 19, 1), (0, 16, 1)], "sum")
 def test_record_by_record_results_leave_when_they_must_and_late_records_are_told(
@@ -274,7 +272,6 @@ def advance(stage: Stage, watermark: int | None) -> list[Any]:
 
 
 @given(windowings(), records_of, st.integers(0, 10**6))
-@settings(max_examples=200, deadline=None)
 def test_a_stage_counts_late_records_and_forgets_closed_windows(
     how: Windowing, records: list[Record], seed: int
 ) -> None:
@@ -301,7 +298,6 @@ def test_a_stage_counts_late_records_and_forgets_closed_windows(
 
 
 @given(windowings(), records_of)
-@settings(max_examples=100, deadline=None)
 def test_partials_do_what_their_records_do(how: Windowing, records: list[Record]) -> None:
     """Also for windows of a record that are closed while others are open."""
     whole, combined = stage_of(how), stage_of(how)
@@ -377,7 +373,6 @@ def put_back(saved: list[Saved], groups: set[int] | None) -> SavedState:
 
 
 @given(windowings(), records_of, st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6))
-@settings(max_examples=200, deadline=None)
 def test_a_job_that_goes_back_says_nothing_twice_and_forgets_nothing(
     how: Windowing, records: list[Record], before: int, after: int, seed: int
 ) -> None:
