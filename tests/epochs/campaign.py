@@ -109,7 +109,6 @@ def main() -> int:
     parser.add_argument("--plant", choices=sorted(PLANTED), metavar="BUG", help=f"one of: {', '.join(sorted(PLANTED))}")
     parser.add_argument("--failures", type=int, default=5, metavar="N", help="stop after so many (5)")
     given = parser.parse_args()
-    logging.getLogger("penstock").setLevel(logging.ERROR)  # what is mended is no news here
     if given.only is not None:
         return _only(given.only, given.story, given.plant)
     return _many(given.seed, given.seeds, given.jobs, given.plant, given.failures)
@@ -164,4 +163,5 @@ def _told(counts: Counter[str]) -> str:
 
 
 if __name__ == "__main__":
+    logging.getLogger("penstock").setLevel(logging.ERROR)  # what is mended is no news here
     sys.exit(main())
