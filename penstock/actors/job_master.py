@@ -105,6 +105,8 @@ _CONSOLE_LINES_MAX = 10_000
 _HOLD_S = 30.0
 # The time between two tries to use a store that does not answer.
 _STORE_RETRY_S = 1.0
+# How long the keeper may take to end before the store is removed: as long as a store may take to answer.
+_KEEPER_END_S = 60.0
 
 # Ray puts arguments of 100 KB and more into the object store.
 _PART_BYTES = 64 << 10
@@ -405,6 +407,8 @@ class JobMaster:
             if store is None or not self._holds_store or self._removed or end is None or end.state == "FAILED":
                 return
             self._note_the_end(end.state)
+            if self._keeper is not None:
+                self._keeper.wait(_KEEPER_END_S)  # it may be writing again what it misses
             try:
                 store.destroy()
                 store.release()

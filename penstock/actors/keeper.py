@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.restore import kinds_with_state
 from penstock.runtime.epochs.snapshot import worth_compacting
-from penstock.runtime.epochs.store import Store, manifest_files
+from penstock.runtime.epochs.store import Store, manifest_files, result_of
 from penstock.runtime.epochs.together import put_together
 from penstock.runtime.errors import SnapshotDamaged, StoreError
 
@@ -99,19 +99,26 @@ class Keeper:
         self._examining: Iterator[int] | None = None
         self._examine_at = 0.0
         self._compacting = threading.Event()
-        if thread:
-            threading.Thread(target=self._run, name="penstock-store", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="penstock-store", daemon=True) if thread else None
+        if self._thread is not None:
+            self._thread.start()
 
     def do(self, work: Callable[[], None]) -> None:
         """Do something in the keeper's thread, behind all before it."""
         self._work.put(work)
 
     def close(self) -> None:
-        """Give up what does not get an answer."""
+        """Give up what does not get an answer, and do nothing more."""
         self._over.set()
+        self._work.put(lambda: None)  # the thread may be waiting for work
+
+    def wait(self, timeout_s: float) -> None:
+        """After `close`: wait until the thread has ended. Before that it may yet write to the store."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while True:
+        while not self._over.is_set():
             try:
                 work = self._work.get(timeout=max(0.0, min(self._look_at, self._examine_at) - time.monotonic()))
             except queue.Empty:
@@ -124,11 +131,11 @@ class Keeper:
     def save(self, manifest: Manifest) -> bool:
         """Write a manifest; False when the keeper was closed before. Raises SnapshotDamaged when it refers to what is
         lost, StoreError when it cannot be written."""
-        self.check(manifest)
         whole: Manifest | None = None
         while not self._over.is_set():
             try:
-                if whole is None:
+                if whole is None:  # later nobody knows whether the manifest is there, and it must not be given up
+                    self.check(manifest)
                     self._save_collected(manifest)
                     whole = replace(
                         manifest,
@@ -167,7 +174,7 @@ class Keeper:
             if blob.name in self._lost:
                 self._examine_now([blob])  # it may have been written again, or be there again
             else:
-                self._mend(blob, there)
+                self._mend(blob, there, self._lost)
         self._now_lost(before)
         for task, blob in blobs:
             if blob.name in self._lost:
@@ -204,26 +211,31 @@ class Keeper:
             if any(name not in there for name in manifest_files(manifest.epoch)):
                 self._found(self.store.mend_manifest(manifest))
         self._spoiled = {name: why for name, why in self._spoiled.items() if name in needed}
-        before, self._lost = self._lost, dict(self._spoiled)
+        lost = dict(self._spoiled)
         for blob in needed.values():
-            self._mend(blob, there)
+            self._mend(blob, there, lost)
+        # Only now: when the store falls silent on the way, what was known to be lost is still lost.
+        before, self._lost = self._lost, lost
         self._now_lost(before)
 
-    def _mend(self, blob: Blob, there: Mapping[str, int]) -> None:
+    def _mend(self, blob: Blob, there: Mapping[str, int], lost: dict[str, str]) -> None:
+        """Mend a blob if it needs that, or note that it is lost."""
         try:
             self._found(self.store.mend(blob, there))
         except SnapshotDamaged as error:
-            self._lost[blob.name] = str(error)
+            lost[blob.name] = str(error)
 
     def examine(self) -> Iterator[int]:
         """Read all that the kept epochs consist of, in pieces, of which it yields the sizes, and mend what can be
-        mended."""
+        mended. Between two pieces other work may be done, and so a file may be deleted that no epoch needs any more."""
         for blob in {blob.name: blob for manifest in self._kept for blob in manifest.blobs()}.values():
-            if all(blob.name not in _names(manifest) for manifest in self._kept):
-                continue  # no epoch needs it any more
+            if not self._needs(blob):
+                continue
             try:
                 self._found((yield from self.store.examine(blob)))
             except SnapshotDamaged as error:
+                if not self._needs(blob):
+                    continue
                 before = dict(self._lost)
                 self._lost[blob.name] = self._spoiled[blob.name] = str(error)
                 self._now_lost(before)
@@ -235,17 +247,18 @@ class Keeper:
         """Somebody has found some of these to be damaged, or they were: find out what is so."""
         before = dict(self._lost)
         for blob in blobs:
-            self._lost.pop(blob.name, None)
-            self._spoiled.pop(blob.name, None)
-            reading = self.store.examine(blob)
             try:
-                while True:
-                    next(reading)
-            except StopIteration as end:
-                self._found(end.value)
+                self._found(result_of(self.store.examine(blob)))
             except SnapshotDamaged as error:
                 self._lost[blob.name] = self._spoiled[blob.name] = str(error)
+            else:
+                self._lost.pop(blob.name, None)
+                self._spoiled.pop(blob.name, None)
         self._now_lost(before)
+
+    def _needs(self, blob: Blob) -> bool:
+        """Whether one of the kept epochs consists of this blob, among others."""
+        return any(blob.name == other.name for manifest in self._kept for other in manifest.blobs())
 
     def _watch_over(self, blobs: list[Blob]) -> None:
         try:
@@ -405,8 +418,3 @@ class Keeper:
 def _as_written(manifest: Manifest) -> Manifest:
     """A copy: who puts snapshots together changes the chains of the last one."""
     return replace(manifest, tasks=[replace(entry, blobs=list(entry.blobs)) for entry in manifest.tasks])
-
-
-def _names(manifest: Manifest) -> set[str]:
-    """The blobs that a manifest refers to."""
-    return {blob.name for blob in manifest.blobs() if blob.data is None}

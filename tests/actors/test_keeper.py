@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from penstock.actors.keeper import Keeper
 from penstock.runtime.codec import decode, encode
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import SnapshotDamaged
+from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
 
 
 def manifest(epoch: int) -> Manifest:
@@ -97,7 +99,7 @@ def test_a_file_that_is_missing_is_written_again_and_told(watched: Watched, capl
     delete(watched, blob.name)
     watched.keeper.look()
     assert watched.keeper.damage is not None
-    assert f"{blob.name} is missing. It was written again from" in watched.keeper.damage
+    assert f"{blob.name} is missing; 10,241 bytes were written. It was written again from" in watched.keeper.damage
     assert blob.name in caplog.text
     assert watched.store._files.read(blob.name) == watched.store._files.read("copies/00000001-0-1")
     assert watched.told == []
@@ -123,7 +125,7 @@ def test_what_is_lost_is_told_until_no_epoch_needs_it_and_no_epoch_builds_on_it(
     watched.keeper.look()
     ((names, reason),) = watched.told
     assert names == {first.name}
-    assert f"has lost what was saved: {first.name} is missing" in reason
+    assert f"has lost what was saved: {watched.store.place}/{first.name} is missing" in reason
     with pytest.raises(SnapshotDamaged, match=r"count\[0\] builds on what is lost: .*00000001-0-1 is missing"):
         watched.keeper.save(watched.manifest(2, first, second))
     assert list(watched.store.epochs()) == [1]
@@ -197,6 +199,83 @@ def test_a_store_that_does_not_answer_has_lost_nothing(watched: Watched, monkeyp
     watched.keeper._watch()
     assert watched.told == []
     assert watched.keeper.damage is None
+
+
+def test_what_a_list_does_not_show_and_can_be_read_is_not_lost(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared file system may show a directory as it was some seconds ago, but opens what is there."""
+    blob = watched.blob(1)
+    watched.keeper.save(watched.manifest(1, blob))
+    monkeypatch.setattr(watched.store._files, "sizes", lambda folder: {})
+    watched.keeper.look()
+    assert watched.told == []
+    assert watched.keeper.damage is None
+
+
+def test_what_is_lost_stays_so_when_the_store_falls_silent(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that ends half-way has not found that what was lost is there."""
+    first, second = watched.blob(1), watched.blob(2)
+    watched.keeper.save(watched.manifest(1, first, second))
+    delete(watched, second.name, "copies/00000002-0-1")
+    watched.keeper.look()
+    delete(watched, first.name)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watched.store._files, "write", full)
+        with pytest.raises(StoreUnreachable):
+            watched.keeper.look()
+    with pytest.raises(SnapshotDamaged, match="builds on what is lost"):
+        watched.keeper.save(watched.manifest(2, first, second))
+
+
+def test_a_store_that_is_silent_when_something_is_lost_is_waited_for(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look at what a manifest refers to may fail as writing it may, and ends no job either."""
+    monkeypatch.setattr(keeper_module, "_RETRY_S", 0.0)
+    first, second = watched.blob(1), watched.blob(2)
+    watched.keeper.save(watched.manifest(1, first))
+    delete(watched, first.name, "copies/00000001-0-1")
+    watched.keeper.look()
+    sizes, said = watched.store._files.sizes, []
+    silent = iter([True, True, False])
+
+    def at_times_silent(folder: str) -> dict[str, int]:
+        if next(silent, False):
+            raise TimeoutError(110, "timed out")
+        return sizes(folder)
+
+    monkeypatch.setattr(watched.store._files, "sizes", at_times_silent)
+    monkeypatch.setattr(watched.keeper, "_said", said.append)
+    assert watched.keeper.save(watched.manifest(2, second))
+    assert len(said) == 3, said
+    assert said[-1] is None
+
+
+def test_what_is_deleted_while_it_is_read_is_not_lost(watched: Watched) -> None:
+    """The keeper reads slowly, and deletes what no epoch needs any more in between."""
+    blob = watched.store.put("snapshots/00000001-0-1", [BIG * 300])
+    watched.keeper.save(watched.manifest(1, blob))
+    reading = watched.keeper.examine()
+    next(reading)
+    for epoch in (2, 3):
+        watched.keeper.save(watched.manifest(epoch, watched.blob(epoch)))
+    assert watched.store.collect(2) == 4
+    assert sum(reading) > 0
+    assert watched.told == []
+    assert watched.keeper.damage is None
+
+
+def test_a_keeper_that_is_closed_ends_and_writes_nothing_more(keeper: Keeper) -> None:
+    keeper.go_on_from(manifest(3))
+    keeper.close()
+    keeper.wait(60)
+    assert keeper._thread is not None
+    assert not keeper._thread.is_alive()
 
 
 # --- its threads -----------------------------------------------------------------------------------------------------

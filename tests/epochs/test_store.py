@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import zlib
 from collections import deque
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
-from penstock.runtime.epochs.store import INLINE_BYTES, ArrowFiles, Store
+from penstock.runtime.epochs.store import INLINE_BYTES, ArrowFiles, Store, result_of
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
 from tests.epochs.dict_files import DictFiles, accepted
 
@@ -215,6 +217,84 @@ def test_what_has_no_whole_copy_is_not_mended(store: Store) -> None:
         deque(store.examine(blob), maxlen=0)
     assert store._files.names("snapshots") == []
     assert store._files.read("copies/000001-1-0") == BIG[::-1]
+
+
+def test_a_copy_that_does_not_answer_is_not_taken_for_damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a job would go on from an older epoch, and delete the newer one, as soon as one file is damaged and the
+    other cannot be read for a moment."""
+    blob = store.put("snapshots/000001-1-0", [BIG])
+    store.write_manifest(manifest(1, blob))
+    store.write_manifest(manifest(2, blob))
+    read, pieces = store._files.read, store._files.pieces
+
+    def silent(name: str) -> None:
+        if name.startswith("copies/"):
+            raise TimeoutError(110, "timed out")
+
+    def silent_read(name: str) -> bytes:
+        silent(name)
+        return read(name)
+
+    def silent_pieces(name: str) -> Iterator[bytes]:
+        silent(name)
+        yield from pieces(name)
+
+    monkeypatch.setattr(store._files, "read", silent_read)
+    monkeypatch.setattr(store._files, "pieces", silent_pieces)
+    store.verify(manifest(2, blob))
+    overwrite(store, "manifests/0000000002.json", b"{}")
+    with pytest.raises(StoreUnreachable):
+        store.latest()
+    overwrite(store, blob.name, BIG[::-1])
+    for use in (store.get, lambda blob: list(store.pieces(blob)), lambda blob: store.verify(manifest(2, blob))):
+        with pytest.raises(StoreUnreachable):
+            use(blob)
+    with pytest.raises(StoreUnreachable):
+        store.mend(blob, {})
+
+
+def test_a_file_that_a_disk_cannot_read_is_written_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad sector gives an error and no bytes; the copy is elsewhere on the disk."""
+    blob = store.put("snapshots/000001-1-0", [BIG])
+    pieces, bad = store._files.pieces, {blob.name}
+
+    def bad_sector(name: str) -> Iterator[bytes]:
+        if name in bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield from pieces(name)
+
+    monkeypatch.setattr(store._files, "pieces", bad_sector)
+    store.verify(manifest(1, blob))
+    overwrite(store, blob.name, BIG[::-1])
+    assert "It was written again from" in (result_of(store.examine(blob)) or "")
+    assert store._files.read(blob.name) == BIG
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_large_blobs_come_in_pieces(store: Store, monkeypatch: pytest.MonkeyPatch, remote: bool) -> None:
+    """Whatever is damaged before the first piece is seen before it is given."""
+    monkeypatch.setattr(type(store._files), "remote", remote)
+    data = os.urandom(5 << 20)
+    blob = store.put_pieces("snapshots/000001-1-0", (data[at : at + 70_000] for at in range(0, len(data), 70_000)))
+    assert blob == store.put("snapshots/000001-1-0", [data])
+    assert b"".join(store.pieces(blob)) == data
+    flipped = bytearray(data)
+    flipped[-1] ^= 1
+    overwrite(store, blob.name, bytes(flipped))
+    assert b"".join(store.pieces(blob)) == data
+    overwrite(store, "copies/000001-1-0", data[:-1])
+    with pytest.raises(SnapshotDamaged, match=r"has changed since.*copies/000001-1-0 has 5,242,879 bytes"):
+        next(store.pieces(blob))
+
+
+@pytest.mark.parametrize("pieces", [1, 8])
+def test_pieces_that_cannot_be_made_say_nothing_of_the_store(store: Store, pieces: int) -> None:
+    def made() -> Iterator[bytes]:
+        yield from [bytes(1 << 20)] * pieces
+        raise ModuleNotFoundError("No module named 'theirs'")
+
+    with pytest.raises(ModuleNotFoundError, match="theirs"):
+        store.put_pieces("snapshots/000001-1-0", made())
 
 
 def test_only_the_owner_can_read_what_is_saved(tmp_path: Path) -> None:

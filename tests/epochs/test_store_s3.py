@@ -160,6 +160,28 @@ def test_a_large_blob_in_parts() -> None:
 
 
 @pytest.mark.usefixtures("bucket")
+def test_a_large_blob_in_pieces() -> None:
+    """So large that the client uploads it in several requests; its copy, too, and what mends one of the two."""
+    data = BIG * 1200
+    with serving() as port:
+        store = Store.open(place(port), "job")
+        blob = store.put_pieces(
+            "snapshots/000001-1-0", (data[at : at + 999_999] for at in range(0, len(data), 999_999))
+        )
+        names = [f"some/prefix/job/{folder}/000001-1-0" for folder in ("snapshots", "copies")]
+        assert [objects()[name] == data for name in names] == [True, True]
+        assert b"".join(store.pieces(blob)) == data
+        store._files.write(blob.name, [data[:-1]], False)
+        assert b"".join(store.pieces(blob)) == data
+        assert "It was written again from" in (store.mend(blob, store.sizes()) or "")
+        assert [objects()[name] == data for name in names] == [True, True]
+        for folder in ("snapshots", "copies"):
+            store._files.write(f"{folder}/000001-1-0", [data[::-1]], False)
+        with pytest.raises(SnapshotDamaged, match=r"copies/000001-1-0 has changed since it was written"):
+            next(store.pieces(blob))
+
+
+@pytest.mark.usefixtures("bucket")
 def test_a_server_that_goes_away_and_comes_back() -> None:
     with serving() as port:
         store = Store.open(place(port), "job")

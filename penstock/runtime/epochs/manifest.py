@@ -112,16 +112,13 @@ def decode(data: bytes, where: str) -> Manifest:
     """
     body = data[_BEFORE:-_AFTER]
     if _frame(body) != data:
-        raise SnapshotDamaged(
-            f"{where} is damaged: its {len(data):,} bytes do not have the checksum that they should. "
-            "Its epoch cannot be used; an older one may."
-        )
+        raise SnapshotDamaged(f"{where} is damaged: its {len(data):,} bytes do not have the checksum that they should.")
     try:
         version = _read_version(body).version
         if version <= FORMAT:
             return _read_manifest(body)
     except msgspec.MsgspecError as error:
-        raise SnapshotDamaged(f"{where} is whole, but no manifest: {error}. Its epoch cannot be used.") from error
+        raise SnapshotDamaged(f"{where} is whole, but no manifest: {error}.") from error
     raise StoreError(
         f"{where} has format {version}, this release of Penstock reads formats up to {FORMAT}. "
         "Run the job with the release that wrote it or a newer one, or start it anew with another checkpoint store."

@@ -38,10 +38,10 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from io import BytesIO
+from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import chain as one_after_the_other
-from tempfile import TemporaryFile
+from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, Protocol, TypeVar
 
 from penstock.runtime import filesystems
@@ -212,51 +212,58 @@ class Store:
         """The bytes of a blob, or of its copy. SnapshotDamaged when neither are those that were put."""
         if blob.data is not None:
             return self._checked(blob, blob.name, blob.data)
-        return self._of_either(blob, self._get)
+        return self._of_either(blob.name, lambda name: self._get(blob, name))
 
     def pieces(self, blob: Blob) -> Iterator[Buffer]:
-        """The bytes of a blob, or of its copy, in pieces, so that few are in memory at once. All are looked through
-        before the first is given, so it raises what `get` raises; SnapshotDamaged behind the last one, should the file
-        have changed meanwhile."""
+        """The bytes of a blob, or of its copy, in pieces, so that only few of them are in memory at once.
+
+        All bytes are read and checked before the first piece is given, so this raises what `get` raises before anybody
+        has used a piece. Should the file change after that check, SnapshotDamaged follows the last piece. What comes
+        from another machine is fetched once, and waits in a temporary file.
+        """
         if blob.data is not None or blob.size <= _SMALL_BYTES:
             yield self.get(blob)
             return
-        with TemporaryFile() if self.remote else BytesIO() as spool:  # what comes from afar is to come once
-            name = self._of_either(blob, lambda blob, name: self._looked_through(blob, name, spool))
-            checksum = 0
-            try:
-                for piece in _pieces_of(spool) if self.remote else self._files.pieces(name):
-                    checksum = zlib.crc32(piece, checksum)
-                    yield piece
-            except OSError as error:
-                raise self._failed("read", name, error) from error
-        self._check_sum(blob, name, checksum)
+        with TemporaryFile() if self.remote else nullcontext() as spool:
+            name = self._of_either(blob.name, lambda name: self._looked_through(blob, name, spool))
+            yield from self._verified(blob, name, self._files.pieces(name) if spool is None else _pieces_of(spool))
 
-    def _looked_through(self, blob: Blob, name: str, spool: IO[bytes]) -> str:
+    def _looked_through(self, blob: Blob, name: str, spool: IO[bytes] | None) -> str:
+        """The name of a file of a blob, when all of its bytes are as they were put; they are in the spool then."""
+        if spool is None:
+            deque(self._read_through(blob, name), maxlen=0)
+            return name
         spool.seek(0)
         spool.truncate()
-        deque(self._read_through(blob, name, spool.write if self.remote else None), maxlen=0)
+        for piece in self._read_through(blob, name):
+            try:
+                spool.write(piece)
+            except OSError as error:
+                raise StoreUnreachable(
+                    f"{self._path(name)} has {blob.size:,} bytes, which have no room in {gettempdir()} while they are "
+                    f"read: {error.strerror}. Free some space there, or set TMPDIR to another directory."
+                ) from error
         spool.seek(0)
         return name
 
-    def _of_either(self, blob: Blob, read: Callable[[Blob, str], _Found]) -> _Found:
-        """What is read from the file of a blob, or else from its copy."""
-        try:
-            return read(blob, blob.name)
-        except StoreError as error:
+    def _of_either(self, name: str, read: Callable[[str], _Found]) -> _Found:
+        """What is read from a file, or else from its copy. When neither can be read, and one of the two did not
+        answer, then nobody knows whether that one is damaged: its error is raised, and not SnapshotDamaged."""
+        errors: list[StoreError] = []
+        for one in _both(name):
             try:
-                found = read(blob, _copy_of(blob.name))
-            except SnapshotDamaged as worse:
-                if isinstance(error, SnapshotDamaged):
-                    raise SnapshotDamaged(f"{error} {worse} {_OLDER}") from worse
-                raise error from error.__cause__
-            except StoreError:
-                raise error from error.__cause__
-            logger.warning("job %s reads a copy: %s", self.job, error)
+                found = read(one)
+            except StoreError as error:
+                errors.append(error)
+                continue
+            if errors:
+                logger.warning("job %s reads a copy: %s", self.job, errors[0])
             return found
+        raise _of_neither(errors)
 
     def put_pieces(self, name: str, pieces: Iterable[Buffer]) -> Blob:
-        """Write a blob as `put` does, of pieces that need not all be in memory."""
+        """Write a blob as `put` does, of pieces that need not all be in memory at once. What making the pieces raises
+        is raised as it is: it says nothing about this store."""
         assert _BLOB.fullmatch(name), f"{name!r} is no name of a blob"
         first: list[bytes] = []
         size = checksum = 0
@@ -269,24 +276,35 @@ class Store:
         else:
             return self.put(name, first)
         size = 0
+        not_made: list[Exception] = []
 
         def counted() -> Iterator[Buffer]:
             nonlocal size, checksum
-            for piece in one_after_the_other(first, pieces):
-                size += memoryview(piece).nbytes
-                checksum = zlib.crc32(piece, checksum)
-                yield piece
+            try:
+                for piece in one_after_the_other(first, pieces):
+                    size += memoryview(piece).nbytes
+                    checksum = zlib.crc32(piece, checksum)
+                    yield piece
+            except Exception as error:
+                not_made.append(error)
+                raise
 
         try:
             self._files.write(name, counted(), False)
         except Exception as error:
+            if not_made:
+                raise not_made[0] from not_made[0].__cause__
             raise self._failed("write", name, error) from error
         blob = Blob(name, size, checksum)
-        try:
-            self._files.write(_copy_of(name), self._files.pieces(name), False)
-        except Exception as error:
-            raise self._failed("write", _copy_of(name), error) from error
+        self._write_again(blob, name, _copy_of(name))
         return blob
+
+    def _write_again(self, blob: Blob, source: str, target: str) -> None:
+        """Write one file of a blob from the other, which is checked on the way."""
+        try:
+            self._files.write(target, self._read_through(blob, source), False)
+        except Exception as error:
+            raise self._failed("write", target, error) from error
 
     def _get(self, blob: Blob, name: str) -> bytes:
         try:
@@ -324,40 +342,54 @@ class Store:
             raise self._failed("list", "", error) from error
 
     def mend(self, blob: Blob, there: Mapping[str, int]) -> str | None:
-        """Write the file of a blob again, or its copy, when it is not there with its size (`there`: what is); what was
-        found, in words; None: nothing. SnapshotDamaged when neither can be used."""
-        if blob.data is not None:
+        """Do as `examine` does when the files of a blob, by the names and sizes of what is `there`, are not as they
+        were written.
+
+        A list of names alone never makes a blob lost: a shared file system may show a list that is some seconds old,
+        while whoever opens a file gets the file.
+        """
+        if blob.data is not None or all(there.get(name) == blob.size for name in _both(blob.name)):
             return None
-        problems = [_gone(name, blob, there) for name in _both(blob.name)]
-        if not any(problems):
-            return None
-        return self._mend(blob, [problem is None for problem in problems], " ".join(filter(None, problems)))
+        return result_of(self.examine(blob))
 
     def examine(self, blob: Blob) -> Generator[int, None, str | None]:
-        """Read the file of a blob and its copy, and mend the one when the other is whole: yields the size of each piece
-        read, and returns what was found, in words; None: nothing. SnapshotDamaged when neither can be used."""
+        """Read the file of a blob and its copy. When one of them cannot be read, or is damaged, it is written again
+        from the other.
+
+        It yields the size of each piece that it reads, and returns in words what was wrong, None when nothing was. It
+        raises SnapshotDamaged when both are damaged, and what reading raised when nobody knows whether they are.
+        """
         if blob.data is not None:
             return None
-        whole, problems = [], []
+        errors: dict[str, StoreError] = {}
         for name in _both(blob.name):
             try:
-                yield from self._read_through(blob, name)
-            except SnapshotDamaged as error:
-                problems.append(str(error))
-                whole.append(False)
-            else:
-                whole.append(True)
-        return self._mend(blob, whole, " ".join(problems)) if problems else None
+                for piece in self._read_through(blob, name):
+                    yield len(piece)
+            except StoreError as error:
+                errors[name] = error
+        if not errors:
+            return None
+        whole = [name for name in _both(blob.name) if name not in errors]
+        if not whole:
+            raise _of_neither(list(errors.values()))
+        ((damaged, problem),) = errors.items()
+        self._write_again(blob, whole[0], damaged)
+        return f"{problem} It was written again from {self._path(whole[0])}."
 
-    def _read_through(self, blob: Blob, name: str, take: Callable[[bytes], object] | None = None) -> Iterator[int]:
+    def _read_through(self, blob: Blob, name: str) -> Iterator[bytes]:
+        """The pieces of a file of a blob. SnapshotDamaged behind the last one when they are not what was put."""
+        return self._verified(blob, name, self._files.pieces(name))
+
+    def _verified(self, blob: Blob, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """These pieces of a blob, that came from a file of this name. SnapshotDamaged behind the last one when they are
+        not what was put."""
         size = checksum = 0
         try:
-            for piece in self._files.pieces(name):
+            for piece in pieces:
                 size += len(piece)
                 checksum = zlib.crc32(piece, checksum)
-                if take is not None:
-                    take(piece)
-                yield len(piece)
+                yield piece
         except FileNotFoundError as error:
             raise SnapshotDamaged(f"{self._path(name)} is missing; {blob.size:,} bytes were written.") from error
         except Exception as error:
@@ -365,23 +397,6 @@ class Store:
         if size != blob.size:
             raise SnapshotDamaged(f"{self._path(name)} has {size:,} bytes; {blob.size:,} were written.")
         self._check_sum(blob, name, checksum)
-
-    def _mend(self, blob: Blob, whole: Sequence[bool], problem: str) -> str:
-        """Write the file of a blob again from its copy, or the copy from the file; `whole`: which may be used."""
-        names = _both(blob.name)
-        for source, target, usable in zip(names, names[::-1], whole, strict=True):
-            if not usable:
-                continue
-            try:
-                deque(self._read_through(blob, source), maxlen=0)  # before a byte of it is written anywhere
-            except SnapshotDamaged as error:
-                raise SnapshotDamaged(f"{problem} {error}") from error
-            try:
-                self._files.write(target, self._files.pieces(source), False)
-            except Exception as error:
-                raise self._failed("write", target, error) from error
-            return f"{problem} It was written again from {self._path(source)}."
-        raise SnapshotDamaged(problem)
 
     def mend_manifest(self, manifest: Manifest) -> str | None:
         """Write the file of a complete epoch's manifest again, or its copy, if it is not as it was written; what was
@@ -435,26 +450,16 @@ class Store:
         return sorted({int(match.group(1)) for match in found if match}, reverse=True)
 
     def read_manifest(self, epoch: int) -> Manifest:
-        """SnapshotDamaged when there is none that can be trusted; StoreError when a newer release wrote it."""
-        name = _manifest_name(epoch)
-        try:
-            return self._read_manifest(epoch, name)
-        except StoreError as error:
-            if not error.may_pass and not isinstance(error, SnapshotDamaged):
-                raise  # a newer release wrote it
-            try:
-                manifest = self._read_manifest(epoch, _copy_of(name))
-            except StoreError:
-                raise error from error.__cause__
-            logger.warning("job %s reads a copy: %s", self.job, error)
-            return manifest
+        """A manifest, or its copy. SnapshotDamaged when neither can be trusted; StoreError when a newer release wrote
+        it."""
+        return self._of_either(_manifest_name(epoch), lambda name: self._read_manifest(epoch, name))
 
     def _read_manifest(self, epoch: int, name: str) -> Manifest:
         where = self._path(name)
         try:
             data = self._files.read(name)
         except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{where} is missing: epoch {epoch} is not complete. {_OLDER}") from error
+            raise SnapshotDamaged(f"{where} is missing: epoch {epoch} is not complete.") from error
         except Exception as error:
             raise self._failed("read", name, error) from error
         manifest = decode(data, where)
@@ -479,17 +484,15 @@ class Store:
 
     def verify(self, manifest: Manifest) -> None:
         """Read all blobs of a manifest, in pieces. SnapshotDamaged when one cannot be trusted, nor its copy."""
+
+        def read(blob: Blob, name: str) -> None:
+            deque(self._read_through(blob, name), maxlen=0)
+
         for blob in dict.fromkeys(manifest.blobs()):
             if blob.data is not None:
                 self._checked(blob, blob.name, blob.data)
-                continue
-            try:
-                deque(self._read_through(blob, blob.name), maxlen=0)
-            except SnapshotDamaged as error:
-                try:
-                    deque(self._read_through(blob, _copy_of(blob.name)), maxlen=0)
-                except SnapshotDamaged as worse:
-                    raise SnapshotDamaged(f"{error} {worse} {_OLDER}") from worse
+            else:
+                self._of_either(blob.name, partial(read, blob))
 
     def latest(self, usable: Callable[[Manifest], None] | None = None) -> tuple[Manifest, list[str]] | None:
         """The newest epoch that is whole, and in words what was wrong with newer ones; None when there are none yet.
@@ -641,9 +644,6 @@ def _opened_before(text: str, job: str, durable: bool) -> Store:
     return Store(_open_files(text, job, durable, False), job, (text, job, durable))
 
 
-_OLDER = "Its epoch cannot be used; an older one may."
-
-
 def _pieces_of(file: IO[bytes]) -> Iterator[bytes]:
     while piece := file.read(_PIECE_BYTES):
         yield piece
@@ -667,13 +667,22 @@ def manifest_files(epoch: int) -> tuple[str, str]:
     return _both(_manifest_name(epoch))
 
 
-def _gone(name: str, blob: Blob, there: Mapping[str, int]) -> str | None:
-    """What is wrong with a file of a blob, by its size alone."""
-    if name not in there:
-        return f"{name} is missing."
-    if there[name] != blob.size:
-        return f"{name} has {there[name]:,} bytes; {blob.size:,} were written."
-    return None
+def _of_neither(errors: Sequence[StoreError]) -> StoreError:
+    """The error for what could be read neither from its file nor from its copy."""
+    for error in errors:
+        if not isinstance(error, SnapshotDamaged):
+            return error
+    return SnapshotDamaged(" ".join(map(str, errors)))
+
+
+def result_of(steps: Generator[object, None, _Found]) -> _Found:
+    """Let a generator run to its end, and give what it returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: _Found = end.value
+            return found
 
 
 def _manifest_name(epoch: int) -> str:
