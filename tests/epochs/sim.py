@@ -24,7 +24,7 @@ import itertools
 import json
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,7 +38,7 @@ from penstock.runtime.build import Wiring
 from penstock.runtime.diversion import Answer, Bridge, Divert
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
-from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.manifest import Blob, Manifest, encode
 from penstock.runtime.epochs.participant import Declined, Moved, Participant, Said
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
@@ -187,6 +187,7 @@ class MemoryStore(Store):
         self.inline_bytes = faults.inline_bytes
         self.written: dict[str, bytes] = {}  # blobs, whatever became of them
         self.manifests: dict[int, Manifest] = {}
+        self.ruined: set[str] = set()  # files that were damaged while their copies were, so that they may be lost
         self._faults = faults
         self._put = faults.put / tasks
         self._get_fails = faults.get / tasks
@@ -246,6 +247,7 @@ class MemoryStore(Store):
         """Make a blob unreadable for good, its copy too."""
         for one in (name, name.replace("snapshots/", "copies/")):
             self.disk.files.pop(one, None)
+        self.ruined.add(name)
 
     def damage(self, both: bool, rng: random.Random) -> str | None:
         """Damage one file, or a blob and its copy (`both`), in any way; what was done."""
@@ -271,10 +273,30 @@ class MemoryStore(Store):
             else:
                 data[:] = rng.randbytes(len(data))
             disk[one] = bytes(data)
+        self._note_ruin(name)
         return f"{' and '.join(ways)} {name}{' and its copy' * both}"
+
+    def _note_ruin(self, name: str) -> None:
+        """A file, or its copy, was damaged: it is ruined when neither of the two is as it was written."""
+        last = name.partition("/")[2]
+        folder = "manifests" if last.endswith(".json") else "snapshots"
+        name = f"{folder}/{last}"
+        if folder == "snapshots":
+            data = self.written.get(name)
+        else:
+            manifest = self.manifests.get(int(last.partition(".")[0]))
+            data = None if manifest is None else encode(manifest)
+        if data not in (self.disk.files.get(name), self.disk.files.get(f"copies/{last}")):
+            self.ruined.add(name)
+
+    def may_be_lost(self, names: Iterable[str]) -> None:
+        """What is told to be lost must be: whoever mends must never spoil the one file that is whole."""
+        whole = sorted(set(names) - self.ruined)
+        assert not whole, f"{whole} are lost, and only one file of each was ever damaged at a time"
 
     def wipe(self) -> str:
         """Remove everything."""
+        self.ruined.update(self.disk.files)
         self.disk.files.clear()
         return "remove all"
 
@@ -693,6 +715,8 @@ class EpochCluster:
             elif isinstance(command, protocol.FallBack):
                 manifest = self.store.manifests[command.epoch]
                 assert not self.store.whole(manifest), f"epoch {command.epoch} is not damaged: {command.reason}"
+                blobs = {blob.name for blob in manifest.blobs()}
+                assert blobs & self.store.ruined, f"epoch {command.epoch} need not be lost: {command.reason}"
                 self._passed_over()
                 self._after(self.rng.random() * 0.01, lambda e=command.epoch: self._rewind(e))
             elif isinstance(command, protocol.Fail):
@@ -1372,6 +1396,7 @@ class EpochCluster:
 
     def _say_lost(self, names: frozenset[str], reason: str) -> None:
         self.counts["losses told"] += 1
+        self.store.may_be_lost(names)
         commands = self.coordinator.lost(names, reason, self.now)
         self.counts["rewrites"] += any(isinstance(command, protocol.Rewrite) for command in commands)
         self._do(commands)
