@@ -7,8 +7,9 @@ its entries stand. A map's entry says whether it is whole or builds on the snaps
 by key group: that took most of the time for which a snapshot stops its task, and only who goes on with another plan
 needs it. They sort what they read.
 
-Entries stand in frames of about a MiB, so whoever reads a snapshot front to back, in pieces, needs little memory beside
-what comes out; so does who puts snapshots together, for what the oldest says.
+Entries stand in frames of about 2 MiB (codec.FRAME_BYTES). Whoever reads a snapshot does so from the front to the back,
+in pieces, and needs the memory of one frame beside what it reads. Whoever puts snapshots together reads the oldest of
+them, which may be very large, in the same way.
 
 State of a job with another parallelism, or of a changed flow, is matched by the names of operators and of their maps;
 it must never depend on task numbers or on which operators shared a task.
