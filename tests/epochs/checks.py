@@ -224,6 +224,11 @@ class Checks:
         self._decoded[task] = (names, state)
         return state.states()
 
+    def merged(self, last: str, new: str) -> None:
+        """Snapshots of a task, the last one of this name, were put together into a new one, which says the same."""
+        self._memory[new] = self._memory[last]
+        self._marks[new] = self._marks[last]
+
     def made(self, process: Process, command: protocol.Make) -> None:
         """A process has made its tasks again."""
         self._made_at.update(dict.fromkeys(command.tasks, command.epoch))

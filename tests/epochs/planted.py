@@ -18,7 +18,7 @@ from penstock.runtime.build import Wiring
 from penstock.runtime.channel import BARRIER, CREDIT, DATA, LocalChannel, OutChannel, decode_batch
 from penstock.runtime.epochs import restore
 from penstock.runtime.epochs.coordinator import Complete, Coordinator, Join, tasks_on
-from penstock.runtime.epochs.manifest import Blob
+from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Acknowledged, Participant
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
@@ -692,3 +692,27 @@ def _losses_are_not_told() -> Any:
             yield
 
     return both()
+
+
+@_plant(lambda faults: faults.merges > 0 and _several_epochs(faults))
+def _merged_for_all_that_follows() -> Any:
+    """When snapshots have been put together, those that were saved meanwhile are taken to be in the result."""
+
+    def replace_chain(self: Coordinator, task: int, old: list[Blob], new: Blob) -> None:
+        for chain in (self._chains.get(task), self._entries[task].blobs if task in self._entries else None):
+            if chain is not None and old[0] in chain:
+                chain[chain.index(old[0]) :] = [new]
+
+    return _patch(Coordinator, "replace_chain", replace_chain)
+
+
+@_plant(lambda faults: faults.collects > 0 and _several_epochs(faults))
+def _bases_are_deleted() -> Any:
+    """What is deleted is decided by the last snapshot of each task alone, not by those that it builds on."""
+    collect = Store._collect
+
+    def forgetful(self: Store, keep: int) -> int:
+        with mock.patch.object(Manifest, "blobs", lambda self: (task.blobs[-1] for task in self.tasks)):
+            return collect(self, keep)
+
+    return _patch(Store, "_collect", forgetful)

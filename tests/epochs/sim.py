@@ -32,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.actors.collected import Collected
-from penstock.actors.keeper import Keeper
+from penstock.actors.keeper import _EPOCHS_KEPT, Keeper
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.runtime.build import Wiring
 from penstock.runtime.diversion import Answer, Bridge, Divert
@@ -41,6 +41,7 @@ from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
 from penstock.runtime.epochs.participant import Declined, Moved, Participant, Said
 from penstock.runtime.epochs.restore import same_tasks
+from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, SnapshotDamaged, StoreUnreachable
 from penstock.runtime.grouping import All
@@ -358,6 +359,8 @@ class Faults:
     damage_rate: float = 0.002
     looks: float = 0.0  # the keeper looks after what is saved
     inline_bytes: int = 0  # blobs of this size are in the manifest
+    merges: float = 0.0  # the chance that snapshots are put together when an epoch is complete
+    collects: float = 0.0  # and that what no epoch needs is deleted
 
 
 #: When a worker is likely to die where `Faults.moments` says so: a manifest is being written, an epoch is committed,
@@ -410,6 +413,8 @@ def faults_of(seed: int) -> Faults:
         scratches=disk.choice((0, 0, 0, 1, 5, 20)),
         wipes=disk.choice((0,) * 9 + (1,)),
         looks=disk.choice((0.0, 0.0005, 0.005)),
+        merges=disk.choice((0.0, 0.3, 1.0)),
+        collects=disk.choice((0.0, 0.3, 1.0)),
         inline_bytes=choice((0, 0, 100)),
         rescales=choice((0, 0, 0, 1, 2, 5)) if interval < 1 else 0,
         diversions=choice((0.0, 0.0, 0.01, 0.02)),
@@ -776,10 +781,32 @@ class EpochCluster:
             return
         self.checks.written(manifest)
         self.keeper.saved(manifest)
+        self._tidy(manifest)
         if self.master_kills and self.rng.random() < 0.1:
             self._kill_master()
             return
         self._do(self.coordinator.saved(manifest.epoch))
+
+    def _tidy(self, manifest: Manifest) -> None:
+        """Sometimes delete what no epoch needs any more, and put snapshots together; the coordinator hears of that some
+        time later."""
+        if self.faults.merges and self.disk.random() < self.faults.merges:
+            due = [
+                (entry.number, entry.blobs[first:])
+                for entry in manifest.tasks
+                if (first := worth_compacting([blob.size for blob in entry.blobs], run=2)) is not None
+            ]
+            self.keeper._compact_all(due, manifest.key_groups, manifest.epoch, self._merged)
+        if self.faults.collects and self.disk.random() < self.faults.collects:
+            self.counts["files deleted"] += self.store.collect(_EPOCHS_KEPT)
+
+    def _merged(self, task: int, old: list[Blob], new: Blob) -> None:
+        def replace_chain() -> None:
+            self.counts["snapshots put together"] += len(old)
+            self.coordinator.replace_chain(task, old, new)
+
+        self.checks.merged(old[-1].name, new.name)
+        self._after(self.disk.random() * 0.02, replace_chain)
 
     def _after(self, seconds: float, action: Callable[[], Any], masters: bool = True) -> None:
         """Do something later, if this master still lives; something of its own when it is not paused."""
