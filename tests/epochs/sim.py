@@ -791,11 +791,11 @@ class EpochCluster:
         """Sometimes delete what no epoch needs any more, and put snapshots together; the coordinator hears of that some
         time later."""
         if self.faults.merges and self.disk.random() < self.faults.merges:
-            due = [
-                (entry.number, entry.blobs[first:])
+            due = {
+                entry.number: entry.blobs[first:]
                 for entry in manifest.tasks
                 if (first := worth_compacting([blob.size for blob in entry.blobs], run=2)) is not None
-            ]
+            }
             self.keeper._compact_all(due, manifest.key_groups, manifest.epoch, self._merged)
         if self.faults.collects and self.disk.random() < self.faults.collects:
             self.counts["files deleted"] += self.store.collect(_EPOCHS_KEPT)
