@@ -379,8 +379,8 @@ def _group_of_another() -> Any:
     """A task of a changed plan gets the state of a key group that is not its own as well."""
     keyed = restore._keyed
 
-    def more(operator: Any, savers: Any, get: Any, groups: set[int], key_groups: int) -> Any:
-        return keyed(operator, savers, get, groups | {min(groups) - 1}, key_groups)
+    def more(operator: Any, savers: Any, get: Any, groups: set[int], *rest: Any) -> Any:
+        return keyed(operator, savers, get, groups | {min(groups) - 1}, *rest)
 
     return _patch(restore, "_keyed", more)
 
