@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks.common import Bench, WrongResult, median, pinned
 from benchmarks.text import vocabulary
-from penstock.runtime.codec import decode, encode
-from penstock.runtime.partition import KeyGroups, partition
-from penstock.runtime.ring import Ring, Wait
+from penstock.runtime.records.codec import decode, encode
+from penstock.runtime.records.key_groups import KeyGroups, partition
+from penstock.runtime.transport.ring import Ring, Wait
 
 SIZES = (1, 10, 100, 1000)
 

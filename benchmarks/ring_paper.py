@@ -18,7 +18,7 @@ from time import monotonic_ns
 from typing import Any
 
 from benchmarks.common import Bench, WrongResult, median, pin, quantile
-from penstock.runtime.ring import Message, Ring, Wait
+from penstock.runtime.transport.ring import Message, Ring, Wait
 
 _STAMP = struct.Struct("<qI")
 _SIZE = struct.Struct("<I")

@@ -26,7 +26,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from penstock.runtime.ring import Ring, Wait, recommended_capacity
+from penstock.runtime.transport.ring import Ring, Wait, recommended_capacity
 
 STAMP = struct.Struct("<d")
 CONTEXT = mp.get_context("spawn")

@@ -24,6 +24,7 @@ from penstock.runtime.errors import (
     StoreError,
     StoreUnreachable,
 )
+from penstock.runtime.event_time.windows import Sliding, Tumbling
 from penstock.runtime.expressions import (
     EvaluationError,
     Expr,
@@ -36,11 +37,10 @@ from penstock.runtime.expressions import (
     mean,
     when,
 )
-from penstock.runtime.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.late import late_names
-from penstock.runtime.process import Process, ProcessContext
-from penstock.runtime.userfunc import DeadLetter
-from penstock.runtime.windows import Sliding, Tumbling
+from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.program.flow import Flow, KeyedStream, Stream, WindowedStream
+from penstock.runtime.records.userfunc import DeadLetter
 
 if TYPE_CHECKING:
     from penstock.actors.job import Job

@@ -20,8 +20,8 @@ NATIVE = "penstock.runtime._native"
 
 # Who may import what, also inside functions.
 ALLOWED = {
-    "cloudpickle": ("runtime/pickling.py",),
-    "pickle": ("runtime/pickling.py",),  # two picklers make two classes of one
+    "cloudpickle": ("runtime/records/pickling.py",),
+    "pickle": ("runtime/records/pickling.py",),  # two picklers make two classes of one
     "ray": ("actors/", "placement/groups.py"),
     "pyspark": ("bridge/",),
     "raydp": ("bridge/",),

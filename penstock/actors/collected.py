@@ -12,7 +12,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from penstock.runtime.pickling import dumps, loads
+from penstock.runtime.records.pickling import dumps, loads
 
 #: A list of records, as `codec.encode` made it.
 Encoded: TypeAlias = tuple[int, bytes]

@@ -28,7 +28,7 @@ from typing import Any
 
 from penstock.actors.handshake import admit, introduce, of_this_user, receive_frame, send_frame
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.pickling import copied, dumps, loads
+from penstock.runtime.records.pickling import copied, dumps, loads
 
 Handlers = dict[str, Callable[..., Any]]
 

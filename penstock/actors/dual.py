@@ -38,8 +38,8 @@ from penstock.bridge.cost import BatchCost, Calibration, MicroBatch
 from penstock.bridge.forms import RangeForm, range_form
 from penstock.bridge.range import NoRange, switch_range
 from penstock.bridge.session import SparkOptions
-from penstock.runtime.diversion import ROWS_MAX, UNDER_WAY_MAX, Divert
-from penstock.runtime.plan import Plan
+from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, Divert
+from penstock.runtime.program.plan import Plan
 
 logger = logging.getLogger(__name__)
 

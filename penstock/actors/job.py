@@ -25,8 +25,6 @@ from penstock.actors.linger import Driver
 from penstock.actors.progress import Progress
 from penstock.actors.status import ENDED
 from penstock.placement.groups import release
-from penstock.runtime import filesystems
-from penstock.runtime.codec import decode
 from penstock.runtime.errors import (
     ClusterGone,
     JobError,
@@ -36,8 +34,10 @@ from penstock.runtime.errors import (
     StoreError,
     shorten,
 )
-from penstock.runtime.pickling import Program
+from penstock.runtime.records.codec import decode
+from penstock.runtime.records.pickling import Program
 from penstock.runtime.sinks.base import Sink
+from penstock.runtime.storage import filesystems
 from penstock.runtime.units import renamed, seconds
 
 logger = logging.getLogger(__name__)

@@ -42,8 +42,6 @@ from penstock.actors.status import ENDED, State, StatusBuilder
 from penstock.actors.worker import Outcome, Report, Worker, WorkerOptions
 from penstock.placement.groups import NotPlaced, PlacingCancelled
 from penstock.placement.options import PlacementOptions
-from penstock.runtime.blackbox import Crash, Suspects, Watcher, is_stopped
-from penstock.runtime.codec import decode
 from penstock.runtime.epochs.coordinator import (
     Command,
     Complete,
@@ -66,18 +64,20 @@ from penstock.runtime.epochs.participant import Declined, Moved, Said
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
-from penstock.runtime.hold import Held, Hold
-from penstock.runtime.loop import LoopEnded
-from penstock.runtime.operators import Write
-from penstock.runtime.pickling import Program, join, program
-from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.operators.ends import Write
+from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.records.codec import decode
+from penstock.runtime.records.pickling import Program, join, program
+from penstock.runtime.storage.hold import Held, Hold
 from penstock.runtime.transport.base import PeerGone
+from penstock.runtime.worker.blackbox import Crash, Suspects, Watcher, is_stopped
+from penstock.runtime.worker.run_loop import LoopEnded
 
 if TYPE_CHECKING:
     from penstock.actors.dual import Dual, DualOptions
     from penstock.actors.nodes import Nodes
     from penstock.actors.placer import Placer
-    from penstock.runtime.flow import Flow
+    from penstock.runtime.program.flow import Flow
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from penstock.runtime.errors import SnapshotDamaged, StoreError
 
 if TYPE_CHECKING:
     from penstock.actors.collected import Collected
-    from penstock.runtime.plan import Plan
+    from penstock.runtime.program.plan import Plan
 
 logger = logging.getLogger(__name__)
 

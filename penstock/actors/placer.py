@@ -26,7 +26,7 @@ from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import plan as planned
 from penstock.placement.topology import Topology, of_plan, with_data
 from penstock.placement.traffic import Bools
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.plan import Plan
 
 logger = logging.getLogger(__name__)
 

@@ -24,16 +24,16 @@ from penstock.actors.worker import WorkerOptions
 from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.session import SparkOptions
 from penstock.placement.options import Method, PlacementOptions
-from penstock.runtime.channel import WINDOW_BYTES
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobExists, JobNotFound, NoCluster
-from penstock.runtime.flow import check_flow
+from penstock.runtime.exchange.channel import WINDOW_BYTES
+from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.mistakes import refusing
-from penstock.runtime.operators import Write
-from penstock.runtime.pickling import Program
-from penstock.runtime.rud import MEMORY_BYTES
+from penstock.runtime.operators.ends import Write
+from penstock.runtime.program.flow import check_flow
+from penstock.runtime.records.pickling import Program
 from penstock.runtime.units import seconds
 
 # RayDP's executors read micro-batches from Ray's object store: several of some hundred megabytes at a time.
@@ -50,8 +50,8 @@ _DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interva
 
 if TYPE_CHECKING:
     from penstock.actors.dual import DualOptions
-    from penstock.runtime.flow import Flow
-    from penstock.runtime.plan import Plan
+    from penstock.runtime.program.flow import Flow
+    from penstock.runtime.program.plan import Plan
 
 
 @refusing

@@ -26,8 +26,8 @@ from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_needs, open_session
-from penstock.runtime.diversion import Answer, Bridge
-from penstock.runtime.pickling import join, program
+from penstock.runtime.operators.micro_batch import Answer, Bridge
+from penstock.runtime.records.pickling import join, program
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,10 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
-from penstock.runtime.metrics import Histogram
-from penstock.runtime.operators import Operator, Read
-from penstock.runtime.plan import Plan
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.ends import Read
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.worker.metrics import Histogram
 
 #: What a job's life is made of.
 State = Literal["STARTING", "RUNNING", "RECOVERING", "MOVING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]

@@ -28,19 +28,19 @@ import ray
 from penstock.actors.collected import Sent
 from penstock.actors.control import ControlServer
 from penstock.actors.hangs import Process, watch_master
-from penstock.runtime.blackbox import BlackBox, Careful
-from penstock.runtime.build import Reported, Wiring
-from penstock.runtime.codec import encode
-from penstock.runtime.diversion import Divert
 from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make, Rewrite
 from penstock.runtime.epochs.participant import Participant, Said
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import RecordError
-from penstock.runtime.loop import MessagesLost, RunLoop
-from penstock.runtime.pickling import join
-from penstock.runtime.plan import Plan
-from penstock.runtime.rud import MEMORY_BYTES, Rud
+from penstock.runtime.exchange.output_cache import MEMORY_BYTES, Rud
+from penstock.runtime.operators.micro_batch import Divert
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.records.codec import encode
+from penstock.runtime.records.pickling import join
 from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
+from penstock.runtime.worker.blackbox import BlackBox, Careful
+from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
+from penstock.runtime.worker.wiring import Reported, Wiring
 
 if TYPE_CHECKING:
     from penstock.actors.spark_bridge import BridgeLink

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sources import parse_rate
 
 Status = dict[str, Any]

@@ -27,9 +27,10 @@ from penstock.apps import own
 from penstock.apps.app import App, Prepared, Status, count, seconds
 from penstock.apps.catalog import APPS
 from penstock.placement.options import METHODS
-from penstock.runtime import filesystems, standard_streams
+from penstock.runtime import standard_streams
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, PenstockError, StoreError
+from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
     from penstock.actors.job import Job

@@ -15,11 +15,11 @@ from typing import Any
 from penstock.apps import text
 from penstock.apps.app import App, Prepared, Status
 from penstock.apps.latest import Latest
-from penstock.runtime import filesystems
 from penstock.runtime.errors import FlowError
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Console, Files, Sink
 from penstock.runtime.sources import Source
+from penstock.runtime.storage import filesystems
 
 PATTERN = "string"
 

@@ -24,9 +24,9 @@ from typing import Any
 
 from penstock.apps.app import App, Prepared, Status, add_load_options, described_rate
 from penstock.runtime.errors import FlowError, PenstockError
-from penstock.runtime.flow import Flow
-from penstock.runtime.operators import Read, Write
-from penstock.runtime.pickling import travels
+from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.records.pickling import travels
 from penstock.runtime.sinks import Collect
 from penstock.runtime.sources import Generator
 

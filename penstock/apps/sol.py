@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable
 
 from penstock.apps.app import App, Cycle, Prepared, Status, add_load_options, count, described_rate
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Generator, Source
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from penstock.apps.app import Cycle, add_load_options, count, described_rate
 from penstock.runtime import testing
 from penstock.runtime.errors import FlowError
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Generator, Source, TextFiles
 

@@ -16,10 +16,10 @@ from heapq import nsmallest
 from penstock.apps import text
 from penstock.apps.app import App, Prepared, Status
 from penstock.apps.latest import Latest
-from penstock.runtime import filesystems
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Files, Sink
 from penstock.runtime.sources import Source
+from penstock.runtime.storage import filesystems
 
 TOP = 20
 # Without options the text is paced, so that there is something to see: at full speed it is over in a blink.

@@ -23,11 +23,11 @@ from typing import Any
 from penstock.apps.app import App, Prepared, Status, add_load_options, count, described_rate, rate_option, seconds
 from penstock.apps.ysb_events import LATE_MS, LATE_SHARE, RATE, SKEW_MS, START_MS, Events, EventSource
 from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.expressions import col
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Collect, Sink, SinkContext, SinkWriter
 from penstock.runtime.sources import Source, parse_rate
-from penstock.runtime.windows import Tumbling
 
 WINDOW_MS = 10_000
 BURST = "5000:10s,60000:10s,5000:20s"

@@ -17,18 +17,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.runtime.aggregate import Aggregate
-from penstock.runtime.batch import Batch, KeyedBatch
-from penstock.runtime.channel import decode_batch, encode_batch
-from penstock.runtime.codec import decode, encode
-from penstock.runtime.diversion import Answer
-from penstock.runtime.grouping import Key
-from penstock.runtime.operators import Aggregated, KeyBy, Operator, Stage, StageContext, add_all, run_stages
-from penstock.runtime.plan import Chain, Plan
+from penstock.runtime.exchange.grouping import Key
+from penstock.runtime.exchange.message import decode_batch, encode_batch
+from penstock.runtime.operators.aggregated import Aggregated
+from penstock.runtime.operators.base import Operator, Stage, StageContext, run_stages
+from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.operators.stateless import KeyBy
+from penstock.runtime.operators.watermarks import Marking
+from penstock.runtime.operators.windowing import LATE, WindowAggregated
+from penstock.runtime.program.plan import Chain, Plan
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.codec import decode, encode
+from penstock.runtime.records.userfunc import ErrorHandler, select
 from penstock.runtime.sources.base import Source, rows_of
-from penstock.runtime.userfunc import ErrorHandler, select
-from penstock.runtime.watermarks import _Marking
-from penstock.runtime.windowing import LATE, WindowAggregated
+from penstock.runtime.state.aggregate import Aggregate, add_all
 
 # The column of records that have no columns of their own: lists of them, encoded.
 ENCODED = "penstock:records"
@@ -153,7 +155,7 @@ class RangeRun:
             batches = [self._records] if self._records else []
         elif self._partials:
             batches = [KeyedBatch(*combiner.shipped(self._partials), True)]
-        seen = [stage.greatest for stage in self._stages if isinstance(stage, _Marking) and stage.greatest is not None]
+        seen = [stage.greatest for stage in self._stages if isinstance(stage, Marking) and stage.greatest is not None]
         for stage in self._stages:
             stage.close(False)
         return Answer(batches, max(seen, default=None))

@@ -31,11 +31,6 @@ from penstock.bridge.columns import (
 )
 from penstock.bridge.forms import ENCODED, RangeForm
 from penstock.bridge.session import Session
-from penstock.runtime.agg import Agg
-from penstock.runtime.aggregate import Aggregate, Count, Max, Mean, Min, Sum
-from penstock.runtime.batch import KeyedBatch
-from penstock.runtime.columnar import Columnar, expression_of
-from penstock.runtime.diversion import Answer
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.expressions import Aggregation, Expr, col, count, lit, max_, tree, when
 from penstock.runtime.expressions.aggregates import inputs_of
@@ -51,11 +46,16 @@ from penstock.runtime.expressions.typed import (
     decimal_size,
     infer,
 )
-from penstock.runtime.fields import TEXT
-from penstock.runtime.lookup import Lookup
-from penstock.runtime.operators import Operator
-from penstock.runtime.watermarks import MakeWatermarks
-from penstock.runtime.windowing import Windowed
+from penstock.runtime.operators.agg import Agg
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.columnar import Columnar, expression_of
+from penstock.runtime.operators.fields import TEXT
+from penstock.runtime.operators.lookup import Lookup
+from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.operators.watermarks import MakeWatermarks
+from penstock.runtime.operators.windowing import Windowed
+from penstock.runtime.records.batch import KeyedBatch
+from penstock.runtime.state.aggregate import Aggregate, Count, Max, Mean, Min, Sum
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

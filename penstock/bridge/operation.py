@@ -18,8 +18,8 @@ from penstock.bridge.cost import BatchCost, BatchSpeed, MicroBatch
 from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records
 from penstock.bridge.native import NativeRange, native
 from penstock.bridge.session import Session
-from penstock.runtime.diversion import Answer
-from penstock.runtime.pickling import Program, join
+from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.records.pickling import Program, join
 
 # What a range is tried on: enough rows to tell what they cost from what a micro-batch costs, and not so many that a
 # burst would have to wait for it.

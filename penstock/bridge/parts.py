@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from penstock.bridge.forms import RangeForm
 from penstock.bridge.range import Crosses, Vertex
-from penstock.runtime.operators import KeyBy, Operator
-from penstock.runtime.plan import Chain, Plan
-from penstock.runtime.userfunc import DEAD_LETTERS
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.stateless import KeyBy
+from penstock.runtime.program.plan import Chain, Plan
+from penstock.runtime.records.userfunc import DEAD_LETTERS
 
 Counts = Mapping[str, tuple[float, float]]
 """Records in and out of operators, of one period."""

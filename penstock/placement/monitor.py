@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.placement.topology import Topology, of_plan
 from penstock.placement.traffic import TrafficGraph
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.plan import Plan
 
 # What a task weighs beside the time that it runs, in cores: tasks that do nothing yet are dealt evenly too.
 _AT_REST = 0.01

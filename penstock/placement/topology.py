@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.placement.traffic import TrafficEdge, TrafficGraph
-from penstock.runtime.grouping import All
-from penstock.runtime.plan import Exchange, Plan
+from penstock.runtime.exchange.grouping import All
+from penstock.runtime.program.plan import Exchange, Plan
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,9 @@ class Consumer:
     def __exit__(self, *exc: object) -> None: ...
 
 class RingHandle:
-    """A share of a ring's memory; wrapped by penstock.runtime.ring.Ring."""
+    """
+    A share of a ring's memory; wrapped by penstock.runtime.transport.ring.Ring.
+    """
 
     @staticmethod
     def create(capacity: int, slots: int, directory: str) -> RingHandle: ...

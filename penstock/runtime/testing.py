@@ -19,28 +19,30 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime.build import Wiring, build
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.errors import FlowError
-from penstock.runtime.flow import check_flow
-from penstock.runtime.graph import Graph
-from penstock.runtime.loop import RunLoop
+from penstock.runtime.exchange.output_cache import Rud
 from penstock.runtime.mistakes import called, refusing
-from penstock.runtime.operators import Operator, Read, Write
-from penstock.runtime.pickling import copied
-from penstock.runtime.plan import make_plan
-from penstock.runtime.rud import Rud
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.program.flow import check_flow
+from penstock.runtime.program.graph import Graph
+from penstock.runtime.program.plan import make_plan
+from penstock.runtime.records.pickling import copied
+from penstock.runtime.records.userfunc import check_picklable
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.generator import Generator
-from penstock.runtime.task import Snapshot, SourceTask
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
 from penstock.runtime.units import is_whole
-from penstock.runtime.userfunc import check_picklable
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.task import Snapshot
+from penstock.runtime.worker.wiring import Wiring, build
 
 if TYPE_CHECKING:
-    from penstock.runtime.flow import Flow
+    from penstock.runtime.program.flow import Flow
 
 _BEGIN_S = 1_704_067_200  # the clock's first time, for timers: 2024-01-01 00:00 UTC, the same in every run
 _LOOK_NS = 1000  # passes with each look at the clock
@@ -116,7 +118,7 @@ def run(
         if isinstance(task, SourceTask):
             assert isinstance(task.reader, _SlicedReader)
             transport.readers.append(task.reader)
-    _Loop(wiring, transport, clock, epochs).run()
+    Loop(wiring, transport, clock, epochs).run()
     return outputs
 
 
@@ -188,7 +190,7 @@ class _Epochs:
         return epoch
 
 
-class _Loop(RunLoop):
+class Loop(RunLoop):
     """A run loop that is the coordinator of its job's epochs: they come ever more rarely, so that saving all state
     costs in proportion to the input, and once behind the last record of each source."""
 

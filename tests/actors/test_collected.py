@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.actors.collected import Collected, Sent
-from penstock.runtime.codec import decode, encode
+from penstock.runtime.records.codec import decode, encode
 
 
 def sent(records: list[str], task: int, generation: int, epoch: int) -> Sent:

@@ -20,10 +20,11 @@ from penstock.actors.dual import Dual, DualOptions
 from penstock.bridge.burst import BurstOptions, Mode, Observation
 from penstock.bridge.cost import BatchCost, MicroBatch
 from penstock.bridge.session import SparkOptions
-from penstock.runtime.diversion import ROWS_MAX, Answer, Diversion, Divert, Story, _UnderWay
-from penstock.runtime.flow import Flow
-from penstock.runtime.loop import _task_load
-from penstock.runtime.plan import replanned, rescaled
+from penstock.runtime.operators.micro_batch import ROWS_MAX, Answer, Divert, Story
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import replanned, rescaled
+from penstock.runtime.worker.diversion import Diversion, _UnderWay
+from penstock.runtime.worker.run_loop import _task_load
 from tests.bridge.flows import fork
 
 LOOK_S = 0.25

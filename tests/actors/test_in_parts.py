@@ -6,7 +6,7 @@ import penstock as ps
 from penstock.actors.job_master import JobOptions, in_parts
 from penstock.actors.worker import WorkerOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
-from penstock.runtime.pickling import Program, loads
+from penstock.runtime.records.pickling import Program, loads
 
 RAY_INLINES = 100 * 1024  # bytes of an argument
 

@@ -13,7 +13,7 @@ from penstock.actors import cluster
 from penstock.actors import job as job_module
 from penstock.actors.job import Job, summary
 from penstock.actors.run import jobs
-from penstock.runtime.pickling import Program
+from penstock.runtime.records.pickling import Program
 
 
 def test_a_running_job_says_how_long_where_and_how_much() -> None:

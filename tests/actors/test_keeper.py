@@ -15,10 +15,10 @@ import pytest
 from penstock.actors import keeper as keeper_module
 from penstock.actors.collected import Collected, Sent
 from penstock.actors.keeper import Keeper
-from penstock.runtime.codec import decode, encode
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
+from penstock.runtime.records.codec import decode, encode
 
 
 def manifest(epoch: int) -> Manifest:

@@ -15,7 +15,7 @@ from penstock.actors.placer import Placer
 from penstock.placement.groups import Machine
 from penstock.placement.options import METHODS, Method, PlacementOptions
 from penstock.placement.traffic import Node
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.plan import Plan
 
 S = 1_000_000_000
 

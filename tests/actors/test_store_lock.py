@@ -17,8 +17,8 @@ from penstock.actors.job_master import JobMaster, JobOptions
 from penstock.actors.worker import WorkerOptions
 from penstock.runtime.epochs.manifest import Manifest
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.hold import Held
-from penstock.runtime.pickling import Program
+from penstock.runtime.records.pickling import Program
+from penstock.runtime.storage.hold import Held
 
 running: Any = importlib.import_module("penstock.actors.run")
 

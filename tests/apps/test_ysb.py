@@ -30,10 +30,10 @@ from penstock.apps.ysb_events import (
     EventSource,
 )
 from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import SinkContext, SinkWriter
 from penstock.runtime.sources import SourceContext
 from penstock.runtime.sources.base import share
-from penstock.runtime.userfunc import ErrorHandler
 
 S = 1_000_000_000
 SEEDS = st.sampled_from([0, 1, 7])

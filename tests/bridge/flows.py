@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import penstock as ps
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 
 
 def fork() -> Flow:

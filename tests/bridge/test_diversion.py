@@ -12,16 +12,17 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
-from penstock.runtime import step_size
-from penstock.runtime.build import build
-from penstock.runtime.diversion import UNDER_WAY_MAX, Answer, Bridge, Divert
-from penstock.runtime.flow import Flow
-from penstock.runtime.loop import RunLoop
-from penstock.runtime.plan import Plan
-from penstock.runtime.rud import Rud
-from penstock.runtime.task import Snapshot, SourceTask
+from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.operators import step_size
+from penstock.runtime.operators.micro_batch import UNDER_WAY_MAX, Answer, Bridge, Divert
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import Plan
 from penstock.runtime.testing import _replace, _travelled
 from penstock.runtime.transport.memory import MemoryNetwork
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.task import Snapshot
+from penstock.runtime.worker.wiring import build
 
 WORDS = ["a", "be", "see", "Dee", "a", "A"]
 

@@ -6,8 +6,8 @@ import penstock as ps
 from penstock.bridge.forms import RangeForm, range_form
 from penstock.bridge.parts import crosses, head, parts, vertices
 from penstock.bridge.range import NoRange, SwitchRange, switch_range
-from penstock.runtime.flow import Flow
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import Plan
 from tests.bridge.flows import fork
 
 

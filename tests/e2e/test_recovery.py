@@ -22,8 +22,8 @@ import penstock as ps
 from penstock.actors.cluster import NAMESPACE, master_name
 from penstock.actors.job import Job
 from penstock.actors.reaper import descendants
-from penstock.runtime.blackbox import Watcher
 from penstock.runtime.transport.shm import ShmTransport
+from penstock.runtime.worker.blackbox import Watcher
 from tests.e2e.jobs import run
 from tests.e2e.kill_campaign import Tormentor, master_pid
 from tests.e2e.processes import LIMIT_S, alive, command, kill, penstock_segments, wait_gone, wait_until

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import SourceContext
-from penstock.runtime.userfunc import ErrorHandler
 from tests.e2e.switch_campaign import HOLD_LOOK_S, Held, Run, Tally, campaign
 
 

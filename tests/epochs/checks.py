@@ -17,21 +17,21 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime.build import build
-from penstock.runtime.channel import END, WATERMARK
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Acknowledged
 from penstock.runtime.epochs.snapshot import Chain
-from penstock.runtime.event_time import IDLE
-from penstock.runtime.loop import RunLoop
-from penstock.runtime.partition import key_groups
-from penstock.runtime.plan import Plan, TaskId
-from penstock.runtime.rud import OnDisk
-from penstock.runtime.state import SavedState
-from penstock.runtime.task import Snapshot, Task
+from penstock.runtime.event_time.watermark import IDLE
+from penstock.runtime.exchange.message import END, WATERMARK
+from penstock.runtime.exchange.output_cache import OnDisk
+from penstock.runtime.operators.windowing import _Windowing
+from penstock.runtime.program.plan import Plan, TaskId
+from penstock.runtime.records.key_groups import key_groups
+from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.memory import MemoryNetwork
-from penstock.runtime.windowing import _Windowing
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.task import Snapshot, Task
+from penstock.runtime.worker.wiring import build
 from tests.epochs.flows import Tallies
 from tests.runtime.random_flows import added
 

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 from penstock.runtime.expressions import count, max_, mean, sum_
-from penstock.runtime.process import Process, ProcessContext
+from penstock.runtime.operators.process import Process, ProcessContext
 from penstock.runtime.sinks.collect import Collect
 from tests.runtime.random_flows import Place, RandomFlow, mix, random_flow
 

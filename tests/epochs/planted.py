@@ -13,9 +13,6 @@ from typing import Any
 from unittest import mock
 
 from penstock.actors.keeper import Keeper
-from penstock.runtime import channel as channels
-from penstock.runtime.build import Wiring
-from penstock.runtime.channel import BARRIER, CREDIT, DATA, LocalChannel, OutChannel, decode_batch
 from penstock.runtime.epochs import restore
 from penstock.runtime.epochs.coordinator import Complete, Coordinator, Join, tasks_on
 from penstock.runtime.epochs.manifest import Blob, Manifest
@@ -23,14 +20,19 @@ from penstock.runtime.epochs.participant import Acknowledged, Participant
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import StoreUnreachable
-from penstock.runtime.event_time import Watermark
-from penstock.runtime.inbox import Inbox
-from penstock.runtime.loop import RunLoop
-from penstock.runtime.rud import Entry, OutputCache
-from penstock.runtime.state import KeyedDelta, KeyedLog, KeyedMap, KeyedValues, KeyedWhole, LoggedMap
-from penstock.runtime.task import SourceTask, Task
-from penstock.runtime.timers import Timers
-from penstock.runtime.windowing import _Windowing, _WindowMap
+from penstock.runtime.event_time.watermark import Watermark
+from penstock.runtime.exchange import channel as channels
+from penstock.runtime.exchange.channel import LocalChannel, OutChannel
+from penstock.runtime.exchange.inbox import Inbox
+from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, decode_batch
+from penstock.runtime.exchange.output_cache import Entry, OutputCache
+from penstock.runtime.operators.windowing import _Windowing, _WindowMap
+from penstock.runtime.state.keyed import KeyedDelta, KeyedLog, KeyedMap, KeyedValues, KeyedWhole, LoggedMap
+from penstock.runtime.state.timers import Timers
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.task import Task
+from penstock.runtime.worker.wiring import Wiring
 from tests.epochs.sim import Faults, MemoryStore
 
 Bug = Callable[[], contextlib.AbstractContextManager[Any]]

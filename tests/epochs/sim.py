@@ -34,8 +34,6 @@ import pyarrow as pa
 from penstock.actors.collected import Collected
 from penstock.actors.keeper import _EPOCHS_KEPT, Keeper
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
-from penstock.runtime.build import Wiring
-from penstock.runtime.diversion import Answer, Bridge, Divert
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
@@ -44,14 +42,16 @@ from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, SnapshotDamaged, StoreUnreachable
-from penstock.runtime.grouping import All
-from penstock.runtime.loop import RunLoop
-from penstock.runtime.operators import Write
-from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
-from penstock.runtime.rud import Rud
+from penstock.runtime.exchange.grouping import All
+from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.operators.ends import Write
+from penstock.runtime.operators.micro_batch import Answer, Bridge, Divert
+from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
-from penstock.runtime.task import SourceTask
 from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.wiring import Wiring
 from tests.epochs.checks import Checks, reference
 from tests.epochs.dict_files import DictFiles
 from tests.runtime.random_flows import RandomFlow

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from penstock.runtime.batch import KeyedBatch
-from penstock.runtime.blackbox import (
+from penstock.runtime.records.batch import KeyedBatch
+from penstock.runtime.worker.blackbox import (
     CALM_EPOCHS,
     PROVEN_EPOCHS,
     SOURCE,
@@ -31,7 +31,7 @@ from penstock.runtime.blackbox import (
 
 _DIES_IN_A_STEP = """
 import sys
-from penstock.runtime.blackbox import BlackBox, Care, Careful
+from penstock.runtime.worker.blackbox import BlackBox, Care, Careful
 box = BlackBox()
 box.note(1)
 box.rest()
@@ -73,7 +73,7 @@ def test_the_note_outlives_its_process() -> None:
 
 _ENDS = """
 import ctypes, os, signal, sys, threading
-from penstock.runtime.blackbox import BlackBox
+from penstock.runtime.worker.blackbox import BlackBox
 box = BlackBox()
 box.watch_this_process()
 print(box.address, flush=True)

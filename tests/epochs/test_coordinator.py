@@ -28,8 +28,8 @@ from penstock.runtime.epochs.coordinator import (
     tasks_on,
 )
 from penstock.runtime.epochs.manifest import Blob, Manifest
-from penstock.runtime.flow import Flow
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.collect import Collect
 from tests.epochs.checks import behind
 from tests.runtime.sim import Trickle

@@ -6,12 +6,13 @@ from collections import Counter
 from typing import Any
 
 from penstock.runtime.epochs.snapshot import counters_of, encode_snapshot
-from penstock.runtime.flow import Stream
-from penstock.runtime.loop import _task_status
+from penstock.runtime.event_time.windows import Tumbling
+from penstock.runtime.program.flow import Stream
 from penstock.runtime.sinks.call import Null
-from penstock.runtime.state import SavedState
-from penstock.runtime.task import SourceTask, Task
-from penstock.runtime.windows import Tumbling
+from penstock.runtime.state.keyed import SavedState
+from penstock.runtime.worker.run_loop import _task_status
+from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.task import Task
 from tests.runtime.test_map_batches import MS, Paced, World
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.batch import KeyedBatch, split
-from penstock.runtime.inbox import Inbox
+from penstock.runtime.exchange.inbox import Inbox
+from penstock.runtime.records.batch import KeyedBatch, split
 
 #: What one channel brings: the number of batches before its first barrier, its second, ..., and before its end. A
 #: channel with fewer barriers than others ends between two of theirs.

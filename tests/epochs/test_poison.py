@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.blackbox import CALM_EPOCHS, BlackBox, Care, Crash, Note, Poison, Suspects, Watcher
 from penstock.runtime.epochs import coordinator as protocol
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
+from penstock.runtime.worker.blackbox import CALM_EPOCHS, BlackBox, Care, Crash, Note, Poison, Suspects, Watcher
 from tests.epochs.flows import epoch_flow
 from tests.epochs.sim import EpochCluster, Faults, Process, faults_of
 from tests.runtime.random_flows import RandomFlow

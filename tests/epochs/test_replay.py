@@ -17,24 +17,19 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.batch import Batch, KeyedBatch
-from penstock.runtime.channel import (
-    BARRIER,
-    CREDIT,
-    DATA,
-    END,
-    HEAD,
+from penstock.runtime.exchange.channel import (
     InChannel,
     LocalChannel,
     LocalInChannel,
     OutChannel,
     RemoteChannel,
     RemoteInChannel,
-    decode_batch,
 )
-from penstock.runtime.rud import OutputCache, Rud
+from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, HEAD, decode_batch
+from penstock.runtime.exchange.output_cache import OutputCache, Rud
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.userfunc import ErrorHandler, OnError
 from penstock.runtime.transport.base import Buffer, Transport
-from penstock.runtime.userfunc import ErrorHandler, OnError
 
 NUMBER = 7
 CREDIT_FROM = 99  # task number of the sender

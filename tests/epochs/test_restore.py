@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import earlier
-from penstock.runtime.aggregate import merge_of
 from penstock.runtime.epochs.manifest import Blob, TaskEntry
 from penstock.runtime.epochs.restore import check, kinds_with_state, read_changed, read_same, same_tasks
 from penstock.runtime.epochs.snapshot import counters_of, encode_snapshot
 from penstock.runtime.errors import FlowError, StoreError
-from penstock.runtime.flow import Flow
-from penstock.runtime.operators import Map
-from penstock.runtime.partition import key_groups
-from penstock.runtime.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.operators.stateless import Map
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.records import earlier
+from penstock.runtime.records.key_groups import key_groups
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
-from penstock.runtime.state import KeyedWhole, StageState
+from penstock.runtime.state.aggregate import merge_of
+from penstock.runtime.state.keyed import KeyedWhole, StageState
 
 GROUPS = 16
 STATE = {f"key {i}": i for i in range(200)}

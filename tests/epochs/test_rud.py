@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import rud as module
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.rud import Entry, OnDisk, OutputCache, Rud
+from penstock.runtime.exchange import output_cache as module
+from penstock.runtime.exchange.output_cache import Entry, OnDisk, OutputCache, Rud
 
 DATA, END, BARRIER, WATERMARK = 1, 2, 4, 5
 MEMORY = 500

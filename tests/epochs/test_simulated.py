@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from penstock.runtime.epochs.coordinator import Complete
-from penstock.runtime.flow import Flow
-from penstock.runtime.process import ProcessContext
+from penstock.runtime.operators.process import ProcessContext
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
-from penstock.runtime.task import SourceTask
+from penstock.runtime.worker.source_task import SourceTask
 from tests.epochs.campaign import campaign, main, run_seed
 from tests.epochs.flows import epoch_flow
 from tests.epochs.planted import PLANTED

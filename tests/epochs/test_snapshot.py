@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime import codec
-from penstock.runtime.aggregate import MERGEABLE
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot, worth_compacting
 from penstock.runtime.errors import FlowError, PenstockError, RecordError, SnapshotDamaged, StoreError
-from penstock.runtime.partition import key_groups
-from penstock.runtime.state import Delta, KeyedDelta, KeyedMap, KeyedValues, KeyedWhole, LoggedMap, StageState
+from penstock.runtime.records import codec
+from penstock.runtime.records.key_groups import key_groups
+from penstock.runtime.state.aggregate import MERGEABLE
+from penstock.runtime.state.keyed import Delta, KeyedDelta, KeyedMap, KeyedValues, KeyedWhole, LoggedMap, StageState
 
 GROUPS = 8
 keys = st.one_of(st.integers(0, 20), st.text(max_size=2), st.tuples(st.integers(0, 3), st.booleans()))

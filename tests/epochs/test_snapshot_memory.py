@@ -12,8 +12,8 @@ import pytest
 from penstock.runtime.epochs.manifest import Blob, TaskEntry
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.pickling import dumps
-from penstock.runtime.state import KeyedDelta, KeyedValues, KeyedWhole, StageState
+from penstock.runtime.records.pickling import dumps
+from penstock.runtime.state.keyed import KeyedDelta, KeyedValues, KeyedWhole, StageState
 
 GROUPS = 8
 ENTRIES = 300_000
@@ -44,11 +44,11 @@ def measured(program: str, folder: Path, blobs: list[Blob]) -> tuple[int, ...]:
     (folder / "task").write_bytes(dumps(task))
     begin = """
         import sys
-        from penstock.runtime.codec import FRAME_BYTES
+        from penstock.runtime.records.codec import FRAME_BYTES
         from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot
         from penstock.runtime.epochs.store import Store
         from penstock.runtime.epochs import together
-        from penstock.runtime.pickling import loads
+        from penstock.runtime.records.pickling import loads
         def memory(which):
             return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(which))
         store = Store.open(sys.argv[1] , "job")

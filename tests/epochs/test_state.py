@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import state as module
-from penstock.runtime.aggregate import MERGEABLE, Aggregate
-from penstock.runtime.batch import KeyedBatch
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot
 from penstock.runtime.errors import RecordError, SnapshotDamaged
-from penstock.runtime.flow import Flow
-from penstock.runtime.operators import StageContext
-from penstock.runtime.partition import key_groups
-from penstock.runtime.process import ProcessContext
+from penstock.runtime.operators.base import StageContext
+from penstock.runtime.operators.process import ProcessContext
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.records.batch import KeyedBatch
+from penstock.runtime.records.key_groups import key_groups
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Memory
-from penstock.runtime.state import (
+from penstock.runtime.state import keyed as module
+from penstock.runtime.state.aggregate import MERGEABLE, Aggregate
+from penstock.runtime.state.keyed import (
     Delta,
     KeyedDelta,
     KeyedLog,
@@ -31,7 +31,7 @@ from penstock.runtime.state import (
     SavedState,
     StageState,
 )
-from penstock.runtime.timers import Timers
+from penstock.runtime.state.timers import Timers
 
 GROUPS = 8
 

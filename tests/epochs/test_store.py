@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.runtime.epochs.files import ArrowFiles
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
-from penstock.runtime.epochs.store import INLINE_BYTES, ArrowFiles, Store, result_of
+from penstock.runtime.epochs.store import INLINE_BYTES, Store, result_of
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
 from tests.epochs.dict_files import DictFiles, accepted
 

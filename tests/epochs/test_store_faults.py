@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from penstock.runtime.epochs import store as module
+from penstock.runtime.epochs.files import ArrowFiles
 from penstock.runtime.epochs.manifest import Blob, Manifest
-from penstock.runtime.epochs.store import ArrowFiles, Store
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
 
 BIG = bytes(range(256)) * 40

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.epochs.store import LocalFiles, Store
+from penstock.runtime.epochs.files import LocalFiles
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
 
 

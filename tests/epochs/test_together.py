@@ -15,8 +15,8 @@ from penstock.runtime.epochs.snapshot import Merged, encode_snapshot
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.epochs.together import put_together
 from penstock.runtime.errors import SnapshotDamaged, StoreError
-from penstock.runtime.pickling import dumps
-from penstock.runtime.state import KeyedDelta, KeyedWhole, StageState
+from penstock.runtime.records.pickling import dumps
+from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, StageState
 
 GROUPS = 8
 
@@ -66,7 +66,7 @@ def test_who_asks_for_it_does_not_grow_with_the_state(where: str, tmp_path: Path
         import sys
         from penstock.runtime.epochs import together
         from penstock.runtime.epochs.store import Store
-        from penstock.runtime.pickling import loads
+        from penstock.runtime.records.pickling import loads
         def most():
             return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
         if sys.argv[3] == "here":

@@ -16,8 +16,8 @@ from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import plan as planned
 from penstock.placement.relabel import relabelled
 from penstock.placement.traffic import Node, TrafficGraph
-from penstock.runtime.flow import Flow
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Memory
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.placement.planner import plan as planned
 from penstock.placement.topology import of_plan, with_data
 from penstock.placement.traffic import Node
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks import Null
 from penstock.runtime.sources import Reader, Source, SourceContext, Split
 from tests.placement.exact import edges_of

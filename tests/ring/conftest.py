@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.ring import Ring
+from penstock.runtime.transport.ring import Ring
 
 Child = subprocess.Popen[str]
 
@@ -26,7 +26,7 @@ def python() -> Iterator[Callable[..., Child]]:
 
     def start(ring: Ring, code: str) -> Child:
         head = (
-            "import os, signal, sys\nfrom penstock.runtime.ring import *\n"
+            "import os, signal, sys\nfrom penstock.runtime.transport.ring import *\n"
             "ring = Ring.attach(sys.argv[1])\n"
             "def say(x): print(x, flush=True)\n"
         )

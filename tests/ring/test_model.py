@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.runtime.ring import Message, Ring
+from penstock.runtime.transport.ring import Message, Ring
 
 CAPACITY, SLOTS, LEND_FROM = 1024, 8, 128
 

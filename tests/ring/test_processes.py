@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.ring import ConsumerDied, Ring, RingBusy, RingGone
+from penstock.runtime.transport.ring import ConsumerDied, Ring, RingBusy, RingGone
 
 Child = subprocess.Popen[str]
 Start = Callable[[Ring, str], Child]

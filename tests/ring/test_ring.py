@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime import ring as ring_module
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.ring import (
+from penstock.runtime.transport import ring as ring_module
+from penstock.runtime.transport.ring import (
     Consumer,
     Message,
     MessageTooLarge,

@@ -15,18 +15,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.runtime import pickling
-from penstock.runtime.codec import PICKLE, decode, encode
 from penstock.runtime.epochs.snapshot import Merged, encode_snapshot
-from penstock.runtime.partition import key_groups
-from penstock.runtime.state import KeyedWhole, StageState
-from penstock.runtime.userfunc import DeadLetter
+from penstock.runtime.records import pickling
+from penstock.runtime.records.codec import PICKLE, decode, encode
+from penstock.runtime.records.key_groups import key_groups
+from penstock.runtime.records.userfunc import DeadLetter
+from penstock.runtime.state.keyed import KeyedWhole, StageState
 
 # What a process of the job does: it takes up the program, then answers calls of functions.
 _PEER = """
 import sys
-from penstock.runtime import pickling
-from penstock.runtime.codec import decode, encode
+from penstock.runtime.records import pickling
+from penstock.runtime.records.codec import decode, encode
 stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
 def take():
     return stdin.read(int.from_bytes(stdin.read(8), "little"))
@@ -386,7 +386,7 @@ def redefined(directory: Path) -> None:
     assert second is not first
     assert type(new.call(make, 1)) is second
     call = pickling.dumps(
-        (eval, ("__import__('penstock').runtime.pickling._here.find(('', '__main__', 'Cell', 0)).version",))
+        (eval, ("__import__('penstock').runtime.records.pickling._here.find(('', '__main__', 'Cell', 0)).version",))
     )
     assert [pickling.loads(peer.raw(call)) for peer in (old, new)] == [(True, 1), (True, 2)]
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.runtime.flow import Flow, Stream
-from penstock.runtime.process import ProcessContext
+from penstock.runtime.event_time.windows import Sliding, Tumbling
+from penstock.runtime.operators.process import ProcessContext
+from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.collect import Collect
-from penstock.runtime.windows import Sliding, Tumbling
 from tests.runtime.sim import Trickle
 
 RECORDS_MAX = 1500  # in a stream: a flow should take milliseconds

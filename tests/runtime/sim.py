@@ -19,17 +19,21 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from penstock.runtime import operators, output, rud, state, step_size, windowing
-from penstock.runtime import task as task_module
-from penstock.runtime.batch import Batch, KeyedBatch
-from penstock.runtime.build import build
-from penstock.runtime.channel import OutChannel
-from penstock.runtime.event_time import Watermark
-from penstock.runtime.flow import Flow
-from penstock.runtime.loop import RunLoop
+from penstock.runtime.event_time.watermark import Watermark
+from penstock.runtime.exchange import output
+from penstock.runtime.exchange import output_cache as rud
+from penstock.runtime.exchange.channel import OutChannel
+from penstock.runtime.operators import base as operators
+from penstock.runtime.operators import step_size, windowing
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
-from penstock.runtime.task import Task
+from penstock.runtime.state import keyed as state
 from penstock.runtime.transport.memory import MemoryNetwork
+from penstock.runtime.worker import task as task_module
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.task import Task
+from penstock.runtime.worker.wiring import build
 
 # Small, so that a flow of some hundred records meets every bound.
 LIMIT_RECORDS = 24

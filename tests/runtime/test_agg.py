@@ -16,18 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.runtime.agg import Agg
-from penstock.runtime.aggregate import merge_of
-from penstock.runtime.batch import KeyedBatch
 from penstock.runtime.epochs.restore import check, kinds_with_state
 from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot
 from penstock.runtime.errors import FlowError, RecordError
 from penstock.runtime.expressions import Aggregation
-from penstock.runtime.operators import Aggregated, Emit, Stage, StageContext
-from penstock.runtime.partition import KeyGroups, partition
-from penstock.runtime.state import SavedState
-from penstock.runtime.userfunc import DEAD_LETTERS, ErrorHandler, OnError
-from penstock.runtime.windowing import WindowAggregated
+from penstock.runtime.operators.agg import Agg
+from penstock.runtime.operators.aggregated import Aggregated, Emit
+from penstock.runtime.operators.base import Stage, StageContext
+from penstock.runtime.operators.windowing import WindowAggregated
+from penstock.runtime.records.batch import KeyedBatch
+from penstock.runtime.records.key_groups import KeyGroups, partition
+from penstock.runtime.records.userfunc import DEAD_LETTERS, ErrorHandler, OnError
+from penstock.runtime.state.aggregate import merge_of
+from penstock.runtime.state.keyed import SavedState
 from tests.runtime.sim import Trickle, small_steps
 
 # --- what plain Python makes of the values --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.aggregate import Aggregate, Count, Max, Mean, Min, Sum
+from penstock.runtime.state.aggregate import Aggregate, Count, Max, Mean, Min, Sum
 
 numbers = st.integers(-1000, 1000) | st.fractions() | st.booleans()
 records = st.lists(st.tuples(st.sampled_from("abcd"), numbers), max_size=40)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.batch import Batch, KeyedBatch, approximate_bytes, concat, split
+from penstock.runtime.records.batch import Batch, KeyedBatch, approximate_bytes, concat, split
 
 records = st.lists(st.integers(), max_size=20)
 

@@ -10,27 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.batch import Batch, KeyedBatch
-from penstock.runtime.channel import (
-    BARRIER,
-    CREDIT,
-    DATA,
-    END,
-    HEAD,
+from penstock.runtime.errors import RecordError
+from penstock.runtime.exchange.channel import (
     InChannel,
     LocalChannel,
     LocalInChannel,
     OutChannel,
     RemoteChannel,
     RemoteInChannel,
-    decode_batch,
-    encode_batch,
 )
-from penstock.runtime.errors import RecordError
-from penstock.runtime.flow import Flow
+from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, HEAD, decode_batch, encode_batch
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.userfunc import ErrorHandler, OnError
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.transport.base import Buffer, Transport
-from penstock.runtime.userfunc import ErrorHandler, OnError
 from tests.runtime.sim import Cluster, Trickle, small_steps
 
 

@@ -21,9 +21,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.runtime import codec
 from penstock.runtime._native import pack, pack_frames, pack_value_frames
-from penstock.runtime.codec import (
+from penstock.runtime.errors import CodecError
+from penstock.runtime.records import codec
+from penstock.runtime.records.codec import (
     KIND_BITS,
     MAP,
     NESTED,
@@ -38,7 +39,6 @@ from penstock.runtime.codec import (
     encode_map,
     encode_values,
 )
-from penstock.runtime.errors import CodecError
 
 
 def in_frames(entries: dict[Any, Any]) -> dict[Any, Any]:

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.runtime import sources
 from penstock.runtime.errors import FlowError, SourceError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import Source, SourceContext, share
-from penstock.runtime.userfunc import ErrorHandler
 
 CONTEXT = SourceContext("read", 0, 1, ErrorHandler("read"))
 ROWS = [{"i": i, "name": f"n{i % 7}" if i % 5 else None, "x": i / 2} for i in range(1000)]

@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from penstock.runtime import earlier
-from penstock.runtime.earlier import layout, stand_in, without_fields
 from penstock.runtime.errors import CodecError
+from penstock.runtime.records import earlier
+from penstock.runtime.records.earlier import layout, stand_in, without_fields
 
 T = TypeVar("T")
 

@@ -14,21 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.runtime.channel import HEAD, WATERMARK, LocalChannel, OutChannel, RemoteChannel, decode_batch
 from penstock.runtime.epochs.manifest import Blob, TaskEntry
 from penstock.runtime.epochs.restore import read_changed
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time import END_OF_TIME, IDLE, TIME_MAX, Watermark, Watermarks, as_ms, duration_ms
-from penstock.runtime.inbox import Inbox
-from penstock.runtime.operators import Stage, StageContext
-from penstock.runtime.plan import rescaled
-from penstock.runtime.process import Process, ProcessContext
-from penstock.runtime.rud import Rud
+from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX, Watermark, Watermarks, as_ms, duration_ms
+from penstock.runtime.exchange.channel import LocalChannel, OutChannel, RemoteChannel
+from penstock.runtime.exchange.inbox import Inbox
+from penstock.runtime.exchange.message import HEAD, WATERMARK, decode_batch
+from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.operators.base import Stage, StageContext
+from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.watermarks import MakeWatermarks
+from penstock.runtime.program.plan import rescaled
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
-from penstock.runtime.state import SavedState
-from penstock.runtime.userfunc import ErrorHandler
-from penstock.runtime.watermarks import MakeWatermarks
+from penstock.runtime.state.keyed import SavedState
 from tests.runtime.sim import Cluster, Trickle, small_steps
 from tests.runtime.test_channel import Wire
 

@@ -14,9 +14,11 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, range_form
-from penstock.runtime.batch import KeyedBatch
 from penstock.runtime.errors import RecordError
-from penstock.runtime.operators import Processing, StageContext, Write
+from penstock.runtime.operators.base import StageContext
+from penstock.runtime.operators.ends import Write
+from penstock.runtime.operators.processing import Processing
+from penstock.runtime.records.batch import KeyedBatch
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 

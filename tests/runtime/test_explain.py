@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.runtime.flow import Flow
-from penstock.runtime.process import ProcessContext
+from penstock.runtime.operators.process import ProcessContext
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 

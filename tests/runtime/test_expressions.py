@@ -42,7 +42,7 @@ from penstock.runtime.expressions import (
     when,
 )
 from penstock.runtime.expressions.tree import Call
-from penstock.runtime.userfunc import ErrorHandler, apply
+from penstock.runtime.records.userfunc import ErrorHandler, apply
 from tests.runtime.random_expressions import SCHEMA, VALUES, evaluate, expression, record, same_value
 
 # Also of what is generated; but not that garbage of other tests is collected here.

@@ -17,8 +17,8 @@ import pytest
 import penstock as ps
 from penstock.runtime.errors import FlowError
 from penstock.runtime.expressions import MissingField
-from penstock.runtime.fields import Field
-from penstock.runtime.userfunc import ErrorHandler, select
+from penstock.runtime.operators.fields import Field
+from penstock.runtime.records.userfunc import ErrorHandler, select
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import pytest
 
 from penstock.runtime import sinks, sources
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.parts import PartsWriter
-from penstock.runtime.userfunc import ErrorHandler
 
 
 def begin(

@@ -24,10 +24,10 @@ import pytest
 
 from penstock.runtime import sinks
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import append, places
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.parts import PartsState, PartsWriter
-from penstock.runtime.userfunc import ErrorHandler
 
 History = defaultdict[int, list[str]]  # by task
 

@@ -12,8 +12,8 @@ import pytest
 
 from penstock.runtime import testing
 from penstock.runtime.errors import FlowError
-from penstock.runtime.flow import Flow, Stream
-from penstock.runtime.process import Process, ProcessContext
+from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.errors import FlowError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources import Generator, parse_rate
 from penstock.runtime.sources.base import Reader, SourceContext, share
-from penstock.runtime.userfunc import ErrorHandler
 
 S = 1_000_000_000
 

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.graph import Edge, Graph
-from penstock.runtime.operators import Map, Read, Write
+from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.operators.stateless import Map
+from penstock.runtime.program.graph import Edge, Graph
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 

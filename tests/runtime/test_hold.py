@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.hold import Held, Hold, is_held
+from penstock.runtime.storage.hold import Held, Hold, is_held
 
 # Holds a directory in a process of its own, and has a child that outlives it, as one that compacts may for a moment.
 _HOLDER = """

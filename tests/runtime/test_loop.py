@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.build import Wiring, build
 from penstock.runtime.errors import RecordError
-from penstock.runtime.flow import Flow
-from penstock.runtime.loop import MessagesLost, RunLoop
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Call, Null
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory
-from penstock.runtime.task import SourceTask
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
+from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
+from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.wiring import Wiring, build
 
 WATCHDOG_S = 60  # a test that takes so long hangs
 

@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from penstock import testing
-from penstock.runtime.build import build
 from penstock.runtime.errors import FlowError
-from penstock.runtime.flow import Flow, Stream
-from penstock.runtime.loop import RunLoop
-from penstock.runtime.rud import Rud
+from penstock.runtime.event_time.windows import Tumbling
+from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory
-from penstock.runtime.task import Snapshot, SourceTask, Task
 from penstock.runtime.transport.memory import MemoryNetwork
-from penstock.runtime.windows import Tumbling
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.task import Snapshot, Task
+from penstock.runtime.worker.wiring import build
 
 MS = 1_000_000
 S = 1000 * MS

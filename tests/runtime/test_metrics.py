@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.metrics import Histogram, RecentHistogram
+from penstock.runtime.worker.metrics import Histogram, RecentHistogram
 
 values = st.lists(st.integers(0, 2**62) | st.integers(0, 40), min_size=1, max_size=60)
 

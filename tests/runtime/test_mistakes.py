@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.runtime.operators import StageContext, Write
+from penstock.runtime.operators.base import StageContext
+from penstock.runtime.operators.ends import Write
 
 ORDERS = [{"user": "ann", "price": 3}, {"user": "bob", "price": 4}]
 held = threading.Lock()

@@ -11,26 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.runtime.aggregate import Count, Mean, Sum
-from penstock.runtime.batch import Batch, KeyedBatch
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
-from penstock.runtime.operators import (
-    EXPAND_RECORDS_MAX,
-    Aggregated,
-    Emit,
-    Filter,
-    FlatMap,
-    KeyBy,
-    Map,
-    MapBatches,
-    Operator,
-    Processing,
-    Reduce,
-    Stage,
-    StageContext,
-)
-from penstock.runtime.process import Process, ProcessContext
-from penstock.runtime.userfunc import DEAD_LETTERS
+from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.processing import Processing
+from penstock.runtime.operators.stateless import Filter, FlatMap, KeyBy, Map, MapBatches
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.userfunc import DEAD_LETTERS
+from penstock.runtime.state.aggregate import Count, Mean, Sum
 
 MANY = 200_000
 

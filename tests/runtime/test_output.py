@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.runtime.aggregate import Aggregate, Count, Max, Mean, Min, Sum
-from penstock.runtime.batch import Batch, KeyedBatch
-from penstock.runtime.channel import WINDOW_BYTES, OutChannel
 from penstock.runtime.errors import RecordError
-from penstock.runtime.grouping import All, Custom, Forward, Global, Grouping, Key, Rebalance, Shuffle
-from penstock.runtime.output import COMBINED_KEYS_MAX, Output, make_output
-from penstock.runtime.partition import KeyGroups, key_groups
-from penstock.runtime.rud import Entry
-from penstock.runtime.userfunc import ErrorHandler, OnError
+from penstock.runtime.exchange.channel import WINDOW_BYTES, OutChannel
+from penstock.runtime.exchange.grouping import All, Custom, Forward, Global, Grouping, Key, Rebalance, Shuffle
+from penstock.runtime.exchange.output import COMBINED_KEYS_MAX, Output, make_output
+from penstock.runtime.exchange.output_cache import Entry
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.key_groups import KeyGroups, key_groups
+from penstock.runtime.records.userfunc import ErrorHandler, OnError
+from penstock.runtime.state.aggregate import Aggregate, Count, Max, Mean, Min, Sum
 
 GROUPS = KeyGroups(32)
 

@@ -16,11 +16,11 @@ import pytest
 
 from penstock.runtime import sinks, sources
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
+from penstock.runtime.records.userfunc import ErrorHandler, OnError
 from penstock.runtime.sinks import parquet
 from penstock.runtime.sinks.base import SinkContext, SinkWriter
 from penstock.runtime.sinks.columns import column
 from penstock.runtime.sinks.parts import PartsWriter
-from penstock.runtime.userfunc import ErrorHandler, OnError
 
 ONE = pa.schema([("value", pa.string())])
 UTC = dt.timezone.utc

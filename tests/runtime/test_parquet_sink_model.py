@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.runtime import sinks
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.follower import ready
 from penstock.runtime.sinks.parts import PartNames, PartsWriter
-from penstock.runtime.userfunc import ErrorHandler
 from tests.runtime.test_files_sink_model import History, Job
 
 BLOCKS = int(os.environ.get("PENSTOCK_FILES_BLOCKS", "2"))  # of 20 seeds

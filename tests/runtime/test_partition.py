@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.errors import FlowError, KeyTypeError
-from penstock.runtime.partition import KeyGroups, canonical_key, key_groups, partition, stable_hash
+from penstock.runtime.records.key_groups import KeyGroups, canonical_key, key_groups, partition, stable_hash
 
 
 class Colour(Enum):
@@ -124,7 +124,7 @@ def test_hashes_never_change(key: object, expected: int) -> None:
 def test_other_processes_agree_whatever_their_hash_seed() -> None:
     program = (
         "import datetime, decimal, enum, uuid\n"
-        "from penstock.runtime.partition import stable_hash as h\n"
+        "from penstock.runtime.records.key_groups import stable_hash as h\n"
         "E = enum.Enum('E', 'A B')\n"
         "print([h(k) for k in ('word', b'word', 7, 2.5, None, ('a', 1, ('b',)), frozenset('abcdefgh'),"
         " decimal.Decimal('1.5'), datetime.date(2024, 5, 6), uuid.UUID(int=9), E.A, -0.0)])"

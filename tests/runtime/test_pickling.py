@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import pickling
+from penstock.runtime.records import pickling
 
 SCRIPT = Path(__file__).with_name("pickling_main.py")
 

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.runtime import testing
 from penstock.runtime.errors import FlowError
-from penstock.runtime.flow import Flow, Stream
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.flow import Flow, Stream
+from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory

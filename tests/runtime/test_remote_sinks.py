@@ -15,12 +15,13 @@ import pytest
 from pyarrow import fs
 from pyarrow import parquet as pq
 
-from penstock.runtime import filesystems, sinks
+from penstock.runtime import sinks
 from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import folder, places
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.parts import PartsWriter
-from penstock.runtime.userfunc import ErrorHandler
+from penstock.runtime.storage import filesystems
 from tests.epochs.test_store_s3 import bucket, environment, objects, place, serving
 from tests.runtime.test_files_sink_model import History, Job, Mortal
 

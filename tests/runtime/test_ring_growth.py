@@ -9,15 +9,15 @@ import time
 
 import pytest
 
-from penstock.runtime.build import build
-from penstock.runtime.flow import Flow
-from penstock.runtime.loop import RunLoop
-from penstock.runtime.ring import Ring, RingNoSpace, recommended_capacity
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.sources.memory import Memory
 from penstock.runtime.transport import shm
+from penstock.runtime.transport.ring import Ring, RingNoSpace, recommended_capacity
 from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.wiring import build
 
 
 @pytest.fixture(autouse=True)

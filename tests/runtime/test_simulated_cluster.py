@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from penstock.runtime.flow import Flow
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
 from tests.runtime.random_flows import random_flow
 from tests.runtime.sim import Cluster, Trickle, small_steps

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from penstock.runtime import sinks, sources
 from penstock.runtime.errors import FlowError, PenstockError, RecordError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks.base import Sink, SinkContext
 from penstock.runtime.sources.base import SourceContext
-from penstock.runtime.userfunc import ErrorHandler
 
 
 def context(policy: Any = "fail", index: int = 0, parallelism: int = 1, report: Any = None) -> SinkContext:

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from penstock.runtime import sources
 from penstock.runtime.errors import FlowError, RecordError, SourceError
+from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
 from penstock.runtime.sources import files
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split, share
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
 from penstock.runtime.sources.json_lines import JsonDecoder
 from penstock.runtime.sources.lines import TextDecoder, Unreadable
-from penstock.runtime.userfunc import DeadLetter, ErrorHandler
 
 
 def context(policy: str = "fail", wake: Any = lambda: None) -> SourceContext:

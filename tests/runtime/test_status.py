@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.actors.status import StatusBuilder
-from penstock.runtime.flow import Flow
-from penstock.runtime.metrics import Histogram
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
+from penstock.runtime.worker.metrics import Histogram
 
 SECOND = 1_000_000_000
 

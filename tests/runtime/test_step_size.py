@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.runtime.step_size import LIMIT_MAX, STEP_NS, StepSize
+from penstock.runtime.operators.step_size import LIMIT_MAX, STEP_NS, StepSize
 
 MS = 1_000_000
 

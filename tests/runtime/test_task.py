@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import task as task_module
-from penstock.runtime.build import build
 from penstock.runtime.errors import RecordError
-from penstock.runtime.flow import Flow, Stream
-from penstock.runtime.loop import RunLoop
-from penstock.runtime.process import Process, ProcessContext
+from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory
-from penstock.runtime.task import Task
 from penstock.runtime.transport.memory import MemoryNetwork
+from penstock.runtime.worker import task as task_module
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.task import Task
+from penstock.runtime.worker.wiring import build
 
 
 def loop_of(flow: Flow, window: int = 1 << 18) -> RunLoop:

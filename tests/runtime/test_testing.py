@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime import task as task_module
 from penstock.runtime import testing
 from penstock.runtime.errors import CodecError, FlowError, RecordError
-from penstock.runtime.flow import Flow
-from penstock.runtime.process import Process, ProcessContext
+from penstock.runtime.event_time.windows import Tumbling
+from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.call import Call, Null
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.generator import Generator
 from penstock.runtime.sources.memory import Memory
-from penstock.runtime.windows import Tumbling
+from penstock.runtime.worker import task as task_module
 from tests.runtime.random_flows import random_flow
 
 

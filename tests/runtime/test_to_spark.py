@@ -19,10 +19,10 @@ import pytest
 import penstock as ps
 from penstock.bridge import follow
 from penstock.runtime.errors import FlowError, JobError, PenstockError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import follower
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sinks.to_spark import ToSpark
-from penstock.runtime.userfunc import ErrorHandler
 
 LIMIT_S = 20.0
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.ring import RingError
 from penstock.runtime.transport.base import Transport
 from penstock.runtime.transport.memory import MemoryNetwork
+from penstock.runtime.transport.ring import RingError
 from penstock.runtime.transport.shm import ShmTransport
 
 RING = 256 * 1024

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.errors import FlowError, RecordError, shorten
-from penstock.runtime.userfunc import (
+from penstock.runtime.records.userfunc import (
     POLICIES,
     DeadLetter,
     ErrorHandler,

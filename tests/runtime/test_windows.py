@@ -17,17 +17,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.runtime.aggregate import Aggregate, Count, Max, Mean, Min, Sum
-from penstock.runtime.batch import KeyedBatch
 from penstock.runtime.epochs.snapshot import Merged, encode_snapshot
 from penstock.runtime.errors import FlowError, RecordError
-from penstock.runtime.event_time import END_OF_TIME, IDLE, TIME_MAX
-from penstock.runtime.operators import Stage, StageContext
-from penstock.runtime.partition import KeyGroups, partition
-from penstock.runtime.state import SavedState
-from penstock.runtime.userfunc import DEAD_LETTERS, OnError
-from penstock.runtime.windowing import LATE, WindowAggregated
-from penstock.runtime.windows import Sliding, Tumbling
+from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX
+from penstock.runtime.event_time.windows import Sliding, Tumbling
+from penstock.runtime.operators.base import Stage, StageContext
+from penstock.runtime.operators.windowing import LATE, WindowAggregated
+from penstock.runtime.records.batch import KeyedBatch
+from penstock.runtime.records.key_groups import KeyGroups, partition
+from penstock.runtime.records.userfunc import DEAD_LETTERS, OnError
+from penstock.runtime.state.aggregate import Aggregate, Count, Max, Mean, Min, Sum
+from penstock.runtime.state.keyed import SavedState
 from tests.runtime.sim import Cluster, Trickle, small_steps
 
 Record = tuple[int, int, int]  # key, time, value

@@ -32,7 +32,7 @@ from typing import Literal
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.plan import Plan
+from penstock.runtime.program.plan import Plan
 
 # A job in which nothing moves begins its epochs so many times more rarely: an idle job should cost next to nothing. It
 # costs nobody anything, as the first record after a pause brings the next epoch (`moved`).

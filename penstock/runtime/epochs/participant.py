@@ -19,11 +19,11 @@ from penstock.runtime.epochs.restore import read_changed, read_same
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, StoreError
-from penstock.runtime.loop import RunLoop, Saved
-from penstock.runtime.plan import TaskId
-from penstock.runtime.task import Snapshot
+from penstock.runtime.program.plan import TaskId
+from penstock.runtime.records.userfunc import describe
 from penstock.runtime.transport.base import Buffer
-from penstock.runtime.userfunc import describe
+from penstock.runtime.worker.run_loop import RunLoop, Saved
+from penstock.runtime.worker.task import Snapshot
 
 
 @dataclass(frozen=True)

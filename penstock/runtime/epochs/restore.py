@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock.runtime.earlier import without_fields
 from penstock.runtime.epochs.manifest import FORMAT, Blob, TaskEntry
 from penstock.runtime.epochs.snapshot import Bytes, Merged, counters_of, holding, names
 from penstock.runtime.errors import FlowError, StoreError
-from penstock.runtime.loop import Saved
-from penstock.runtime.operators import Operator, Read
-from penstock.runtime.plan import Plan, TaskId
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.ends import Read
+from penstock.runtime.operators.watermarks import MakeWatermarks
+from penstock.runtime.program.plan import Plan, TaskId
+from penstock.runtime.records.earlier import without_fields
 from penstock.runtime.sources.base import Split, share
-from penstock.runtime.state import Counters, SavedState
-from penstock.runtime.watermarks import MakeWatermarks
+from penstock.runtime.state.keyed import Counters, SavedState
+from penstock.runtime.worker.run_loop import Saved
 
 Get = Callable[[Blob], Bytes]
 

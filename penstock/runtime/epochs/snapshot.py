@@ -28,8 +28,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.runtime.aggregate import merge_of
-from penstock.runtime.codec import (
+from penstock.runtime.errors import FlowError, KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
+from penstock.runtime.records.codec import (
     FRAME_BYTES,
     PICKLE,
     Encoded,
@@ -40,10 +40,11 @@ from penstock.runtime.codec import (
     encode_map,
     encode_values,
 )
-from penstock.runtime.errors import FlowError, KeyTypeError, RecordError, SnapshotDamaged, StoreError, shorten
-from penstock.runtime.partition import partition
-from penstock.runtime.pickling import dumps, loads
-from penstock.runtime.state import (
+from penstock.runtime.records.key_groups import partition
+from penstock.runtime.records.pickling import dumps, loads
+from penstock.runtime.records.userfunc import describe
+from penstock.runtime.state.aggregate import merge_of
+from penstock.runtime.state.keyed import (
     Counters,
     Delta,
     KeyedDelta,
@@ -54,7 +55,6 @@ from penstock.runtime.state import (
     StageState,
 )
 from penstock.runtime.transport.base import Buffer
-from penstock.runtime.userfunc import describe
 
 _LENGTH = struct.Struct("<I")
 

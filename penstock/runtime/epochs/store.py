@@ -30,7 +30,6 @@ Whoever can write to the store can make the job load what they like. Give it the
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -38,17 +37,18 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain as one_after_the_other
 from tempfile import TemporaryFile, gettempdir
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
-from penstock.runtime import filesystems
-from penstock.runtime.codec import Buffer
+from penstock.runtime.epochs.files import PIECE_BYTES, Files, open_files, store_error
 from penstock.runtime.epochs.manifest import Blob, Manifest, decode, encode
-from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
-from penstock.runtime.hold import Held, Hold, is_held
+from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
+from penstock.runtime.records.codec import Buffer
+from penstock.runtime.storage import filesystems
+from penstock.runtime.storage.hold import Held
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,6 @@ _OUR_BLOB = re.compile(r"(?:snapshots|copies)/\.?(\d{6,})-[A-Za-z0-9_.\-]+")
 _OUR_MANIFEST = re.compile(r"(?:manifests|copies)/\.?(\d{10})\.json(\.[0-9a-f]{12}\.tmp)?")
 _OUR_ENDED = re.compile(r"manifests/\.?ended(\.[0-9a-f]{12}\.tmp)?")
 _ENDED = "manifests/ended"
-_PIECE_BYTES = 1 << 20  # of a file, read at a time
 _SMALL_BYTES = 4 << 20  # blobs of so many are read at once
 _AT_ONCE = 8  # deletions: each is up to three requests to an object store
 
@@ -112,7 +111,7 @@ class Store:
             raise StoreError(f"the checkpoint store needs a directory or a URL, got {url!r}")
         if not _JOB.fullmatch(job):
             raise StoreError(f"no job can be named {job!r}: letters, digits, '_', '.' and '-', at most 100")
-        files = _open_files(text, job, durable, True)
+        files = open_files(text, job, durable, True)
         if not filesystems.is_url(text):
             text = os.path.abspath(os.path.expanduser(text))  # other processes may be in other directories
         return cls(files, job, (text, job, durable))
@@ -637,15 +636,15 @@ class Store:
         return f"{self.place}/{name}" if name else self.place
 
     def _failed(self, doing: str, name: str, error: Exception) -> StoreError:
-        return _store_error(f"cannot {doing} {self._path(name)}", error)
+        return store_error(f"cannot {doing} {self._path(name)}", error)
 
 
 def _opened_before(text: str, job: str, durable: bool) -> Store:
-    return Store(_open_files(text, job, durable, False), job, (text, job, durable))
+    return Store(open_files(text, job, durable, False), job, (text, job, durable))
 
 
 def _pieces_of(file: IO[bytes]) -> Iterator[bytes]:
-    while piece := file.read(_PIECE_BYTES):
+    while piece := file.read(PIECE_BYTES):
         yield piece
 
 
@@ -687,323 +686,3 @@ def result_of(steps: Generator[object, None, _Found]) -> _Found:
 
 def _manifest_name(epoch: int) -> str:
     return f"{_MANIFESTS}/{epoch:010d}.json"
-
-
-def _store_error(what: str, error: Exception) -> StoreError:
-    """The error of ours for one that a file system raised."""
-    if isinstance(error, PenstockError):
-        assert isinstance(error, StoreError)
-        return error
-    number = error.errno if isinstance(error, OSError) else None
-    reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    reason = filesystems.one_line(reason)
-    what = f"the checkpoint store {what}: {reason}."
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return StoreUnreachable(f"{what} Free some space or raise the quota there; the epoch is lost, the next may do.")
-    by_system = isinstance(error, OSError)
-    if number == errno.EFBIG:
-        remedy = "Raise the limit on the size of files (ulimit -f), or use another file system."
-        return StoreError(f"{what} {remedy}", may_pass=by_system)
-    if isinstance(error, PermissionError) or number == errno.EROFS or filesystems.refuses(reason):
-        remedy = "Give the user or the keys that run the job the right to read, write and delete there."
-        return StoreError(f"{what} {remedy}", may_pass=by_system)
-    if number in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
-        return StoreError(f"{what} Something else has that name; use another directory.", may_pass=by_system)
-    return StoreUnreachable(f"{what} Look whether it is up and can be reached from this node; a later try may work.")
-
-
-class Files(Protocol):
-    """What a store needs of a file system: files in folders of the job's directory, by names with one '/'.
-
-    It raises whatever the file system raises, FileNotFoundError for a file that is not there.
-    """
-
-    place: str  # for messages
-    remote: bool  # waiting is most of what a call takes
-
-    def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
-        """Write a file so that nobody sees half of it."""
-
-    def read(self, name: str) -> bytes: ...
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """A file's bytes, some at a time."""
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """The files in a folder, hidden ones too, and how large they are; none when it does not exist."""
-
-    def names(self, folder: str) -> list[str]:
-        """The files in a folder, hidden ones too; none when it does not exist."""
-
-    def delete(self, name: str) -> None:
-        """Gone is fine."""
-
-    def destroy(self, folders: Sequence[str], ours: Callable[[str], bool]) -> None:
-        """Delete the files in these folders that are ours, and the directories that this leaves empty; not the job's
-        own while it is held."""
-
-    def hold(self) -> None:
-        """Hold the job's directory, if the file system can do so; Held."""
-
-    def release(self) -> None:
-        """Let go of it, and remove it if it is empty."""
-
-    def is_held(self) -> bool: ...
-
-
-class LocalFiles:
-    """A directory, by plain system calls: these name the reason of a failure, and pyarrow need not be loaded."""
-
-    remote = False
-
-    def __init__(self, root: str, durable: bool) -> None:
-        self.place = self._root = root
-        self._durable = durable
-        self._hold: Hold | None = None
-
-    def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
-        target = f"{self._root}/{name}"
-        folder, _, last = target.rpartition("/")
-        hidden = f"{folder}/.{last}.{os.urandom(6).hex()}.tmp"
-        flush = flush or self._durable
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        made: list[str] = []
-        try:
-            descriptor = os.open(hidden, flags, 0o600)
-        except FileNotFoundError:
-            made = self._make(folder)
-            descriptor = os.open(hidden, flags, 0o600)
-        try:
-            try:
-                for part in parts:
-                    rest = memoryview(part)
-                    while rest:
-                        rest = rest[os.write(descriptor, rest) :]
-                if flush:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            os.replace(hidden, target)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(hidden)
-            raise
-        for directory in {*map(os.path.dirname, made), *([folder] if flush else [])}:
-            _flush_directory(directory)
-
-    def read(self, name: str) -> bytes:
-        with open(f"{self._root}/{name}", "rb", buffering=0) as file:
-            return file.read()
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        with open(f"{self._root}/{name}", "rb", buffering=0) as file:
-            while piece := file.read(_PIECE_BYTES):
-                yield piece
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        found = {}
-        for name in self.names(folder):
-            with suppress(FileNotFoundError):  # deleted just now
-                found[name] = os.stat(f"{self._root}/{name}").st_size
-        return found
-
-    def names(self, folder: str) -> list[str]:
-        try:
-            with os.scandir(f"{self._root}/{folder}") as entries:
-                return [f"{folder}/{entry.name}" for entry in entries if not entry.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
-            return []
-
-    def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(f"{self._root}/{name}")
-
-    def destroy(self, folders: Sequence[str], ours: Callable[[str], bool]) -> None:
-        for folder in folders:
-            for name in filter(ours, self.names(folder)):
-                self.delete(name)
-            with suppress(OSError):  # it has other things in it, or is gone
-                os.rmdir(f"{self._root}/{folder}")
-        if self._hold is None:
-            with suppress(OSError):
-                os.rmdir(self._root)
-
-    def hold(self) -> None:
-        while self._hold is None:
-            self._make(self._root)
-            with suppress(FileNotFoundError):  # the last holder has just removed it
-                self._hold = Hold(self._root)
-
-    def release(self) -> None:
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.remove()
-
-    def is_held(self) -> bool:
-        return is_held(self._root)
-
-    def _make(self, folder: str) -> list[str]:
-        """Make a directory, and those above it; which were missing."""
-        missing = self._missing(folder)
-        for directory in reversed(missing):
-            with suppress(FileExistsError):  # another process makes it, too
-                os.mkdir(directory, 0o700)
-        return missing
-
-    def _missing(self, folder: str) -> list[str]:
-        """The directories that would have to be made for a folder to be there."""
-        missing = []
-        while not os.path.isdir(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        return missing
-
-
-def _flush_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # what says so has nothing to flush
-            raise
-    finally:
-        os.close(descriptor)
-
-
-class ArrowFiles:
-    """A file system of pyarrow.fs. `rename`: how to move a file, where one that is being written can be seen."""
-
-    remote = True
-
-    def __init__(
-        self,
-        system: Any,
-        root: str,
-        place: str,
-        rename: Callable[[str, str], object] | None = None,
-        refresh: Callable[[], object] | None = None,
-    ) -> None:
-        self.place = place
-        self._system = system
-        self._root = root
-        self._rename = rename
-        self._refresh = refresh
-
-    def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
-        target = f"{self._root}/{name}"
-        if self._rename is None:
-            self._write(target, parts)
-            return
-        folder, _, last = target.rpartition("/")
-        hidden = f"{folder}/.{last}.{os.urandom(6).hex()}.tmp"
-        try:
-            self._write(hidden, parts)
-            self._rename(hidden, target)
-        except BaseException:
-            with suppress(Exception):
-                self._system.delete_file(hidden)
-            raise
-
-    def read(self, name: str) -> bytes:
-        with self._system.open_input_file(f"{self._root}/{name}") as file:
-            data: bytes = file.read()
-        return data
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        with self._system.open_input_file(f"{self._root}/{name}") as file:
-            while piece := file.read(_PIECE_BYTES):
-                yield piece
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        from pyarrow.fs import FileType
-
-        found = self._list(folder)
-        return {f"{folder}/{entry.base_name}": entry.size for entry in found if entry.type == FileType.File}
-
-    def names(self, folder: str) -> list[str]:
-        from pyarrow.fs import FileType
-
-        return [f"{folder}/{entry.base_name}" for entry in self._list(folder) if entry.type == FileType.File]
-
-    def delete(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            self._system.delete_file(f"{self._root}/{name}")
-
-    def destroy(self, folders: Sequence[str], ours: Callable[[str], bool]) -> None:
-        for folder in folders:
-            names = [f"{folder}/{entry.base_name}" for entry in self._list(folder)]
-            if names and all(map(ours, names)):
-                self._delete_directory(f"/{folder}")  # object stores delete a thousand files in one request
-            else:
-                for name in filter(ours, names):
-                    self.delete(name)
-        if not self._list(""):
-            self._delete_directory("")
-
-    def hold(self) -> None:
-        """Such file systems have no locks."""
-
-    def release(self) -> None: ...
-
-    def is_held(self) -> bool:
-        return False
-
-    def _delete_directory(self, folder: str) -> None:
-        with suppress(FileNotFoundError):
-            self._system.delete_dir(self._root + folder)
-
-    def _list(self, folder: str) -> list[Any]:
-        from pyarrow.fs import FileSelector
-
-        if self._refresh is not None:
-            self._refresh()
-        base = f"{self._root}/{folder}".rstrip("/")
-        found = self._system.get_file_info(FileSelector(base, allow_not_found=True))
-        # A place that shows directories by an empty object may list that too.
-        return [entry for entry in found if entry.path.strip("/") != base.strip("/")]
-
-    def _write(self, path: str, parts: Iterable[Buffer]) -> None:
-        try:
-            stream = self._system.open_output_stream(path)
-        except FileNotFoundError:
-            self._system.create_dir(path.rpartition("/")[0], recursive=True)
-            stream = self._system.open_output_stream(path)
-        # Closing a stream publishes what it has, and so does dropping it: after a failed write some file systems may
-        # show a part. Nobody reads that: a blob's name gets into a manifest only when this has returned, and a
-        # manifest, which is one write, is not accepted without its last byte.
-        with stream:
-            for part in parts:
-                stream.write(part)
-
-
-def _open_files(url: str, job: str, durable: bool, look: bool) -> Files:
-    """`look`: whether it can be used, as far as can be seen."""
-    try:
-        path = filesystems.local_path(url)
-        if path is not None:
-            return _open_local(path, job, durable, look)
-        found = filesystems.open_remote(url, job, look=look)
-    except filesystems.BadPlace as error:
-        raise StoreError(f"checkpoint store {error}") from None
-    except OSError as error:
-        raise _store_error(f"cannot open {filesystems.shown(url, job)}", error) from None
-    return ArrowFiles(found.system, found.root, found.place, found.rename, found.refresh)
-
-
-def _open_local(path: str, job: str, durable: bool, look: bool) -> Files:
-    if "\0" in path:
-        raise StoreError(f"checkpoint store {path!r}: no path can have a zero byte in it")
-    root = os.path.join(os.path.abspath(os.path.expanduser(path)), job)
-    if not look:
-        return LocalFiles(root, durable)
-    there = root
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        raise StoreError(f"checkpoint store {root}: {there} is not a directory; give one, or a path that is free")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise StoreError(
-            f"checkpoint store {root}: no permission to write in {there}. "
-            "Give the user that runs the job the right to, or use another directory."
-        )
-    return LocalFiles(root, durable)

@@ -21,7 +21,7 @@ from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.snapshot import compact
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import PenstockError, StoreError, shorten
-from penstock.runtime.pickling import dumps, for_child, join, loads
+from penstock.runtime.records.pickling import dumps, for_child, join, loads
 
 #: Snapshots of so many bytes are put together where they are asked for: in memory they take up to 20 times as much.
 SMALL_BYTES = 2 << 20

@@ -168,7 +168,7 @@ bool hash_frozenset(PyObject *object, std::uint64_t &out) {
 bool hash_canonical(PyObject *object, std::uint64_t &out) {
     static PyObject *canonical_key = nullptr;  // one reference for the life of the process
     if (canonical_key == nullptr) {
-        const Owned module{PyImport_ImportModule("penstock.runtime.partition")};
+        const Owned module{PyImport_ImportModule("penstock.runtime.records.key_groups")};
         if (!module) return false;
         canonical_key = PyObject_GetAttrString(module.get(), "canonical_key");
         if (canonical_key == nullptr) return false;

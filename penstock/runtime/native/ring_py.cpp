@@ -27,7 +27,7 @@ constexpr uint32_t kMostPerDrain = 1u << 20;
 unsigned forks = 0;
 
 [[noreturn]] void raise(const char *kind, const std::string &what) {
-    nb::object type = nb::module_::import_("penstock.runtime.ring").attr(kind);
+    nb::object type = nb::module_::import_("penstock.runtime.transport.ring").attr(kind);
     PyErr_SetString(type.ptr(), what.c_str());
     throw nb::python_error();
 }
@@ -694,7 +694,7 @@ void bind_ring(nb::module_ &m) {
         .def("__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Consumer"))
         .def("__exit__", [](PyConsumer &c, nb::args) { c.close(); }, nb::sig("def __exit__(self, *exc: object) -> None"));
 
-    nb::class_<PyRing>(m, "RingHandle", "A share of a ring's memory; wrapped by penstock.runtime.ring.Ring.")
+    nb::class_<PyRing>(m, "RingHandle", "A share of a ring's memory; wrapped by penstock.runtime.transport.ring.Ring.")
         .def_static("create", [](uint64_t capacity, uint64_t slots, const std::string &directory) {
             return or_raise([&] { return new PyRing(Segment::create(capacity, slots, directory)); });
         }, "capacity"_a, "slots"_a, "directory"_a)

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.hold import Hold
 from penstock.runtime.mistakes import checks_init
-from penstock.runtime.userfunc import ErrorHandler
+from penstock.runtime.records.userfunc import ErrorHandler
+from penstock.runtime.storage.hold import Hold
 
 Guarantee = Literal["exactly once", "idempotent", "at least once"]
 

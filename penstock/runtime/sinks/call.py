@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from penstock.runtime.records.userfunc import ErrorHandler, check_function, consume
 from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
-from penstock.runtime.userfunc import ErrorHandler, check_function, consume
 
 
 class Call(Sink):

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from penstock.runtime.errors import FlowError
+from penstock.runtime.records.userfunc import apply
 from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
 from penstock.runtime.units import is_whole
-from penstock.runtime.userfunc import apply
 
 CHANNEL = "console"
 

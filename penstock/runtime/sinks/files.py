@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, Literal
 
 from penstock.runtime.errors import FlowError
+from penstock.runtime.records.userfunc import check_function
 from penstock.runtime.sinks.append import AppendFile
 from penstock.runtime.sinks.folder import PartFolder
 from penstock.runtime.sinks.parts import PartFile
 from penstock.runtime.sinks.places import Place
 from penstock.runtime.sinks.text import Formatter, formatted, json_lines, text_lines
 from penstock.runtime.units import renamed, seconds
-from penstock.runtime.userfunc import check_function
 
 Format = Literal["text", "jsonl"] | Callable[[Any], "str | bytes"]
 

@@ -9,14 +9,14 @@ import os
 import re
 from abc import abstractmethod
 
-from penstock.runtime import filesystems
 from penstock.runtime.errors import FlowError
-from penstock.runtime.hold import Held, Hold
 from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.parts import PartFile, PartNames, PartsWriter
 from penstock.runtime.sinks.places import LOCAL, Place, failed_write, open_place
 from penstock.runtime.sinks.text import Formatter
 from penstock.runtime.sinks.whole import WholeWriter, hidden_name
+from penstock.runtime.storage import filesystems
+from penstock.runtime.storage.hold import Held, Hold
 
 _PART = re.compile(r"part-(\d{5,})(?:-\d{10,})?\..*")
 

@@ -23,10 +23,10 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from penstock.runtime.errors import JobError, PenstockError
+from penstock.runtime.records.userfunc import describe, user_line
 from penstock.runtime.sinks.base import RunningJob
 from penstock.runtime.sinks.parts import PartNames
 from penstock.runtime.units import renamed, seconds
-from penstock.runtime.userfunc import describe, user_line
 
 logger = logging.getLogger(__name__)
 

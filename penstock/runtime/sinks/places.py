@@ -19,8 +19,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from penstock.runtime import filesystems
 from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.storage import filesystems
 
 _ATTEMPTS = 5  # of a request to S3: a commit that fails ends the job
 

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.runtime.errors import FlowError
+from penstock.runtime.records.userfunc import ErrorHandler, apply
 from penstock.runtime.sinks.columns import column
 from penstock.runtime.sinks.schema import infer
 from penstock.runtime.sources.base import together
-from penstock.runtime.userfunc import ErrorHandler, apply
 
 
 def nullable(schema: pa.Schema) -> pa.Schema:

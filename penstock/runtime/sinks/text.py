@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.runtime.userfunc import ErrorHandler, apply
+from penstock.runtime.records.userfunc import ErrorHandler, apply
 
 #: format(records, errors) -> what to append to the file, of length 0 when that is nothing
 Formatter = Callable[[list[Any], ErrorHandler], Any]

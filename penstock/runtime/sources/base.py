@@ -15,7 +15,7 @@ from time import monotonic_ns
 from typing import Any
 
 from penstock.runtime.mistakes import checks_init
-from penstock.runtime.userfunc import ErrorHandler
+from penstock.runtime.records.userfunc import ErrorHandler
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ import pyarrow as pa
 from pyarrow import csv
 
 from penstock.runtime.errors import CodecError, FlowError, SourceError, shorten
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, Split, together
 from penstock.runtime.sources.marks import FileMark, find_again, mark_of
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
 from penstock.runtime.sources.rows import check_schemas
-from penstock.runtime.userfunc import ErrorHandler
 
 _TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.errors import FlowError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceContext, Split, together
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
 from penstock.runtime.sources.marks import BEFORE, FilePosition, mark_of
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
-from penstock.runtime.userfunc import ErrorHandler
 
 MIN_RANGE = 256 << 10  # bytes; a shorter range costs more to start than it gains
 MAX_LINE = 64 << 20

@@ -16,10 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.runtime.errors import FlowError
+from penstock.runtime.records.userfunc import ErrorHandler, apply, check_function
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.pace import Schedule, Steps
 from penstock.runtime.units import is_whole, renamed, seconds
-from penstock.runtime.userfunc import ErrorHandler, apply, check_function
 
 if TYPE_CHECKING:
     import numpy as np

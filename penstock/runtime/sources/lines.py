@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.errors import CodecError, FlowError
-from penstock.runtime.userfunc import ErrorHandler
+from penstock.runtime.records.userfunc import ErrorHandler
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.records.userfunc import check_picklable
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.units import is_whole
-from penstock.runtime.userfunc import check_picklable
 
 _SAMPLE = 100  # records tried for pickling while the flow is built; all of them travel when the job starts
 

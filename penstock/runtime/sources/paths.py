@@ -11,8 +11,8 @@ import os
 import stat
 from collections.abc import Iterable
 
-from penstock.runtime import filesystems
 from penstock.runtime.errors import FlowError, SourceError, shorten
+from penstock.runtime.storage import filesystems
 
 PathLike = str | os.PathLike[str]
 Patterns = PathLike | Iterable[PathLike]

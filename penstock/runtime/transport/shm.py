@@ -20,7 +20,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from penstock.runtime.ring import (
+from penstock.runtime.transport.base import Buffer, PeerGone, Transport
+from penstock.runtime.transport.ring import (
     Message,
     MessageTooLarge,
     Producer,
@@ -31,7 +32,6 @@ from penstock.runtime.ring import (
     Wait,
     recommended_capacity,
 )
-from penstock.runtime.transport.base import Buffer, PeerGone, Transport
 
 logger = logging.getLogger(__name__)
 

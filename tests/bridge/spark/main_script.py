@@ -16,9 +16,9 @@ import penstock as ps
 from penstock.bridge.forms import RangeForm, as_columns, range_form
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import Session, SparkOptions, open_session
-from penstock.runtime import pickling
-from penstock.runtime.batch import KeyedBatch
-from penstock.runtime.flow import Flow, Stream
+from penstock.runtime.program.flow import Flow, Stream
+from penstock.runtime.records import pickling
+from penstock.runtime.records.batch import KeyedBatch
 from tests.runtime.pickling_main import Peer
 
 COUNT = 500

@@ -18,10 +18,10 @@ from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import Session
-from penstock.runtime.batch import KeyedBatch
-from penstock.runtime.diversion import Answer
 from penstock.runtime.errors import FlowError
-from penstock.runtime.flow import Stream
+from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.program.flow import Stream
+from penstock.runtime.records.batch import KeyedBatch
 from tests.bridge.spark.test_operations import form_of, here, joined, text_lines
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")

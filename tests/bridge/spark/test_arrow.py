@@ -19,9 +19,9 @@ from penstock.bridge import arrow, follow, from_spark
 from penstock.bridge.arrow import micro_batch, spark_form, to_arrow, to_dataframe
 from penstock.bridge.session import Session
 from penstock.runtime.errors import CodecError
+from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sinks import Parquet, SinkContext
 from penstock.runtime.sources.base import SourceContext
-from penstock.runtime.userfunc import ErrorHandler
 
 pytest.importorskip("pyspark", reason="PySpark is not installed")
 

@@ -21,7 +21,6 @@ from penstock.bridge.columns import (
     with_columns,
 )
 from penstock.bridge.session import Session
-from penstock.runtime.agg import Agg
 from penstock.runtime.errors import FlowError
 from penstock.runtime.expressions import (
     Expr,
@@ -38,7 +37,8 @@ from penstock.runtime.expressions import (
     sum_,
     when,
 )
-from penstock.runtime.userfunc import ErrorHandler
+from penstock.runtime.operators.agg import Agg
+from penstock.runtime.records.userfunc import ErrorHandler
 from tests.runtime.random_expressions import (
     INSTANTS,
     NUMBERS,

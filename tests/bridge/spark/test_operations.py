@@ -17,9 +17,9 @@ from penstock.bridge.forms import RangeForm, RangeRun, as_columns, as_records, r
 from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import Session
-from penstock.runtime.batch import KeyedBatch
-from penstock.runtime.diversion import Answer
-from penstock.runtime.flow import Flow, Stream
+from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.program.flow import Flow, Stream
+from penstock.runtime.records.batch import KeyedBatch
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
 

@@ -1,0 +1,1 @@
+"""Event time: watermarks, and the windows that they close."""

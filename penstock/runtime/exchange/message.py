@@ -1,0 +1,118 @@
+"""Messages between workers: how a batch, a barrier, a watermark, an end and a grant of credit look as bytes.
+
+On the wire a message is a head, then the payload:
+
+    kind u8 | flags u8 | codec u16 | channel u32 | stamp i64 | count u32 | generation u32
+    (keyed: key codec u16 | key bytes u32)
+
+`stamp` is when the oldest record of the batch entered the job, time.monotonic_ns() of this machine; of a barrier its
+epoch; of a watermark its time; of a grant the bytes granted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.codec import decode, encode
+from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
+from penstock.runtime.transport.base import Buffer
+
+if TYPE_CHECKING:
+    pass
+
+
+DATA, END, CREDIT, BARRIER, WATERMARK = 1, 2, 3, 4, 5
+
+
+KEYED, PARTIAL = 1, 2
+
+
+HEAD = struct.Struct("<BBHIqII")
+
+
+KEY_HEAD = struct.Struct("<HI")
+
+
+GENERATION = struct.Struct("<I")
+
+
+GENERATION_AT = HEAD.size - GENERATION.size
+
+
+def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler, generation: int = 0) -> Sequence[bytes]:
+    """The parts of a data message; records that cannot be encoded go to `errors` and are left out."""
+    try:
+        return encode_now(channel, batch, stamp, generation)
+    except Exception:
+        return encode_now(channel, encodable(batch, errors), stamp, generation)
+
+
+def encode_now(channel: int, batch: Batch, stamp: int, generation: int) -> tuple[bytes, ...]:
+    if isinstance(batch, KeyedBatch):
+        flags = KEYED | (PARTIAL if batch.partial else 0)
+        key_codec, keys = encode(batch.keys)
+        codec, values = encode(batch.values)
+        head = HEAD.pack(DATA, flags, codec, channel, stamp, len(batch), generation)
+        return head + KEY_HEAD.pack(key_codec, len(keys)), keys, values
+    codec, payload = encode(batch)
+    return HEAD.pack(DATA, 0, codec, channel, stamp, len(batch), generation), payload
+
+
+def encodable(batch: Batch, errors: ErrorHandler) -> Batch:
+    """The records that can be encoded one by one; a dead letter whose record cannot, with a description of it."""
+    kept: list[int] = []
+    values = list(batch.values if isinstance(batch, KeyedBatch) else batch)
+    for i, value in enumerate(values):
+        if isinstance(value, DeadLetter):
+            values[i] = _travelling(value)
+        try:
+            encode([values[i]])
+            if isinstance(batch, KeyedBatch):
+                encode([batch.keys[i]])
+        except Exception as error:
+            errors.handle(value, error)
+        else:
+            kept.append(i)
+    if isinstance(batch, KeyedBatch):
+        return KeyedBatch([batch.keys[i] for i in kept], [values[i] for i in kept], batch.partial)
+    return [values[i] for i in kept]
+
+
+def _travelling(letter: DeadLetter) -> DeadLetter:
+    try:
+        encode([letter])
+    except Exception:
+        return letter.shortened()
+    return letter
+
+
+class Decoded(NamedTuple):
+    """A message: `stamp` is its epoch or the granted bytes where it has no records, and so no batch."""
+
+    kind: int
+    channel: int
+    stamp: int
+    generation: int
+    batch: Batch | None
+
+
+def decode_batch(message: Buffer) -> Decoded:
+    """Nothing returned refers to the message."""
+    kind, flags, codec, channel, stamp, count, generation = HEAD.unpack_from(message)
+    if kind != DATA:
+        return Decoded(kind, channel, stamp, generation, None)
+    view = memoryview(message)
+    batch: Batch
+    if flags & KEYED:
+        key_codec, key_bytes = KEY_HEAD.unpack_from(message, HEAD.size)
+        start = HEAD.size + KEY_HEAD.size
+        keys = decode(key_codec, view[start : start + key_bytes])
+        batch = KeyedBatch(keys, decode(codec, view[start + key_bytes :]), bool(flags & PARTIAL))
+    else:
+        batch = decode(codec, view[HEAD.size :])
+    if len(batch) != count:
+        raise AssertionError(f"channel {channel}: a message of {count} records decoded to {len(batch)}")
+    return Decoded(kind, channel, stamp, generation, batch)

@@ -1,0 +1,181 @@
+"""Running aggregates a key: count, sum, min, max, mean and reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.key_groups import of_key
+from penstock.runtime.records.userfunc import (
+    check_function,
+)
+from penstock.runtime.state.aggregate import Aggregate, add_all
+from penstock.runtime.state.keyed import KeyedMap, LoggedMap, SavedState, StageState
+
+Emit = Literal["latest", "every", "final"]
+
+
+def combines(operator: Operator, aggregate: Aggregate) -> bool:
+    """Whether senders may make one partial of many records. Not where records may be let go and the aggregate does not
+    take all values: a partial that fails would take the good records in it along, and would be counted as one."""
+    return operator.on_error == "fail" or aggregate.total
+
+
+class Aggregated(Operator):
+    """A running aggregate per key; emits (key, result).
+
+    `emit` says when: "latest" (default) the newest result of each key that a batch touched, once a batch, so that a
+    hot key under load does not flood what comes behind; "every": one for each record; "final": one a key, when the
+    input ends.
+    """
+
+    keyed = True
+    stays = "its state stays with its tasks; Spark makes partial aggregates for it"
+
+    def __init__(self, aggregate: Aggregate, emit: Emit = "latest", **common: Any) -> None:
+        self.kind = aggregate.name
+        super().__init__(**common)
+        if emit not in get_args(Emit):
+            raise FlowError(f"{self.name!r}: emit={emit!r}; use 'latest', 'every' or 'final'")
+        if aggregate.selector is not None:
+            check_function(aggregate.selector, f"{self.kind} {self.name!r}")
+        self.aggregate = aggregate
+        self.emit = emit
+
+    @property
+    def state_kind(self) -> str:
+        return self.aggregate.state_kind
+
+    @property
+    def combiner(self) -> Aggregate | None:
+        """The aggregate that senders may apply before records travel; None when every record must show."""
+        return None if self.emit == "every" or not combines(self, self.aggregate) else self.aggregate
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Aggregating(context, self.aggregate, self.emit)
+
+
+class _Aggregating(Stage):
+    def __init__(self, context: StageContext, aggregate: Aggregate, emit: Emit) -> None:
+        super().__init__(context)
+        self._aggregate = aggregate
+        self._emit = emit
+        self.state = aggregate.new_state()
+        self._map: KeyedMap | LoggedMap
+        if aggregate.merging:
+            self._map = LoggedMap(self.state, aggregate, context.epochs)
+        else:
+            self._map = KeyedMap(self.state, context.epochs)
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, KeyedBatch)
+        keys, values, records = batch.keys, batch.values, batch.values
+        aggregate, state = self._aggregate, self.state
+        if not batch.partial:
+            keys, values = aggregate.prepare(keys, records, self.errors)
+        failed = self.errors.skipped
+        out: list[Any] = []
+        if batch.partial:
+            add_all(aggregate.merge, state, keys, values, self.errors)
+        elif self._emit == "every":
+            out = self._add_and_show(keys, values)
+        else:
+            add_all(aggregate.add, state, keys, values, self.errors, records)
+        kept = self._map
+        if isinstance(kept, KeyedMap):
+            kept.note(keys)
+        elif self.errors.skipped == failed:
+            kept.log(keys, values, batch.partial)
+        else:
+            kept.lose()
+        return self._results(keys) if self._emit == "latest" else out
+
+    def _results(self, keys: Iterable[Any]) -> list[Any]:
+        """(key, result) of each of these keys, in order of their first place."""
+        aggregate, state = self._aggregate, self.state
+        if not self.errors.skipped:  # else some key may have no state, or not even a hash
+            touched = dict.fromkeys(keys)
+            if aggregate.identity_result:
+                return list(zip(touched, map(state.__getitem__, touched), strict=True))
+            keys = touched
+        results: dict[Any, Any] = {}
+        for key in keys:
+            try:
+                if key in state and key not in results:
+                    results[key] = aggregate.result(state[key])
+            except TypeError:
+                continue  # no hash: its record has been handled
+            except BaseException as error:
+                self.errors.handle((key, state[key]), error)
+        return list(results.items())
+
+    def _add_and_show(self, keys: list[Any], values: list[Any]) -> list[Any]:
+        aggregate, state = self._aggregate, self.state
+        out = []
+        for key, value in zip(keys, values, strict=True):
+            try:
+                aggregate.add(state, iter((key,)), iter((value,)))
+            except BaseException as error:
+                self.errors.handle((key, value), of_key(key, error))
+            else:
+                out.append((key, aggregate.result(state[key])))
+        return out
+
+    def finish(self) -> Iterator[Batch]:
+        if self._emit != "final":
+            return
+        keys = iter(self.state)
+        while part := list(islice(keys, EXPAND_RECORDS_MAX)):
+            if piece := self._results(part):
+                yield piece
+
+    def wants_whole(self) -> bool:
+        return self._map.wants_whole
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        return StageState({"state": self._map.delta(whole)})
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        self._map.restore(saved.maps.get("state", {}))
+
+
+class Reduce(Operator):
+    """reduce(fn): the state of a key is its first record, then fn(state, record); emits (key, state)."""
+
+    kind = "reduce"
+    keyed = True
+    stays = "its function sees records in order, so partial results cannot be merged"
+
+    def __init__(self, fn: Callable[[Any, Any], Any], emit: Emit = "latest", **common: Any) -> None:
+        super().__init__(**common)
+        check_function(fn, f"reduce {self.name!r}", ("state", "record"))
+        if emit not in get_args(Emit):
+            raise FlowError(f"{self.name!r}: emit={emit!r}; use 'latest', 'every' or 'final'")
+        self.fn = fn
+        self.emit = emit
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Aggregating(context, _Reducer(self.fn), self.emit)
+
+
+class _Reducer(Aggregate):
+    """A user's reduce function in the form of an aggregate. Never combined before the exchange: the function sees
+    records in the order in which they arrive, and need not be associative."""
+
+    name = "reduce"
+
+    def __init__(self, fn: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self._fn = fn
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        fn = self._fn
+        for key, value in zip(keys, values, strict=True):
+            state[key] = fn(state[key], value) if key in state else value
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        raise AssertionError("a user's reduce is never combined")

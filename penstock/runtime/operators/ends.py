@@ -1,0 +1,117 @@
+"""Where records come into a flow and leave it: the operators of sources and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.runtime.errors import FlowError, RecordError
+from penstock.runtime.mistakes import called
+from penstock.runtime.operators.base import Operator, Stage, StageContext
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.userfunc import (
+    user_line,
+)
+from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
+from penstock.runtime.sources.base import Source
+from penstock.runtime.state.keyed import SavedState, StageState
+
+
+class Read(Operator):
+    """A source at the head of a flow; its stage is a reader that the source task drives."""
+
+    kind = "read"
+    stays = "it reads; its raw input goes to Spark"
+
+    def __init__(self, source: Source, **common: Any) -> None:
+        super().__init__(**common)
+        if not isinstance(source, Source):
+            raise FlowError(f"flow.read() needs a source such as penstock.sources.TextFiles(...), got {called(source)}")
+        self.source = source
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Pass(context)
+
+
+class _Pass(Stage):
+    def run(self, batch: Batch) -> Batch:
+        return batch
+
+
+class Write(Operator):
+    """A sink at the end of a flow."""
+
+    kind = "write"
+    is_sink = True
+    stays = "it writes, by epochs"
+
+    def __init__(self, sink: Sink, **common: Any) -> None:
+        super().__init__(**common)
+        if not isinstance(sink, Sink):
+            raise FlowError(f"write() needs a sink such as penstock.sinks.Files(...), got {called(sink)}")
+        self.sink = sink
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Writing(context, self.sink)
+
+
+class _Writing(Stage):
+    def __init__(self, context: StageContext, sink: Sink) -> None:
+        super().__init__(context)
+        self._sink = sink
+        self._writer: SinkWriter | None = None
+
+    def open(self) -> None:
+        context = self.context.sink_context
+        if context is None:
+            context = SinkContext(self.context.operator.name, self.context.index, self.context.parallelism)
+        context.errors = self.errors
+        self._writer = self._sink.writer(context)
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        assert self._writer is not None
+        with self._blamed(batch):
+            self._writer.write(batch)
+        return []
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            with self._blamed("(flushing)"):
+                self._writer.flush()
+
+    def finish(self) -> Iterator[Batch]:
+        if self._writer is not None:
+            with self._blamed("(finishing)"):
+                self._writer.finish()
+        return iter(())
+
+    @contextmanager
+    def _blamed(self, what: Any) -> Iterator[None]:
+        """What a writer raises for more than one record (a full disk) is this operator's failure."""
+        try:
+            yield
+        except RecordError:
+            raise
+        except BaseException as error:
+            raise self.errors.failure(what, error, user_line(error)) from error
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        assert self._writer is not None
+        with self._blamed(f"(preparing epoch {epoch})"):
+            return StageState(own=self._writer.prepare(epoch))
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        assert self._writer is not None
+        with self._blamed(f"(going back to epoch {epoch})"):
+            self._writer.restore(epoch, saved.own)
+
+    def commit(self, epoch: int) -> None:
+        if self._writer is not None:
+            with self._blamed(f"(committing epoch {epoch})"):
+                self._writer.commit(epoch)
+
+    def close(self, failed: bool) -> None:
+        if self._writer is not None:
+            self._writer.close(failed)

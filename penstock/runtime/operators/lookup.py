@@ -1,0 +1,119 @@
+"""Lookup join: each record gets the columns of a row of a static table (docs/papers.md: D7, the join with campaigns).
+
+The table travels with the flow and stands whole in every task; in the operation stream it is a broadcast join. Its key
+must be unique: a record comes out at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, get_args
+
+from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.expressions import MissingField
+from penstock.runtime.operators.base import Loop, Operator, Stage, StageContext
+from penstock.runtime.operators.fields import missing
+from penstock.runtime.records.key_groups import of_key
+
+How = Literal["inner", "left"]
+
+
+class Lookup(Operator):
+    """Joins dict records with a table: rows as dicts, or a pyarrow Table. `on`: the field of both, or (record's,
+    table's). `how`: "inner" drops records without a row, "left" gives them None in the table's columns. What a record
+    has under the name of one of these columns gives way; where its fields are known that is refused."""
+
+    kind = "lookup"
+    stays = None
+
+    def __init__(
+        self,
+        table: Any,
+        on: str | tuple[str, str],
+        how: How = "inner",
+        columns: Iterable[str] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        what = f"lookup {self.name!r}"
+        if how not in get_args(How):
+            raise FlowError(f"{what}: how={how!r}; use 'inner' or 'left'")
+        pair = (on, on) if isinstance(on, str) else on
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
+            raise FlowError(f"{what}: on={on!r}; give a field's name, or the record's and the table's as a pair")
+        self.left, self.right = pair
+        self.how = how
+        rows, known = _rows(table, what)
+        if known and self.right not in known:
+            raise FlowError(f"{what}: the table has no column {self.right!r}; it has: {_listed(known)}")
+        if isinstance(columns, str):
+            raise FlowError(f"{what}: columns={columns!r}; give a list of names")
+        self.columns = [name for name in known if name != self.right] if columns is None else list(columns)
+        for name in self.columns:
+            if known and name not in known:
+                raise FlowError(f"{what}: the table has no column {name!r}; it has: {_listed(known)}")
+        self.rows: dict[Any, dict[str, Any]] = {}
+        for row in rows:
+            key = row.get(self.right)
+            if key is None:
+                continue  # as in SQL, nothing equals null
+            try:
+                doubled = key in self.rows
+            except TypeError as error:
+                raise FlowError(f"{what}: {self.right}={key!r} in the table cannot be a key: {error}") from None
+            if doubled:
+                raise FlowError(f"{what}: the table has two rows for {self.right}={key!r}; its key must be unique")
+            try:
+                self.rows[key] = {name: row[name] for name in self.columns}
+            except KeyError as error:
+                raise FlowError(f"{what}: the table's row for {key!r} has no column {error}") from None
+
+    def stage(self, context: StageContext) -> Stage:
+        get, left = self.rows.get, self.left
+        if self.how == "inner":
+
+            def inner(records: Iterator[Any]) -> Iterator[Any]:
+                record = None
+                try:
+                    for record in records:
+                        if (row := get(record[left])) is not None:
+                            yield {**record, **row}
+                except Exception as error:
+                    raise _explained(left, record, error) from error
+
+            return Loop(context, inner)
+        nothing = dict.fromkeys(self.columns)
+
+        def outer(records: Iterator[Any]) -> Iterator[Any]:
+            record = None
+            try:
+                for record in records:
+                    yield {**record, **get(record[left], nothing)}
+            except Exception as error:
+                raise _explained(left, record, error) from error
+
+        return Loop(context, outer)
+
+
+def _explained(field: str, record: Any, error: Exception) -> BaseException:
+    """What is wrong with a record that a lookup cannot take."""
+    if not isinstance(record, Mapping):
+        return TypeError(f"a lookup takes records that are dicts, not {type(record).__name__}: {shorten(record, 80)}")
+    return MissingField(missing(field, record)) if field not in record else of_key(record[field], error)
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(map(str, names))
+
+
+def _rows(table: Any, what: str) -> tuple[list[Mapping[str, Any]], list[str]]:
+    """The rows, and the columns as far as they are known: a list without rows does not say."""
+    if hasattr(table, "to_pylist"):
+        return table.to_pylist(), list(table.schema.names)
+    if isinstance(table, Mapping | str):
+        raise FlowError(f"{what}: the table must be rows as dicts, or a pyarrow Table")
+    rows = list(table)
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise FlowError(f"{what}: the table's rows must be dicts, not {row!r}")
+    return rows, list(rows[0]) if rows else []

@@ -1,0 +1,175 @@
+"""The user's door to keyed state: `keyed_stream.process(fn)`.
+
+`fn(ctx, key, record)` returns None or an iterable of outputs, and may call `ctx.emit`, `ctx.output`, `ctx.get`,
+`ctx.set` and `ctx.clear`; state is per key and seen only by the task that owns the key. A `Process` subclass adds
+open, on_timer, finish and close.
+
+State and timers are saved with each epoch and come back after a failure: state must be something that can be pickled,
+and what an object keeps beside `ctx` is lost with its process.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.event_time.watermark import TIME_MAX, as_ms, other_unit
+from penstock.runtime.state.timers import Timers
+from penstock.runtime.units import seconds
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Renamed(PenstockError, AttributeError):
+    """The attribute has another name now; also an AttributeError, so that hasattr() says that it is not there."""
+
+
+def _shown_by_name(method: F) -> F:
+    """A method whose `*unnamed` is only there for an error that says more than Python's: help() leaves it out."""
+    signature = inspect.signature(method)
+    named = [each for each in signature.parameters.values() if each.kind is not each.VAR_POSITIONAL]
+    method.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+    return method
+
+
+class ProcessContext:
+    """What a process function can do while it has a record. Never keep the context, or its key, between calls."""
+
+    def __init__(self, operator: str, index: int, parallelism: int, side: dict[str, list[Any]]) -> None:
+        self.operator = operator
+        self.index = index
+        self.parallelism = parallelism
+        self.key: Any = None
+        #: All keys' state, to look at; only get, set and clear, for the current key, may change it.
+        self.state: dict[Any, Any] = {}
+        self.cleared = False  # since whoever saves the state has last looked
+        self.emitted: list[Any] = []
+        self.clock: Callable[[], float] = time.time  # the job's, in seconds since 1970
+        self.timers: Timers | None = None  # None: the operator could not be called when one is due
+        self._side = side
+
+    def now_ms(self) -> int:
+        """The current time of the job's clock, in milliseconds since 1970. The clock goes on while no records come."""
+        return int(self.clock() * 1000)
+
+    if not TYPE_CHECKING:  # else every misspelt name would be an attribute to those who check types
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "now":  # the name of now_ms() until times were in milliseconds everywhere
+                raise _Renamed(
+                    f"operator {self.operator!r}: ctx.now() is now ctx.now_ms(), and returns milliseconds since 1970; "
+                    "to set a timer relative to the current time, use ctx.set_timer(after_s=...)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @_shown_by_name
+    def set_timer(
+        self, *unnamed: NoReturn, at_ms: int | datetime | None = None, after_s: float | timedelta | None = None
+    ) -> int:
+        """Set a timer for the current key, at which `on_timer` is called. Returns its time, in milliseconds since 1970.
+
+        Give one of two times. `at_ms`: milliseconds since 1970, or a datetime with a time zone; a timer whose time has
+        passed fires as soon as possible. `after_s`: seconds from now, or a timedelta. A key may have several timers;
+        setting the same time again changes nothing.
+        """
+        if unnamed or (at_ms is None) == (after_s is None):
+            raise PenstockError(
+                f"operator {self.operator!r}: set_timer takes one time, by its name: set_timer(after_s=...), seconds "
+                "from now or a timedelta, or set_timer(at_ms=...), milliseconds since 1970 or a datetime with a time "
+                f"zone; it was given {unnamed or (at_ms, after_s)!r}"
+            )
+        if self.timers is None:
+            raise PenstockError(
+                f"operator {self.operator!r} has no function to call for a timer; give process(fn, on_timer=...)"
+            )
+        if at_ms is not None:
+            at = self._time_ms("set_timer", at_ms)
+            if (unit := other_unit(at_ms)) is not None:
+                raise PenstockError(
+                    f"operator {self.operator!r}: set_timer(at_ms={at_ms!r}): the time is most likely in {unit} since "
+                    "1970; give milliseconds, or a datetime with a time zone"
+                )
+        else:
+            assert after_s is not None
+            wait_s = seconds(after_s, f"operator {self.operator!r}: set_timer: after_s")
+            if wait_s * 1000 > TIME_MAX:
+                raise PenstockError(f"operator {self.operator!r}: set_timer(after_s={after_s!r}): that is too far away")
+            at = math.ceil((self.clock() + wait_s) * 1000)
+        self.timers.set(self.key, at / 1000)
+        return at
+
+    @_shown_by_name
+    def cancel_timer(self, *unnamed: NoReturn, at_ms: int | datetime | None = None) -> None:
+        """Remove the current key's timer of this time (as in `set_timer`), or without a time all of its timers."""
+        if unnamed:
+            raise PenstockError(
+                f"operator {self.operator!r}: cancel_timer takes its time by name, cancel_timer(at_ms=...), in "
+                f"milliseconds since 1970; it was given {unnamed!r}"
+            )
+        if self.timers is not None:
+            self.timers.cancel(self.key, None if at_ms is None else self._time_ms("cancel_timer", at_ms) / 1000)
+
+    def _time_ms(self, what: str, time: int | datetime) -> int:
+        try:
+            return as_ms(time)
+        except (TypeError, ValueError) as error:
+            raise PenstockError(f"operator {self.operator!r}: {what}(at_ms={time!r}): {error}") from None
+
+    def get(self, default: Any = None) -> Any:
+        """The state of the current key, or `default` when it has none."""
+        return self.state.get(self.key, default)
+
+    def set(self, value: Any) -> None:
+        """Set the state of the current key."""
+        self.state[self.key] = value
+
+    def clear(self) -> None:
+        """Remove the state of the current key."""
+        if self.key in self.state:
+            del self.state[self.key]
+            self.cleared = True
+
+    def emit(self, *records: Any) -> None:
+        """Send records to the main output."""
+        self.emitted.extend(records)
+
+    def output(self, tag: str, *records: Any) -> None:
+        """Send records to a side output; the tag must be one of the operator's `outputs`."""
+        try:
+            self._side[tag].extend(records)
+        except KeyError:
+            known = ", ".join(map(repr, self._side)) or "none"
+            raise PenstockError(
+                f"operator {self.operator!r} has no side output {tag!r} (it has: {known}); "
+                f"declare it: process(..., outputs=({tag!r},))"
+            ) from None
+
+
+class Process:
+    """Base class of process operators that need more than a function. Each task has one instance. Keep state in
+    `ctx`."""
+
+    def open(self, ctx: ProcessContext) -> None:
+        """Called once in the worker before the first record."""
+
+    def process(self, ctx: ProcessContext, key: Any, record: Any) -> Iterable[Any] | None:
+        """Called for every record of the task's keys."""
+        raise NotImplementedError
+
+    def on_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> Iterable[Any] | None:
+        """Called when a timer of the key is due; `at_ms` is the timer's time, in milliseconds since 1970. When the
+        input ends, all remaining timers fire at once, in the order of their times. Timers that are set then are
+        dropped."""
+        return None
+
+    def finish(self, ctx: ProcessContext) -> Iterable[Any] | None:
+        """Called when all input has ended and the last timers have fired; may emit."""
+        return None
+
+    def close(self) -> None:
+        """Called once at the end, also after an error."""

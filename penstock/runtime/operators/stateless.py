@@ -1,0 +1,377 @@
+"""Operators that keep nothing between records: map, filter, flat_map, map_batches and key_by."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+from itertools import chain, islice
+from operator import length_hint
+from typing import Any, Literal
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.mistakes import called
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Gathering, Loop, Operator, Stage, StageContext
+from penstock.runtime.operators.step_size import STEP_NS, StepSize
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.key_groups import without_bad_keys
+from penstock.runtime.records.userfunc import (
+    OwnFunction,
+    apply,
+    check_function,
+    exhausted,
+    no_list,
+    no_value,
+    of_no_list,
+    returns_nothing,
+    select,
+)
+from penstock.runtime.units import is_whole, seconds
+
+
+class _Calls(Loop):
+    """The loop `over` (map, filter) with a function of the user's."""
+
+    def __init__(self, context: StageContext, over: Callable[..., Iterable[Any]], fn: Callable[[Any], Any]) -> None:
+        self._own = OwnFunction(fn)
+        super().__init__(context, partial(over, self._own.fn))
+        self._over = over
+        self._seen = False
+
+    def open(self) -> None:
+        self._own.open()
+
+    def run(self, batch: Batch) -> Batch:
+        if self._seen:
+            return super().run(batch)
+        # A slip of the program shows in the first batch; to look at every result would cost as much as short functions.
+        self._seen = True
+        assert isinstance(batch, list)
+        return apply(partial(self._over, self._looked_at), batch, self.errors)
+
+    def _looked_at(self, record: Any) -> Any:
+        """What the function returns, if that can be a value."""
+        result = self._own.fn(record)
+        if slip := no_value(result):  # of the program, and not of this record
+            raise self.errors.failure(record, TypeError(slip))
+        return result
+
+    def close(self, failed: bool) -> None:
+        self._own.close()
+
+
+class Map(Operator):
+    """One output a record."""
+
+    kind = "map"
+    stays = None
+
+    yields = False  # its function may be a generator function
+    none_on_purpose = True  # of a lambda, which says what it returns; a function without `return` has forgotten it
+    forgotten = (
+        "so there would be a None for each record; return what is to go on, as in: return record. To call a function "
+        "for what it does only, write to a sink: .write(penstock.sinks.Call(function))"
+    )
+
+    def __init__(self, fn: Callable[[Any], Any], **common: Any) -> None:
+        super().__init__(**common)
+        check_function(fn, f"{self.kind} {self.name!r}", yields=self.yields, opens=True)
+        if returns_nothing(fn) and not (self.none_on_purpose and getattr(fn, "__name__", "") == "<lambda>"):
+            raise FlowError(
+                f"{self.kind} {self.name!r}: its function never returns anything but None, {self.forgotten}"
+            )
+        self.fn = fn
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Calls(context, map, self.fn)
+
+
+class Filter(Map):
+    """The records for which the function is true."""
+
+    kind = "filter"
+    none_on_purpose = False
+    forgotten = 'so no record would pass; return whether the record is to pass, as in: return record["price"] > 5'
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Calls(context, filter, self.fn)
+
+
+class FlatMap(Map):
+    """Any number of outputs a record; the function returns an iterable, which is read lazily."""
+
+    kind = "flat_map"
+    yields = True
+    forgotten = "so nothing would come out; return the list of outputs (it may be empty), or yield them"
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Expand(context, self.fn)
+
+
+class _Expand(Stage):
+    expands = True
+
+    def __init__(self, context: StageContext, fn: Callable[[Any], Iterable[Any]]) -> None:
+        super().__init__(context)
+        self._own = OwnFunction(fn)
+        self._seen = False
+
+    def open(self) -> None:
+        self._own.open()
+
+    def close(self, failed: bool) -> None:
+        self._own.close()
+
+    def _looked_at(self, record: Any) -> Iterable[Any]:
+        """What the function returns, if that can be several records."""
+        result = self._own.fn(record)
+        if result is None:
+            raise TypeError(no_list(result))
+        if slip := no_list(result):  # of the program, and not of this record
+            raise self.errors.failure(record, TypeError(slip))
+        return result  # type: ignore[no-any-return]
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        assert isinstance(batch, list)
+        records = iter(batch)
+        # A slip of the program shows in the first batch; to look at every result would cost as much as short functions.
+        fn = self._own.fn if self._seen else self._looked_at
+        self._seen = True
+        outputs = chain.from_iterable(map(fn, records))
+        while True:
+            out: list[Any] = []
+            try:
+                out.extend(islice(outputs, EXPAND_RECORDS_MAX))
+            except BaseException as error:
+                self.errors.handle(batch[len(batch) - length_hint(records) - 1], of_no_list(error))
+                outputs = chain.from_iterable(map(fn, records))
+                if out:
+                    yield out
+                continue
+            if out:
+                yield out
+            if len(out) == EXPAND_RECORDS_MAX:
+                continue
+            if exhausted(records):
+                return
+            stopped = RuntimeError("the function raised StopIteration")
+            self.errors.handle(batch[len(batch) - length_hint(records) - 1], stopped)
+            outputs = chain.from_iterable(map(fn, records))
+
+
+class MapBatches(Operator):
+    """A function from a batch to a batch: lists of records, or pyarrow Tables of dict records.
+
+    `batch_size` is the most records a call gets; it gets what is ready, up to this, unless records are so slow that
+    other tasks would wait too long for the call to end. With `min_batch` a call gets at least so many, unless the first
+    of them has waited for `linger_s` seconds, or something may not wait behind them: a barrier (each epoch has one), a
+    watermark, the end of the input. When the function raises, the records of that call are the culprit together.
+    """
+
+    kind = "map_batches"
+    stays = None
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        batch_size: int = 1024,
+        batch_format: Literal["list", "arrow"] = "list",
+        min_batch: int = 1,
+        linger_s: float | timedelta | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        what = f"map_batches {self.name!r}"
+        check_function(fn, what, ("batch",), yields=True, opens=True)
+        if not is_whole(batch_size) or batch_size < 1:
+            raise FlowError(f"{what}: batch_size={batch_size!r}; it must be a whole number, 1 or more")
+        if batch_format not in ("list", "arrow"):
+            raise FlowError(f"{what}: batch_format={batch_format!r}; use 'list' or 'arrow'")
+        if not is_whole(min_batch) or not 1 <= min_batch <= batch_size:
+            raise FlowError(
+                f"{what}: min_batch={min_batch!r}; it must be a whole number from 1 to batch_size={batch_size}"
+            )
+        if (min_batch > 1) != (linger_s is not None):
+            raise FlowError(
+                f"{what}: min_batch={min_batch}, linger_s={linger_s}; give both or neither: linger_s is how many "
+                "seconds a record may wait for a call of min_batch records, 2 or more, to come together"
+            )
+        linger_s = None if linger_s is None else seconds(linger_s, f"{what}: linger_s")
+        if linger_s is not None and not 0 < linger_s < math.inf:
+            raise FlowError(f"{what}: linger_s={linger_s}; it must be a number of seconds above 0")
+        self.fn = fn
+        self.batch_size = batch_size
+        self.batch_format = batch_format
+        self.min_batch = min_batch
+        self.linger_s = linger_s
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Batches(context, self.fn, self.batch_size, self.batch_format, self.min_batch, self.linger_s)
+
+
+def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
+    import pyarrow as pa
+
+    def run(records: list[Any]) -> list[Any] | None:
+        if set(map(type, records)) != {dict}:
+            for record in records:
+                if not isinstance(record, Mapping):
+                    raise TypeError(f"batch_format='arrow' takes records that are dicts, not {called(record)}")
+        names = dict.fromkeys(name for record in records for name in record)
+        if names:
+            table = pa.table({name: [record.get(name) for record in records] for name in names})
+        else:  # a table without columns that still has a row for each record
+            table = pa.Table.from_struct_array(pa.array(records, pa.struct([])))
+        result = fn(table)
+        if result is not None and not hasattr(result, "to_pylist"):
+            raise TypeError(
+                f"the function returned a {type(result).__name__}; with batch_format='arrow' return a pyarrow Table"
+            )
+        return None if result is None else list(result.to_pylist())
+
+    return run
+
+
+class _Batches(Gathering):
+    expands = True
+
+    def __init__(
+        self,
+        context: StageContext,
+        fn: Callable[[Any], Any],
+        batch_size: int,
+        batch_format: str,
+        min_batch: int,
+        linger_s: float | None,
+    ) -> None:
+        super().__init__(context)
+        self._own = OwnFunction(fn)
+        self._fn = _through_arrow(self._own.fn) if batch_format == "arrow" else self._own.fn
+        self._batch_size = batch_size
+        self.least = min_batch
+        self._linger_ns = 0 if linger_s is None else int(linger_s * 1e9)
+        self._size = StepSize(batch_size)
+        self._held: list[Any] = []
+        self._came: deque[tuple[int, int, int]] = deque()  # of what is held: records, their stamp, when they came
+        self._mark: int | None = None
+        self._clock: Callable[[], int] = lambda: 0
+        self._stopwatch: Callable[[], int] = lambda: 0
+
+    def gather(self, clock: Callable[[], int], stopwatch: Callable[[], int]) -> None:
+        self._clock, self._stopwatch = clock, stopwatch
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    def wants(self) -> tuple[int, int]:
+        call = self._call_size()
+        return max(1, call - len(self._held)), call
+
+    def _call_size(self) -> int:
+        return max(self._size.limit, self.least)
+
+    def open(self) -> None:
+        self._own.open()
+
+    def close(self, failed: bool) -> None:
+        self._own.close()
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        assert isinstance(batch, list)
+        if not self.holds:
+            for i in range(0, len(batch), self._batch_size):
+                yield from self._call(batch[i : i + self._batch_size], more=False)
+            return
+        now = self._clock()
+        if self._held:
+            self._held += batch
+        else:
+            self._held = batch  # others may have it too: `_calls` copies what stays of it
+            self.more_until = now + self._linger_ns + STEP_NS
+        self._came.append((len(batch), self.stamp, now))
+        yield from self._calls(self._batch_size + 1)
+
+    def let_go(self, least: int) -> Iterator[Batch]:
+        if self._held:
+            yield from self._calls(least)
+
+    def advance(self, watermark: int | None) -> Iterator[Batch]:
+        if watermark != self._mark:
+            self._mark = watermark
+            yield from self.let_go(1)
+
+    def finish(self) -> Iterator[Batch]:
+        return self.let_go(1)
+
+    def _calls(self, least: int) -> Iterator[Batch]:
+        """Call the function with full batches of what is held, and with the rest if that is so many or more."""
+        held, at = self._held, 0
+        while True:
+            left, call = len(held) - at, self._call_size()
+            if left < call and (not left or left < least):
+                break
+            part = held[at : at + call]
+            at += len(part)
+            yield from self._call(part, more=left > call)
+        self._held = held[at:]
+        came = self._came
+        called = at > 0
+        while at and came:
+            records, stamp, when = came[0]
+            if records > at:
+                came[0] = records - at, stamp, when
+                break
+            at -= records
+            came.popleft()
+        if came:
+            self.oldest = min(stamp for _, stamp, _ in came)
+            self.waits_until = came[0][2] + self._linger_ns
+            if called:
+                # What a call left over has waited for its end, which says nothing of how soon more come.
+                self.more_until = max(self.waits_until, self._clock()) + STEP_NS
+
+    def _call(self, part: list[Any], more: bool) -> Iterator[Batch]:
+        records = len(part)
+        began, took = self._stopwatch(), 0
+        try:
+            result = self._fn(part)
+            if slip := no_list(result):
+                raise TypeError(slip)
+            assert result is not None
+            outputs = iter(result)
+            while piece := list(islice(outputs, EXPAND_RECORDS_MAX)):
+                took += self._stopwatch() - began
+                yield piece
+                began = self._stopwatch()
+        except BaseException as error:
+            self.errors.handle(part, of_no_list(error), records)
+        self._size.measure(records, took + self._stopwatch() - began, more or records >= self._call_size())
+
+
+class KeyBy(Operator):
+    """The key function of a key grouping that was fused into a task: records become a keyed batch."""
+
+    kind = "key_by"
+
+    def __init__(self, selector: Callable[[Any], Any], **common: Any) -> None:
+        super().__init__(**common)
+        self.selector = selector
+
+    def stage(self, context: StageContext) -> Stage:
+        return _KeyBy(context, self.selector)
+
+
+class _KeyBy(Stage):
+    def __init__(self, context: StageContext, selector: Callable[[Any], Any]) -> None:
+        super().__init__(context)
+        self._selector = selector
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        records, keys = select(self._selector, batch, self.errors)
+        # A key that no other task could be found by fails here, too.
+        keys, records = without_bad_keys(keys, records, self.errors)
+        return KeyedBatch(keys, records)

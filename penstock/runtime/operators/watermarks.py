@@ -1,0 +1,133 @@
+"""The operator that makes watermarks from the times of the records that pass it.
+
+The watermark is the greatest time seen by the task, less the out-of-orderness that the user allows: records may come
+that much behind others and are not late. It is of the task, so the splits that a task reads must not be further apart
+in time than that. Without input for a while the task says that it is idle, and holds up nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from penstock.runtime.errors import RecordError
+from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, are_plain, as_ms, duration_ms, other_unit
+from penstock.runtime.operators.base import Operator, Stage, StageContext
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.userfunc import attempt, check_function, each, select
+from penstock.runtime.state.keyed import SavedState, StageState
+
+
+class MakeWatermarks(Operator):
+    """Passes records on, and watermarks behind them. `time` takes a record's time from it."""
+
+    kind = "watermark"
+    stays = None
+
+    def __init__(
+        self,
+        time: Callable[[Any], Any],
+        out_of_orderness: float | timedelta = 0.0,
+        idle: float | timedelta | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        check_function(time, f"watermark {self.name!r}")
+        self.time = time
+        self.out_of_orderness_ms = duration_ms(
+            out_of_orderness, f"watermark {self.name!r}: out_of_orderness_s", least=0
+        )
+        self.idle_ms = None if idle is None else duration_ms(idle, f"watermark {self.name!r}: idle_s")
+
+    def stage(self, context: StageContext) -> Stage:
+        return Marking(context, self)
+
+
+class Marking(Stage):
+    event_time = True
+
+    def __init__(self, context: StageContext, operator: MakeWatermarks) -> None:
+        super().__init__(context)
+        self._time = operator.time
+        self._behind = operator.out_of_orderness_ms
+        self._grain = context.time_grain
+        self._greatest: int | None = None  # time seen
+        self._wrong_unit: RecordError | None = None
+        self._idle_s = None if operator.idle_ms is None else operator.idle_ms / 1000
+        self.timed = self._idle_s is not None
+        self._idle = False
+        self._silent = False  # no records for long, as it seems: the task may only have been kept from reading
+        self._last = 0.0  # when records last came
+
+    def open(self) -> None:
+        self._last = self.context.wall()
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        time = self._time
+        times: list[Any] = []
+        with attempt():
+            times = each(time, batch)
+        if self._greatest is None:
+            self._check_unit(batch)
+        if len(times) != len(batch) or not are_plain(times):
+            # A record's time is not a plain number: which one, and is it wrong?
+            batch, times = select(lambda record: as_ms(time(record)), batch, self.errors)
+            if not times:
+                return batch
+        self.observe(max(times))
+        return batch
+
+    def _check_unit(self, batch: list[Any]) -> None:
+        """Fail when the first times are most likely not milliseconds. Datetimes can be of any year."""
+        with attempt():  # which record has no time is for others to tell
+            first = self._time(batch[0])
+            if (unit := other_unit(first)) is not None:
+                error = ValueError(
+                    f"the time {first!r} is most likely in {unit} since 1970, and was taken for milliseconds; give "
+                    "milliseconds or datetimes with a time zone (by datetimes January 1970 can be said, too)"
+                )
+                self._wrong_unit = self.errors.failure(batch[0], error)
+        if self._wrong_unit is not None:
+            raise self._wrong_unit
+
+    def observe(self, greatest: int) -> None:
+        if self._greatest is None or greatest > self._greatest:
+            self._greatest = greatest
+        if self._idle_s is not None:
+            self._last = self.context.wall()
+            self._idle = self._silent = False
+
+    @property
+    def greatest(self) -> int | None:
+        """The greatest time seen."""
+        return self._greatest
+
+    def next_timer(self) -> float | None:
+        return None if self._idle or self._idle_s is None else self._last + self._idle_s
+
+    def fire(self, now: float) -> Iterator[Batch]:
+        # Timers and input have turns: what waited while the task was blocked comes between the first time and the next.
+        due = self.next_timer()
+        if due is not None and due <= now:
+            self._idle, self._silent = self._silent, True
+        return iter(())
+
+    def watermark(self, watermark: int | None) -> int | None:
+        if watermark == END_OF_TIME:
+            return END_OF_TIME
+        if self._idle:
+            return IDLE
+        if self._greatest is None:
+            return None
+        mark = self._greatest - self._behind
+        return mark - mark % self._grain
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        return StageState(own=(self._greatest,))
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        # Of several tasks, the one that is furthest behind: its records would else be late.
+        known = [greatest for (greatest,) in saved.own]
+        self._greatest = None if None in known else min(known, default=None)

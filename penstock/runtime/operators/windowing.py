@@ -1,0 +1,351 @@
+"""Aggregates per key and window of event time (docs/papers.md: D1, D7).
+
+A window's results leave when the watermark has reached its end; its state is kept for the allowed lateness longer, and
+every batch of late records that it still takes makes its results leave again, whole. What comes later still is *late*:
+counted, or sent to the side output "late" where the flow uses that. Where senders combine, what is counted are keys of
+closed windows in their messages; elsewhere, and with the side output, records of which every window is closed.
+
+Senders combine before records travel, as for every aggregate: their partials are per key and window, (start, partial).
+Spark makes the same partials in the operation stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.event_time.watermark import IDLE, are_plain, as_ms, duration_ms
+from penstock.runtime.event_time.windows import Sliding
+from penstock.runtime.operators.aggregated import combines
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.userfunc import ErrorHandler, attempt, check_function, consume, each
+from penstock.runtime.state.aggregate import Aggregate, add_all
+from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, SavedState, StageState
+
+#: The side output of records that no window takes any more.
+LATE = "late"
+
+WindowEmit = Literal["final", "latest"]
+
+
+class Windowed(Aggregate):
+    """An aggregate per key and window, as a combiner: its state is by (key, start), what it ships (start, partial)."""
+
+    def __init__(self, inner: Aggregate, window: Sliding, time: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.name = inner.name
+        self.inner = inner
+        self.window = window
+        self.time = time
+
+    def new_state(self) -> dict[Any, Any]:
+        return self.inner.new_state()
+
+    def timed(
+        self, keys: list[Any], records: list[Any], errors: ErrorHandler
+    ) -> tuple[list[Any], list[Any], list[int]]:
+        """(keys, records, times) in parallel, without the records whose time is none."""
+        times, failed = _each(self.time, keys, records, errors, are_plain, as_ms)
+        if failed:
+            keys, records = _without(failed, keys), _without(failed, records)
+        return keys, records, times
+
+    def valued(
+        self, keys: list[Any], records: list[Any], times: list[int], errors: ErrorHandler
+    ) -> tuple[list[Any], list[Any], list[int]]:
+        """(keys, selected values, times) in parallel, without the records that fail."""
+        if self.inner.selector is None:
+            return keys, records, times
+        values, failed = _each(self.inner.selector, keys, records, errors)
+        if failed:
+            keys, times = _without(failed, keys), _without(failed, times)
+        return keys, values, times
+
+    def assign(self, keys: list[Any], values: list[Any], times: list[int]) -> tuple[list[Any], list[int], list[Any]]:
+        """(keys, window starts, values) in parallel; a value of several windows comes several times."""
+        window = self.window
+        if window.slide == window.size:
+            return keys, window.last_starts(times), values
+        all_starts = list(map(window.starts, times))
+        return (
+            [key for key, starts in zip(keys, all_starts, strict=True) for _ in starts],
+            [start for starts in all_starts for start in starts],
+            [value for value, starts in zip(values, all_starts, strict=True) for _ in starts],
+        )
+
+    def prepare(self, keys: list[Any], records: list[Any], errors: ErrorHandler) -> tuple[list[Any], list[Any]]:
+        keys, records, times = self.timed(keys, records, errors)
+        keys, starts, values = self.assign(*self.valued(keys, records, times, errors))
+        return list(zip(keys, starts, strict=True)), values
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        self.inner.add(state, keys, values)
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        raise AssertionError("partials of windows are merged by their windows")
+
+    def shipped(self, state: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+        return [key for key, _ in state], [(start, partial) for (_, start), partial in state.items()]
+
+
+def _each(
+    fn: Callable[[Any], Any],
+    keys: list[Any],
+    records: list[Any],
+    errors: ErrorHandler,
+    right: Callable[[list[Any]], bool] = bool,
+    mend: Callable[[Any], Any] = lambda value: value,
+) -> tuple[list[Any], set[int]]:
+    """([fn(record) ...], the indices of records that failed and are left out). Where the values are not `right` as they
+    are, each is mended or its record fails."""
+    values: list[Any] = []
+    with attempt():  # which one failed is found by taking them one by one
+        values = each(fn, records)
+    if len(values) == len(records) and right(values):
+        return values, set()
+    values = []
+    pairs = list(zip(keys, records, strict=True))
+    failed = consume(lambda some: values.extend(mend(fn(record)) for _, record in some), pairs, errors)
+    return values, set(failed)
+
+
+def _without(failed: set[int], some: list[Any]) -> list[Any]:
+    return [one for i, one in enumerate(some) if i not in failed]
+
+
+class WindowAggregated(Operator):
+    """An aggregate per key and window; emits (key, start, end, result), start and end in ms since 1970.
+
+    `emit`: "final" (default) a window's results when the watermark reaches its end, and again after late records;
+    "latest" the newest result of each key and window that a batch touched, once a batch.
+    """
+
+    keyed = True
+    stays = "its windows stay with its tasks; Spark makes partial aggregates for them"
+
+    def __init__(
+        self,
+        aggregate: Aggregate,
+        window: Sliding,
+        time: Callable[[Any], Any],
+        lateness: float | timedelta = 0.0,
+        emit: WindowEmit = "final",
+        **common: Any,
+    ) -> None:
+        self.kind = f"window_{aggregate.name}"
+        super().__init__(**common)
+        if emit not in get_args(WindowEmit):
+            raise FlowError(f"{self.name!r}: emit={emit!r}; of windows use 'final' or 'latest'")
+        if aggregate.selector is not None:
+            check_function(aggregate.selector, f"{self.kind} {self.name!r}")
+        check_function(time, f"{self.kind} {self.name!r}: time")
+        self.aggregate = aggregate
+        self.window = window
+        self.time = time
+        self.emit = emit
+        self.lateness_ms = duration_ms(lateness, f"{self.name!r}: lateness_s", least=0)
+        self.time_grain = math.gcd(window.grain, self.lateness_ms)
+        self.outputs = (LATE, *self.outputs)
+
+    @property
+    def state_kind(self) -> str:
+        return f"window_{self.aggregate.state_kind}"
+
+    @property
+    def windowed(self) -> Windowed:
+        """Its aggregate per key and window."""
+        return Windowed(self.aggregate, self.window, self.time)
+
+    @property
+    def combiner(self) -> Windowed | None:
+        """What senders may apply before records travel; not when late records must be shown."""
+        return self.windowed if combines(self, self.aggregate) else None
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Windowing(context, self)
+
+
+class _Windowing(Stage):
+    event_time = True
+
+    def __init__(self, context: StageContext, operator: WindowAggregated) -> None:
+        super().__init__(context)
+        self._inner = operator.aggregate
+        self._windowed = operator.windowed
+        self._size = operator.window.size
+        self._lateness = operator.lateness_ms
+        self._emit = operator.emit
+        self._watermark: int | None = None  # the greatest that has come
+        self._fired: int | None = None  # windows that end up to here have had their results leave
+        self._map = _WindowMap(operator.aggregate, context.epochs)
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, KeyedBatch)
+        windowed = self._windowed
+        keys, values = batch.keys, batch.values
+        closed = None if self._watermark is None else self._watermark - self._size - self._lateness
+        if batch.partial:
+            starts, values = [start for start, _ in values], [partial for _, partial in values]
+        else:
+            keys, values, times = windowed.timed(keys, values, self.errors)
+            if closed is not None and times:
+                keys, values, times = self._without_late(keys, values, times, closed)
+            keys, starts, values = windowed.assign(*windowed.valued(keys, values, times, self.errors))
+        if closed is not None and starts and min(starts) <= closed:
+            kept = [i for i, start in enumerate(starts) if start > closed]
+            if batch.partial:
+                self.late += len(starts) - len(kept)
+            keys, starts, values = [keys[i] for i in kept], [starts[i] for i in kept], [values[i] for i in kept]
+        if not starts:
+            return []
+        inner, out = self._inner, []
+        add = inner.merge if batch.partial else inner.add
+        for start, (some, theirs) in _by_start(keys, starts, values).items():
+            add_all(add, self._map.windows[start], some, theirs, self.errors)
+            self._map.touch(some)
+            if self._emit == "latest" or self._has_fired(start):
+                out += self._results(start, _distinct(some))
+        return out
+
+    def _has_fired(self, start: int) -> bool:
+        return self._fired is not None and start + self._size <= self._fired
+
+    def _without_late(
+        self, keys: list[Any], records: list[Any], times: list[int], closed: int
+    ) -> tuple[list[Any], list[Any], list[int]]:
+        """Without the records of which the last window is closed, and so all are."""
+        if min(times) - self._windowed.window.slide >= closed:
+            return keys, records, times
+        late = {i for i, start in enumerate(self._windowed.window.last_starts(times)) if start <= closed}
+        self.late += len(late)
+        side = self.context.side.get(LATE)
+        if side is not None:
+            side += [records[i] for i in sorted(late)]
+        return _without(late, keys), _without(late, records), _without(late, times)
+
+    def _results(self, start: int, keys: Iterable[Any]) -> list[Any]:
+        window, result, end = self._map.windows[start], self._inner.result, start + self._size
+        if self._inner.identity_result and not self.errors.skipped:
+            return [(key, start, end, window[key]) for key in keys]
+        out = []
+        for key in keys:
+            if key in window:
+                try:
+                    out.append((key, start, end, result(window[key])))
+                except BaseException as error:
+                    self.errors.handle((key, window[key]), error)
+        return out
+
+    def advance(self, watermark: int | None) -> Iterator[Batch]:
+        if watermark is None or watermark == IDLE:
+            return
+        fired, size = self._fired, self._size
+        watermark = watermark if self._watermark is None else max(watermark, self._watermark)
+        if watermark == fired:
+            return
+        self._watermark = self._fired = watermark
+        windows = self._map.windows
+        for start in sorted(windows):
+            if start + size > watermark:
+                break
+            if self._emit == "final" and (fired is None or start + size > fired):
+                keys = iter(list(windows[start]))
+                while part := list(islice(keys, EXPAND_RECORDS_MAX)):
+                    if piece := self._results(start, part):
+                        yield piece
+            if start + size + self._lateness <= watermark:
+                self._map.close(start)
+
+    def watermark(self, watermark: int | None) -> int | None:
+        # Results are of the time of their window's end, which the watermark has reached: they are late by themselves.
+        return watermark
+
+    def wants_whole(self) -> bool:
+        return self._map.wants_whole
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        return StageState({"windows": self._map.delta(whole)}, own=(self._watermark,))
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        self._map.restore(saved.maps.get("windows", {}))
+        # Of several tasks, one may have taken a greater watermark than another, in which order channels fell silent.
+        said = [watermark for watermark, *_ in saved.own]
+        self._watermark = max((watermark for watermark in said if watermark is not None), default=None)
+        self._fired = None if None in said else min(said, default=None)
+
+
+def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int, tuple[list[Any], list[Any]]]:
+    """Keys and values by window."""
+    if len(set(starts)) == 1:
+        return {starts[0]: (keys, values)}
+    parts: defaultdict[int, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
+    for key, start, value in zip(keys, starts, values, strict=True):
+        part = parts[start]
+        part[0].append(key)
+        part[1].append(value)
+    return parts
+
+
+def _distinct(keys: Iterable[Any]) -> dict[Any, None]:
+    """The keys, each once; without those that have no hash, whose records have been handled."""
+    try:
+        return dict.fromkeys(keys)
+    except TypeError:
+        found: dict[Any, None] = {}
+        for key in keys:
+            with suppress(TypeError):
+                found[key] = None
+        return found
+
+
+class _WindowMap:
+    """The open windows of a task, start -> key -> partial, and which keys have changed since the last snapshot. Saved
+    by key, as all keyed state: key -> {start: partial}."""
+
+    def __init__(self, aggregate: Aggregate, tracked: bool) -> None:
+        self.windows: defaultdict[int, dict[Any, Any]] = defaultdict(aggregate.new_state)
+        self._tracked = tracked
+        self._touched: set[Any] = set()
+
+    def touch(self, keys: Iterable[Any]) -> None:
+        """Something of these keys has changed."""
+        if self._tracked:
+            try:
+                self._touched.update(keys)
+            except TypeError:  # some key has no hash
+                self._touched.update(_distinct(keys))
+
+    def close(self, start: int) -> None:
+        """Forget a window."""
+        self.touch(self.windows.pop(start))
+
+    @property
+    def wants_whole(self) -> bool:
+        """The next delta had better be whole."""
+        return 2 * len(self._touched) > sum(map(len, self.windows.values()))
+
+    def delta(self, whole: bool) -> KeyedDelta | KeyedWhole:
+        """The changes since the last delta, or everything."""
+        windows = self.windows
+        touched, self._touched = self._touched, set()
+        keys: Iterable[Any] = dict.fromkeys(key for window in windows.values() for key in window) if whole else touched
+        values = {key: {start: window[key] for start, window in windows.items() if key in window} for key in keys}
+        if whole:
+            return KeyedWhole(values)
+        gone = [key for key, value in values.items() if not value]
+        for key in gone:
+            del values[key]
+        return KeyedDelta(list(values), list(values.values()), gone)
+
+    def restore(self, saved: dict[Any, dict[int, Any]]) -> None:
+        """Go on from what was saved."""
+        for key, starts in saved.items():
+            for start, partial in starts.items():
+                self.windows[start][key] = partial

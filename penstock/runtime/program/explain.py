@@ -1,0 +1,118 @@
+"""`flow.explain()`: the logical and the physical plan as text for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.runtime.exchange.grouping import Grouping, Key
+from penstock.runtime.operators.aggregated import Aggregated, Reduce
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.columnar import Columnar
+from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.operators.lookup import Lookup
+from penstock.runtime.operators.processing import Processing
+from penstock.runtime.operators.stateless import MapBatches
+from penstock.runtime.operators.watermarks import MakeWatermarks
+from penstock.runtime.operators.windowing import WindowAggregated
+from penstock.runtime.program.plan import Exchange, Plan
+from penstock.runtime.records.userfunc import ListSelector
+
+if TYPE_CHECKING:
+    from penstock.runtime.program.flow import Flow
+
+
+def explain(flow: Flow, workers: int) -> str:
+    """The operators with what feeds them, then the chains of tasks and the exchanges between them."""
+    plan = flow.plan(workers)
+    return "\n".join([*_logical(flow), "", *_physical(plan, workers), "", *_paradigms(flow), ""])
+
+
+def _paradigms(flow: Flow) -> list[str]:
+    """Which operators can run in the operation stream, and why others stay."""
+    operators = flow.graph.operators
+    names = flow.graph.ordered()
+    width = max(map(len, names))
+    lines = ["in a burst (dual=...)"]
+    for name in names:
+        stays = operators[name].stays
+        lines.append(f"  {name:<{width}}  {'can go to Spark' if stays is None else f'stays: {stays}'}")
+    return lines
+
+
+def _logical(flow: Flow) -> list[str]:
+    graph = flow.graph
+    lines = [f"flow {flow.name}", "", "logical plan"]
+    names = graph.ordered()
+    width = max(map(len, names))
+    for name in names:
+        inputs = [
+            edge.source + (f".{edge.output}" if edge.output else "") + _grouped(edge.grouping)
+            for edge in graph.incoming(name)
+        ]
+        detail = describe(graph.operators[name])
+        origin = f"  <- {', '.join(inputs)}" if inputs else ""
+        lines.append(f"  {name:<{width}}  {detail}{origin}")
+    return lines
+
+
+def _grouped(grouping: Grouping | None) -> str:
+    return f" ({grouping.name})" if grouping is not None else ""
+
+
+def describe(operator: Operator) -> str:
+    """An operator in a few words."""
+    if isinstance(operator, Read):
+        return operator.source.describe()
+    if isinstance(operator, Write):
+        return operator.sink.describe()
+    if isinstance(operator, Aggregated):
+        return f"{operator.aggregate}, emits {operator.emit}"
+    if isinstance(operator, Reduce):
+        return f"{operator.kind}, emits {operator.emit}"
+    if isinstance(operator, WindowAggregated):
+        late = f", {operator.lateness_ms} ms late" if operator.lateness_ms else ""
+        return f"{operator.aggregate} in {operator.window}{late}, emits {operator.emit}"
+    if isinstance(operator, MakeWatermarks):
+        return f"watermark {operator.out_of_orderness_ms} ms behind {_function(operator.time)}"
+    if isinstance(operator, Columnar):
+        return repr(operator.closure).strip("<>")
+    if isinstance(operator, Lookup):
+        return f"{operator.how} lookup of {len(operator.rows):,} rows on {operator.left}"
+    if isinstance(operator, MapBatches):
+        least = (
+            "" if operator.linger_s is None else f" (from {operator.min_batch} on, or after {operator.linger_s:g} s)"
+        )
+        return f"map_batches {_function(operator.fn)}, up to {operator.batch_size} {operator.batch_format}{least}"
+    if isinstance(operator, Processing):
+        outputs = f", side outputs {', '.join(operator.outputs)}" if operator.outputs else ""
+        return f"process {_function(operator.process)}{outputs}"
+    return f"{operator.kind} {_function(getattr(operator, 'fn', None))}"
+
+
+def _function(fn: object) -> str:
+    if isinstance(fn, ListSelector):  # it says what it takes
+        return repr(fn)
+    return str(getattr(fn, "__qualname__", None) or type(fn).__name__)
+
+
+def _physical(plan: Plan, workers: int) -> list[str]:
+    tasks = len(plan.tasks)
+    lines = [f"physical plan: {tasks} task{'s' * (tasks != 1)} on {workers} worker{'s' * (workers != 1)}"]
+    for chain in plan.chains:
+        n = sum(map(len, chain.splits))
+        splits = f", {n} split{'s' * (n != 1)}" if chain.source else ""
+        lines.append(f"  [{chain.index}] {chain.name}  x{chain.parallelism}{splits}")
+        outgoing = (exchange for exchange in plan.exchanges if exchange.source == chain.index)
+        lines += [f"      -> [{exchange.target}] {_exchange(exchange)}" for exchange in outgoing]
+    return lines
+
+
+def _exchange(exchange: Exchange) -> str:
+    channels = sum(len(exchange.targets(sender)) for sender in range(exchange.senders))
+    words = [exchange.grouping.name]
+    if exchange.output:
+        words.append(f"from side output {exchange.output}")
+    if isinstance(exchange.grouping, Key) and exchange.combiner is not None:
+        words.append(f"{exchange.combiner.name} combined before sending")
+    words.append(f"{channels} channel{'s' * (channels != 1)}")
+    return ", ".join(words)

@@ -1,0 +1,697 @@
+"""The Flow API: how a user writes a stream program.
+
+    flow = Flow("wordcount")
+    (flow.read(TextFiles("corpus/*.txt"))
+         .flat_map(str.split)
+         .key_by(str.lower)
+         .count()
+         .write(Files("counts/")))
+
+A `Stream` is a place in the flow where records can be taken from; each method adds an operator behind it and returns
+the stream of its outputs. A stream may be used more than once: every user gets every record. Errors in the program
+are raised here, at the line that made them, before anything runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.event_time.windows import Sliding
+from penstock.runtime.exchange import grouping
+from penstock.runtime.expressions import Aggregation, Expr, named
+from penstock.runtime.expressions.tree import Column
+from penstock.runtime.mistakes import called, checks_options, nearest, no_method
+from penstock.runtime.operators.agg import Agg
+from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.columnar import adding, expression_of, filtering, selecting, taking
+from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.operators.fields import Field
+from penstock.runtime.operators.lookup import Lookup
+from penstock.runtime.operators.process import Process
+from penstock.runtime.operators.processing import Processing
+from penstock.runtime.operators.stateless import Filter, FlatMap, Map, MapBatches
+from penstock.runtime.operators.watermarks import MakeWatermarks
+from penstock.runtime.operators.windowing import WindowAggregated, WindowEmit
+from penstock.runtime.program.graph import Edge, Graph
+from penstock.runtime.records.userfunc import DEAD_LETTERS, OnError, caller_line, check_function, check_picklable
+from penstock.runtime.sinks.base import Sink
+from penstock.runtime.sources.base import Source
+from penstock.runtime.state import aggregate
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from penstock.runtime.program.plan import Plan
+
+
+class Options(TypedDict, total=False):
+    """What every operator takes: its name, how many tasks it has, what becomes of records that fail in it."""
+
+    name: str | None
+    parallelism: int | None
+    on_error: OnError
+
+
+Selector = Callable[[Any], Any] | str | int | Expr
+"""How a key or a value is taken from a record: a function, a field name of dict records, an index of tuples, an
+expression."""
+
+# What a user writes for the groupings that an operator does not choose itself.
+_METHODS: dict[type[grouping.Grouping], str] = {
+    grouping.Rebalance: "rebalance",
+    grouping.Shuffle: "shuffle",
+    grouping.All: "broadcast",
+    grouping.Forward: "forward",
+    grouping.Global: "to_first",
+    grouping.Custom: "partition_by",
+    grouping.Key: "key_by",
+}
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")
+
+
+@checks_options
+class Flow:
+    """A stream program under construction; `penstock.run(flow)` runs it.
+
+    `parallelism` is the number of tasks of every operator that does not set its own; None means one for each worker.
+    `key_groups` is the number of parts into which keyed state is divided. It is also the highest parallelism that keyed
+    operators can have during the life of the job. `chaining=False` makes separate tasks of all operators, which helps
+    with measurements.
+    """
+
+    def __init__(self, name: str, parallelism: int | None = None, key_groups: int = 128, chaining: bool = True) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise FlowError(
+                f"flow name {name!r}: use up to 100 letters, digits, '_', '-' and '.', starting with a letter or digit"
+            )
+        self.name = name
+        self.graph = Graph(name)
+        self.parallelism = parallelism
+        if not isinstance(key_groups, int) or not 1 <= key_groups <= 32_768:
+            raise FlowError(f"flow {name!r}: key_groups={key_groups}; it must be between 1 and 32,768")
+        self.key_groups = key_groups
+        self.chaining = chaining
+
+    @property
+    def parallelism(self) -> int | None:
+        """The number of tasks of every operator that does not set its own; None means one for each worker."""
+        return self._parallelism
+
+    @parallelism.setter
+    def parallelism(self, value: int | None) -> None:
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise FlowError(f"flow {self.name!r}: parallelism={value!r}; it must be 1 or more, or None")
+        self._parallelism = value
+
+    def read(
+        self,
+        source: Source,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+    ) -> Stream:
+        """The stream of a source's records."""
+        operator = Read(source, name=name, parallelism=parallelism, on_error=on_error)
+        check_picklable(source, f"source {operator.name!r}")
+        return self._add(operator, ())
+
+    def connect(self, stream: Stream, to: str) -> None:
+        """Make a stream a further input of an operator that exists already."""
+        if not isinstance(stream, Stream):
+            raise FlowError(f"flow {self.name!r}: connect takes a stream, got {stream!r}")
+        if stream._flow is not self:
+            raise FlowError(f"flow {self.name!r}: the stream is of another flow, {stream._flow.name!r}")
+        if to in self.graph.operators and self.graph.operators[to].keyed:
+            raise FlowError(f"flow {self.name!r}: operator {to!r} takes keyed input; unite the streams before key_by")
+        for edge in stream._edges(to):
+            self.graph.connect(edge)
+
+    def explain(self, workers: int = 1) -> str:
+        """The logical and the physical plan, as text."""
+        from penstock.runtime.program.explain import explain
+
+        return explain(self, workers)
+
+    def plan(self, workers: int = 1, *, list_splits: bool = True, check_sinks: bool = True) -> Plan:
+        """The physical plan for a number of workers; raises FlowError when the flow cannot run. A resumed job
+        does not list its sources' splits, and does not need empty places for its sinks."""
+        from penstock.runtime.program.plan import make_plan
+
+        return make_plan(
+            self.graph,
+            parallelism=self.parallelism,
+            key_groups=self.key_groups,
+            workers=workers,
+            chaining=self.chaining,
+            list_splits=list_splits,
+            check_sinks=check_sinks,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Flow {self.name!r}: {_listed(self.graph.operators) or 'no operators yet'}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            begin = "a flow begins with flow.read(source), which gives a stream that has it"
+            raise no_method(self, name, dict.fromkeys(_methods(Stream), begin))
+
+    def _add(self, operator: Operator, inputs: Iterable[Stream]) -> Stream:
+        operator.declared_at = caller_line()
+        self.graph.add(operator)
+        for stream in inputs:
+            for edge in stream._edges(operator.name):
+                self.graph.connect(edge)
+        fields = operator.source.fields() if isinstance(operator, Read) else None
+        return Stream(self, (_Tap(operator.name),), fields=fields)
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """One place where records leave an operator, and how they are grouped towards the next."""
+
+    operator: str
+    output: str | None = None
+    grouping: grouping.Grouping | None = None
+
+
+@checks_options
+class Stream:
+    """Records that leave one operator, or several united ones."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        taps: tuple[_Tap, ...],
+        fields: list[str] | None = None,
+        time: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._flow = flow
+        self._taps = taps
+        self._fields = fields  # of dict records, where known before running
+        self._time = time  # takes a record's time from it, where a watermark operator has said how
+
+    def __repr__(self) -> str:
+        fields = f", of fields {_listed(self._fields)}" if self._fields is not None else ""
+        return f"<Stream of flow {self._flow.name!r}: {self._places()}{fields}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            keyed = "it is of streams with keys; put .key_by(...) before it"
+            raise no_method(self, name, dict.fromkeys(_methods(KeyedStream), keyed))
+
+    def _places(self) -> str:
+        """Where its records come from, in words."""
+        return ", ".join(
+            f"from {tap.operator!r}"
+            + (f", side output {tap.output!r}" if tap.output is not None else "")
+            + (f", by {_METHODS[type(tap.grouping)]}()" if tap.grouping is not None else "")
+            for tap in self._taps
+        )
+
+    def _edges(self, target: str) -> list[Edge]:
+        return [Edge(tap.operator, target, tap.grouping, tap.output) for tap in self._taps]
+
+    def _grouped(self, how: grouping.Grouping) -> Stream:
+        for tap in self._taps:
+            # To spread records otherwise than was said changes no result; to send them elsewhere does.
+            if tap.grouping is not None and not isinstance(tap.grouping, grouping.Rebalance | grouping.Shuffle):
+                raise FlowError(
+                    f"{_METHODS[type(how)]}() directly after {_METHODS[type(tap.grouping)]}(): there is no operator "
+                    "between the two to which the first could send records; leave one of them out"
+                )
+        taps = tuple(replace(tap, grouping=how) for tap in self._taps)
+        return Stream(self._flow, taps, self._fields, self._time)
+
+    # --- one record at a time ------------------------------------------------------------------------------
+
+    def map(self, fn: Callable[[Any], Any], **options: Unpack[Options]) -> Stream:
+        """One output for each record: fn(record). Options: name, parallelism, on_error."""
+        return self._flow._add(Map(fn, **options), (self,))
+
+    def flat_map(self, fn: Callable[[Any], Iterable[Any]], **options: Unpack[Options]) -> Stream:
+        """Any number of outputs for each record: fn(record) returns an iterable, which is read lazily."""
+        return self._flow._add(FlatMap(fn, **options), (self,))
+
+    def filter(self, fn: Callable[[Any], Any] | Expr, **options: Unpack[Options]) -> Stream:
+        """The records for which fn(record), or an expression such as ps.col("price") > 5, is true."""
+        operator: Operator
+        if isinstance(fn, Expr):
+            self._check_fields("filter", {"": fn})
+            operator = filtering(fn, **options)
+        else:
+            operator = Filter(fn, **options)
+        return self._like(self._flow._add(operator, (self,)))
+
+    def select(
+        self,
+        *fields: str | Expr,
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        **exprs: Expr,
+    ) -> Stream:
+        """Dict records with only these fields: names of fields, expressions with .alias(name), or name=expression. A
+        text counts as {"value": text}. `name`, `parallelism` and `on_error` are options of the operator."""
+        wanted = {**named(list(fields)), **named(exprs)}
+        self._check_fields("select", wanted)
+        operator = selecting(wanted, name=name, parallelism=parallelism, on_error=on_error)
+        stream = self._flow._add(operator, (self,))
+        stream._fields = list(wanted)
+        stream._time = self._time_through(wanted)
+        return stream
+
+    def with_columns(
+        self,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        **exprs: Expr,
+    ) -> Stream:
+        """Dict records with these fields added or replaced. All expressions see the original record."""
+        wanted = named(exprs)
+        self._check_fields("with_columns", wanted)
+        operator = adding(wanted, name=name, parallelism=parallelism, on_error=on_error)
+        stream = self._flow._add(operator, (self,))
+        stream._fields = None if self._fields is None else list(dict.fromkeys([*self._fields, *wanted]))
+        changed = expression_of(self._time)
+        stream._time = self._time if changed is not None and not set(changed.fields()) & set(wanted) else None
+        return stream
+
+    def _time_through(self, wanted: dict[str, Expr]) -> Callable[[Any], Any] | None:
+        """How to take a record's time when only these fields are left."""
+        time = expression_of(self._time)
+        if isinstance(time, Column) and isinstance(kept := wanted.get(time.name), Column) and kept.same(time):
+            return self._time
+        return None
+
+    def _check_fields(self, method: str, exprs: dict[str, Expr]) -> None:
+        for expr in exprs.values():
+            for name in expr.fields():
+                if self._fields is not None and name not in self._fields:
+                    raise _no_field(f"{method}({name!r})", name, self._fields)
+
+    def _like(self, stream: Stream) -> Stream:
+        """Another stream whose records are like this one's."""
+        stream._fields, stream._time = self._fields, self._time
+        return stream
+
+    def map_batches(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        batch_size: int = 1024,
+        batch_format: Literal["list", "arrow"] = "list",
+        min_batch: int = 1,
+        linger_s: float | timedelta | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """fn(list of records) -> iterable of records; batches hold what is ready, at most `batch_size`.
+        With batch_format="arrow", fn gets and returns a pyarrow Table of dict records. With `min_batch`, fn is
+        called when at least that many records are ready, or when the first has waited for `linger_s` seconds. The
+        barrier of an epoch, a watermark and the end of the input end the wait."""
+        return self._flow._add(MapBatches(fn, batch_size, batch_format, min_batch, linger_s, **options), (self,))
+
+    def lookup(
+        self,
+        table: Any,
+        on: str | tuple[str, str],
+        *,
+        how: Literal["inner", "left"] = "inner",
+        columns: Iterable[str] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """Join each dict record with the row of a static table that has the same key.
+
+        `table`: dicts or a pyarrow Table; no two rows may have the same key. `on`: the field that both have, or (the
+        record's field, the table's). `how`: "inner" drops records without a row, "left" gives them None. `columns`: the
+        columns of the table to add (None: all but the key)."""
+        operator = Lookup(table, on, how, columns, **options)
+        if self._fields is not None and operator.left not in self._fields:
+            raise _no_field(f"lookup(on={operator.left!r})", operator.left, self._fields)
+        both = [name for name in operator.columns if name in (self._fields or ())]
+        if both:
+            raise FlowError(
+                f"lookup {operator.name!r}: the records have a field {both[0]!r} already; leave it out: columns=[...]"
+            )
+        stream = self._like(self._flow._add(operator, (self,)))
+        if self._fields is not None:
+            stream._fields = [*self._fields, *operator.columns]
+        return stream
+
+    # --- event time ----------------------------------------------------------------------------------------
+
+    def watermark(
+        self,
+        time: Selector,
+        *,
+        out_of_orderness_s: float | timedelta = 0.0,
+        idle_s: float | timedelta | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """The same records, with event time: `time` takes a record's time, in milliseconds since 1970 or as a datetime
+        with a time zone. A later window closes when a record has come whose time is `out_of_orderness_s` past the end
+        of the window. A task without input for `idle_s` does not hold up windows (None: it does)."""
+        selector = _selector(time, "watermark", self._fields)
+        stream = self._flow._add(MakeWatermarks(selector, out_of_orderness_s, idle_s, **options), (self,))
+        stream._fields, stream._time = self._fields, selector
+        return stream
+
+    # --- where records go ----------------------------------------------------------------------------------
+
+    def key_by(self, selector: Selector) -> KeyedStream:
+        """The same records, each with a key: records with equal keys go to the same task."""
+        return KeyedStream(self, _selector(selector, "key_by", self._fields))
+
+    def rebalance(self) -> Stream:
+        """Send records to the next operator's tasks in turn."""
+        return self._grouped(grouping.Rebalance())
+
+    def shuffle(self) -> Stream:
+        """Send each record to a random task of the next operator."""
+        return self._grouped(grouping.Shuffle())
+
+    def broadcast(self) -> Stream:
+        """Send every record to every task of the next operator (all grouping)."""
+        return self._grouped(grouping.All())
+
+    def forward(self) -> Stream:
+        """Send records from task i to task i of the next operator, which must have the same parallelism."""
+        return self._grouped(grouping.Forward())
+
+    def to_first(self) -> Stream:
+        """Send every record to the first task of the next operator (global grouping)."""
+        return self._grouped(grouping.Global())
+
+    def partition_by(self, chooser: Callable[[Any, int], int]) -> Stream:
+        """chooser(record, number of tasks) says which task of the next operator gets a record."""
+        check_function(chooser, "partition_by", ("record", "tasks"))
+        return self._grouped(grouping.Custom(chooser))
+
+    def union(self, *others: Stream) -> Stream:
+        """The records of this stream and of others, in the order in which they arrive."""
+        taps = list(self._taps)
+        for other in others:
+            if not isinstance(other, Stream):
+                raise FlowError(f"union takes streams, got {other!r}; apply key_by after the union")
+            if other._flow is not self._flow:
+                raise FlowError(f"union of streams of two flows: {self._flow.name!r} and {other._flow.name!r}")
+            taps += other._taps
+        places = [(tap.operator, tap.output) for tap in taps]
+        if len(set(places)) != len(places):
+            raise FlowError("union of a stream with itself would double its records")
+        fields = self._fields if all(other._fields == self._fields for other in others) else None
+        time = self._time if all(other._time is self._time for other in others) else None
+        return Stream(self._flow, tuple(taps), fields, time)
+
+    def side_output(self, tag: str) -> Stream:
+        """The stream of a side output of the operator that made this stream."""
+        if len(self._taps) != 1 or self._taps[0].output is not None:
+            raise FlowError(f"side_output({tag!r}): ask the stream that the operator returned")
+        operator = self._flow.graph.operators[self._taps[0].operator]
+        if tag not in operator.outputs:
+            known = ", ".join(map(repr, operator.outputs)) or "none"
+            raise FlowError(f"operator {operator.name!r} has no side output {tag!r}; it has: {known}")
+        return Stream(self._flow, (_Tap(operator.name, tag),))
+
+    def dead_letters(self) -> Stream:
+        """The failed records of the operator that made this stream, which needs on_error="dead_letter"."""
+        if len(self._taps) == 1:
+            operator = self._flow.graph.operators[self._taps[0].operator]
+            if DEAD_LETTERS not in operator.outputs:
+                raise FlowError(f"operator {operator.name!r} keeps no dead letters; give it on_error='dead_letter'")
+        return self.side_output(DEAD_LETTERS)
+
+    def write(self, sink: Sink, **options: Unpack[Options]) -> Stream:
+        """End the stream in a sink. Returns a stream only for `.dead_letters()` of the sink."""
+        operator = Write(sink, **options)
+        check_picklable(sink, f"sink {operator.name!r}")
+        return self._flow._add(operator, (self,))
+
+    def to_spark(
+        self,
+        fn: Callable[[Any, int], object],
+        *,
+        spark: Any,
+        folder: str | os.PathLike[str],
+        schema: Any = None,
+        keep: bool = True,
+        overwrite: bool = False,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """End the stream in a table, and call fn(DataFrame, epoch) in this process for each of its complete epochs.
+
+            orders.to_spark(lambda df, epoch: df.write.insertInto("orders"), spark=spark, folder="/shared/orders")
+
+        The records go to `folder` as Parquet (what they become, and `schema` and `overwrite`, are as in sinks.Parquet);
+        Spark's executors, the job's workers and this program share it. When an epoch is complete, fn gets its records
+        as a DataFrame of your session, `spark`, in a thread of this process; epochs come one after the other, in order,
+        those without records are left out, and no recovery takes one back. `keep=False` deletes an epoch's files when
+        fn has returned.
+
+        Guarantee: once for each epoch as long as this process lives. Otherwise fn is called again for the epoch that
+        was under way, with the same number and the same records, by `penstock.bridge.follow`, which goes on in another
+        program. (Only an epoch that turns out to be damaged after it was complete comes again under other numbers.)
+
+        `job.wait()` returns when fn has been called for all epochs. When fn raises, it is called no more, wait() raises
+        JobError, and the job goes on writing to the folder. The job needs epochs. Options: name, parallelism, on_error.
+
+        Errors: FlowError for arguments that cannot work, and before the start for a folder that another job has used.
+        """
+        from penstock.runtime.sinks.to_spark import ToSpark
+
+        sink = ToSpark(fn, spark=spark, folder=folder, schema=schema, keep=keep, overwrite=overwrite)
+        return self.write(sink, **options)
+
+
+@checks_options
+class KeyedStream:
+    """Records with keys; its operators keep state by key."""
+
+    def __init__(self, stream: Stream, selector: Callable[[Any], Any]) -> None:
+        self._stream = stream._grouped(grouping.Key(selector))
+        self._fields = stream._fields
+        self._selector = selector
+
+    def __repr__(self) -> str:
+        name = getattr(self._selector, "__qualname__", None) or repr(self._selector)
+        return f"<KeyedStream of flow {self._stream._flow.name!r}: {self._stream._places()}, of {name}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            own = f"a stream with keys goes to one of {_listed(_methods(KeyedStream))}"
+            before = f"{own} (process(fn) has each record with its key); put .{name}(...) before .key_by(...)"
+            raise no_method(self, name, dict.fromkeys(_methods(Stream), before))
+
+    def count(self, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+        """(key, number of its records so far). `emit`: "latest" (the newest result of each key in a batch), "every"
+        (one result for each record), "final" (one result for each key, at the end of the input)."""
+        return self._aggregate(aggregate.Count(), emit, options)
+
+    def sum(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+        """(key, sum of the values so far); `value` takes the value from a record, None: the record itself."""
+        return self._aggregate(aggregate.Sum(self._value(value, "sum")), emit, options)
+
+    def min(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+        """(key, least value so far)."""
+        return self._aggregate(aggregate.Min(self._value(value, "min")), emit, options)
+
+    def max(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+        """(key, greatest value so far)."""
+        return self._aggregate(aggregate.Max(self._value(value, "max")), emit, options)
+
+    def mean(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+        """(key, mean of the values so far)."""
+        return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
+
+    def agg(
+        self,
+        *,
+        emit: Emit = "latest",
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        **results: Aggregation,
+    ) -> Stream:
+        """(key, {name: result, ...}): name=penstock.count(), name=penstock.sum("price") and so on, of fields or
+        expressions. Nulls are left out, as in SQL. `emit`, `name`, `parallelism` and `on_error` are options of
+        the operator."""
+        options = {"name": name, "parallelism": parallelism, "on_error": on_error}
+        return self._aggregate(_agg(self._stream, results, emit=emit, **options), emit, options)
+
+    def window(
+        self, window: Sliding, *, time: Selector | None = None, lateness_s: float | timedelta = 0.0
+    ) -> WindowedStream:
+        """The records by key and by window of event time: Tumbling or Sliding. `time` takes a record's time; None: as
+        in the watermark operator upstream. A window accepts late records until the watermark is `lateness_s` past its
+        end."""
+        if not isinstance(window, Sliding):
+            raise FlowError(f"window() needs penstock.Tumbling(...) or penstock.Sliding(...), got {called(window)}")
+        taken = self._stream._time if time is None else _selector(time, "window", self._fields)
+        flow = self._stream._flow
+        if not all(flow.graph.has_before(tap.operator, MakeWatermarks) for tap in self._stream._taps):
+            raise FlowError("window() needs event time; put .watermark(time, ...) before it, for each of its inputs")
+        if taken is None:
+            raise FlowError("window(): records have changed since .watermark(); say where their time is: time=...")
+        return WindowedStream(self._stream, window, taken, lateness_s)
+
+    def reduce(self, fn: Callable[[Any, Any], Any], *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+        """(key, state), where the state is the key's first record and then fn(state, record)."""
+        return self._stream._flow._add(Reduce(fn, emit, **options), (self._stream,))
+
+    def process(
+        self,
+        process: Process | Callable[..., Iterable[Any] | None],
+        *,
+        outputs: tuple[str, ...] = (),
+        on_timer: Callable[..., Iterable[Any] | None] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """fn(ctx, key, record), or a Process, with state by key; `outputs` names its side outputs. `on_timer(ctx, key,
+        at_ms)` is called for each timer that `ctx.set_timer` has set, when it is due."""
+        if isinstance(process, Process):
+            check_picklable(process, "process")
+        return self._stream._flow._add(Processing(process, outputs, on_timer, **options), (self._stream,))
+
+    def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
+        return None if value is None else _selector(value, method, self._fields)
+
+    def _aggregate(self, what: aggregate.Aggregate, emit: Emit, options: Mapping[str, Any]) -> Stream:
+        return self._stream._flow._add(Aggregated(what, emit, **options), (self._stream,))
+
+
+@checks_options
+class WindowedStream:
+    """Records by key and window; each aggregate emits (key, start, end, result), start and end in milliseconds since
+    1970. `emit`: "final" (when the watermark has reached the window's end, and again for late records) or "latest"
+    (after each batch, the results that the batch has changed). The side output "late" has the records that came too
+    late."""
+
+    def __init__(
+        self, stream: Stream, window: Sliding, time: Callable[[Any], Any], lateness: float | timedelta
+    ) -> None:
+        self._stream = stream
+        self._window = window
+        self._time = time
+        self._lateness = lateness
+
+    def __repr__(self) -> str:
+        return f"<WindowedStream of flow {self._stream._flow.name!r}: {self._stream._places()}, in {self._window!r}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            own = f"windows go to one of {_listed(_methods(WindowedStream))}"
+            others = dict.fromkeys(_methods(KeyedStream), own)
+            others.update(dict.fromkeys(_methods(Stream), f"{own}, and the stream of results has .{name}(...)"))
+            raise no_method(self, name, others)
+
+    def count(self, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+        """The number of records."""
+        return self._aggregate(aggregate.Count(), emit, options)
+
+    def sum(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+        """The sum of the values; `value` takes the value from a record, None: the record itself."""
+        return self._aggregate(aggregate.Sum(self._value(value, "sum")), emit, options)
+
+    def min(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+        """The least value."""
+        return self._aggregate(aggregate.Min(self._value(value, "min")), emit, options)
+
+    def max(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+        """The greatest value."""
+        return self._aggregate(aggregate.Max(self._value(value, "max")), emit, options)
+
+    def mean(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+        """The mean of the values."""
+        return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
+
+    def agg(
+        self,
+        *,
+        emit: WindowEmit = "final",
+        name: str | None = None,
+        parallelism: int | None = None,
+        on_error: OnError = "fail",
+        **results: Aggregation,
+    ) -> Stream:
+        """{name: result, ...}, as `KeyedStream.agg` has them."""
+        options = {"name": name, "parallelism": parallelism, "on_error": on_error}
+        return self._aggregate(_agg(self._stream, results, emit=emit, **options), emit, options)
+
+    def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
+        return None if value is None else _selector(value, method, self._stream._fields)
+
+    def _aggregate(self, what: aggregate.Aggregate, emit: WindowEmit, options: Mapping[str, Any]) -> Stream:
+        operator = WindowAggregated(what, self._window, self._time, self._lateness, emit, **options)
+        return self._stream._flow._add(operator, (self._stream,))
+
+
+def _agg(stream: Stream, results: dict[str, Aggregation], **options: object) -> Agg:
+    for option, value in options.items():
+        if isinstance(value, Aggregation):
+            raise FlowError(
+                f"agg({option}={value!r}): {option} is an option of the operator; give the result another name"
+            )
+    what = Agg(results)
+    stream._check_fields("agg", {name: each.input for name, each in results.items() if each.input is not None})
+    return what
+
+
+def _no_field(what: str, name: str, fields: list[str]) -> FlowError:
+    return FlowError(
+        f"{what}: the records have no such field{nearest(name, fields) or ';'} they have: {_listed(fields)}"
+    )
+
+
+def _methods(cls: type) -> list[str]:
+    return [name for name in vars(cls) if not name.startswith("_")]
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(map(str, names))
+
+
+def check_flow(flow: object, what: str) -> None:
+    """Raise FlowError unless it is a flow that was given."""
+    if isinstance(flow, Stream | KeyedStream | WindowedStream):
+        of = flow._flow if isinstance(flow, Stream) else flow._stream._flow
+        raise FlowError(
+            f"{what} needs the flow itself, got a {type(flow).__name__} of it; give it the Flow {of.name!r}"
+        )
+    if not isinstance(flow, Flow):
+        raise FlowError(f"{what} needs a penstock.Flow, got {called(flow)}")
+
+
+def _selector(selector: Selector, method: str, fields: list[str] | None) -> Callable[[Any], Any]:
+    if isinstance(selector, Expr):
+        for name in selector.fields():
+            if fields is not None and name not in fields:
+                raise _no_field(f"{method}({name!r})", name, fields)
+        return taking(selector)
+    if isinstance(selector, str):
+        if fields is not None and selector not in fields:
+            raise _no_field(f"{method}({selector!r})", selector, fields)
+        return Field(selector)
+    if isinstance(selector, int) and not isinstance(selector, bool):
+        if fields is not None:
+            raise FlowError(f"{method}({selector}): the records have named fields: {', '.join(fields)}")
+        return Field(selector)
+    if not callable(selector):
+        raise FlowError(f"{method}({selector!r}): give a function, a field name or an index")
+    if not isinstance(selector, itemgetter | attrgetter):
+        check_function(selector, method)
+    return selector

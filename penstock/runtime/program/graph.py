@@ -1,0 +1,153 @@
+"""The logical graph of a flow: operators and the edges between them, as plain data.
+
+Built by `runtime/program/flow.py`, checked here, turned into tasks by `runtime/program/plan.py`. It knows nothing of
+parallel tasks, workers or Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.exchange.grouping import Grouping
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.ends import Read
+
+# What to say when one line adds two operators of a name.
+_AGAIN = (
+    ". In a notebook make the Flow in the same cell, so that a cell that is run again begins anew; in a loop give each "
+    "a name of its own"
+)
+
+
+@dataclass(frozen=True, eq=False)  # an edge is itself: what it holds of the user's may not compare or hash
+class Edge:
+    """From operator `source` (its side output `output`, or the main one when None) to operator `target`.
+    `grouping` None means: forward where the parallelism is equal, else rebalance."""
+
+    source: str
+    target: str
+    grouping: Grouping | None = None
+    output: str | None = None
+
+
+@dataclass
+class Graph:
+    """Operators by name, in the order in which they were added, and edges."""
+
+    name: str
+    operators: dict[str, Operator] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+
+    def add(self, operator: Operator) -> None:
+        """Add an operator; a default name gets a number where it is taken, a name of the user's must be free."""
+        if operator.name in self.operators:
+            if operator.explicit_name:
+                first = self.operators[operator.name].declared_at
+                raise FlowError(
+                    f"flow {self.name!r}: two operators are named {operator.name!r}"
+                    + (f" (the first at {first})" if first else "")
+                    + "; names must be unique, because recovery and metrics identify operators by name"
+                    + (_AGAIN if first == operator.declared_at else "")
+                )
+            n = 2
+            while f"{operator.kind}_{n}" in self.operators:
+                n += 1
+            operator.name = f"{operator.kind}_{n}"
+        self.operators[operator.name] = operator
+
+    def connect(self, edge: Edge) -> None:
+        """Add an edge; a cycle is refused."""
+        for end in (edge.source, edge.target):
+            if end not in self.operators:
+                known = ", ".join(self.operators)
+                raise FlowError(f"flow {self.name!r} has no operator {end!r}; it has: {known}")
+        if isinstance(self.operators[edge.target], Read):
+            raise FlowError(f"flow {self.name!r}: {edge.target!r} is a source; nothing can be fed into it")
+        if self.operators[edge.source].is_sink and edge.output is None:
+            raise FlowError(
+                f"flow {self.name!r}: only dead letters leave the sink {edge.source!r}; to use the records twice, "
+                "keep the stream that you write to the sink in a variable"
+            )
+        if any((e.source, e.output, e.target) == (edge.source, edge.output, edge.target) for e in self.edges):
+            raise FlowError(
+                f"flow {self.name!r}: {edge.source!r} feeds {edge.target!r} already; twice would double its records"
+            )
+        path = self._path(edge.target, edge.source)
+        if path is not None:
+            raise FlowError(
+                f"flow {self.name!r}: connecting {edge.source!r} to {edge.target!r} makes a cycle: "
+                + " -> ".join([*path, edge.target])
+                + ". A flow must be acyclic: with bounded queues a cycle can block itself."
+            )
+        self.edges.append(edge)
+
+    def outgoing(self, name: str) -> list[Edge]:
+        """The edges that leave an operator."""
+        return [edge for edge in self.edges if edge.source == name]
+
+    def incoming(self, name: str) -> list[Edge]:
+        """The edges that reach an operator."""
+        return [edge for edge in self.edges if edge.target == name]
+
+    def ordered(self) -> list[str]:
+        """Operator names, every one behind all that feed it; otherwise in the order of declaration."""
+        waiting = {name: len(self.incoming(name)) for name in self.operators}
+        order: list[str] = []
+        ready = [name for name, n in waiting.items() if n == 0]
+        while ready:
+            name = ready.pop(0)
+            order.append(name)
+            for edge in self.outgoing(name):
+                waiting[edge.target] -= 1
+                if waiting[edge.target] == 0:
+                    ready.append(edge.target)
+        return order
+
+    def validate(self) -> None:
+        """Raise FlowError unless the graph can run."""
+        if not any(isinstance(op, Read) for op in self.operators.values()):
+            raise FlowError(f"flow {self.name!r} reads nothing; start it with flow.read(source)")
+        for name, operator in self.operators.items():
+            if not isinstance(operator, Read) and not self.incoming(name):
+                raise FlowError(f"flow {self.name!r}: operator {name!r} has no input")
+        for name in self.dangling():
+            raise FlowError(
+                f"flow {self.name!r}: nothing uses the outputs of operator {name!r}; end the stream with "
+                ".write(sink), e.g. .write(penstock.sinks.Null())"
+            )
+
+    def has_before(self, name: str, kind: type[Operator]) -> bool:
+        """Whether, whatever way records have come to an operator, it or another on the way is of a kind."""
+        seen: set[str] = set()
+        stack = [name]
+        while stack:
+            at = stack.pop()
+            if at in seen or isinstance(self.operators[at], kind):
+                continue
+            seen.add(at)
+            if isinstance(self.operators[at], Read):
+                return False
+            stack += [edge.source for edge in self.incoming(at)]
+        return True
+
+    def dangling(self) -> Iterator[str]:
+        """Operators whose main output nobody takes, though they have one."""
+        for name, operator in self.operators.items():
+            if not operator.is_sink and all(edge.output is not None for edge in self.outgoing(name)):
+                yield name
+
+    def _path(self, start: str, end: str) -> list[str] | None:
+        """A path along the edges, or None."""
+        stack = [[start]]
+        seen = set()
+        while stack:
+            path = stack.pop()
+            if path[-1] == end:
+                return path
+            if path[-1] in seen:
+                continue
+            seen.add(path[-1])
+            stack += [[*path, edge.target] for edge in self.outgoing(path[-1])]
+        return None

@@ -1,0 +1,364 @@
+"""The physical plan: chains of fused operators, their tasks, and the channels between tasks.
+
+`make_plan` is a pure function of the logical graph and a few numbers. An edge is fused into a chain (a function call)
+when both ends have the same parallelism, nothing else feeds or taps it, and it needs no exchange: forward grouping,
+or key grouping between two single tasks. Every other edge becomes an `Exchange`: one channel from each sender task to
+each receiver task that it can reach (docs/papers.md: A2, W1). Which worker runs a task is `placement/`'s to say.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.exchange.grouping import Forward, Grouping, Key, Rebalance
+from penstock.runtime.operators.aggregated import Aggregated
+from penstock.runtime.operators.base import Operator
+from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.operators.stateless import KeyBy
+from penstock.runtime.operators.windowing import LATE, WindowAggregated
+from penstock.runtime.program.graph import Edge, Graph
+from penstock.runtime.records.key_groups import KeyGroups
+from penstock.runtime.records.userfunc import DEAD_LETTERS
+from penstock.runtime.sources.base import Split, share
+from penstock.runtime.state.aggregate import Aggregate
+
+
+@dataclass
+class Chain:
+    """Operators fused into one kind of task."""
+
+    index: int
+    operators: list[Operator]
+    parallelism: int
+    splits: list[list[Split]] = field(default_factory=list)  # of a source: each task's splits
+    table: bytes | None = None  # of keyed operators: which task owns each key group (runtime/records/key_groups.py)
+
+    @property
+    def name(self) -> str:
+        return " > ".join(operator.name for operator in self.operators)
+
+    @property
+    def source(self) -> Read | None:
+        head = self.operators[0]
+        return head if isinstance(head, Read) else None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An edge between two chains. Channel ids are first_channel + sender * receivers + receiver; under forward
+    grouping only sender == receiver exist."""
+
+    index: int
+    source: int  # chain
+    target: int  # chain
+    operator: str  # in the source chain, whose output it takes
+    output: str | None  # that operator's side output, or None for the main one
+    grouping: Grouping
+    combiner: Aggregate | None
+    first_channel: int
+    senders: int
+    receivers: int
+    implied: bool = False  # the user said nothing of the grouping: forward where parallelism is equal, else rebalance
+
+    def channel(self, sender: int, receiver: int) -> int:
+        """The id of the channel from a sender's task index to a receiver's."""
+        return self.first_channel + sender * self.receivers + receiver
+
+    def targets(self, sender: int) -> list[int]:
+        """The receiver indices that a sender has a channel to."""
+        return [sender] if isinstance(self.grouping, Forward) else list(range(self.receivers))
+
+    def origins(self, receiver: int) -> list[int]:
+        """The sender indices that have a channel to a receiver."""
+        return [receiver] if isinstance(self.grouping, Forward) else list(range(self.senders))
+
+
+@dataclass(frozen=True)
+class TaskId:
+    """One task: its number in the job, its chain, its index in the chain."""
+
+    number: int
+    chain: int
+    index: int
+
+
+@dataclass
+class Plan:
+    """All chains, exchanges and tasks of a job; the same object in every worker."""
+
+    name: str
+    key_groups: int
+    chains: list[Chain]
+    exchanges: list[Exchange]
+    tasks: list[TaskId]
+
+    @cached_property
+    def by_number(self) -> dict[int, TaskId]:
+        """The tasks by their numbers, which have gaps after a rescale."""
+        return {task.number: task for task in self.tasks}
+
+    @cached_property
+    def time_grain(self) -> int | None:
+        """Milliseconds of which all times at which operators wait for a watermark are multiples; None: none waits."""
+        grains = [op.time_grain for chain in self.chains for op in chain.operators if op.time_grain is not None]
+        return math.gcd(*grains) if grains else None
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[int, int], TaskId]:
+        return {(task.chain, task.index): task for task in self.tasks}
+
+    def task(self, chain: int, index: int) -> TaskId:
+        """A task by its chain and index."""
+        return self._by_place[chain, index]
+
+    def groups(self, task: TaskId) -> list[int] | None:
+        """The key groups that a task owns; None where records have no keys."""
+        table = self.chains[task.chain].table
+        return (
+            None if table is None else [group for group, owner in enumerate(array("H", table)) if owner == task.index]
+        )
+
+    def chain_of(self, operator: str) -> Chain:
+        """The chain that an operator is in; FlowError when there is none."""
+        for chain in self.chains:
+            if any(operator == known.name for known in chain.operators):
+                return chain
+        names = ", ".join(repr(known.name) for chain in self.chains for known in chain.operators)
+        raise FlowError(f"job {self.name!r} has no operator {operator!r}; it has: {names}")
+
+    def task_name(self, task: TaskId) -> str:
+        """What people read: operators and index, counted from 0."""
+        return f"{self.chains[task.chain].name}[{task.index}]"
+
+
+def make_plan(
+    graph: Graph,
+    *,
+    parallelism: int | None,
+    key_groups: int,
+    workers: int,
+    chaining: bool = True,
+    list_splits: bool = True,
+    check_sinks: bool = True,
+    fuse_keys: bool = True,
+) -> Plan:
+    """The plan of a graph; raises FlowError when it cannot run. Lists the sources' splits and looks where sinks write,
+    unless told not to: a job that goes on from what it has saved has both. `fuse_keys`: one task before a keyed
+    operator of one task becomes one with it."""
+    graph.validate()
+    if workers < 1:
+        raise FlowError(f"workers={workers}; it must be 1 or more")
+    filled: dict[str, str] = {}
+    for name, operator in graph.operators.items():
+        if isinstance(operator, Write) and (place := operator.sink.fills) is not None:
+            if place in filled:
+                raise FlowError(
+                    f"the sinks {filled[place]!r} and {name!r} both write to {place!r} and would overwrite each "
+                    "other's files; give each sink a place of its own, or unite their streams. (If you ran a notebook "
+                    "cell twice that adds to a Flow, create the Flow in the same cell)"
+                )
+            filled[place] = name
+    tasks_of = {name: op.parallelism or parallelism or workers for name, op in graph.operators.items()}
+    for name, operator in graph.operators.items():
+        if operator.keyed and tasks_of[name] > key_groups:
+            raise FlowError(
+                f"operator {name!r}: parallelism {tasks_of[name]} is above the flow's key_groups={key_groups}; "
+                "give Flow(key_groups=...) at least the parallelism"
+            )
+        if isinstance(operator, Write) and check_sinks:
+            operator.sink.check()
+    for edge in graph.edges:
+        if isinstance(edge.grouping, Forward) and tasks_of[edge.source] != tasks_of[edge.target]:
+            raise FlowError(
+                f"forward from {edge.source!r} ({tasks_of[edge.source]} tasks) to {edge.target!r} "
+                f"({tasks_of[edge.target]} tasks): forward needs equal parallelism; use rebalance()"
+            )
+
+    fused = {edge for edge in graph.edges if chaining and _can_fuse(graph, edge, tasks_of, fuse_keys)}
+    chains: list[Chain] = []
+    chain_of: dict[str, int] = {}
+    for name in graph.ordered():
+        operator = graph.operators[name]
+        feeding = [edge for edge in graph.incoming(name) if edge in fused]
+        if feeding:
+            chain = chains[chain_of[feeding[0].source]]
+            if isinstance(feeding[0].grouping, Key):
+                chain.operators.append(_fused_key_by(feeding[0].grouping, operator))
+            chain.operators.append(operator)
+        else:
+            chain = Chain(len(chains), [operator], tasks_of[name])
+            chains.append(chain)
+        if operator.keyed:
+            chain.table = KeyGroups(key_groups).table(chain.parallelism)
+        chain_of[name] = chain.index
+
+    exchanges: list[Exchange] = []
+    channels = 0
+    for edge in [*graph.edges, *_letters_on_the_way(graph, fused)]:
+        if edge in fused:
+            continue
+        source, target = chains[chain_of[edge.source]], chains[chain_of[edge.target]]
+        exchange = Exchange(
+            index=len(exchanges),
+            source=source.index,
+            target=target.index,
+            operator=edge.source,
+            output=edge.output,
+            grouping=edge.grouping or (Forward() if source.parallelism == target.parallelism else Rebalance()),
+            combiner=_combiner(graph, edge, target),
+            first_channel=channels,
+            senders=source.parallelism,
+            receivers=target.parallelism,
+            implied=edge.grouping is None,
+        )
+        channels += source.parallelism * target.parallelism
+        exchanges.append(exchange)
+
+    tasks: list[TaskId] = []
+    for chain in chains:
+        if chain.source is not None and not list_splits:
+            chain.splits = [[] for _ in range(chain.parallelism)]
+        elif chain.source is not None:
+            chain.splits = share(chain.source.source.splits(chain.parallelism), chain.parallelism)
+        tasks += [TaskId(len(tasks) + i, chain.index, i) for i in range(chain.parallelism)]
+    return Plan(graph.name, key_groups, chains, exchanges, tasks)
+
+
+def fused_by_key(plan: Plan, operator: str) -> bool:
+    """Whether the operator runs in one task with another for which its records have keys: more tasks take another
+    plan."""
+    return any(fused.kind == "key_by" for fused in plan.chain_of(operator).operators)
+
+
+def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chaining: bool) -> Plan:
+    """A plan of the graph as if anew, with as many tasks of each operator as in `plan`, but for one. What sources read
+    is what they read in `plan`. Raises FlowError for a key_by that was fused: it is part of another operator."""
+    if operator not in graph.operators:
+        names = [known.name for known in plan.chain_of(operator).operators]
+        raise FlowError(
+            f"rescale({operator!r}, {parallelism}): this operator computes the keys of "
+            f"{names[names.index(operator) + 1]!r}; rescale {names[names.index(operator) + 1]!r} instead"
+        )
+    graph = copy(graph)
+    graph.operators = {name: copy(known) for name, known in graph.operators.items()}
+    for name, known in graph.operators.items():
+        known.parallelism = parallelism if name == operator else plan.chain_of(name).parallelism
+    made = make_plan(
+        graph,
+        parallelism=None,
+        key_groups=plan.key_groups,
+        workers=1,
+        chaining=chaining,
+        list_splits=False,
+        check_sinks=False,
+    )
+    for chain in made.chains:
+        if chain.source is not None:
+            chain.splits = _dealt(plan.chain_of(chain.source.name), chain.parallelism)
+    return made
+
+
+def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
+    """The plan with another number of tasks for an operator, and for those that are fused with it.
+
+    Tasks and channels that stay keep their numbers, new ones get numbers that no task or channel has had; as many key
+    groups as possible stay with the task that owns them. The plan itself when it has as many. Raises FlowError when it
+    cannot be.
+    """
+    chain = plan.chain_of(operator)
+    if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
+        raise FlowError(f"rescale({operator!r}, {parallelism!r}): the parallelism must be 1 or more")
+    assert parallelism == 1 or not fused_by_key(plan, operator)
+    if chain.table is not None and parallelism > plan.key_groups:
+        raise FlowError(
+            f"rescale({operator!r}, {parallelism}): the flow has key_groups={plan.key_groups}, and a keyed operator "
+            f"can have at most {plan.key_groups} tasks"
+        )
+    if parallelism == chain.parallelism:
+        return plan
+    table = chain.table and KeyGroups(plan.key_groups).rescaled(chain.table, parallelism)
+    chains = list(plan.chains)
+    splits = _dealt(chain, parallelism)
+    chains[chain.index] = replace(chain, parallelism=parallelism, table=table, splits=splits)
+    next_channel = max((e.first_channel + e.senders * e.receivers for e in plan.exchanges), default=0)
+    exchanges = []
+    for exchange in plan.exchanges:
+        if chain.index not in (exchange.source, exchange.target):
+            exchanges.append(exchange)
+            continue
+        senders, receivers = chains[exchange.source].parallelism, chains[exchange.target].parallelism
+        grouping = exchange.grouping
+        if exchange.implied:
+            grouping = Forward() if senders == receivers else Rebalance()
+        elif isinstance(grouping, Forward) and senders != receivers:
+            ends = f"{exchange.operator!r} to {chains[exchange.target].operators[0].name!r}"
+            raise FlowError(
+                f"rescale({operator!r}, {parallelism}): forward from {ends} needs equal parallelism; use rebalance()"
+            )
+        exchanges.append(
+            replace(exchange, grouping=grouping, senders=senders, receivers=receivers, first_channel=next_channel)
+        )
+        next_channel += senders * receivers
+    tasks = [task for task in plan.tasks if task.chain != chain.index or task.index < parallelism]
+    next_task = max(task.number for task in plan.tasks) + 1
+    for i in range(chain.parallelism, parallelism):
+        tasks.append(TaskId(next_task, chain.index, i))
+        next_task += 1
+    return Plan(plan.name, plan.key_groups, chains, exchanges, tasks)
+
+
+def _dealt(chain: Chain, parallelism: int) -> list[list[Split]]:
+    """A chain's splits for another number of tasks: needed only when the job has to begin anew, as what was saved holds
+    the splits as well."""
+    return share([split for splits in chain.splits for split in splits], parallelism)
+
+
+def letters_of(operator: str) -> str:
+    """The side output by which a sender passes on records that failed on their way to an operator."""
+    return f"{DEAD_LETTERS}:{operator}"
+
+
+def _letters_on_the_way(graph: Graph, fused: set[Edge]) -> Iterator[Edge]:
+    """Edges for dead letters that arise in a sender (a key function that raised, a record that cannot be encoded):
+    from the sender straight to where the receiving operator's dead letters go."""
+    for letters in graph.edges:
+        if letters.output == DEAD_LETTERS:
+            senders = dict.fromkeys(edge.source for edge in graph.incoming(letters.source) if edge not in fused)
+            for sender in senders:
+                yield Edge(sender, letters.target, letters.grouping or Rebalance(), letters_of(letters.source))
+
+
+def _can_fuse(graph: Graph, edge: Edge, tasks_of: dict[str, int], fuse_keys: bool) -> bool:
+    if edge.output is not None or len(graph.incoming(edge.target)) != 1:
+        return False
+    if len([e for e in graph.outgoing(edge.source) if e.output is None]) != 1:
+        return False
+    if isinstance(edge.grouping, Key):
+        return fuse_keys and tasks_of[edge.source] == tasks_of[edge.target] == 1
+    if edge.grouping is None or isinstance(edge.grouping, Forward):
+        return tasks_of[edge.source] == tasks_of[edge.target]
+    return False
+
+
+def _fused_key_by(key: Key, operator: Operator) -> KeyBy:
+    key_by = KeyBy(key.selector, name=f"{operator.name}.key_by", on_error=operator.on_error)
+    key_by.declared_at = operator.declared_at
+    key_by.outputs = ()  # its failures are counted; dead letters are the keyed operator's
+    return key_by
+
+
+def _combiner(graph: Graph, edge: Edge, target: Chain) -> Aggregate | None:
+    head = target.operators[0]
+    if isinstance(edge.grouping, Key) and isinstance(head, Aggregated):
+        return head.combiner
+    if isinstance(edge.grouping, Key) and isinstance(head, WindowAggregated):
+        # Who wants to see late records must get records.
+        shows_late = any(known.output == LATE for known in graph.outgoing(head.name))
+        return None if shows_late else head.combiner
+    return None

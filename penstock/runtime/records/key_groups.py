@@ -1,0 +1,260 @@
+"""Which task a key belongs to: key -> stable hash -> key group -> task.
+
+The key group is the unit of state: a checkpoint is written by group, and rescaling moves whole groups. So a
+key's group must be the same in every process, on every machine and in every release; nothing here may use
+Python's own randomised `hash()` of text, an object's address, or a module's name (a script's `__main__` has
+another name in a worker). The hashing of whole lists is native; this module adds the tables and the rarer
+types of keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, Flag
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+from penstock.runtime._native import key_groups, partition, stable_hash
+from penstock.runtime.errors import FlowError, KeyTypeError
+
+if TYPE_CHECKING:
+    from penstock.runtime.records.userfunc import ErrorHandler
+
+
+__all__ = ["KeyGroups", "canonical_key", "key_groups", "partition", "stable_hash", "without_bad_keys"]
+
+DEFAULT_KEY_GROUPS = 128
+MOST_KEY_GROUPS = 65536  # groups and tasks are 16-bit numbers in a table
+
+
+@dataclass(frozen=True)
+class KeyGroups:
+    """The fixed number of groups that a job's keys fall into, and how tasks share them.
+
+    The number (setting `key_groups`) is chosen once for a job's life: it is the upper limit of parallelism of
+    a keyed operator, and state saved with one number cannot be read with another.
+    """
+
+    n_groups: int = DEFAULT_KEY_GROUPS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_groups <= MOST_KEY_GROUPS:
+            raise FlowError(f"key_groups is {self.n_groups}; it must be 1 to {MOST_KEY_GROUPS}")
+
+    def table(self, parallelism: int) -> bytes:
+        """The task of each group as native unsigned 16-bit numbers, as `partition` takes it.
+
+        Tasks own contiguous ranges of groups whose sizes differ by at most one, as in Flink.
+        """
+        self._check(parallelism)
+        return _table(self.n_groups, parallelism)
+
+    def group_range(self, task: int, parallelism: int) -> range:
+        """The groups that `table(parallelism)` gives to a task; never empty."""
+        self._check(parallelism)
+        if not 0 <= task < parallelism:
+            raise ValueError(f"task {task} of {parallelism} does not exist")
+        start = -(-task * self.n_groups // parallelism)
+        stop = -(-(task + 1) * self.n_groups // parallelism)
+        return range(start, stop)
+
+    def rescaled(self, table: bytes, parallelism: int) -> bytes:
+        """A table for another parallelism that leaves as many groups as possible where `table` has them.
+
+        Shares stay even (they differ by at most one group). Unlike `table()`, the result depends on where
+        groups are now, and a task's groups need not be contiguous: whoever uses it keeps it with the
+        checkpoint.
+        """
+        self._check(parallelism)
+        tasks = array("H", table)
+        if len(tasks) != self.n_groups:
+            raise ValueError(f"the table has {len(tasks)} groups, not {self.n_groups}")
+        held = [0] * parallelism
+        for task in tasks:
+            if task < parallelism:
+                held[task] += 1
+        share, larger = divmod(self.n_groups, parallelism)
+        room = [share] * parallelism
+        for task in sorted(range(parallelism), key=lambda task: (-held[task], task))[:larger]:
+            room[task] += 1  # the tasks that hold most get the larger shares: so fewest groups move
+        homeless = []
+        for group, task in enumerate(tasks):
+            if task < parallelism and room[task]:
+                room[task] -= 1
+            else:
+                homeless.append(group)
+        free = (task for task in range(parallelism) for _ in range(room[task]))
+        for group, task in zip(homeless, free, strict=True):
+            tasks[group] = task
+        return tasks.tobytes()
+
+    def _check(self, parallelism: int) -> None:
+        if parallelism < 1:
+            raise FlowError(f"parallelism is {parallelism}; it must be at least 1")
+        if parallelism > self.n_groups:
+            raise FlowError(
+                f"parallelism {parallelism} of a keyed operator is above key_groups, which is "
+                f"{self.n_groups}: some tasks would own no keys. Lower the parallelism, or start the job "
+                f"with key_groups={parallelism} or more"
+            )
+
+
+@lru_cache(maxsize=64)
+def _table(n_groups: int, parallelism: int) -> bytes:
+    return array("H", (group * parallelism // n_groups for group in range(n_groups))).tobytes()
+
+
+_EPOCH_DAY = 86_400 * 1_000_000  # microseconds
+
+
+def without_bad_keys(
+    keys: list[Any], records: list[Any], errors: ErrorHandler, named: list[Any] | None = None
+) -> tuple[list[Any], list[Any]]:
+    """(keys, records) as parallel lists, without the records whose key has no stable hash: they go to `errors`, or what
+    stands for each of them in `named`."""
+    named = records if named is None else named
+    with suppress(KeyTypeError):
+        key_groups(keys, 1)
+        return keys, records
+    good_keys: list[Any] = []
+    good_records: list[Any] = []
+    start = 0
+    while start < len(keys):  # a few at a time: the time must not grow with the square of the number of bad keys
+        end = start + 64
+        try:
+            key_groups(keys[start:end], 1)
+        except KeyTypeError as error:
+            end = start + error.index  # type: ignore[attr-defined]
+            errors.handle(named[end], error)
+            good_keys += keys[start:end]
+            good_records += records[start:end]
+            start = end + 1
+        else:
+            good_keys += keys[start:end]
+            good_records += records[start:end]
+            start = end
+    return good_keys, good_records
+
+
+def canonical_key(key: object) -> object:
+    """Turn a key that the native hash does not know into one that it does; KeyTypeError if there is none.
+
+    Keys that are equal get stand-ins that are equal, and a number's stand-in is an int of the same hash, as
+    Python's numeric hash is the same for equal numbers of all types. Called by the native code for each such
+    key; it must not return a value of a type that it handles itself at the top level.
+    """
+    # Numbers before enums: a member of an enum with a mixed-in Decimal equals that Decimal.
+    if isinstance(key, Decimal):
+        return _not_a_number() if key.is_nan() else Decimal.__hash__(key)
+    if isinstance(key, Fraction):
+        return Fraction.__hash__(key)
+    if isinstance(key, complex):
+        nan = math.isnan(key.real) or math.isnan(key.imag)
+        return _not_a_number() if nan else complex.__hash__(key)
+    if isinstance(key, float):  # all others are hashed natively
+        return _not_a_number()
+    if isinstance(key, datetime):
+        # Equality ignores `fold` between times of one zone, so the hash does as well.
+        offset = key.replace(fold=0).utcoffset()
+        wall = key.toordinal() * _EPOCH_DAY + _microseconds(key)
+        return ("datetime", wall) if offset is None else ("instant", wall - _span(offset))
+    if isinstance(key, date):
+        return ("date", key.toordinal())
+    if isinstance(key, time):
+        offset = key.replace(fold=0).utcoffset()
+        wall = _microseconds(key)
+        return ("time", wall) if offset is None else ("zoned time", wall - _span(offset))
+    if isinstance(key, timedelta):
+        return ("timedelta", _span(key))
+    if isinstance(key, UUID):
+        return ("uuid", key.bytes)
+    cls = type(key)
+    if isinstance(key, Enum):
+        # By name, as values may be of any type; flags combine to members without one.
+        identity = key._value_ if isinstance(key, Flag) else key._name_
+        return ("enum", cls.__qualname__, identity)
+    if _is_value_dataclass(cls):
+        fields = dataclasses.fields(key)  # type: ignore[arg-type]
+        names = (field.name for field in fields if field.compare and field.hash is not False)
+        return ("dataclass", cls.__qualname__, tuple(getattr(key, name) for name in names))
+    return _numpy_key(key)
+
+
+def _microseconds(clock: datetime | time) -> int:
+    seconds = (clock.hour * 60 + clock.minute) * 60 + clock.second
+    return seconds * 1_000_000 + clock.microsecond
+
+
+def _span(delta: timedelta) -> int:
+    return delta.days * _EPOCH_DAY + delta.seconds * 1_000_000 + delta.microseconds
+
+
+def _is_value_dataclass(cls: type) -> bool:
+    params = getattr(cls, "__dataclass_params__", None)
+    return params is not None and params.eq and (params.frozen or params.unsafe_hash)
+
+
+def _not_a_number() -> NoReturn:
+    """NaN equals nothing, not even itself: each would be a key of its own, and state would grow for ever."""
+    raise KeyTypeError(
+        "a key is NaN, or has NaN in it, which equals no other key. Return another key for such records from the key "
+        "function, as None, or filter them out before"
+    )
+
+
+def _numpy_key(key: object) -> object:
+    numpy = sys.modules.get("numpy")  # a NumPy scalar exists only where NumPy is loaded
+    if numpy is not None and isinstance(key, numpy.generic) and not isinstance(key, numpy.timedelta64):
+        if isinstance(key, numpy.bool_ | numpy.integer):
+            return int(key)
+        if isinstance(key, numpy.floating):
+            return float(key)
+        if isinstance(key, numpy.complexfloating):
+            return canonical_key(complex(key))
+    raise KeyTypeError(
+        f"a key of type {type(key).__qualname__} has no hash that is the same in every process"
+        f"{_advice(key)}. Keys can be str, bytes, int, float, complex, bool, None, Decimal, Fraction, UUID, "
+        "date, time, datetime, timedelta, Enum members, NumPy numbers, frozen dataclasses, and tuples, named "
+        "tuples and frozensets of these"
+    )
+
+
+def _advice(key: object) -> str:
+    for types, advice in _ADVICE:
+        if isinstance(key, types):
+            return f": {advice}"
+    if dataclasses.is_dataclass(key):
+        return ": declare it @dataclass(frozen=True)"
+    if hasattr(key, "tolist"):
+        return ": return key.tolist(), made a tuple if it is a list, from the key function"
+    return ": return a field of it, or a tuple of fields, from the key function"
+
+
+_ADVICE: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((list,), "return tuple(key) from the key function"),
+    ((set,), "return frozenset(key) from the key function"),
+    ((dict,), "return a value of it, or tuple(sorted(key.items())), from the key function"),
+    ((bytearray, memoryview), "return bytes(key) from the key function"),
+)
+
+
+def of_key(key: Any, error: BaseException) -> BaseException:
+    """The error of a key and its record: in place of one that only says "unhashable type", what can be a key."""
+    if isinstance(error, TypeError) and not isinstance(error, KeyTypeError):
+        try:
+            hash(key)
+        except TypeError:
+            try:
+                stable_hash(key)
+            except KeyTypeError as better:
+                return better
+    return error

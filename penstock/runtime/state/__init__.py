@@ -1,0 +1,1 @@
+"""What operators keep between records: keyed values with their changes, aggregates and timers."""

@@ -1,0 +1,167 @@
+"""The operation stream as a task sees it: its input leaves in micro-batches and comes back as answers, in order
+(docs/papers.md: D1, D4, D5).
+
+A *range* is the first operators of a task's chain, up to a *position*. While a task is diverted, its input is not run
+through the range but handed to the bridge as Arrow columns, a micro-batch an interval, several under way at a time. An
+answer is what the range would have made: records, or partial aggregates for the state behind it. It goes on from the
+position, through the rest of the chain and the same channels as ever, in the order of the micro-batches.
+
+So nothing else changes: barriers and watermarks keep their places among the micro-batches, an epoch is passed on when
+all micro-batches before it are answered, and recovery knows nothing of paradigms. A micro-batch that the bridge cannot
+answer, whatever the reason (an executor or the bridge has died, a record makes the user's function fail there), is run
+here, as records, by the operators' own error policy: nothing is lost or doubled, and the task goes back to the record
+paradigm. The input cache of an interval is the micro-batch itself, kept until it is answered.
+
+Memory is bounded by the micro-batches under way and their greatest size.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.runtime.event_time.watermark import Watermark
+from penstock.runtime.records.batch import Batch
+
+if TYPE_CHECKING:
+    from penstock.runtime.state.keyed import StageState
+    from penstock.runtime.worker.task import Task
+from penstock.runtime.operators.micro_batch import UNDER_WAY_MAX, Answer, Bridge, Divert, Story
+
+
+@dataclass
+class _UnderWay:
+    """A micro-batch."""
+
+    input: Any
+    records: int
+    stamp: int
+    answer: Future[Answer]
+    since: int
+
+
+@dataclass
+class _Barrier:
+    """The barrier of an epoch among the micro-batches, with what was read before it."""
+
+    epoch: int
+    own: StageState | None = field(default=None)
+
+
+class Diversion:
+    """The diverted input of one task; see the module's docstring. Used by the loop's thread, but for `records`."""
+
+    def __init__(self, task: Task, divert: Divert, bridge: Bridge, wake: Callable[[], None]) -> None:
+        self.task = task
+        self.divert = divert
+        self.leaving = False
+        self.story = Story(task.clock())
+        self._bridge = bridge
+        self._wake = wake
+        self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()
+        self._due = 0  # ns; when the next micro-batch leaves
+
+    @property
+    def records(self) -> int:
+        """Records under way; other threads may ask."""
+        return sum(item.records for item in tuple(self._queue) if isinstance(item, _UnderWay))
+
+    def leave(self) -> None:
+        """Take nothing more up; the task goes on with records when all is answered."""
+        self.leaving = True
+
+    def runnable(self) -> bool:
+        """Whether `begin` would do something."""
+        if self._queue:
+            head = self._queue[0]
+            if not isinstance(head, _UnderWay) or head.answer.done():
+                return True
+        elif self._is_over() or self.task.has_timer_due():
+            return True
+        task = self.task
+        if task.has_barrier_to_take():
+            return True
+        if self.leaving or self.story.under_way >= UNDER_WAY_MAX or not task.has_input_to_divert():
+            return False
+        return task.clock() >= self._due
+
+    def ready_in(self) -> float | None:
+        """Seconds until the next micro-batch leaves; None: not because of the time."""
+        if self.leaving or self.story.under_way >= UNDER_WAY_MAX:
+            return None
+        return max(0.0, (self._due - self.task.clock()) / 1e9)
+
+    def begin(self) -> Iterator[Batch] | None:
+        """Take the next step; the outputs to send, when there are some."""
+        while True:
+            if self._queue:
+                head = self._queue[0]
+                if isinstance(head, _Barrier):
+                    self._queue.popleft()
+                    self.task.pass_diverted_barrier(head.epoch, head.own)
+                    return None
+                if isinstance(head, Watermark):
+                    self._queue.popleft()
+                    return self.task.advance_to(head.value)
+                if head.answer.done():
+                    self._queue.popleft()
+                    self.story.under_way -= 1
+                    return self._outputs(head)
+            elif self._is_over():
+                self.task.diversion = None
+                return None
+            elif self.task.has_timer_due():
+                return self.task.fire()
+            if not self._take():
+                return None
+
+    def _is_over(self) -> bool:
+        return not self._queue and (self.leaving or self.task.at_diverted_end())
+
+    def _take(self) -> bool:
+        """Take up a barrier, a watermark or a micro-batch; False when there is none."""
+        task = self.task
+        if task.has_barrier_to_take():
+            self._queue.append(_Barrier(*task.take_barrier()))
+            return True
+        if self.leaving or self.story.under_way >= UNDER_WAY_MAX or not task.has_input_to_divert():
+            return False
+        now = task.clock()
+        if now < self._due:
+            return False
+        input_, records, stamp = task.take_to_divert(self.divert)
+        if isinstance(input_, Watermark):
+            self._queue.append(input_)
+            return True
+        full = records >= self.divert.rows_max
+        self._due = now if full else now + int(self.divert.interval_s * 1e9)
+        if not records:
+            return False
+        answer = self._bridge.submit(self.divert.chain, self.divert.position, input_)
+        self._queue.append(_UnderWay(input_, records, stamp, answer, now))
+        self.story.under_way += 1
+        answer.add_done_callback(lambda _: self._wake())
+        return True
+
+    def _outputs(self, item: _UnderWay) -> Iterator[Batch]:
+        task = self.task
+        task.take_up_diverted(item.records, item.stamp)
+        try:
+            answer = item.answer.result()
+        except Exception as error:
+            self.story.failed = f"{type(error).__name__}: {error}"
+            task.diversion_failed = (self.story.id, self.story.failed)
+            self.leave()
+            return task.run_diverted(item.input)
+        story = self.story
+        story.batches += 1
+        story.records += item.records
+        task.answered += item.records
+        story.spark_ns += int(answer.seconds * 1e9)
+        waited = task.clock() - item.since
+        story.waited_ns += waited
+        story.recent.append((story.batches, item.records, waited / 1e9))
+        return task.go_on_from(self.divert.position, answer, item.records)

@@ -1,0 +1,167 @@
+"""The task of a source: it reads the splits of its reader, step by step, and begins the barriers of epochs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from penstock.runtime.errors import SourceError
+from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.operators.base import Stage
+from penstock.runtime.operators.micro_batch import Divert
+from penstock.runtime.program.plan import TaskId
+from penstock.runtime.sources.base import ColumnReader, Reader, Split, together
+from penstock.runtime.state.keyed import StageState
+from penstock.runtime.worker.blackbox import SOURCE
+from penstock.runtime.worker.task import Task
+
+
+class SourceTask(Task):
+    """A task whose input is a reader."""
+
+    reader: Reader  # set before the first step
+
+    def __init__(self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int]) -> None:
+        super().__init__(task, name, stages, clock)
+        self.stopping = False
+        self.splits: dict[str, Split] = {}  # by name; where reading starts in each
+        self.rud: Rud | None = None
+        self._triggers: deque[int] = deque()
+        self._has_passed = False  # a barrier, and has not read since
+        self._due: float = 0.0  # clock seconds; when the reader asked to be read again
+        self._read_some = False  # the last time
+        self._woken = True
+
+    def stop(self) -> None:
+        """End the stream at the next step; what was read goes through."""
+        self.stopping = True
+
+    def trigger(self, epoch: int) -> None:
+        """Begin an epoch's barrier at the next step. A source that has ended has said so already."""
+        if not self._ending and not self._ended_before:
+            self._triggers.append(epoch)
+
+    def wake(self) -> None:
+        """The reader may have records now."""
+        self._woken = True
+
+    def ready_in(self) -> float | None:
+        timer = super().ready_in()
+        if self.finished or self.blocked or self.parked or self._due == float("inf") or self.diversion is not None:
+            return timer
+        due = max(0.0, self._due - self.clock() / 1e9)
+        return due if timer is None else min(due, timer)
+
+    def close(self, failed: bool) -> None:
+        try:
+            self.reader.close()
+        except Exception:
+            raise
+        except BaseException as error:  # it called sys.exit()
+            raise self.stages[0].errors.failure("(closing)", error) from error
+        finally:
+            super().close(failed)
+
+    def take_barrier(self) -> tuple[int, StageState | None]:
+        self._has_passed = True
+        return self._triggers.popleft(), self._offsets()
+
+    def behind(self) -> int:
+        return self.reader.behind()
+
+    def has_input_to_divert(self) -> bool:
+        return not self._at_end() and not (self.rud is not None and self.rud.full)
+
+    def take_to_divert(self, divert: Divert) -> tuple[Any, int, int]:
+        self._has_passed = False
+        reader, stage = self.reader, self.stages[0]
+        columns = divert.columns and isinstance(reader, ColumnReader)
+        parts: list[Any] = []
+        records, limit = 0, divert.rows_max
+        stamp: int | None = None
+        try:
+            # A reader gives what it has at hand, which may be little of what is ready.
+            while records < limit:
+                part = reader.read_arrow(limit - records) if isinstance(reader, ColumnReader) and columns else None
+                if part is None:
+                    part = reader.read(limit - records)
+                if not len(part):
+                    break
+                parts.append(part)
+                records += len(part)
+                stamp = stamp or reader.stamp_ns
+                if reader.finished or (wait := reader.ready_in()) is None or wait > 0:
+                    break
+        except SourceError as error:
+            raise stage.errors.failure("(reading)", error) from error
+        except BaseException as error:
+            stage.errors.handle("(reading)", error)
+            self.stopping = True
+        input_ = together(parts) if columns else [record for part in parts for record in part]
+        return input_, records, stamp or self.clock()
+
+    def _has_barrier(self) -> bool:
+        # Between two barriers it reads, or ends: else epochs that are quicker than its worker would stop the job.
+        return bool(self._triggers) and not (self._has_passed and (self._at_end() or self._has_input()))
+
+    def _pass_barrier(self) -> None:
+        self._has_passed = True
+        self._save(self._triggers.popleft(), finished=False)
+        self._switch()
+
+    def _has_input(self) -> bool:
+        if self._at_end() or (self.rud is not None and self.rud.full):
+            return False
+        return self._woken or self.clock() / 1e9 >= self._due
+
+    def _has_more(self) -> bool:
+        # What comes next is a barrier, when one has been asked for.
+        if not self._read_some or self._triggers or not self._has_input():
+            return False
+        wait = self.reader.ready_in()
+        return wait is not None and wait <= 0
+
+    def _at_end(self) -> bool:
+        return self.stopping or self._ended_before or self.reader.finished
+
+    def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
+        if stage is not self.stages[0]:
+            return super()._state_of(stage, epoch, whole)
+        return self._own_diverted or self._offsets()
+
+    def _offsets(self) -> StageState:
+        # The splits themselves, each behind the last record that was read: a later run may list others.
+        offsets = self.reader.offsets()
+        return StageState(own=[split.at(offsets.get(name, split.offset)) for name, split in self.splits.items()])
+
+    def _begin(self) -> bool:
+        self._has_passed = False
+        if self._at_end() or self._timers_turn():
+            return super()._begin()
+        self._has_fired = False
+        self._woken = False
+        if self.care is not None:
+            self.care.origin = SOURCE
+        stage = self.stages[0]
+        try:
+            limit = self._size.limit
+            records = self.reader.read(limit)
+        except SourceError as error:
+            raise stage.errors.failure("(reading)", error) from error  # the input is gone: no policy lets that go
+        except BaseException as error:
+            stage.errors.handle("(reading)", error)
+            self.stopping = True  # the policy lets the job go on, without the rest of this reader's input
+            return False
+        self._due = 0.0
+        self._more = len(records) >= limit
+        if not self._more:
+            wait = self.reader.ready_in()
+            self._due = float("inf") if wait is None else self.clock() / 1e9 + wait
+        self._read_some = bool(records)
+        if not records:
+            return self._begin_to_let_go()
+        self._stamped(self.reader.stamp_ns or self.clock())
+        self._work_records = len(records)
+        self._work = self._through(records)
+        return True

@@ -1,0 +1,731 @@
+"""A task: one parallel instance of a chain of operators, with its inbox and its outputs.
+
+A task never waits and never runs for long: `step` takes up a bounded part of what is ready, runs the chain over the
+list, lets the outputs leave, and returns. While a channel cannot take what the task has made the task is not run
+(back-pressure); its worker goes on with others. The size of a step adapts so that it takes a few milliseconds at most,
+whatever a record costs, so that tasks of a worker stall each other no longer than that (invariant 2); or a few times
+what it costs whatever its size (runtime/operators/step_size.py).
+
+Some stages *gather* records from one step to the next, so that a call of the user's function gets more of them. What
+they hold goes before anything but records: a barrier, a watermark, the end, the operation stream.
+
+In a job with epochs a task saves its state when its inbox is aligned on a barrier, and once more when it ends, between
+two steps: a snapshot is never taken of a step that is half done. It tells `on_snapshot`, which must encode the states
+before it returns.
+
+In a job with event time a task also passes on watermarks (runtime/event_time/watermark.py), behind all outputs of
+what it had taken up before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from time import perf_counter_ns, time
+from typing import Any
+
+from penstock.runtime.errors import RecordError
+from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Watermarks
+from penstock.runtime.exchange.channel import InChannel, OutChannel
+from penstock.runtime.exchange.inbox import Inbox
+from penstock.runtime.exchange.output import Output
+from penstock.runtime.operators.base import Gathering, Stage, run_stages
+from penstock.runtime.operators.micro_batch import Answer, Bridge, Divert
+from penstock.runtime.operators.step_size import STEP_NS, StepSize
+from penstock.runtime.program.plan import TaskId
+from penstock.runtime.records.batch import Batch, concat, singly, split
+from penstock.runtime.records.userfunc import ErrorHandler
+from penstock.runtime.sources.base import rows_of
+from penstock.runtime.state.keyed import Counters, SavedState, StageState
+from penstock.runtime.worker.blackbox import MADE, Care, Poison
+from penstock.runtime.worker.diversion import Diversion
+from penstock.runtime.worker.metrics import RecentHistogram
+
+
+@dataclass
+class Snapshot:
+    """What a task saves at a barrier or, `finished`, at its end: each operator's state (None: it has none) and
+    counters; at its end without keyed maps. `whole`: the states do not build on those saved before. `quiet`: no record
+    has moved since then. `parked`: the task has stopped behind the barrier."""
+
+    task: TaskId
+    generation: int
+    epoch: int
+    finished: bool
+    whole: bool
+    quiet: bool
+    parked: bool
+    states: dict[str, tuple[StageState | None, Counters]]
+
+
+class Task:
+    """A task fed by channels; see the module's docstring. `outputs` are by (operator, side output or None)."""
+
+    def __init__(self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int]) -> None:
+        self.task = task
+        self.name = name
+        self.stages = stages
+        self.clock = clock
+        self.inputs: dict[int, InChannel] = {}
+        self.outputs: dict[tuple[str, str | None], list[Output]] = {}
+        self.channels: list[OutChannel] = []
+        self.stopwatch: Callable[[], int] = perf_counter_ns  # what a step takes, in ns; decides how large steps are
+        self.waits_for_more = True  # records that stages gather wait for those that come next
+        self.barriers_let_go = True  # and not for what comes behind a barrier
+        self.opened = False
+        self.finished = False
+        self.queued = 0  # records in the inbox
+        self.busy_ns = 0
+        self.latency = RecentHistogram()
+        self.edge_errors: list[ErrorHandler] = []  # of what fails between this task and the next
+        self._skipped_before: dict[str, int] = {}  # there, until the epoch that it goes on from
+        self.inbox = Inbox()
+        self.on_snapshot: Callable[[Snapshot], None] | None = None  # None: a job without epochs
+        self.on_motion: Callable[[TaskId, int], None] | None = None  # with its generation; see `_rested`
+        self.generation = 0  # of the recovery that made this task
+        self.epoch = 0  # of the last barrier that it passed on
+        self.whole_next = True  # the next snapshot must hold everything
+        self.wall: Callable[[], float] = time  # for timers
+        self.timed: list[Stage] = [stage for stage in stages if stage.timed]
+        self.event_time = False  # the job's tasks pass on watermarks
+        self.marks = Watermarks()
+        self._marking = any(stage.event_time for stage in stages)
+        self.gathering = [stage for stage in stages if isinstance(stage, Gathering)]
+        self._mark_in: int | None = None  # the watermark before the stages
+        self._mark_out: int | None = None  # and behind them
+        self._mark_sent: int | None = None
+        self.diversion: Diversion | None = None  # set while its input goes to the operation stream
+        self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
+        self.answered = 0  # records of its input, by the operation stream
+        self._own_diverted: StageState | None = None  # what a source had read at a barrier that is passed on later
+        self._divert: tuple[Divert, Bridge, Callable[[], None]] | None = None  # from the next barrier on
+        self.care: Care | None = None  # set in a task that has died in a step before
+        self._has_fired = False  # timers, and has taken up nothing since
+        self._ended_before = False  # made again after its end: it has only that to say again
+        self._stamp = 0
+        self._work: Iterator[Batch] | None = None
+        self._work_records = 0
+        self._work_ns = 0  # spent in earlier steps on the same work
+        self._held_before = 0  # by stages that gather, when the work began
+        self._gathered = (0, 0)  # records that were only gathered, by earlier works, and the ns that these took
+        self._more = False  # the step's limit, not the input, bounded the work
+        self._ending = False
+        self._ends = True  # the end is still to be said
+        self._moved = -1  # records at the last snapshot
+        self.park_at: int | None = None  # the epoch behind whose barrier the task is to stop, as it is to move
+        self.parked = False  # it has: what it has sent is all that it sends in this place
+        self._rested = False  # the last snapshot was quiet: epochs are rare until the next record is told of
+        self._waiting: list[OutChannel] = []
+        self._size = StepSize()
+        self._unflushed = False
+        self._main: list[Output] = []
+        self._sides: list[tuple[list[Any], list[Output]]] = []
+
+    def connect(self) -> None:
+        """To be called when inputs and outputs are complete."""
+        self.inbox.open = {number for number, channel in self.inputs.items() if not channel.ended}
+        self._main = self.outputs.get((self.stages[-1].context.operator.name, None), [])
+        for stage in self.stages:
+            for tag, records in stage.context.side.items():
+                self._sides.append((records, self.outputs.get((stage.context.operator.name, tag), [])))
+        for stage in self.gathering:
+            stage.gather(self.clock, self._look_at_watch)
+
+    def _look_at_watch(self) -> int:
+        return self.stopwatch()  # which may have been replaced
+
+    def channels_changed(self) -> None:
+        """To be called when channels were replaced."""
+        self._waiting = [channel for channel in self.channels if not channel.flush()]
+
+    def open(self) -> None:
+        """Open the stages; errors are the operator's own."""
+        self.opened = True
+        for stage in self.stages:
+            try:
+                stage.open()
+            except BaseException as error:
+                raise stage.errors.failure("(opening)", error) from error
+
+    def close(self, failed: bool) -> None:
+        """Close the stages, also after an error."""
+        first: Exception | None = None
+        for stage in self.stages:
+            try:
+                stage.close(failed)
+            except BaseException as error:
+                first = first or (error if isinstance(error, Exception) else stage.errors.failure("(closing)", error))
+        if first is not None:
+            raise first
+
+    # --- inputs, called by channels and the run loop -----------------------------------------------------------
+
+    def receive(self, channel: int, batch: Batch, stamp: int, cost: int) -> None:
+        """Take a batch into the inbox; `cost` bytes of the channel's window are used until it is taken up."""
+        self.queued += len(batch)
+        self.inbox.put(channel, batch, stamp, cost)
+
+    def receive_barrier(self, channel: int, epoch: int) -> None:
+        """What comes after this by the channel belongs to the next epoch."""
+        self.inbox.put_barrier(channel, epoch)
+
+    def receive_watermark(self, channel: int, value: int) -> None:
+        """What comes after this by the channel is of this time or late; IDLE: of any time."""
+        if not self._ended_before:
+            self.inbox.put(channel, Watermark(value), 0, 0)
+
+    def receive_end(self, channel: int) -> None:
+        """Nothing more comes by this channel."""
+        self.inputs[channel].ended = True
+        if self.event_time and not self._ended_before:
+            self.inbox.put(channel, Watermark(END_OF_TIME), 0, 0)
+        self.inbox.put_end(channel)
+
+    # --- running -----------------------------------------------------------------------------------------------
+
+    @property
+    def blocked(self) -> bool:
+        """Made what a channel cannot take now."""
+        return bool(self._waiting)
+
+    def runnable(self) -> bool:
+        """Whether a step would do something."""
+        if self.finished:
+            return False
+        if self._waiting:
+            self._waiting = [channel for channel in self._waiting if not channel.flush()]
+            if self._waiting:
+                return False
+        if self.parked:
+            return False
+        if self.diversion is not None and not self._ending:
+            return self._work is not None or self.held > 0 or self.diversion.runnable()
+        return (
+            self._work is not None
+            or self._has_input()
+            or self._has_barrier()
+            or self._at_end()
+            or (bool(self.timed) and self._timer_due())
+            or (bool(self.gathering) and self._has_waited())
+        )
+
+    @property
+    def held(self) -> int:
+        """Records that its stages have gathered; other threads may ask."""
+        return sum(stage.held for stage in self.gathering)
+
+    def step(self) -> None:
+        """Do a bounded part of what is ready; to be called only when runnable."""
+        started = self.stopwatch()
+        if self._work is None:
+            if self._ending:
+                self._end()
+                return
+            if self.gathering:
+                self._held_before = self.held
+                for stage in self.gathering:
+                    stage.holds = self.care is None
+            barrier = self.barriers_let_go and self._has_barrier()
+            if self._held_before and (self.diversion is not None or barrier):
+                self._work_records = 0
+                self._stamped(self.clock())
+                self._work = self._let_go(everything=True)
+            elif self.diversion is not None:
+                self._work_records = 0
+                self._work = self.diversion.begin()
+                if self._work is None:
+                    self.busy_ns += self.stopwatch() - started
+                    return
+            elif self._has_barrier():
+                self._pass_barrier()
+                self.busy_ns += self.stopwatch() - started
+                return
+            elif not self._begin():
+                return
+        assert self._work is not None
+        for out in self._work:
+            for output in self._main:
+                output.emit(out, self._stamp)
+            if self._flush_channels() or self.stopwatch() - started > 2 * STEP_NS:
+                elapsed = self.stopwatch() - started
+                self.busy_ns += elapsed
+                self._work_ns += elapsed
+                return
+        self._work = None
+        self._flush_outputs()
+        if self._mark_out != self._mark_sent and self.event_time:
+            self._send_mark()
+        self._flush_channels()
+        self._unflushed = True
+        elapsed = self.stopwatch() - started
+        self.busy_ns += elapsed
+        if self._work_records or self._held_before:
+            self._measure(self._work_ns + elapsed)
+        self._work_ns = 0
+
+    def idle(self) -> None:
+        """The task has nothing to do: let sinks write what they hold back."""
+        if self._unflushed:
+            self._unflushed = False
+            for stage in self.stages:
+                stage.flush()
+
+    def ready_in(self) -> float | None:
+        """Seconds until there may be work without a message or a wake-up; None: never."""
+        if self.finished or self.blocked or self.parked:
+            return None
+        due = None if self.diversion is None else self.diversion.ready_in()
+        for stage in self.gathering:
+            if stage.held:
+                waits = max(0, stage.waits_until - self.clock()) / 1e9
+                due = waits if due is None else min(due, waits)
+        if not self.timed:
+            return due
+        first = min((at for stage in self.timed if (at := stage.next_timer()) is not None), default=None)
+        if first is None:
+            return due
+        timer = max(0.0, first - self.wall())
+        return timer if due is None else min(due, timer)
+
+    def _timer_due(self) -> bool:
+        now = self.wall()
+        return any((at := stage.next_timer()) is not None and at <= now for stage in self.timed)
+
+    def _timers_turn(self) -> bool:
+        # In turn with the input: one that is set for now whenever it fires must not stop the job. At the end all fire.
+        if not self.timed or self._at_end() or (self._has_fired and self._has_input()):
+            return False
+        return self._timer_due()
+
+    def _has_waited(self) -> bool:
+        """What some stage has gathered should wait no longer."""
+        return any(stage.held and stage.waits_until <= self.clock() for stage in self.gathering)
+
+    def _has_input(self) -> bool:
+        return bool(self.inbox.ready)
+
+    def _has_more(self) -> bool:
+        """Records come next."""
+        inbox = self.inbox.ready
+        return bool(inbox) and not isinstance(inbox[0][1], Watermark)
+
+    def _has_barrier(self) -> bool:
+        return self.inbox.aligned
+
+    def _at_end(self) -> bool:
+        return self.inbox.at_end or self._ended_before
+
+    def _begin(self) -> bool:
+        """Start on the next part of the input, or on the end; False when there is nothing."""
+        if self._timers_turn():
+            self._has_fired = True
+            self._work_records = 0
+            self._work = self.fire()
+            return True
+        self._has_fired = False
+        if self.event_time and self._take_marks():
+            self._work_records = 0
+            self._work = self.advance_to(self.marks.current)
+            return True
+        if self.inbox.ready:
+            batch = self._take(self._step_limit())
+            self._work_records = len(batch)
+            self._stamped(self._stamp)
+            self._work = self._through(batch)
+            return True
+        if self._at_end():
+            self._work_records = 0
+            self._work = self._finish()
+            self._ending = True
+            return True
+        return self._begin_to_let_go()
+
+    def _begin_to_let_go(self) -> bool:
+        """Nothing comes to what stages have gathered: let go what need not wait for more."""
+        if not self._held_before:
+            return False
+        self._work_records = 0
+        self._stamped(self.clock())
+        self._work = self._let_go()
+        return True
+
+    def _stamped(self, stamp: int) -> None:
+        """What comes to the stages now has this stamp; what they gathered before may be older."""
+        self._stamp = stamp
+        for stage in self.gathering:
+            stage.stamp = self._stamp
+            if stage.held:
+                self._stamp = min(self._stamp, stage.oldest)
+
+    def _step_limit(self) -> int:
+        """How many records a step takes up: where they are gathered first of all, so many that the calls are full."""
+        limit = self._size.limit
+        if self.gathering and self.gathering[0] is self.stages[0]:
+            wanted, call = self.gathering[0].wants()
+            return wanted if limit < wanted else limit - (limit - wanted) % call
+        return limit
+
+    def _take(self, limit: int) -> Batch:
+        """Up to so many records from the inbox."""
+        inbox = self.inbox.ready
+        channel, first, stamp, cost = inbox.popleft()
+        most = limit
+        if self.care is not None:
+            self.care.origin, most = channel, 0  # the records of one channel at a time
+        assert not isinstance(first, Watermark)
+        self._stamp = stamp
+        count = len(first)
+        batches = [first]
+        self.inputs[channel].take(cost)
+        while inbox and count < most and not isinstance(following := inbox[0][1], Watermark):
+            if count + len(following) > most and not self.gathering:
+                break  # what is split costs more than a step that is not full
+            channel, _, stamp, cost = inbox.popleft()
+            self.inputs[channel].take(cost)
+            batches.append(following)
+            count += len(following)
+            self._stamp = min(self._stamp, stamp)
+        batch = concat(batches)
+        if count > limit:
+            # The rest goes back without cost: its credit is granted, at most one message above the window.
+            batch, rest = split(batch, limit)
+            inbox.appendleft((channel, rest, stamp, 0))
+            count = limit
+        self.queued -= count
+        self._more = bool(inbox)
+        return batch
+
+    def _take_marks(self) -> bool:
+        """Take the watermarks that are next in the inbox; True when the task's own has changed."""
+        inbox = self.inbox.ready
+        changed = False
+        while inbox and isinstance(mark := inbox[0][1], Watermark):
+            changed |= self.marks.take(inbox[0][0], mark.value, self.inputs)
+            if self.marks.again:
+                break
+            inbox.popleft()
+        return changed
+
+    def advance_to(self, mark: int | None) -> Iterator[Batch]:
+        """The outputs that the task's next watermark lets go. The end of time comes with the task's own end: some stage
+        may have records to say there."""
+        self._stamped(self.clock())
+        if mark != END_OF_TIME:
+            self._mark_in = mark
+        return self._advance()
+
+    def _advance(self) -> Iterator[Batch]:
+        """The outputs that the task's watermark lets go, through the stages behind."""
+        mark = self._mark_in
+        for i, stage in enumerate(self.stages):
+            if stage.event_time or isinstance(stage, Gathering):
+                for piece in stage.advance(mark):
+                    stage.records_out += len(piece)
+                    yield from self._run(piece, i + 1)
+                mark = stage.watermark(mark)
+        self._mark_out = mark
+
+    def _send_mark(self) -> None:
+        """Pass the watermark on; to be called when all outputs that belong before it are in the channels."""
+        self._mark_sent = self._mark_out
+        assert self._mark_out is not None
+        self._emit_sides()
+        for channel in self.channels:
+            channel.watermark(self._mark_out)
+
+    def _through(self, batch: Batch) -> Iterator[Batch]:
+        """The outputs for a batch, and those that a watermark lets go which it has brought."""
+        return self._through_and_behind(batch) if self._marking or self.gathering else self._run(batch, 0)
+
+    def _through_and_behind(self, batch: Batch) -> Iterator[Batch]:
+        yield from self._run(batch, 0)
+        yield from self._let_go()
+        if self._marking:
+            yield from self._advance()
+
+    def _let_go(self, everything: bool = False) -> Iterator[Batch]:
+        """The outputs for records that stages have gathered and need not, or must not (`everything`), hold longer."""
+        for stage in self.gathering:
+            if not stage.held:
+                continue
+            more = self.waits_for_more and self._has_more()
+            overdue = everything or not stage.holds or (stage.more_until if more else stage.waits_until) <= self.clock()
+            if overdue or not more:
+                for piece in stage.let_go(1 if overdue else stage.least):
+                    stage.records_out += len(piece)
+                    yield from self._run(piece, self.stages.index(stage) + 1)
+
+    def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
+        """The outputs of the stages from `first` on, in bounded pieces, none empty."""
+        care = self.care
+        return run_stages(self.stages, batch, first) if care is None else self._run_carefully(care, batch, first)
+
+    def _run_carefully(self, care: Care, batch: Batch, first: int) -> Iterator[Batch]:
+        """As `_run`, but record by record, each noted before an operator gets it (runtime/worker/blackbox.py)."""
+        for one in singly(batch):
+            care.next(care.origin if first == 0 else MADE)
+            yield from self._one_by_one(care, one, first)
+
+    def _one_by_one(self, care: Care, batch: Batch, position: int) -> Iterator[Batch]:
+        """What comes of one record: `batch` is that record, or what the operators before `position` made of it."""
+        if position == len(self.stages):
+            yield batch
+            return
+        stage = self.stages[position]
+        for one in singly(batch):
+            try:
+                care.check(position, one)
+            except Poison as poison:
+                stage.errors.handle(one[0] if isinstance(one, list) else one.values[0], poison)
+                continue
+            stage.records_in += 1
+            for piece in stage.expand(one) if stage.expands else (stage.run(one),):
+                if piece:
+                    stage.records_out += len(piece)
+                    yield from self._one_by_one(care, piece, position + 1)
+
+    def fire(self) -> Iterator[Batch]:
+        """The outputs of timers that are due, through the stages behind."""
+        self._stamped(self.clock())
+        now = self.wall()
+        for stage in self.timed:
+            position = self.stages.index(stage)
+            for piece in stage.fire(now):
+                stage.records_out += len(piece)
+                yield from self._run(piece, position + 1)
+        yield from self._let_go()
+        if self._marking:
+            yield from self._advance()
+
+    def _finish(self) -> Iterator[Batch]:
+        """The last outputs of every stage, through the stages behind it."""
+        self._stamped(self.clock())
+        if self._ended_before:
+            return
+        for i, stage in enumerate(self.stages):
+            last = chain(stage.advance(END_OF_TIME), stage.finish()) if stage.event_time else stage.finish()
+            for piece in last:
+                stage.records_out += len(piece)
+                yield from self._run(piece, i + 1)
+
+    def _end(self) -> None:
+        """All outputs are made: tell the receivers, and be finished when that is on its way."""
+        if self._ends:
+            self._ends = False
+            for channel in self.channels:
+                channel.end()
+            if self.on_snapshot is not None:
+                self._save(self.epoch + 1, finished=True)
+        if not self._flush_channels():
+            self.finished = True
+
+    # --- epochs ------------------------------------------------------------------------------------------------
+
+    def restore(self, epoch: int, saved: dict[str, SavedState], *, finished: bool, whole_next: bool) -> None:
+        """Go on from what was saved at a complete epoch; to be called once, behind open(). `finished`: the task had
+        ended then."""
+        self.epoch = epoch
+        self._ended_before = finished
+        self.whole_next = whole_next
+        own = {stage.context.operator.name for stage in self.stages}
+        self._skipped_before = {name: state.counters[2] for name, state in saved.items() if name not in own}
+        for stage in self.stages:
+            state = saved.get(stage.context.operator.name, SavedState())
+            stage.records_in, stage.records_out, stage.errors.skipped, stage.late = state.counters
+            try:
+                stage.restore(epoch, state)
+            except RecordError:
+                raise
+            except BaseException as error:
+                raise stage.errors.failure(f"(going back to epoch {epoch})", error) from error
+        if self._marking:
+            self._work_records = 0
+            self._work = self._advance()  # those behind it learn the watermark, also when no record comes
+
+    def complete(self, epoch: int) -> None:
+        """An epoch is complete: commit it, and keep nothing for going back before it."""
+        for channel in self.channels:
+            channel.complete(epoch)
+        for stage in self.stages:
+            stage.commit(epoch)
+        if self.care is not None and not self.care.completed(epoch):
+            self.care = None
+
+    def unpark(self) -> None:
+        """The task does not move: go on."""
+        self.parked = False
+        self.park_at = None
+
+    def _pass_barrier(self) -> None:
+        epoch = self.inbox.epoch
+        self._save(epoch, finished=False)
+        self.inbox.go_on()
+        self._switch()
+
+    # --- the operation stream ----------------------------------------------------------------------------------
+
+    def divert(self, divert: Divert, bridge: Bridge, wake: Callable[[], None], *, at_once: bool) -> None:
+        """Send the input through the operation stream: from the next barrier on, or at once."""
+        if self.diversion is not None:
+            if not self.diversion.leaving:
+                # Answers are under way that go on from where the range ended when it left.
+                self.diversion.divert = replace(divert, position=self.diversion.divert.position)
+        elif not self.finished and self.care is None:
+            self._divert = (divert, bridge, wake)
+            if at_once:
+                self._switch()
+
+    def undivert(self) -> None:
+        """Take the input up as records again, as soon as all micro-batches are answered."""
+        self._divert = None
+        if self.diversion is not None:
+            self.diversion.leave()
+
+    def _switch(self) -> None:
+        if self._divert is not None and self.diversion is None:
+            self.diversion = Diversion(self, *self._divert)
+        self._divert = None
+
+    def behind(self) -> int:
+        """Records that wait outside of the inbox, as far as is known."""
+        return 0
+
+    def has_barrier_to_take(self) -> bool:
+        """The next barrier could take its place behind the micro-batches."""
+        return self._has_barrier()
+
+    def take_barrier(self) -> tuple[int, StageState | None]:
+        """Take the next barrier out of the way of what follows it: (epoch, what the first stage has to save)."""
+        epoch = self.inbox.epoch
+        self.inbox.go_on()
+        return epoch, None
+
+    def pass_diverted_barrier(self, epoch: int, own: StageState | None) -> None:
+        """All micro-batches before a barrier are answered: save the state and pass it on."""
+        self._own_diverted = own
+        self._save(epoch, finished=False)
+        self._own_diverted = None
+
+    def has_input_to_divert(self) -> bool:
+        """There may be input for a micro-batch."""
+        return bool(self.inbox.ready)
+
+    def at_diverted_end(self) -> bool:
+        """No input is left."""
+        return self._at_end()
+
+    def take_to_divert(self, divert: Divert) -> tuple[Any, int, int]:
+        """(input of a micro-batch, its records, its stamp), or a watermark that is next."""
+        inbox = self.inbox.ready
+        if isinstance(inbox[0][1], Watermark):
+            self._take_marks()
+            current = self.marks.current
+            return (Watermark(current), 0, 0) if current is not None else ([], 0, 0)
+        batch = self._take(divert.rows_max)
+        assert isinstance(batch, list), "a range never begins behind a key grouping"
+        return batch, len(batch), self._stamp
+
+    def take_up_diverted(self, records: int, stamp: int) -> None:
+        """The answer to so many records is next."""
+        self._stamped(stamp)
+        self._work_records = records
+
+    def has_timer_due(self) -> bool:
+        """Some stage has a timer that is due."""
+        return bool(self.timed) and self._timer_due()
+
+    def run_diverted(self, input_: Any) -> Iterator[Batch]:
+        """The outputs of a micro-batch that had to be run here."""
+        return self._through(input_ if isinstance(input_, list) else rows_of(input_))
+
+    def go_on_from(self, position: int, answer: Answer, records: int) -> Iterator[Batch]:
+        """The outputs of an answer through the stages behind the range."""
+        self.stages[0].records_in += records
+        if position > 1:
+            self.stages[0].records_out += records
+        for batch in answer.batches:
+            self.stages[position - 1].records_out += len(batch)
+            yield from self._run(batch, position)
+        if answer.greatest is not None:
+            for stage in self.stages[:position]:
+                stage.observe(answer.greatest)
+        if self._marking:
+            yield from self._advance()
+
+    def _save(self, epoch: int, finished: bool) -> None:
+        """Save the state as of now, and pass the barrier on."""
+        assert self.on_snapshot is not None
+        self.epoch = epoch
+        if self.care is not None:
+            self.care.passed(epoch)
+        whole = self.whole_next or finished or any(stage.wants_whole() for stage in self.stages)
+        self.whole_next = False
+        states = {}
+        for stage in self.stages:
+            counters = (stage.records_in, stage.records_out, stage.errors.skipped, stage.late)
+            state = self._state_of(stage, epoch, whole)
+            if finished and state is not None:
+                # Its keys are done with. And the coordinator keeps this snapshot alone: it must build on no other.
+                state = StageState(own=state.own)
+            states[stage.context.operator.name] = (state, counters)
+        for name, skipped in self.skipped_on_the_way().items():
+            states[name] = (None, (0, 0, skipped, 0))
+        moved = sum(stage.records_in + stage.records_out for stage in self.stages)
+        quiet, self._moved = moved == self._moved, moved
+        self._rested = quiet and not finished
+        # What goes to the operation stream is answered behind the barrier too: it cannot stop there.
+        self.parked = self.park_at == epoch and not finished and self.diversion is None and self._divert is None
+        self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, self.parked, states))
+        if not finished:
+            for channel in self.channels:
+                channel.barrier(epoch)
+            self._flush_channels()
+
+    def skipped_on_the_way(self) -> dict[str, int]:
+        """Records that failed between this task and the next and were let go, by the operator that they were to go
+        to."""
+        skipped = dict(self._skipped_before)
+        for errors in self.edge_errors:
+            skipped[errors.operator] = skipped.get(errors.operator, 0) + errors.skipped
+        return {name: records for name, records in skipped.items() if records}
+
+    def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
+        return stage.snapshot(epoch, whole)
+
+    def _flush_outputs(self) -> None:
+        for outputs in self.outputs.values():
+            for output in outputs:
+                output.flush()
+
+    def _flush_channels(self) -> bool:
+        """Send; True when the task is blocked."""
+        self._emit_sides()
+        self._waiting = [channel for channel in self.channels if not channel.flush()]
+        return bool(self._waiting)
+
+    def _emit_sides(self) -> None:
+        for records, outputs in self._sides:
+            if records:
+                for output in outputs:
+                    output.emit(records[:], self._stamp)
+                    output.flush()
+                records.clear()
+
+    def _measure(self, elapsed: int) -> None:
+        if self._rested:
+            self._rested = False
+            if self.on_motion is not None:
+                self.on_motion(self.task, self.generation)
+        records = self._work_records
+        gone = records
+        if self.gathering:
+            gone += self._held_before - self.held
+            # Steps that gather cost nothing; one that calls the user's function costs what it does for all of them.
+            records, elapsed = records + self._gathered[0], elapsed + self._gathered[1]
+            self._gathered = (records, elapsed) if gone <= 0 else (0, 0)
+        if gone > 0:
+            now = self.clock()
+            self.latency.add((now - self._stamp) // 1000, gone, now)
+            if records:
+                self._size.measure(records, elapsed, self._more)

@@ -1,0 +1,391 @@
+"""From a plan to the tasks of one worker, connected to each other and to the transport; and again after a failure.
+
+`Wiring` is one worker's part of a job. `make` builds tasks, all at the start, and after a failure those that go back:
+these are built anew from what was saved, while the tasks before them stay as they are and only their channels are
+pointed at the new ones. It must never touch a task that is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from time import time
+from typing import Any
+
+from penstock.runtime.exchange.channel import (
+    WINDOW_BYTES,
+    LocalChannel,
+    LocalInChannel,
+    OutChannel,
+    RemoteChannel,
+    RemoteInChannel,
+)
+from penstock.runtime.exchange.grouping import All
+from penstock.runtime.exchange.message import END, WATERMARK
+from penstock.runtime.exchange.output import Output, make_output
+from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.operators.base import Stage, StageContext
+from penstock.runtime.program.plan import Chain, Exchange, Plan, TaskId, letters_of
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.userfunc import DEAD_LETTERS, ErrorHandler
+from penstock.runtime.sinks.base import SinkContext
+from penstock.runtime.sources.base import SourceContext, Split
+from penstock.runtime.transport.base import Transport
+from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.task import Snapshot, Task
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Records that a sink's task sends to the driver's side, and the epoch that they will be committed with."""
+
+    channel: str
+    records: list[Any]
+    task: int
+    generation: int
+    epoch: int
+
+
+Report = Callable[[Reported], None]
+
+
+class Wiring:
+    """One worker's part of a job: the tasks that `workers` (task number -> worker) gives to `worker`.
+
+    `rud` and `on_snapshot` are those of a job with epochs, None in others. `apart`: let records pass between tasks of
+    this worker as they do between workers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        workers: dict[int, int],
+        worker: int,
+        transport: Transport,
+        *,
+        clock: Callable[[], int],
+        report: Report,
+        window: int = WINDOW_BYTES,
+        rud: Rud | None = None,
+        on_snapshot: Callable[[Snapshot], None] | None = None,
+        on_motion: Callable[[TaskId, int], None] | None = None,
+        wall: Callable[[], float] = time,
+        apart: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.workers = workers
+        self.worker = worker
+        self.tasks: dict[int, Task] = {}  # by task number, in the plan's order
+        self.out: dict[int, OutChannel] = {}  # by channel number
+        self.remote_out: dict[int, RemoteChannel] = {}
+        self.grants_due: dict[int, RemoteInChannel] = {}
+        self.behind: dict[int, OutChannel] = {}  # channels that are catching up, and block no task
+        self.rud = rud
+        self._transport = transport
+        self._clock = clock
+        self._report = report
+        self._window = window
+        self._on_snapshot = on_snapshot
+        self._on_motion = on_motion
+        self._wall = wall
+        self._apart = apart
+        self._targets: dict[int, int] = {}  # task number by channel number
+        self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and sender task
+
+    @property
+    def epochs(self) -> bool:
+        """Whether the job has epochs."""
+        return self.rud is not None
+
+    def mine(self, numbers: Iterable[int]) -> list[TaskId]:
+        """Those of the tasks that this worker runs, in the plan's order."""
+        return [self.plan.by_number[n] for n in sorted(numbers) if self.workers.get(n) == self.worker]
+
+    def target_of(self, channel: int) -> int | None:
+        """The number of the task that a channel goes to; None when the plan has it no more."""
+        return self._targets.get(channel)
+
+    def make(
+        self,
+        numbers: Iterable[int] | None = None,
+        *,
+        generation: int = 0,
+        epoch: int = 0,
+        splits: dict[int, list[Split]] | None = None,
+    ) -> list[Task]:
+        """Build the tasks (None: all) that this worker runs, and connect them. Tasks made for a `generation` above 0
+        send nothing before `join`. `splits` replaces those that sources have by the plan, by task number."""
+        numbers = {task.number for task in self.plan.tasks} if numbers is None else set(numbers)
+        made = self.mine(numbers)
+        plan = self.plan
+        for task in made:
+            given = (splits or {}).get(task.number)
+            self.tasks[task.number] = self._make_task(task, generation, epoch, given)
+        self.tasks = dict(sorted(self.tasks.items()))
+        for exchange in self.plan.exchanges:
+            for sender in (task for task in made if task.chain == exchange.source):
+                self._connect_sender(exchange, sender, generation, epoch)
+        for exchange in self.plan.exchanges:
+            # Also those that stay, while tasks that they receive from move.
+            for receiver in (task.task for task in self.tasks.values() if task.task.chain == exchange.target):
+                for sender in (plan.task(exchange.source, origin) for origin in exchange.origins(receiver.index)):
+                    if receiver.number in numbers or sender.number in numbers:
+                        self._connect_receiver(exchange, sender, receiver, generation)
+        tasks = [self.tasks[task.number] for task in made]
+        for built in tasks:
+            built.connect()
+        return tasks
+
+    def cut(self, numbers: set[int]) -> list[Task]:
+        """These tasks go back: take out those that run here, and send the others nothing. Returns what was taken out,
+        for the caller to close."""
+        for channel, target in self._targets.items():
+            if target in numbers and channel in self.out:
+                self.out[channel].cut()
+        gone = [self.tasks.pop(task.number) for task in self.mine(numbers) if task.number in self.tasks]
+        for task in gone:
+            for out in task.channels:
+                out.cache.clear()
+                self.out.pop(out.number, None)
+                self.remote_out.pop(out.number, None)
+                self.behind.pop(out.number, None)
+            for number in task.inputs:
+                self.grants_due.pop(number, None)
+        return gone
+
+    def join(self, numbers: set[int], generation: int) -> None:
+        """All of these tasks are there again: send them what they have missed, and let them send."""
+        theirs = {out.number for number in numbers if number in self.tasks for out in self.tasks[number].channels}
+        for channel, target in self._targets.items():
+            if (target in numbers or channel in theirs) and channel in self.out:
+                self.out[channel].join(generation)
+                self.behind[channel] = self.out[channel]
+
+    def _make_task(self, task: TaskId, generation: int, epoch: int, splits: list[Split] | None) -> Task:
+        plan = self.plan
+        chain = plan.chains[task.chain]
+        built: Task | SourceTask
+        name = plan.task_name(task)
+
+        def report(channel: str, records: list[Any]) -> None:
+            self._report(Reported(channel, records, task.number, generation, built.epoch + 1))
+
+        stages = [self._make_stage(operator, chain, task, generation > 1, report) for operator in chain.operators]
+        _name_failures(stages)
+        for exchange in plan.exchanges:
+            if exchange.source == chain.index and exchange.output is not None:
+                stage = next(stage for stage in stages if stage.context.operator.name == exchange.operator)
+                stage.context.side.setdefault(exchange.output, [])
+        if chain.source is None:
+            built = Task(task, name, stages, self._clock)
+        else:
+            built = source = SourceTask(task, name, stages, self._clock)
+            transport = self._transport
+
+            def wake() -> None:
+                source.wake()
+                transport.wake()
+
+            context = SourceContext(
+                chain.source.name, task.index, chain.parallelism, stages[0].errors, wake, self._clock
+            )
+            if splits is None:
+                splits = chain.splits[task.index]
+            source.splits = {split.name: split for split in splits}
+            try:
+                source.reader = chain.source.source.reader(splits, context)
+            except Exception:
+                raise
+            except BaseException as error:  # it called sys.exit()
+                raise stages[0].errors.failure("(opening)", error) from error
+            source.rud = self.rud
+        built.on_snapshot = self._on_snapshot
+        built.on_motion = self._on_motion
+        built.wall = self._wall
+        built.generation = generation
+        built.event_time = plan.time_grain is not None
+        built.epoch = epoch
+        return built
+
+    def _make_stage(
+        self,
+        operator: Any,
+        chain: Chain,
+        task: TaskId,
+        restoring: bool,
+        report: Callable[[str, list[Any]], None],
+    ) -> Stage:
+        sink_context = SinkContext(
+            operator.name, task.index, chain.parallelism, report, epochs=self.epochs, restoring=restoring
+        )
+        context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._wall)
+        context.time_grain = self.plan.time_grain or 1
+        stage: Stage = operator.stage(context)
+        return stage
+
+    def replan(self, plan: Plan, workers: dict[int, int]) -> None:
+        """Go on with another plan. Tasks that it does not have, or has otherwise, have been cut; those that stay, and
+        send to such, deal what they have kept to the new plan's tasks, which are still to be made and joined."""
+        before, self.plan = self.plan, plan
+        there, self.workers = self.workers, workers
+        for old, new in zip(before.exchanges, plan.exchanges, strict=False):
+            if old.first_channel == new.first_channel and old.receivers == new.receivers:
+                continue
+            for sender in plan.tasks:
+                if sender.chain == new.source and sender.number in self.tasks:
+                    self._deal_again(old, new, sender)
+        for channel, target in list(self._targets.items()):
+            if channel in self.out and target in workers and there.get(target, workers[target]) != workers[target]:
+                self._redirect(self.out[channel], target)
+
+    def _redirect(self, old: OutChannel, target: int) -> None:
+        """The receiver of a channel is to run on another worker: put what the channel keeps into one to there."""
+        new = self._channel(old.number, target, old.errors)
+        new.cache.completed = old.cache.completed
+        new.cut()
+        for kind, stamp, batch in old.kept():
+            if batch is not None:
+                new.push(batch, stamp)
+            elif kind == END:
+                new.end()
+            elif kind == WATERMARK:
+                new.watermark(stamp)
+            else:
+                new.barrier(stamp)
+        new.flush()
+        old.cache.clear()
+        self.behind.pop(old.number, None)
+        self.out[old.number] = new
+        for task in self.tasks.values():
+            if old in task.channels:
+                task.channels[task.channels.index(old)] = new
+                for output in (output for outputs in task.outputs.values() for output in outputs):
+                    output.channels[:] = [new if channel is old else channel for channel in output.channels]
+                task.channels_changed()
+
+    def _channel(self, number: int, receiver: int, errors: ErrorHandler) -> OutChannel:
+        """A channel to a task, wherever it runs."""
+        cache = self.rud.cache() if self.rud is not None else None
+        worker = self.workers[receiver]
+        if worker == self.worker and not self._apart:
+            self.remote_out.pop(number, None)
+            # While a plan changes the receiver is still to be made, and sets itself as the target then.
+            return LocalChannel(number, self.tasks.get(receiver), errors, self._window, cache)
+        channel = RemoteChannel(number, worker, receiver, self._transport, errors, self._window, cache)
+        self.remote_out[number] = channel
+        return channel
+
+    def _deal_again(self, old: Exchange, new: Exchange, sender: TaskId) -> None:
+        task = self.tasks[sender.number]
+        output = self._outputs.pop((old.index, sender.number))
+        output.flush()  # what a step that was interrupted has combined
+        channels = output.channels
+        parts = [deque(channel.kept()) for channel in channels]
+        if isinstance(new.grouping, All):
+            del parts[1:]  # all have the same
+        completed = max(channel.cache.completed for channel in channels)
+        for channel in channels:
+            task.channels.remove(channel)
+            channel.cache.clear()
+            for where in (self.out, self.remote_out, self.behind, self._targets):
+                where.pop(channel.number, None)
+        fresh = self._connect_sender(new, sender, 1, completed, instead_of=output)
+        # All channels have the same barriers and watermarks: what lies between two of them is dealt, then that follows.
+        while any(parts):
+            mark: tuple[int, int, Batch | None] | None = None
+            for part in parts:
+                while part:
+                    kind, stamp, batch = part.popleft()
+                    if batch is None:
+                        mark = (kind, stamp, None)
+                        break
+                    fresh.deal_again(batch, stamp)
+            fresh.flush()
+            for channel in fresh.channels:
+                if mark is not None and mark[0] == END:
+                    channel.end()
+                elif mark is not None and mark[0] == WATERMARK:
+                    channel.watermark(mark[1])
+                elif mark is not None:
+                    channel.barrier(mark[1])
+                channel.flush()
+        task.channels_changed()
+
+    def _connect_sender(
+        self, exchange: Exchange, sender: TaskId, generation: int, epoch: int, instead_of: Output | None = None
+    ) -> Output:
+        plan = self.plan
+        task = self.tasks[sender.number]
+        target = plan.chains[exchange.target].operators[0]
+        # What fails on the way (key functions, choosers, codecs) is a failure of the operator it goes to.
+        step = f" (on the way from {exchange.operator!r})"
+        letters = _side(task, exchange, letters_of(target.name))
+        errors = ErrorHandler(target.name, target.on_error, target.declared_at, letters, step)
+        task.edge_errors.append(errors)
+        channels: list[OutChannel] = []
+        for index in exchange.targets(sender.index):
+            receiver = plan.task(exchange.target, index)
+            number = exchange.channel(sender.index, index)
+            channel = self._channel(number, receiver.number, errors)
+            channel.cache.completed = epoch
+            if generation:
+                channel.cut()
+            self.out[number] = channel
+            self._targets[number] = receiver.number
+            channels.append(channel)
+        task.channels += channels
+        output: Output = make_output(
+            exchange.grouping,
+            channels,
+            sender=sender.index,
+            combiner=exchange.combiner,
+            errors=errors,
+            table=plan.chains[exchange.target].table,
+        )
+        outputs = task.outputs.setdefault((exchange.operator, exchange.output), [])
+        if instead_of is None:
+            outputs.append(output)
+        else:
+            outputs[outputs.index(instead_of)] = output
+        self._outputs[exchange.index, sender.number] = output
+        return output
+
+    def _connect_receiver(self, exchange: Exchange, sender: TaskId, receiver: TaskId, generation: int) -> None:
+        task = self.tasks[receiver.number]
+        number = exchange.channel(sender.index, receiver.index)
+        worker = self.workers[sender.number]
+        self.grants_due.pop(number, None)
+        if worker == self.worker and not self._apart:
+            channel = self.out[number]
+            assert isinstance(channel, LocalChannel)
+            channel.target = task
+            task.inputs[number] = LocalInChannel(channel, generation)
+        else:
+            task.inputs[number] = RemoteInChannel(
+                number, worker, sender.number, self._transport, self.grants_due, self._window, generation
+            )
+
+
+def _name_failures(stages: list[Stage]) -> None:
+    """A fused key function's failures are the keyed operator's."""
+    for key_by, keyed in pairwise(stages):
+        if key_by.context.operator.kind == "key_by":
+            key_by.errors.operator = keyed.context.operator.name
+            key_by.errors.dead_letters = keyed.context.side.get(DEAD_LETTERS)
+
+
+def _side(task: Task, exchange: Exchange, tag: str) -> list[Any] | None:
+    """The records of a side output of the operator that an exchange leaves; None when nobody takes them."""
+    for stage in task.stages:
+        if stage.context.operator.name == exchange.operator:
+            return stage.context.side.get(tag)
+    return None
+
+
+def build(plan: Plan, workers: dict[int, int], worker: int, transport: Transport, **options: Any) -> Wiring:
+    """A worker's wiring with all its tasks made; options as of Wiring."""
+    wiring = Wiring(plan, workers, worker, transport, **options)
+    wiring.make()
+    return wiring
