@@ -41,9 +41,10 @@ run: setup ## count the words of a real text, with live progress
 test: setup lint ## lint, types and the whole test suite, in JOBS processes (3, as they mostly wait; 0: in one, which stops at --pdb)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, who imports whom, and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 format: setup ## let ruff rewrite the sources
@@ -85,4 +86,4 @@ lock: ## pin requirements/*.in anew (needs uv)
 	  --generate-hashes --custom-compile-command "make lock" requirements/$$f.in -o requirements/$$f.txt; done
 
 clean: ## remove .venv and everything built
-	rm -rf .venv build dist benchmarks/results .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist benchmarks/results .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

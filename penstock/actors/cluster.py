@@ -33,7 +33,7 @@ import ray  # noqa: E402
 for _name in _PUT_OFF:
     del os.environ[_name]  # not for the processes that this one starts
 
-from ray._private import auto_init_hook  # noqa: E402
+from ray._private import auto_init_hook  # noqa: E402, PLC2701 - no public name tells this
 from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
 
 from penstock.actors import reaper  # noqa: E402
@@ -202,7 +202,7 @@ def _init(address: str, *, local: bool = False, **options: Any) -> None:
     # Says at every start that Ray uses tokens, which is its default and needs nothing of the user.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     if local:
-        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available  # noqa: PLC2701
 
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     limit = os.environ.get(_LIMIT)

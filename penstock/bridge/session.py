@@ -637,7 +637,7 @@ class _Jvm:
         return "\n".join(self._lines)
 
     def launch(self, settings: Mapping[str, str]) -> Any:
-        from pyspark.find_spark_home import _find_spark_home
+        from pyspark.find_spark_home import _find_spark_home  # noqa: PLC2701
         from pyspark.java_gateway import launch_gateway
         from pyspark.serializers import UTF8Deserializer, read_int
 

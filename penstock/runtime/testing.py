@@ -38,7 +38,7 @@ from penstock.runtime.transport.memory import MemoryNetwork, MemoryTransport
 from penstock.runtime.units import is_whole
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
-from penstock.runtime.worker.task import Snapshot
+from penstock.runtime.worker.task import Snapshot, Steps
 from penstock.runtime.worker.wiring import Wiring, build
 
 if TYPE_CHECKING:
@@ -110,11 +110,11 @@ def run(
         on_snapshot=epochs.on_snapshot,
         wall=clock.wall,
         apart=True,
+        # The size of steps, and so what is seen together, must not follow the real time. What enters one by one is seen
+        # one by one. Nobody goes back to these epochs, and they should not show.
+        steps=Steps(stopwatch=lambda: 0, waits_for_more=False, barriers_let_go=False),
     )
     for task in wiring.tasks.values():
-        task.stopwatch = lambda: 0  # the size of steps, and so what is seen together, must not follow the real time
-        task.waits_for_more = False  # what enters one by one is seen one by one
-        task.barriers_let_go = False  # nobody goes back to these epochs, and they should not show
         if isinstance(task, SourceTask):
             assert isinstance(task.reader, _SlicedReader)
             transport.readers.append(task.reader)

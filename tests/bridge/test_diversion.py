@@ -21,7 +21,7 @@ from penstock.runtime.testing import _replace, _travelled
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
-from penstock.runtime.worker.task import Snapshot
+from penstock.runtime.worker.task import Snapshot, Steps
 from penstock.runtime.worker.wiring import build
 
 WORDS = ["a", "be", "see", "Dee", "a", "A"]
@@ -111,9 +111,8 @@ def run_diverted(
         MemoryNetwork(1).transport(0),
         clock=clock,
         report=lambda reported: outputs.setdefault(reported.channel, []).extend(reported.records),
+        steps=Steps(stopwatch=lambda: 0),
     )
-    for task in wiring.tasks.values():
-        task.stopwatch = lambda: 0
     loop = RunLoop(wiring, MemoryNetwork(1).transport(0), clock)
     receive = loop.transport.receive
     passes = [0]

@@ -190,10 +190,10 @@ def _kept_records_shared() -> Any:
         cache(self, batch, stamp)
 
     def send(self: LocalChannel, entry: Entry) -> bool:
-        if entry[0] != DATA or self.target is None:
+        if entry[0] != DATA or self._receiver is None:
             return sent(self, entry)
         batch = kept[id(self.cache), self.cache.first + self.cache.next]
-        self.target.receive(self.number, batch, entry[1], entry[3])
+        self._receiver.receive(self.number, batch, entry[1], entry[3])
         return True
 
     kept: dict[tuple[int, int], Any] = {}

@@ -183,7 +183,7 @@ class Model:
             inbound = RemoteInChannel(NUMBER, 0, CREDIT_FROM, self.to_sender, self.due, self.window, self.generation)
         receiver = Receiver(inbound, list(self.complete_got))
         if isinstance(self.channel, LocalChannel):
-            self.channel.target = receiver  # type: ignore[assignment]
+            self.channel.deliver_to(receiver)
         return receiver
 
     # --- the sender ---------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Model:
         self.receiver = None
         self.due.clear()
         if isinstance(self.channel, LocalChannel):
-            self.channel.target = Nobody()  # type: ignore[assignment]
+            self.channel.deliver_to(Nobody())
         self.channel.cut()
         self.channel.complete(self.complete)
         self.seen["cut"] += 1
@@ -461,7 +461,7 @@ def local(rud: Rud, errors: ErrorHandler | None = None) -> tuple[LocalChannel, R
 def rejoin(channel: LocalChannel, generation: int) -> Recorder:
     task = Recorder()
     channel.cut()
-    channel.target = task  # type: ignore[assignment]
+    channel.deliver_to(task)
     channel.join(generation)
     assert channel.flush()
     return task
@@ -616,7 +616,7 @@ def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: P
     assert held_up
     task = Recorder()
     channel.cut()
-    channel.target = task  # type: ignore[assignment]
+    channel.deliver_to(task)
     channel.join(1)
     held_up = 0
     run(5000)

@@ -23,8 +23,7 @@ from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.exchange import output
 from penstock.runtime.exchange import output_cache as rud
 from penstock.runtime.exchange.channel import OutChannel
-from penstock.runtime.operators import base as operators
-from penstock.runtime.operators import step_size, windowing
+from penstock.runtime.operators import aggregated, processing, stateless, step_size, windowing
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
@@ -60,7 +59,9 @@ def small_steps(seed: int) -> Iterator[None]:
         mock.patch.object(task_module, "perf_counter_ns", stopwatch),
         mock.patch.object(step_size, "LIMIT_FIRST", rng.choice((1, 4, LIMIT_RECORDS))),
         mock.patch.object(step_size, "LIMIT_MAX", LIMIT_RECORDS),
-        mock.patch.object(operators, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
+        mock.patch.object(aggregated, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
+        mock.patch.object(processing, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
+        mock.patch.object(stateless, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(windowing, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(output, "COMBINED_KEYS_MAX", COMBINED_KEYS),
         mock.patch.object(rud, "SLAB_MESSAGE", 1),

@@ -19,7 +19,7 @@ from penstock.runtime.sources.memory import Memory
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
-from penstock.runtime.worker.task import Snapshot, Task
+from penstock.runtime.worker.task import Snapshot, Steps, Task
 from penstock.runtime.worker.wiring import build
 
 MS = 1_000_000
@@ -70,9 +70,8 @@ class World:
             wall=lambda: self.now / 1e9,
             rud=Rud() if epochs else None,
             on_snapshot=self.snapshots.append if epochs else None,
+            steps=Steps(stopwatch=lambda: self.now),
         )
-        for task in wiring.tasks.values():
-            task.stopwatch = lambda: self.now
         tasks = RunLoop(wiring, transport, lambda: self.now).tasks
         for task in tasks:
             task.open()

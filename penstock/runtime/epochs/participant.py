@@ -103,7 +103,7 @@ class Participant:
                 task = self.loop.wiring.tasks.get(number)
                 if task is None:
                     continue
-                task.whole_next = True
+                task.save_whole()
                 end = self._ends.get(number)  # nothing will come after it, so it is written again
                 if end is not None and end[0].generation == task.generation:
                     self._later(lambda end=end: self._write(*end))  # type: ignore[misc]
@@ -210,7 +210,7 @@ class Participant:
             def again() -> None:
                 task = self.loop.wiring.tasks.get(number)
                 if task is not None and task.generation == snapshot.generation:
-                    task.whole_next = True
+                    task.save_whole()
 
             self.loop.call(again)
             return True

@@ -30,16 +30,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.runtime.event_time.watermark import Watermark
-from penstock.runtime.exchange.output_cache import Entry, OutputCache
-from penstock.runtime.records.batch import Batch, approximate_bytes, concat, split
-from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
-from penstock.runtime.transport.base import Transport
-
-if TYPE_CHECKING:
-    from penstock.runtime.worker.task import Task
 from penstock.runtime.exchange.message import (
     BARRIER,
     CREDIT,
@@ -53,10 +46,30 @@ from penstock.runtime.exchange.message import (
     encodable,
     encode_now,
 )
+from penstock.runtime.exchange.output_cache import Entry, OutputCache
+from penstock.runtime.records.batch import Batch, approximate_bytes, concat, split
+from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
+from penstock.runtime.transport.base import Transport
 
 # Bytes that may be outstanding in one channel. Below some 64 KiB a fast sender waits for grants between messages; far
 # above, a slow receiver lets much pile up, which is latency. The credit of a channel inside a worker is the same.
 WINDOW_BYTES = 256 * 1024
+
+
+class Receiver(Protocol):
+    """The task at the end of a channel, as the channel sees it."""
+
+    def receive(self, channel: int, batch: Batch, stamp: int, cost: int) -> None:
+        """Take a batch; `cost` bytes of the channel's window are used until it is taken up."""
+
+    def receive_barrier(self, channel: int, epoch: int) -> None:
+        """What comes after this by the channel belongs to the next epoch."""
+
+    def receive_watermark(self, channel: int, value: int) -> None:
+        """What comes after this by the channel is of this time or late."""
+
+    def receive_end(self, channel: int) -> None:
+        """Nothing more comes by this channel."""
 
 
 class OutChannel(ABC):
@@ -158,6 +171,10 @@ class OutChannel(ABC):
     def _send(self, entry: Entry) -> bool:
         """Send an entry; False when there is no room."""
 
+    def granted(self, credit: int) -> None:
+        """The receiver has taken up so many bytes."""
+        self.outstanding -= credit
+
     def queued(self) -> int:
         """Records that wait for credit or room."""
         waiting = sum(len(batch) for batch, _ in list(self.queue) if batch is not None)  # a copy: other threads may ask
@@ -200,14 +217,18 @@ class LocalChannel(OutChannel):
     def __init__(
         self,
         number: int,
-        target: Task | None,
+        receiver: Receiver | None,
         errors: ErrorHandler,
         window: int = WINDOW_BYTES,
         cache: OutputCache | None = None,
     ) -> None:
         super().__init__(number, errors, window, cache)
-        self.target = target
+        self._receiver = receiver
         self._made: deque[tuple[int, Batch]] = deque()  # unsent batches as they were made, with their entries' numbers
+
+    def deliver_to(self, receiver: Receiver) -> None:
+        """Hand everything to this task from now on: it has just been made."""
+        self._receiver = receiver
 
     def cut(self) -> None:
         """See OutChannel."""
@@ -237,20 +258,20 @@ class LocalChannel(OutChannel):
         cache.append((DATA, stamp, len(batch), size, *parts))
 
     def _send(self, entry: Entry) -> bool:
-        assert self.target is not None
+        assert self._receiver is not None
         kind, stamp, _, size = entry[:4]
         if kind == BARRIER:
-            self.target.receive_barrier(self.number, stamp)
+            self._receiver.receive_barrier(self.number, stamp)
         elif kind == END:
-            self.target.receive_end(self.number)
+            self._receiver.receive_end(self.number)
         elif kind == WATERMARK:
-            self.target.receive_watermark(self.number, stamp)
+            self._receiver.receive_watermark(self.number, stamp)
         elif self._made and self._made[0][0] == self.cache.first + self.cache.next:
-            self.target.receive(self.number, self._made.popleft()[1], stamp, size)
+            self._receiver.receive(self.number, self._made.popleft()[1], stamp, size)
         else:
             batch = decode_batch(b"".join(self.cache.parts(entry))).batch
             assert batch is not None
-            self.target.receive(self.number, batch, stamp, size)
+            self._receiver.receive(self.number, batch, stamp, size)
         return True
 
 
@@ -367,7 +388,7 @@ class LocalInChannel(InChannel):
         self._sender = sender
 
     def grant(self) -> None:
-        self._sender.outstanding -= self._owed
+        self._sender.granted(self._owed)
         self._owed = 0
 
 

@@ -216,6 +216,3 @@ class Gathering(Stage):
     @abstractmethod
     def let_go(self, least: int) -> Iterator[Batch]:
         """The outputs for what is held, if that is so many records or more."""
-
-
-_NO_LISTS = frozenset((str, bytes, dict))

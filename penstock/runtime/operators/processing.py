@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.mistakes import called
-from penstock.runtime.operators.base import _NO_LISTS, EXPAND_RECORDS_MAX, Operator, Stage, StageContext
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
 from penstock.runtime.operators.process import Process, ProcessContext
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
@@ -23,6 +23,8 @@ from penstock.runtime.records.userfunc import (
 )
 from penstock.runtime.state.keyed import KeyedMap, SavedState, StageState
 from penstock.runtime.state.timers import Timers
+
+_NO_LISTS = frozenset((str, bytes, dict))
 
 
 class Processing(Operator):

@@ -200,7 +200,7 @@ class RunLoop:
             if kind == CREDIT:
                 out = wiring.remote_out.get(channel)
                 if out is not None and out.generation == generation:
-                    out.outstanding -= stamp
+                    out.granted(stamp)
                 continue
             task = tasks.get(number)
             input_ = None if task is None else task.inputs.get(channel)
@@ -242,7 +242,7 @@ class RunLoop:
         """These tasks stop behind an epoch's barrier, if they have not passed it yet."""
         for task in self.tasks:
             if task.task.number in tasks:
-                task.park_at = epoch
+                task.park(epoch)
 
     def unpark(self) -> None:
         """No task is to move any more."""
@@ -299,7 +299,7 @@ class RunLoop:
         for number, how in careful.items():
             task = self.wiring.tasks.get(number)
             if task is not None and self.box is not None:
-                task.care = Care(self.box, number, how, task.epoch)
+                task.be_careful(Care(self.box, number, how, task.epoch))
 
     def join(self, numbers: set[int], generation: int) -> None:
         """All of these tasks are there again: from now on they run."""

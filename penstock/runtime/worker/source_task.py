@@ -14,24 +14,40 @@ from penstock.runtime.program.plan import TaskId
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, together
 from penstock.runtime.state.keyed import StageState
 from penstock.runtime.worker.blackbox import SOURCE
-from penstock.runtime.worker.task import Task
+from penstock.runtime.worker.task import Task, TaskOptions
 
 
 class SourceTask(Task):
     """A task whose input is a reader."""
 
-    reader: Reader  # set before the first step
-
-    def __init__(self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int]) -> None:
-        super().__init__(task, name, stages, clock)
+    def __init__(
+        self,
+        task: TaskId,
+        name: str,
+        stages: list[Stage],
+        clock: Callable[[], int],
+        options: TaskOptions,
+        splits: list[Split],
+        open_reader: Callable[[list[Split], Callable[[], None]], Reader],
+        rud: Rud | None,
+    ) -> None:
+        """`splits`: what is read, and from where on. `open_reader` makes the reader of them; its second argument wakes
+        this task. `rud`: what the worker's channels keep for replay; the source waits while it is full."""
+        super().__init__(task, name, stages, clock, options)
         self.stopping = False
-        self.splits: dict[str, Split] = {}  # by name; where reading starts in each
-        self.rud: Rud | None = None
+        self.splits = {split.name: split for split in splits}
+        self.rud = rud
         self._triggers: deque[int] = deque()
         self._has_passed = False  # a barrier, and has not read since
         self._due: float = 0.0  # clock seconds; when the reader asked to be read again
         self._read_some = False  # the last time
         self._woken = True
+        try:
+            self.reader = open_reader(splits, self.wake)
+        except Exception:
+            raise
+        except BaseException as error:  # it called sys.exit()
+            raise stages[0].errors.failure("(opening)", error) from error
 
     def stop(self) -> None:
         """End the stream at the next step; what was read goes through."""

@@ -19,7 +19,7 @@ what it had taken up before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter_ns, time
@@ -59,10 +59,39 @@ class Snapshot:
     states: dict[str, tuple[StageState | None, Counters]]
 
 
+@dataclass(frozen=True)
+class Steps:
+    """How a task divides its work. `stopwatch`: what a step takes, in ns, which decides how large steps are (None: this
+    process's performance counter). `waits_for_more`: records that stages gather wait for the records that come next.
+    `barriers_let_go`: gathered records do not wait for what comes after a barrier."""
+
+    stopwatch: Callable[[], int] | None = None
+    waits_for_more: bool = True
+    barriers_let_go: bool = True
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """How a task fits into its job. `generation`: of the recovery that made it. `epoch`: the last complete one then.
+    `event_time`: the job's tasks pass on watermarks. `on_snapshot`: takes what the task saves (None: the job has no
+    epochs). `on_motion`: is told, with the generation, of the first record after a quiet snapshot. `wall`: the clock of
+    timers, in seconds since 1970."""
+
+    generation: int = 0
+    epoch: int = 0
+    event_time: bool = False
+    on_snapshot: Callable[[Snapshot], None] | None = None
+    on_motion: Callable[[TaskId, int], None] | None = None
+    wall: Callable[[], float] = time
+    steps: Steps = Steps()
+
+
 class Task:
     """A task fed by channels; see the module's docstring. `outputs` are by (operator, side output or None)."""
 
-    def __init__(self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int]) -> None:
+    def __init__(
+        self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int], options: TaskOptions
+    ) -> None:
         self.task = task
         self.name = name
         self.stages = stages
@@ -70,9 +99,9 @@ class Task:
         self.inputs: dict[int, InChannel] = {}
         self.outputs: dict[tuple[str, str | None], list[Output]] = {}
         self.channels: list[OutChannel] = []
-        self.stopwatch: Callable[[], int] = perf_counter_ns  # what a step takes, in ns; decides how large steps are
-        self.waits_for_more = True  # records that stages gather wait for those that come next
-        self.barriers_let_go = True  # and not for what comes behind a barrier
+        self._stopwatch = options.steps.stopwatch or perf_counter_ns
+        self._waits_for_more = options.steps.waits_for_more
+        self._barriers_let_go = options.steps.barriers_let_go
         self.opened = False
         self.finished = False
         self.queued = 0  # records in the inbox
@@ -81,14 +110,14 @@ class Task:
         self.edge_errors: list[ErrorHandler] = []  # of what fails between this task and the next
         self._skipped_before: dict[str, int] = {}  # there, until the epoch that it goes on from
         self.inbox = Inbox()
-        self.on_snapshot: Callable[[Snapshot], None] | None = None  # None: a job without epochs
-        self.on_motion: Callable[[TaskId, int], None] | None = None  # with its generation; see `_rested`
-        self.generation = 0  # of the recovery that made this task
-        self.epoch = 0  # of the last barrier that it passed on
+        self.on_snapshot = options.on_snapshot
+        self.on_motion = options.on_motion
+        self.generation = options.generation
+        self.epoch = options.epoch  # of the last barrier that it passed on
         self.whole_next = True  # the next snapshot must hold everything
-        self.wall: Callable[[], float] = time  # for timers
+        self.wall = options.wall
         self.timed: list[Stage] = [stage for stage in stages if stage.timed]
-        self.event_time = False  # the job's tasks pass on watermarks
+        self.event_time = options.event_time
         self.marks = Watermarks()
         self._marking = any(stage.event_time for stage in stages)
         self.gathering = [stage for stage in stages if isinstance(stage, Gathering)]
@@ -130,10 +159,35 @@ class Task:
             for tag, records in stage.context.side.items():
                 self._sides.append((records, self.outputs.get((stage.context.operator.name, tag), [])))
         for stage in self.gathering:
-            stage.gather(self.clock, self._look_at_watch)
+            stage.gather(self.clock, self._stopwatch)
 
-    def _look_at_watch(self) -> int:
-        return self.stopwatch()  # which may have been replaced
+    def add_input(self, channel: InChannel) -> None:
+        """Receive by this channel, instead of one of the same number if there is one."""
+        self.inputs[channel.number] = channel
+
+    def add_output(
+        self, operator: str, side: str | None, output: Output, errors: ErrorHandler, instead_of: Output | None = None
+    ) -> None:
+        """Send what an operator gives, or one of its side outputs, by this output too, or instead of another one.
+        `errors`: of what fails between this task and the next."""
+        self.edge_errors.append(errors)
+        self.channels += output.channels
+        outputs = self.outputs.setdefault((operator, side), [])
+        if instead_of is None:
+            outputs.append(output)
+        else:
+            outputs[outputs.index(instead_of)] = output
+
+    def remove_channels(self, channels: Iterable[OutChannel]) -> None:
+        """Send nothing more by these channels."""
+        for channel in channels:
+            self.channels.remove(channel)
+
+    def replace_channel(self, old: OutChannel, new: OutChannel) -> None:
+        """Send by another channel from now on what went by this one."""
+        self.channels[self.channels.index(old)] = new
+        for output in (output for outputs in self.outputs.values() for output in outputs):
+            output.channels[:] = [new if channel is old else channel for channel in output.channels]
 
     def channels_changed(self) -> None:
         """To be called when channels were replaced."""
@@ -217,7 +271,7 @@ class Task:
 
     def step(self) -> None:
         """Do a bounded part of what is ready; to be called only when runnable."""
-        started = self.stopwatch()
+        started = self._stopwatch()
         if self._work is None:
             if self._ending:
                 self._end()
@@ -226,7 +280,7 @@ class Task:
                 self._held_before = self.held
                 for stage in self.gathering:
                     stage.holds = self.care is None
-            barrier = self.barriers_let_go and self._has_barrier()
+            barrier = self._barriers_let_go and self._has_barrier()
             if self._held_before and (self.diversion is not None or barrier):
                 self._work_records = 0
                 self._stamped(self.clock())
@@ -235,11 +289,11 @@ class Task:
                 self._work_records = 0
                 self._work = self.diversion.begin()
                 if self._work is None:
-                    self.busy_ns += self.stopwatch() - started
+                    self.busy_ns += self._stopwatch() - started
                     return
             elif self._has_barrier():
                 self._pass_barrier()
-                self.busy_ns += self.stopwatch() - started
+                self.busy_ns += self._stopwatch() - started
                 return
             elif not self._begin():
                 return
@@ -247,8 +301,8 @@ class Task:
         for out in self._work:
             for output in self._main:
                 output.emit(out, self._stamp)
-            if self._flush_channels() or self.stopwatch() - started > 2 * STEP_NS:
-                elapsed = self.stopwatch() - started
+            if self._flush_channels() or self._stopwatch() - started > 2 * STEP_NS:
+                elapsed = self._stopwatch() - started
                 self.busy_ns += elapsed
                 self._work_ns += elapsed
                 return
@@ -258,7 +312,7 @@ class Task:
             self._send_mark()
         self._flush_channels()
         self._unflushed = True
-        elapsed = self.stopwatch() - started
+        elapsed = self._stopwatch() - started
         self.busy_ns += elapsed
         if self._work_records or self._held_before:
             self._measure(self._work_ns + elapsed)
@@ -449,7 +503,7 @@ class Task:
         for stage in self.gathering:
             if not stage.held:
                 continue
-            more = self.waits_for_more and self._has_more()
+            more = self._waits_for_more and self._has_more()
             overdue = everything or not stage.holds or (stage.more_until if more else stage.waits_until) <= self.clock()
             if overdue or not more:
                 for piece in stage.let_go(1 if overdue else stage.least):
@@ -551,6 +605,18 @@ class Task:
             stage.commit(epoch)
         if self.care is not None and not self.care.completed(epoch):
             self.care = None
+
+    def park(self, epoch: int) -> None:
+        """Stop behind this epoch's barrier, as the task is to move; without effect when the barrier has passed."""
+        self.park_at = epoch
+
+    def save_whole(self) -> None:
+        """Let the next snapshot hold everything, as an earlier one cannot be read."""
+        self.whole_next = True
+
+    def be_careful(self, care: Care) -> None:
+        """Take records one by one, each noted before an operator gets it."""
+        self.care = care
 
     def unpark(self) -> None:
         """The task does not move: go on."""

@@ -31,10 +31,10 @@ from penstock.runtime.program.plan import Chain, Exchange, Plan, TaskId, letters
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.userfunc import DEAD_LETTERS, ErrorHandler
 from penstock.runtime.sinks.base import SinkContext
-from penstock.runtime.sources.base import SourceContext, Split
+from penstock.runtime.sources.base import Reader, SourceContext, Split
 from penstock.runtime.transport.base import Transport
 from penstock.runtime.worker.source_task import SourceTask
-from penstock.runtime.worker.task import Snapshot, Task
+from penstock.runtime.worker.task import Snapshot, Steps, Task, TaskOptions
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Wiring:
         on_motion: Callable[[TaskId, int], None] | None = None,
         wall: Callable[[], float] = time,
         apart: bool = False,
+        steps: Steps | None = None,
     ) -> None:
         self.plan = plan
         self.workers = workers
@@ -91,6 +92,7 @@ class Wiring:
         self._on_motion = on_motion
         self._wall = wall
         self._apart = apart
+        self._steps = steps or Steps()
         self._targets: dict[int, int] = {}  # task number by channel number
         self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and sender task
 
@@ -166,7 +168,7 @@ class Wiring:
     def _make_task(self, task: TaskId, generation: int, epoch: int, splits: list[Split] | None) -> Task:
         plan = self.plan
         chain = plan.chains[task.chain]
-        built: Task | SourceTask
+        built: Task
         name = plan.task_name(task)
 
         def report(channel: str, records: list[Any]) -> None:
@@ -178,35 +180,27 @@ class Wiring:
             if exchange.source == chain.index and exchange.output is not None:
                 stage = next(stage for stage in stages if stage.context.operator.name == exchange.operator)
                 stage.context.side.setdefault(exchange.output, [])
-        if chain.source is None:
-            built = Task(task, name, stages, self._clock)
-        else:
-            built = source = SourceTask(task, name, stages, self._clock)
-            transport = self._transport
+        options = TaskOptions(
+            generation, epoch, plan.time_grain is not None, self._on_snapshot, self._on_motion, self._wall, self._steps
+        )
+        source = chain.source
+        if source is None:
+            built = Task(task, name, stages, self._clock, options)
+            return built
+        transport = self._transport
 
+        def open_reader(splits: list[Split], wake_task: Callable[[], None]) -> Reader:
             def wake() -> None:
-                source.wake()
+                wake_task()
                 transport.wake()
 
-            context = SourceContext(
-                chain.source.name, task.index, chain.parallelism, stages[0].errors, wake, self._clock
-            )
-            if splits is None:
-                splits = chain.splits[task.index]
-            source.splits = {split.name: split for split in splits}
-            try:
-                source.reader = chain.source.source.reader(splits, context)
-            except Exception:
-                raise
-            except BaseException as error:  # it called sys.exit()
-                raise stages[0].errors.failure("(opening)", error) from error
-            source.rud = self.rud
-        built.on_snapshot = self._on_snapshot
-        built.on_motion = self._on_motion
-        built.wall = self._wall
-        built.generation = generation
-        built.event_time = plan.time_grain is not None
-        built.epoch = epoch
+            errors = stages[0].errors
+            context = SourceContext(source.name, task.index, chain.parallelism, errors, wake, self._clock)
+            return source.source.reader(splits, context)
+
+        if splits is None:
+            splits = chain.splits[task.index]
+        built = SourceTask(task, name, stages, self._clock, options, splits, open_reader, self.rud)
         return built
 
     def _make_stage(
@@ -260,9 +254,7 @@ class Wiring:
         self.out[old.number] = new
         for task in self.tasks.values():
             if old in task.channels:
-                task.channels[task.channels.index(old)] = new
-                for output in (output for outputs in task.outputs.values() for output in outputs):
-                    output.channels[:] = [new if channel is old else channel for channel in output.channels]
+                task.replace_channel(old, new)
                 task.channels_changed()
 
     def _channel(self, number: int, receiver: int, errors: ErrorHandler) -> OutChannel:
@@ -286,8 +278,8 @@ class Wiring:
         if isinstance(new.grouping, All):
             del parts[1:]  # all have the same
         completed = max(channel.cache.completed for channel in channels)
+        task.remove_channels(channels)
         for channel in channels:
-            task.channels.remove(channel)
             channel.cache.clear()
             for where in (self.out, self.remote_out, self.behind, self._targets):
                 where.pop(channel.number, None)
@@ -323,7 +315,6 @@ class Wiring:
         step = f" (on the way from {exchange.operator!r})"
         letters = _side(task, exchange, letters_of(target.name))
         errors = ErrorHandler(target.name, target.on_error, target.declared_at, letters, step)
-        task.edge_errors.append(errors)
         channels: list[OutChannel] = []
         for index in exchange.targets(sender.index):
             receiver = plan.task(exchange.target, index)
@@ -335,7 +326,6 @@ class Wiring:
             self.out[number] = channel
             self._targets[number] = receiver.number
             channels.append(channel)
-        task.channels += channels
         output: Output = make_output(
             exchange.grouping,
             channels,
@@ -344,11 +334,7 @@ class Wiring:
             errors=errors,
             table=plan.chains[exchange.target].table,
         )
-        outputs = task.outputs.setdefault((exchange.operator, exchange.output), [])
-        if instead_of is None:
-            outputs.append(output)
-        else:
-            outputs[outputs.index(instead_of)] = output
+        task.add_output(exchange.operator, exchange.output, output, errors, instead_of)
         self._outputs[exchange.index, sender.number] = output
         return output
 
@@ -360,11 +346,13 @@ class Wiring:
         if worker == self.worker and not self._apart:
             channel = self.out[number]
             assert isinstance(channel, LocalChannel)
-            channel.target = task
-            task.inputs[number] = LocalInChannel(channel, generation)
+            channel.deliver_to(task)
+            task.add_input(LocalInChannel(channel, generation))
         else:
-            task.inputs[number] = RemoteInChannel(
-                number, worker, sender.number, self._transport, self.grants_due, self._window, generation
+            task.add_input(
+                RemoteInChannel(
+                    number, worker, sender.number, self._transport, self.grants_due, self._window, generation
+                )
             )
 
 
