@@ -139,7 +139,8 @@ class _Told(logging.Handler):
 def _run(options: argparse.Namespace) -> int:
     app: App = options.app
     prepared = _prepare(app, options)
-    prepared.flow.plan(options.workers)  # what is wrong with it should show before Ray is started
+    # What is wrong with the flow should show before Ray is started. From a savepoint, sinks go on in their own places.
+    prepared.flow.plan(options.workers, check_sinks=options.savepoint is None)
     _say(f"{app.name}: {prepared.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
     from penstock.actors.run import run as start
 
@@ -265,7 +266,7 @@ def _plan(options: argparse.Namespace) -> int:
     from penstock.placement.traffic import Node
 
     nodes = [Node(f"node {number}", options.slots) for number in range(1, options.nodes + 1)]
-    topology = of_plan(_prepare(options.app, options).flow.plan(options.nodes * options.slots))
+    topology = of_plan(_prepare(options.app, options).flow.plan(options.nodes * options.slots, check_sinks=False))
     ours = plan(topology.graph, nodes, factor=options.factor)
     placements = {"penstock": ours, **baselines.all_of(topology, nodes, factor=options.factor)}
     with _output():

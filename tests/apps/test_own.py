@@ -78,6 +78,41 @@ def test_the_plan_of_a_flow_of_one_s_own(name: str, own_file: Path, capsys: pyte
     assert "counts" in out
 
 
+FILLED = """
+import penstock as ps
+flow = ps.Flow("filled")
+flow.read(ps.sources.Memory(["a"]), name="words").write(ps.sinks.Files({place!r}))
+"""
+
+
+@pytest.fixture
+def filled(own_file: Path, tmp_path: Path) -> Path:
+    """A file with a flow whose sink has written its directory already."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "part-00000.txt").write_text("a\n")
+    own_file.write_text(FILLED.format(place=str(tmp_path / "out")))
+    return own_file
+
+
+@pytest.mark.parametrize("command", ["explain", "plan"])
+def test_a_plan_is_shown_although_the_sink_s_place_is_not_empty(
+    command: str, filled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([command, str(filled)]) == 0
+    assert "words" in capsys.readouterr().out
+    assert cli.main(["run", str(filled)]) == 2
+    assert "already holds 1 part files" in capsys.readouterr().err
+
+
+def test_a_savepoint_lets_sinks_go_on_in_their_place(
+    filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.actors.cluster.connect", lambda *_, **__: pytest.fail("Ray is not needed to see it"))
+    arguments = ["run", str(filled), "--checkpoints", str(tmp_path / "epochs"), "--savepoint", str(tmp_path / "nowhere")]
+    assert cli.main(arguments) == 1
+    assert "there is no savepoint in" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("future", ["", "from __future__ import annotations\n"])
 def test_a_file_whose_function_returns_the_flow(
     future: str, own_file: Path, capsys: pytest.CaptureFixture[str]

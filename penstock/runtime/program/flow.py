@@ -144,7 +144,8 @@ class Flow:
 
     def plan(self, workers: int = 1, *, list_splits: bool = True, check_sinks: bool = True) -> Plan:
         """The physical plan for a number of workers; raises FlowError when the flow cannot run. A resumed job
-        does not list its sources' splits, and does not need empty places for its sinks."""
+        does not list its sources' splits. A job that goes on from what it has saved, and a plan that is only shown, do
+        not need empty places for their sinks."""
         from penstock.runtime.program.plan import make_plan
 
         return make_plan(
