@@ -177,6 +177,22 @@ def test_rows_that_cannot_be_read_go_to_the_policy_alone(tmp_path: Path) -> None
     assert "row 7" in letters[3].error
 
 
+@pytest.mark.parametrize("type", [int, float, bool, decimal.Decimal, dt.date, dt.datetime, pa.decimal128(5, 2)])
+@pytest.mark.parametrize("bad", ["x", '""'])
+def test_a_value_of_another_type_is_a_failed_record(tmp_path: Path, type: Any, bad: str) -> None:
+    good = {bool: "true", dt.date: "2024-03-01", dt.datetime: "2024-03-01"}.get(type, "1")
+    rows = [good] * 10
+    rows[6] = bad
+    content = "k,v\n" + "".join(f"{k},{v}\n" for k, v in enumerate(rows))
+    source = sources.Csv(write(tmp_path / "x.csv", content.encode()), types={"v": type})
+    where = context("dead_letter")
+    assert [row["k"] for row in drain(source.reader(source.splits(1), where))] == [0, 1, 2, 3, 4, 5, 7, 8, 9]
+    letters = where.errors.dead_letters
+    assert letters is not None
+    assert [letter.record for letter in letters] == [{"k": "6", "v": bad.strip('"')}]
+    assert "row 8: column 'v'" in letters[0].error
+
+
 def test_text_that_is_not_valid_in_the_encoding(tmp_path: Path) -> None:
     source = sources.Csv(write(tmp_path / "x.csv", b"n,t\n1,a\n2,\xff\n3,c\n"))
     with pytest.raises(RecordError, match=r"x\.csv, row 3: column 't': .*invalid UTF8"):

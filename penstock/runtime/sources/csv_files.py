@@ -489,7 +489,7 @@ def reading(path: str, max_record_bytes: int | None = None) -> Iterator[None]:
         yield
     except pa.ArrowInvalid as error:
         text = str(error)
-        if "CSV conversion error" in text or "invalid UTF8" in text:
+        if "In CSV column #" in text or "invalid UTF8" in text:  # "CSV conversion error" is not said of decimals
             raise _Mistyped(text) from error
         if "straddles two block boundaries" in text:
             raise SourceError(
