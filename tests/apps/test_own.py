@@ -108,8 +108,8 @@ def test_a_savepoint_lets_sinks_go_on_in_their_place(
     filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.actors.cluster.connect", lambda *_, **__: pytest.fail("Ray is not needed to see it"))
-    arguments = ["run", str(filled), "--checkpoints", str(tmp_path / "epochs"), "--savepoint", str(tmp_path / "nowhere")]
-    assert cli.main(arguments) == 1
+    places = ["--checkpoints", str(tmp_path / "epochs"), "--savepoint", str(tmp_path / "nowhere")]
+    assert cli.main(["run", str(filled), *places]) == 1
     assert "there is no savepoint in" in capsys.readouterr().err
 
 
