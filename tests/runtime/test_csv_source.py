@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime import sources
+from penstock.runtime import sinks, sources, testing
 from penstock.runtime.errors import FlowError, RecordError, SourceError
+from penstock.runtime.event_time.windows import Tumbling
+from penstock.runtime.program.flow import Flow
 from penstock.runtime.sources.base import Source, SourceContext, rows_of
 from tests.runtime.test_sources import context, drain, read_all, write
 
@@ -191,6 +193,47 @@ def test_a_value_of_another_type_is_a_failed_record(tmp_path: Path, type: Any, b
     assert letters is not None
     assert [letter.record for letter in letters] == [{"k": "6", "v": bad.strip('"')}]
     assert "row 8: column 'v'" in letters[0].error
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("all_columns", [True, False])
+def test_offsets_make_datetimes_aware(tmp_path: Path, header: bool, all_columns: bool) -> None:
+    times = ["2024-03-01T12:00:00Z", "2024-03-01 14:00:00.5+02:00", "2024-03-01 12:00:00", "2024-03-01", "bad"]
+    noon = dt.datetime(2024, 3, 1, 12, tzinfo=dt.timezone.utc)
+    name = "at" if header else "_1"
+    types: Any = dt.datetime if all_columns else {name: dt.datetime}
+
+    def read(rows: list[str]) -> tuple[list[Any], list[str]]:
+        content = "".join(f"{row}\n" for row in ["at"] * header + rows)
+        source = sources.Csv(write(tmp_path / "x.csv", content.encode()), header=header, types=types)
+        where = context("dead_letter")
+        found = [row[name] for row in drain(source.reader(source.splits(1), where))]
+        return found, [letter.error for letter in where.errors.dead_letters or ()]
+
+    assert read(times[:2]) == ([noon, noon + dt.timedelta(seconds=0.5)], [])
+    assert read([*reversed(times)])[0] == [noon + dt.timedelta(seconds=0.5), noon]
+    found, errors = read(times)
+    assert found == [noon, noon + dt.timedelta(seconds=0.5)]
+    assert len(errors) == 3
+    assert f"where values have none, give types={{'{name}': pyarrow.timestamp(\"us\")}}" in errors[0]
+    assert "assume_timezone" not in errors[0]
+    found, errors = read(times[2:])
+    assert (found, len(errors)) == ([dt.datetime(2024, 3, 1, 12), dt.datetime(2024, 3, 1)], 1)
+
+
+def test_a_datetime_with_an_offset_in_a_column_without(tmp_path: Path) -> None:
+    source = sources.Csv(write(tmp_path / "x.csv", b"at\n2024-03-01T12:00:00Z\n"), types={"at": pa.timestamp("us")})
+    with pytest.raises(RecordError, match=r"have one, give types=\{'at': pyarrow.timestamp\(\"us\", \"UTC\"\)\}"):
+        read_all(source)
+
+
+def test_a_column_of_datetimes_is_event_time(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", b"k,at\na,2024-03-01T12:00:01Z\na,2024-03-01T12:00:02+00:00\n")
+    flow = Flow("times")
+    rows = flow.read(sources.Csv(path, types={"at": dt.datetime})).watermark("at")
+    rows.key_by("k").window(Tumbling(10)).count().write(sinks.Collect(), name="out")
+    ((key, start, end, count),) = testing.run(flow)["out"]
+    assert (key, end - start, count) == ("a", 10_000, 2)
 
 
 def test_text_that_is_not_valid_in_the_encoding(tmp_path: Path) -> None:

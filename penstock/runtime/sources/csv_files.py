@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import csv
+from pyarrow import compute, csv
 
 from penstock.runtime.errors import CodecError, FlowError, SourceError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler
@@ -43,6 +43,7 @@ _TYPES: dict[Any, pa.DataType] = {
     dt.datetime: pa.timestamp("us"),
 }
 _RECORD_BYTES = 1 << 20
+_HAS_OFFSET = r"^\s*\d{4}-\d{2}-\d{2}[ T]\d{2}.*(Z|[+-]\d{2}(:?\d{2})?)\s*$"  # a time such as "2024-03-01 12:30+02:00"
 _WHERE = re.compile(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", re.DOTALL)
 
 
@@ -61,6 +62,9 @@ class Csv(Source):
     `types`: of columns by name: str, int, float, bool, bytes, date, datetime, Decimal or a pyarrow.DataType; or one
     type for all. What is not named has the type that the first rows of the first file show: whole numbers, numbers,
     true and false, dates and times are such, all else is text. Say what must stay: "007" is the number 7.
+    A column of the type datetime has aware datetimes in UTC if any of the first values has an offset ("Z", "+02:00"),
+    and then a value without one is a failed record; else it has naive datetimes, which `watermark` refuses, and a value
+    with an offset is a failed record. pyarrow.timestamp("us", "UTC") and pyarrow.timestamp("us") leave no choice.
     `null_values`: the words that stand for None, where they are not quoted, in all columns (None: an empty field is
     None in columns that are not text, and "" in those that are).
     `delimiter`, `quote` (None: there are no quotes), `escape` (None: a quote in quotes is doubled): one character each.
@@ -100,6 +104,9 @@ class Csv(Source):
         self.header = header
         self.columns = None if columns is None else _names(columns, "columns", "a list of names, or None for all")
         self.types = _types(types)
+        given = types if isinstance(types, Mapping) else {}
+        # Those of which the first values show whether they have offsets; None: all columns.
+        self._datetimes = None if types is dt.datetime else {name for name in given if given[name] is dt.datetime}
         for name, value, least in (("delimiter", delimiter, 1), ("quote", quote, 0), ("escape", escape, 0)):
             if value is None and not least:
                 continue
@@ -230,8 +237,9 @@ class Csv(Source):
 
     def _shown(self, path: str) -> pa.Schema:
         """Returns all columns of a file, with the types that the user gave or that the first rows show."""
+        asked = self.types if isinstance(self.types, dict) else {}
         convert = csv.ConvertOptions(
-            column_types=self.types if isinstance(self.types, dict) else None,
+            column_types={name: type for name, type in asked.items() if not self._is_datetime(name)},
             null_values=[""] if self.null_values is None else self.null_values,
             strings_can_be_null=self.null_values is not None,
             quoted_strings_can_be_null=False,
@@ -239,19 +247,32 @@ class Csv(Source):
         parse = self.parse_options(lambda row: "skip")
         try:
             with reading(path, self.max_record_bytes):
-                found = self.open(path, path, parse, convert).schema
+                found = self.open(path, path, parse, convert)
         except _Mistyped:  # the types that were asked for do not fit the first rows; what others are is to be found out
             convert.column_types = {name: pa.binary() for name in self._asked()}
             with reading(path, self.max_record_bytes):
-                found = self.open(path, path, parse, convert).schema
-        return pa.schema([(field.name, self._type_of(field)) for field in self._named(found)])
+                found = self.open(path, path, parse, convert)
+        fields = self._named(found.schema)
+        texts = [i for i, field in enumerate(fields) if self._is_datetime(field.name) and _is_text(field.type)]
+        if texts:  # not all of the first values are of one kind: maybe a bad one is among them
+            with reading(path, self.max_record_bytes):
+                first = found.read_next_batch()
+            for i in texts:
+                if compute.any(compute.match_substring_regex(first.column(i), _HAS_OFFSET)).as_py():
+                    fields[i] = fields[i].with_type(pa.timestamp("us", "UTC"))
+        return pa.schema([(field.name, self._type_of(field)) for field in fields])
 
     def _named(self, schema: pa.Schema) -> list[pa.Field]:
         if self.header is not False:
             return list(schema)
         return [field.with_name(f"_{i}") for i, field in enumerate(schema, 1)]
 
+    def _is_datetime(self, name: str) -> bool:
+        return self._datetimes is None or name in self._datetimes
+
     def _type_of(self, field: pa.Field) -> pa.DataType:
+        if self._is_datetime(field.name):
+            return pa.timestamp("us", "UTC" if pa.types.is_timestamp(field.type) and field.type.tz else None)
         if isinstance(self.types, dict):
             asked = self.types.get(field.name)
         else:
@@ -509,7 +530,18 @@ def _said(error: Exception, schema: pa.Schema) -> str:
     match = _WHERE.fullmatch(str(error))
     if match is None:
         return str(error)
-    return f"column {schema.names[int(match.group(1))]!r}: {match.group(2)}"
+    name, said = schema.names[int(match.group(1))], match.group(2)
+    for wrong, where, right in (
+        ("expected no zone offset in", "where values have one", 'pyarrow.timestamp("us", "UTC")'),
+        ("expected a zone offset in", "where values have none", 'pyarrow.timestamp("us")'),
+    ):
+        if wrong in said:
+            said = f"{said.split('. If these timestamps')[0]}; {where}, give types={{{name!r}: {right}}}"
+    return f"column {name!r}: {said}"
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type) or pa.types.is_binary(type))
 
 
 def _names(names: Any, option: str, wanted: str) -> list[str]:
