@@ -325,18 +325,22 @@ def get(reference: Any, timeout: float | None = None) -> Any:
                     raise
 
 
-def is_ending(job: str) -> bool:
-    """Whether a job has ended and only its JobMaster is still there, for the last drivers that ask; waits a moment for
-    its name to come free."""
+def has_ended(job: str) -> bool:
+    """Whether a job has ended, and at most its JobMaster is still there, for the last drivers that ask. A job whose
+    JobMaster does not answer has not: the JobMaster is paused, or hangs, and the name is taken."""
     try:
         master = find_master(job)
         state = ray.get(master.status.options(max_task_retries=0).remote(), timeout=_ANSWER_S)["state"]
     except (JobNotFound, RayActorError):
-        over = True
-    except GetTimeoutError:  # the JobMaster is paused, or hangs, and its name is taken
+        return True
+    except GetTimeoutError:
         return False
-    else:
-        over = state in ENDED
+    return state in ENDED
+
+
+def is_ending(job: str) -> bool:
+    """As `has_ended`; waits a moment for the job's name to come free."""
+    over = has_ended(job)
     if over:
         _look_again.wait(0.05)
     return over
@@ -354,7 +358,7 @@ def find(job: str | None, address: str | None) -> tuple[str, Any]:
     for place, names in jobs(address):
         if job is not None and job in names:
             return job, find_master(job)
-        running += [(name, place) for name in names]
+        running += [(name, place) for name in names if job is not None or not has_ended(name)]
     if job is not None:
         known = ", ".join(name for name, _ in running)
         raise JobNotFound(f"no job {job!r} runs here; running jobs: {known or 'none'}")

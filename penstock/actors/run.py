@@ -20,6 +20,7 @@ from penstock.actors import cluster, farewell
 from penstock.actors.job import Job, known_job, silent_status
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, JobOptions, in_parts
 from penstock.actors.keeper import SAVEPOINT
+from penstock.actors.status import ENDED
 from penstock.actors.worker import WorkerOptions
 from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.session import SparkOptions
@@ -365,7 +366,10 @@ def jobs(*, address: str | None = None) -> list[dict[str, Any]]:
             for name in names:
                 try:
                     status = cluster.get(cluster.find_master(name).status.remote(), timeout=_ANSWER_S)
-                except (JobNotFound, RayActorError, GetTimeoutError):
+                except (JobNotFound, RayActorError):  # it has ended meanwhile
+                    continue
+                except GetTimeoutError:
                     status = silent_status(name)
-                found.append({**status, "cluster": place})
+                if status["state"] not in ENDED:  # else its JobMaster only waits for drivers to fetch what they want
+                    found.append({**status, "cluster": place})
     return found

@@ -9,7 +9,7 @@ PROGRAM = """
 import atexit
 from ray._private import auto_init_hook
 atexit.register(lambda: print("connects by itself:", auto_init_hook.enable_auto_connect))
-import penstock.actors
+import penstock.actors.cluster
 print("connects by itself:", auto_init_hook.enable_auto_connect)
 """
 

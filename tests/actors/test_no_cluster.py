@@ -138,6 +138,7 @@ def clusters(unconnected: pytest.MonkeyPatch) -> Callable[..., None]:
     unconnected.setattr(cluster, "_init", init)
     unconnected.setattr(cluster, "_Connection", lambda own: SimpleNamespace(address=connected))
     unconnected.setattr(ray, "get_actor", lambda name, namespace: (name, connected))
+    unconnected.setattr(cluster, "has_ended", lambda name: name == "over")
     return there_are
 
 
@@ -145,6 +146,14 @@ def test_the_only_job_of_all_clusters_is_found_where_it_runs(clusters: Callable[
     clusters(a=[], b=["one"], c=[])
     assert cluster.find(None, None) == ("one", ("penstock.job.one", "b"))
     assert cluster.find("one", None) == ("one", ("penstock.job.one", "b"))
+
+
+def test_a_job_that_has_ended_is_not_the_only_one_that_runs(clusters: Callable[..., None]) -> None:
+    clusters(a=["one", "over"])
+    assert cluster.find(None, None) == ("one", ("penstock.job.one", "a"))
+    clusters(a=["over"])
+    with pytest.raises(JobNotFound, match="no job runs"):
+        cluster.find(None, None)
 
 
 def test_jobs_of_several_clusters_are_several_jobs(clusters: Callable[..., None]) -> None:

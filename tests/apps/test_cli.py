@@ -308,6 +308,7 @@ def test_looking_after_a_running_job(command: str, end: str, capsys: pytest.Capt
     flow = penstock.Flow(f"cli-{command}")
     flow.read(penstock.sources.Generator(str, rate=500), name="numbers").write(penstock.sinks.Null())
     job = penstock.run(flow)
+    wait_until(lambda: job.state == "RUNNING", "the job runs")
     assert cli.main(["status", flow.name]) == 0
     assert "numbers" in capsys.readouterr().out
     assert cli.main(["status", flow.name, "--json"]) == 0

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.epochs import store as module
-from penstock.runtime.epochs.files import ArrowFiles
+from penstock.runtime.epochs import files as module
+from penstock.runtime.epochs.files import ArrowFiles, LocalFiles
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
@@ -105,7 +105,7 @@ FAULTS: dict[str, tuple[Callable[[], BaseException], bool]] = {
 
 def directory(root: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(module, "os", Faulty(os, SYSTEM_CALLS, fault))
-    return Store(module.LocalFiles(f"{root}/job", True), "job")
+    return Store(LocalFiles(f"{root}/job", True), "job")
 
 
 def arrow(root: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -346,7 +346,7 @@ def test_no_permission(tmp_path: Path) -> None:
             else:
                 raise AssertionError("open saw nothing")
         from penstock.runtime.epochs.manifest import Blob
-        from penstock.runtime.epochs.store import LocalFiles
+        from penstock.runtime.epochs.files import LocalFiles
         store = Store(LocalFiles(f"{place}/job", False), "job")  # as if the rights were taken away later
         actions = (
             lambda: store.get(Blob("snapshots/000001-1-0", 10240, 0)), lambda: store.read_manifest(1), store.latest,
