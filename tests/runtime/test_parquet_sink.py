@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import enum
 import os
 import pickle
+import uuid
 from collections import namedtuple
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -77,6 +81,53 @@ def test_what_records_become(tmp_path: Path) -> None:
         assert written(tmp_path / str(number), records) == expected
     schema = pa.schema([("word", pa.string()), ("count", pa.int32())])
     assert written(tmp_path / "named", [("to", 2)], schema=schema) == [{"word": "to", "count": 2}]
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+@dataclass
+class Size:
+    width: int
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Item:
+    id: uuid.UUID
+    price: decimal.Decimal
+    colour: Colour
+    sizes: list[Size]
+    when: dt.datetime | None = None
+
+
+class Point(msgspec.Struct):
+    x: int
+    colour: Colour = Colour.RED
+
+
+def test_dataclasses_structs_and_enums(tmp_path: Path) -> None:
+    item = Item(uuid.UUID(int=7), decimal.Decimal("1.5"), Colour.RED, [Size(3, Colour.BLUE)], WHEN)
+    plain = {"price": item.price, "colour": "r", "sizes": [{"width": 3, "colour": "b"}], "when": WHEN}
+    (row, later) = written(tmp_path / "items", [item, Item(item.id, item.price, Colour.BLUE, [])])
+    assert str(row.pop("id")) == str(item.id)
+    assert row == plain
+    assert (later["colour"], later["sizes"], later["when"]) == ("b", [], None)
+    assert written(tmp_path / "structs", [Point(1), Point(2, Colour.BLUE)]) == [
+        {"x": 1, "colour": "r"},
+        {"x": 2, "colour": "b"},
+    ]
+    schema = pa.schema([("x", pa.int8()), ("colour", pa.string())])
+    assert written(tmp_path / "typed", [{"x": 1, "colour": Colour.RED}], schema=schema) == [{"x": 1, "colour": "r"}]
+    assert written(tmp_path / "one", [Colour.RED]) == [{"value": "r"}]
+
+
+@pytest.mark.parametrize("schema", [None, pa.schema([("a", pa.int64())])])
+def test_a_value_of_no_type_that_tables_have(tmp_path: Path, schema: Any) -> None:
+    with pytest.raises(RecordError, match=r"'a'.*Could not convert.*type object.*; map it to a number, a text"):
+        begin(tmp_path, schema=schema).write([{"a": object()}])
 
 
 def test_the_first_records_say_what_the_columns_are(tmp_path: Path) -> None:

@@ -6,24 +6,45 @@ makes dates of numbers. No value must ever change on its way.
 
 from __future__ import annotations
 
+import datetime as dt
+import uuid
+from decimal import Decimal
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+
+# What pyarrow takes as it is.
+_PLAIN = (bytes, bytearray, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, uuid.UUID)
 
 
 def column(values: list[Any], type: pa.DataType) -> pa.Array:
     """Returns the values as a column of this type. Raises TypeError for values of another kind, and ValueError (of
     which pyarrow's errors are subclasses) for values that the type does not hold."""
     if _has_map(type):  # of which values do not show that they are one
-        return pa.array(values, type)
-    found = pa.array(values)
+        return array(values, type)
+    found = array(values)
     if found.type == type:
         return found
     if not _is_kind_of(found.type, type):
         raise TypeError(f"the value is {found.type}")
     if pa.types.is_integer(found.type) and pa.types.is_decimal(type):
-        return pa.array(values, type)  # the cast asks for room for the greatest int64
+        return array(values, type)  # the cast asks for room for the greatest int64
     return found.cast(type)
+
+
+def array(values: list[Any], type: pa.DataType | None = None) -> pa.Array:
+    """Returns what pyarrow makes of the values, of which members of an Enum count as their values, and dataclasses and
+    msgspec's structs as dicts, as in JSON lines."""
+    try:
+        return pa.array(values, type)
+    except pa.ArrowException as error:
+        try:
+            plain = [msgspec.to_builtins(value, builtin_types=_PLAIN) for value in values]
+        except Exception:  # a value's own: msgspec lets through whatever an object raises
+            what = "map it to a number, a text, a date, or a list or dict of these"
+            raise TypeError(f"{error}; {what}") from error
+        return pa.array(plain, type)
 
 
 def _is_kind_of(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -44,8 +44,8 @@ class Parquet(PartFolder):
     compressed, "snappy", "zstd", "gzip", "lz4" or "none".
 
     The fields of a dict are its columns; a missing field is null. The items of a tuple or list are the columns, in the
-    order of `schema`, or named `_1`, `_2` and so on. A named tuple has its fields as columns. Any other record is the
-    value of the column `value`.
+    order of `schema`, or named `_1`, `_2` and so on. A named tuple, a dataclass and a msgspec.Struct have their fields
+    as columns. Any other record is the value of the column `value`. A member of an Enum is written as its value.
 
     In a job with epochs each record is in the table exactly once, whatever fails. In each epoch, each task that had
     records writes a file, which appears when the epoch is complete: "part-00002-0000000061.parquet" is the file of task

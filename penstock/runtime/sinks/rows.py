@@ -1,16 +1,18 @@
 """Turns records into the rows of a table: the format of the Parquet sink.
 
-A dict has its fields as columns; a tuple or list has its items, in the order of the schema, or in columns `_1`, `_2`
-and so on; anything else is one column, `value`. A row must never lose a field without a word, nor a value its
-exactness.
+A dict, a dataclass or a msgspec.Struct has its fields as columns; a tuple or list has its items, in the order of the
+schema, or in columns `_1`, `_2` and so on; anything else is one column, `value`. A row must never lose a field without
+a word, nor a value its exactness.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import fields, is_dataclass
+from functools import lru_cache, partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from penstock.runtime.errors import FlowError
@@ -28,6 +30,14 @@ def nullable(schema: pa.Schema) -> pa.Schema:
         problem = f"has two columns of the name {twice[0]!r}" if twice else "has no columns"
         raise FlowError(f"the schema {problem}; give each column of the table once")
     return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+@lru_cache(256)
+def _fields_of(cls: type) -> tuple[str, ...] | None:
+    """Returns the fields of a dataclass or of msgspec's structs, and None for other classes."""
+    if is_dataclass(cls):
+        return tuple(field.name for field in fields(cls))
+    return cls.__struct_fields__ if issubclass(cls, msgspec.Struct) else None
 
 
 class Rows:
@@ -81,6 +91,9 @@ class Rows:
             if len(names) != len(record):
                 raise ValueError(f"the record has {len(record)} items, and the table the columns {', '.join(names)}")
             return dict(zip(names, record, strict=True))
+        fields_of_class = _fields_of(type(record))
+        if fields_of_class is not None:
+            return {name: getattr(record, name) for name in fields_of_class}
         return {"value": record}
 
     def _batch(self, rows: list[Mapping[str, Any]]) -> pa.RecordBatch:

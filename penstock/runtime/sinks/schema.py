@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.sinks.columns import array
 from penstock.runtime.sinks.places import LOCAL, failed_write
 
 _NAME = "_schema"  # readers of tables pass over names that begin so
@@ -34,8 +35,14 @@ def infer(rows: list[Mapping[str, Any]]) -> pa.Schema:
         raise ValueError("the record has no fields")
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"a field's name must be a text, got {next(n for n in names if not isinstance(n, str))!r}")
-    types = [pa.array([row.get(name) for row in rows]).type for name in names]
-    return pa.schema([(name, _settled(type, name)) for name, type in zip(names, types, strict=True)])
+    fields = []
+    for name in names:
+        try:
+            type = array([row.get(name) for row in rows]).type
+        except (ValueError, TypeError, OverflowError) as error:
+            raise TypeError(f"field {name!r}: {error}") from error
+        fields.append((name, _settled(type, name)))
+    return pa.schema(fields)
 
 
 def _settled(type: pa.DataType, field: str) -> pa.DataType:
