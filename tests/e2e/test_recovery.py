@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -486,8 +487,11 @@ def test_equal_records_outlive_kills_from_outside(cluster: str, fresh_name: Call
     for i in range(6):
         before = complete(job)
         wait_until(lambda before=before: job.state == "FINISHED" or complete(job) > before, "an epoch completes")
+        if job.state == "FINISHED":  # on a slow machine it takes fewer deaths
+            break
         pid = worker_pids(job)[slowest]
-        os.kill(pid, signal.SIGTERM if i % 3 == 2 else signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM if i % 3 == 2 else signal.SIGKILL)
         running_again(job, {pid})
     status = job.wait(LIMIT_S, progress=False)
     assert status["skipped"] == 0
