@@ -91,7 +91,8 @@ class Rows:
             if len(names) != len(record):
                 raise ValueError(f"the record has {len(record)} items, and the table the columns {', '.join(names)}")
             return dict(zip(names, record, strict=True))
-        fields_of_class = _fields_of(type(record))
+        cls: type = type(record)
+        fields_of_class = _fields_of(cls)
         if fields_of_class is not None:
             return {name: getattr(record, name) for name in fields_of_class}
         return {"value": record}
