@@ -34,6 +34,7 @@ from penstock.runtime.errors import (
     StoreError,
     shorten,
 )
+from penstock.runtime.operators.windowing import late_words
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.sinks.base import Sink
@@ -113,6 +114,7 @@ class Job:
         self._outcome = master.outcome.remote(self._driver)
         self._end: JobEnd | None = None
         self._cancelled = False
+        self._told_of_late = False
         self._last_status: dict[str, Any] | None = None
         self._master_answered = time.monotonic()
         self._asking: Any = None  # a call for a status that has not been answered yet
@@ -200,6 +202,9 @@ class Job:
     def wait(self, timeout_s: float | timedelta | None = None, *, progress: bool | None = None) -> dict[str, Any]:
         """Wait for the end of the job, and return its last status.
 
+        It warns on stderr, by the logger of this module, when records were dropped because they came too late for their
+        windows.
+
         After a second it shows live progress on stderr (`progress=False`: never). Raises JobFailed when the job failed,
         NotEnoughResources when it could not start, and TimeoutError after `timeout_s` seconds (or a timedelta). A job
         that was cancelled or stopped ends without an error. Ctrl-C interrupts the wait, not a detached job. It also
@@ -234,7 +239,14 @@ class Job:
                 raise ClusterGone(message)
             raise JobFailed(message, self._end.operator)
         self._raise_trouble()
+        self._tell_of_late(status)
         return status
+
+    def _tell_of_late(self, status: dict[str, Any]) -> None:
+        """Warns once when records were dropped as late, because nothing else but a counter shows it."""
+        if (said := late_words(status.get("late_dropped") or {})) and not self._told_of_late:
+            self._told_of_late = True
+            logger.warning("job %r: %s", self.name, said)
 
     def trouble(self, error: PenstockError) -> None:
         """Called by a sink whose work in this process has failed."""

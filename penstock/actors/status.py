@@ -5,7 +5,8 @@
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
      workers: [{index, pid, node_id, tasks, queued, ring_bytes, silent_s}],
-     records_read, records_written, read_per_s, skipped, latency_ms: {p50, p99}, latency_all_ms: {p50, p99}}
+     records_read, records_written, read_per_s, skipped, late_dropped: {operator: late}, latency_ms: {p50, p99},
+     latency_all_ms: {p50, p99}}
 
 `queued` is records waiting in front of an operator's task; `busy` the share of the time since the last look that its
 task ran; `latency_ms` of an operator the age of records, since they entered the job, when its task had processed
@@ -25,6 +26,7 @@ from typing import Any, Literal
 
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
+from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.metrics import Histogram
 
@@ -209,10 +211,13 @@ class StatusBuilder:
     def _totals(self, operators: dict[str, Any], tasks: dict[int, dict[str, Any]]) -> dict[str, Any]:
         recent, whole = Histogram(), Histogram()
         totals: dict[str, Any] = {"records_read": 0, "records_written": 0, "read_per_s": 0.0, "skipped": 0}
+        totals["late_dropped"] = {}
         for chain in self._plan.chains:
             for operator in chain.operators:
                 counts = operators[operator.name]
                 totals["skipped"] += counts["skipped"]
+                if counts["late"] and (operator.name, LATE) not in self._plan.side_outputs:
+                    totals["late_dropped"][operator.name] = counts["late"]
                 if isinstance(operator, Read):
                     totals["records_read"] += counts["records_out"]
                     totals["read_per_s"] += counts["out_per_s"]

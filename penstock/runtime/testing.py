@@ -15,6 +15,7 @@ for time to pass: when nothing can run, its clock is put forward to what is due 
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from penstock.runtime.exchange.output_cache import Rud
 from penstock.runtime.mistakes import called, refusing
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.operators.windowing import LATE, late_words
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.program.graph import Graph
 from penstock.runtime.program.plan import make_plan
@@ -43,6 +45,8 @@ from penstock.runtime.worker.wiring import Wiring, build
 
 if TYPE_CHECKING:
     from penstock.runtime.program.flow import Flow
+
+logger = logging.getLogger(__name__)
 
 _BEGIN_S = 1_704_067_200  # the clock's first time, for timers: 2024-01-01 00:00 UTC, the same in every run
 _LOOK_NS = 1000  # passes with each look at the clock
@@ -72,7 +76,8 @@ def run(
     The run is as strict as a job. RecordError is raised for an error of a user's function, for records and state that
     cannot be pickled, and for keys whose hash differs between processes. FlowError is raised when the flow cannot be
     pickled. As in a worker, functions run as copies: what they assign to variables of the program is not visible
-    there. The flow itself is not changed, and can be run again.
+    there. The flow itself is not changed, and can be run again. As at the end of a job, a warning is logged when
+    records were dropped because they came too late for their windows.
     """
     check_flow(flow, "testing.run()")
     if parallelism is not None and not (is_whole(parallelism) and parallelism >= 1):
@@ -119,6 +124,13 @@ def run(
             assert isinstance(task.reader, _SlicedReader)
             transport.readers.append(task.reader)
     Loop(wiring, transport, clock, epochs).run()
+    dropped: dict[str, int] = {}
+    for stage in (stage for task in wiring.tasks.values() for stage in task.stages):
+        name = stage.context.operator.name
+        if stage.late and (name, LATE) not in plan.side_outputs:
+            dropped[name] = dropped.get(name, 0) + stage.late
+    if said := late_words(dropped):
+        logger.warning("testing.run(%r): %s", flow.name, said)
     return outputs
 
 

@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError
 from penstock.actors import cluster
 from penstock.actors import job as job_module
 from penstock.actors.job import Job, summary
+from penstock.actors.job_master import JobEnd
 from penstock.actors.run import jobs
 from penstock.runtime.records.pickling import Program
 
@@ -100,3 +101,16 @@ def test_an_answer_from_before_the_end_does_not_replace_the_last_status(
     monkeypatch.setattr(job_module.ray, "get", answer)
     job.status()
     assert (job.status()["state"], job.status()["records_read"]) == ("FINISHED", 10)
+
+
+def test_late_records_that_nobody_takes_are_told_once(silence: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for dropped, lines in (({}, 0), ({"counts": 1120}, 1)):
+        job = silence(Program())
+        job._end, job._sinks, job._trouble, job._told_of_late = JobEnd("FINISHED"), {}, None, False
+        job._news = threading.Event()
+        job._over.set()
+        job._last_status = {"name": "one", "state": "FINISHED", "operators": {}, "late_dropped": dropped}
+        for _ in range(2):
+            job.wait(progress=False)
+        assert len(caplog.messages) == lines
+    assert "dropped: 1,120 at operator 'counts'" in caplog.messages[0]

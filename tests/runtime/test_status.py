@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.actors.status import StatusBuilder
+from penstock.runtime.event_time.windows import Tumbling
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.call import Null
@@ -110,6 +111,34 @@ def test_what_a_fused_key_function_skipped_is_of_the_operator_that_it_finds_keys
     status = made.build("RUNNING", [{**told, "tasks": told["tasks"][:1]}], 0)
     assert status["operators"]["count"]["skipped"] == status["skipped"] == 5
     assert sum(operator["skipped"] for operator in status["operators"].values()) == 5
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_late_records_are_dropped_where_nobody_takes_them(taken: bool) -> None:
+    flow = Flow("job", parallelism=1)
+    counts = flow.read(Memory([1, 2])).watermark(int).key_by(int).window(Tumbling(1)).count(name="counts")
+    counts.write(Null())
+    if taken:
+        counts.side_output("late").write(Null(), name="late")
+    made = flow.plan(1)
+    builder = StatusBuilder(made)
+    builder.place({task.number: 0 for task in made.tasks}, WORKERS[:1])
+    (sample,) = [task for task in report(0, 1, 9)["tasks"] if task["number"] == 0]
+    tasks = [
+        {
+            **sample,
+            "number": task.number,
+            "skipped_on_the_way": {},
+            "operators": [
+                {"name": op.name, "records_in": 9, "records_out": 9, "skipped": 0, "late": 3 * (op.name == "counts")}
+                for op in made.chains[task.chain].operators
+            ],
+        }
+        for task in made.tasks
+    ]
+    status = builder.build("RUNNING", [{**report(0, 1, 9), "tasks": tasks}], 0)
+    assert status["operators"]["counts"]["late"] == 3
+    assert status["late_dropped"] == ({} if taken else {"counts": 3})
 
 
 def test_rates_are_the_difference_of_two_reports() -> None:

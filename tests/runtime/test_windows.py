@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -221,6 +222,28 @@ RESULT: dict[str, Callable[[list[int]], Any]] = {
     "max": max,
     "mean": lambda values: sum(values) / len(values),
 }
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_late_records_that_nobody_takes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, taken: bool) -> None:
+    """A task reads one file behind the other, and the second begins in the past."""
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text("ms\n" + "".join(f"{ms}\n" for ms in range(0, 100_000, 1000)))
+    flow = ps.Flow("files")
+    rows = flow.read(ps.sources.Csv(tmp_path / "*.csv")).watermark("ms")
+    counts = rows.key_by(lambda row: 0).window(ps.Tumbling(10)).count(name="counts")
+    counts.write(ps.sinks.Collect(), name="out")
+    if taken:
+        counts.side_output("late").write(ps.sinks.Collect(), name="late")
+    out = ps.testing.run(flow)
+    assert sum(row[3] for row in out["out"]) + 90 == 200
+    assert len(caplog.messages) == (not taken)
+    if taken:
+        assert len(out["late"]) == 90
+    else:
+        assert "dropped: 90 at operator 'counts'. Give watermark() a larger out_of_orderness_s" in caplog.messages[0]
+    ps.testing.run(flow, [{"ms": 1}])
+    assert len(caplog.messages) == (not taken), "nothing was late"
 
 
 @given(windowings(), records_of, st.sampled_from(AGGREGATES))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
@@ -33,6 +33,19 @@ from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, SavedState, Sta
 LATE = "late"
 
 WindowEmit = Literal["final", "latest"]
+
+
+def late_words(dropped: Mapping[str, int]) -> str:
+    """What to tell a user of records that came too late, by operator; empty when there are none."""
+    where = ", ".join(f"{late:,} at operator {name!r}" for name, late in dropped.items() if late)
+    if not where:
+        return ""
+    return (
+        f"records or partial results came too late for their windows and were dropped: {where}. Give watermark() a "
+        'larger out_of_orderness_s, or window() a larger lateness_s, or take the records with side_output("late"). If '
+        "tasks read several files one after the other, each file begins in the past of the one before: give read() a "
+        "parallelism such that each task reads one file."
+    )
 
 
 class Windowed(Aggregate):

@@ -110,6 +110,11 @@ class Plan:
         return math.gcd(*grains) if grains else None
 
     @cached_property
+    def side_outputs(self) -> set[tuple[str, str]]:
+        """The (operator, side output) that the flow uses."""
+        return {(exchange.operator, exchange.output) for exchange in self.exchanges if exchange.output is not None}
+
+    @cached_property
     def _by_place(self) -> dict[tuple[int, int], TaskId]:
         return {(task.chain, task.index): task for task in self.tasks}
 

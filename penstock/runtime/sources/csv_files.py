@@ -54,8 +54,9 @@ class Csv(Source):
         flow.read(ps.sources.Csv("prices.csv.gz", columns=["id", "price"], types={"id": str, "price": float}))
         flow.read(ps.sources.Csv("old.txt", header=["id", "name"], delimiter="\\t", quote=None, encoding="latin-1"))
 
-    `patterns`: a path, a pattern or a list of them, as in TextFiles. A file has one task, and keeps its order. A name
-    that ends with ".gz" is a gzip file.
+    `patterns`: a path, a pattern or a list of them, as in TextFiles. A file has one task, and keeps its order. A task
+    reads its files one after the other; as in TextFiles, mind this before a `watermark`. A name that ends with ".gz" is
+    a gzip file.
     `header`: True: the first row has the names of the columns; a list: these are the names, and the first row is data;
     False: the same, and the names are `_1`, `_2` and so on.
     `columns`: the names of those to read (None: all).
