@@ -314,6 +314,8 @@ class JobMaster:
         if incarnation != self._incarnations[worker]:
             return []
         if isinstance(said, Declined):
+            if said.may_pass and self._keeper is not None:
+                self._keeper.make_room()
             return self._coordinator.declined(said.task, said.generation, said.epoch, said.reason)
         if isinstance(said, Moved):
             self._coordinator.moved(said.task, said.generation)

@@ -99,6 +99,7 @@ class Keeper:
         self._examining: Iterator[int] | None = None
         self._examine_at = 0.0
         self._compacting = threading.Event()
+        self._room_wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-store", daemon=True) if thread else None
         if self._thread is not None:
             self._thread.start()
@@ -149,6 +150,7 @@ class Keeper:
                 if not error.may_pass:
                     raise
                 self._said(f"epoch {manifest.epoch}: {error}")
+                self._collect()  # in a full store, old epochs may take the room that this one needs
                 self._over.wait(_RETRY_S)
             else:
                 self.saved(whole)
@@ -196,9 +198,20 @@ class Keeper:
             arguments = (due, self.last.key_groups, epoch, replaced)
             threading.Thread(target=self._compact_all, args=arguments, name="penstock-compact", daemon=True).start()
         if epoch % _COLLECT_EVERY == 0:
-            self.store.collect(_EPOCHS_KEPT)
+            self._collect()
         if time.monotonic() >= self._look_after:
             self._watch()
+
+    def make_room(self) -> None:
+        """Somebody could not write to the store: delete what no epoch needs any more. What is asked for meanwhile, by
+        the other tasks of the epoch, is the same request. Waits for nothing."""
+        if not self._room_wanted.is_set():
+            self._room_wanted.set()
+            self.do(self._collect)
+
+    def _collect(self) -> None:
+        self._room_wanted.clear()
+        self.store.collect(_EPOCHS_KEPT)
 
     # --- looking after what is saved -----------------------------------------------------------------------------
 

@@ -9,16 +9,20 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from penstock.actors import keeper as keeper_module
 from penstock.actors.collected import Collected, Sent
+from penstock.actors.job_master import JobMaster
 from penstock.actors.keeper import Keeper
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
+from penstock.runtime.epochs.participant import Declined, Participant, Said
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
 from penstock.runtime.records.codec import decode, encode
+from tests.epochs.dict_files import DictFiles
 
 
 def manifest(epoch: int) -> Manifest:
@@ -276,6 +280,86 @@ def test_a_keeper_that_is_closed_ends_and_writes_nothing_more(keeper: Keeper) ->
     keeper.wait(60)
     assert keeper._thread is not None
     assert not keeper._thread.is_alive()
+
+
+# --- a full store ----------------------------------------------------------------------------------------------------
+
+
+def full_store(monkeypatch: pytest.MonkeyPatch) -> tuple[DictFiles, Keeper, list[str | None]]:
+    """A keeper without a thread, of a store with room for three epochs and a half, and why it could not write."""
+    monkeypatch.setattr(keeper_module, "_RETRY_S", 0.0)
+    files, said = DictFiles(), list[str | None]()
+
+    def say(reason: str | None) -> None:
+        said.append(reason)
+        if len(said) > 100:
+            keeper.close()  # what is tried so often is tried for ever
+
+    keeper = Keeper(Store(files, "job"), Collected(epochs=True), say, thread=False)
+    keeper.save(manifest(1))
+    files.room = 7 * len(files.files["manifests/0000000001.json"]) + 50
+    return files, keeper, said
+
+
+def test_epochs_that_are_not_needed_make_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk no epoch completes, and so it must not take a complete epoch to delete the old ones."""
+    _, keeper, said = full_store(monkeypatch)
+    for epoch in range(2, 12):
+        assert keeper.save(manifest(epoch)), said[-1]
+        assert keeper.store.epochs()[:2] == [epoch, epoch - 1]
+    assert any(said)
+    keeper.store.verify(keeper.store.read_manifest(10))
+
+
+def test_a_store_that_stays_full_is_collected_once_a_failure_and_keeps_two_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files, keeper, said = full_store(monkeypatch)
+    for epoch in (2, 3):
+        assert keeper.save(manifest(epoch))
+    files.room, collected, collect = 0, list[int](), keeper.store.collect
+
+    def count(keep: int) -> int:
+        collected.append(collect(keep))
+        return collected[-1]
+
+    monkeypatch.setattr(keeper.store, "collect", count)
+    assert not keeper.save(manifest(4))
+    assert len(collected) == sum(reason is not None for reason in said)
+    assert collected[0] == 2
+    assert sum(collected) == 2
+    assert keeper.store.epochs() == [3, 2]
+
+
+def test_tasks_that_could_not_write_have_old_epochs_deleted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, keeper, _ = full_store(monkeypatch)
+    assert keeper.save(manifest(2))
+    for epoch in (3, 4):
+        assert keeper.save(manifest(epoch))
+        assert keeper.store.epochs() == [epoch, epoch - 1, epoch - 2]
+        keeper.make_room()
+        keeper.make_room()
+        keeper._work.get_nowait()()
+        assert keeper._work.empty()
+        assert keeper.store.epochs() == [epoch, epoch - 1]
+
+
+def test_a_task_that_could_not_write_says_whether_that_may_pass_and_the_job_master_makes_room() -> None:
+    files, said = DictFiles(), list[Said]()
+    participant = Participant(Store(files, "job"), 8, said.append, lambda work: None)
+    participant.loop = Mock()
+    snapshot = Mock(task=Mock(number=3), epoch=7, generation=1, finished=True)
+    master, coordinator = Mock(_incarnations=[0]), Mock()
+    master._coordinator = coordinator
+    files.room = 0
+    assert not participant._write(snapshot, [BIG])
+    (declined,) = said
+    assert isinstance(declined, Declined)
+    JobMaster._acknowledged(master, 0, 0, declined)
+    coordinator.declined.assert_called_once_with(3, 1, 7, declined.reason)
+    master._keeper.make_room.assert_called_once_with()
+    JobMaster._acknowledged(master, 0, 0, replace(declined, may_pass=False))
+    master._keeper.make_room.assert_called_once_with()
 
 
 # --- its threads -----------------------------------------------------------------------------------------------------

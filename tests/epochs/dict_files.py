@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +14,8 @@ def accepted(name: str) -> None:
 
 
 class DictFiles:
-    """Files in memory, quick enough for thousands of histories. `broken`: names that cannot be deleted."""
+    """Files in memory, quick enough for thousands of histories. `broken`: names that cannot be deleted. `room`:
+    for so many bytes."""
 
     place = "nowhere"
     remote = False
@@ -20,9 +24,13 @@ class DictFiles:
         self.files: dict[str, bytes] = {}
         self.broken: Callable[[str], Exception | None] = accepted
         self.asked: list[str] = []
+        self.room = sys.maxsize
 
     def write(self, name: str, parts: Any, flush: bool) -> None:
-        self.files[name] = b"".join(parts)
+        data = b"".join(parts)
+        if sum(len(other) for file, other in self.files.items() if file != name) + len(data) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.files[name] = data
 
     def read(self, name: str) -> bytes:
         if name not in self.files:

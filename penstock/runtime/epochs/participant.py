@@ -42,12 +42,13 @@ class Acknowledged:
 
 @dataclass(frozen=True)
 class Declined:
-    """A task could not save its part of an epoch."""
+    """A task could not save its part of an epoch. `may_pass`: as of StoreError; room may have to be made."""
 
     task: int
     generation: int
     epoch: int
     reason: str
+    may_pass: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class Participant:
         try:
             blob = self._store.put(name, parts)
         except StoreError as error:
-            self._send(Declined(number, snapshot.generation, snapshot.epoch, str(error)))
+            self._send(Declined(number, snapshot.generation, snapshot.epoch, str(error), error.may_pass))
             if snapshot.finished:
                 return False  # nothing will come after it: it is tried again
 
