@@ -28,17 +28,21 @@ from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobExists, JobNotFound, NoCluster
+from penstock.runtime.errors import FlowError, JobExists, JobNotFound, NoCluster, shorten
 from penstock.runtime.exchange.channel import WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.records.pickling import Program
-from penstock.runtime.units import seconds
+from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
+from penstock.runtime.units import above_zero, flag, number, seconds, whole
 
 # RayDP's executors read micro-batches from Ray's object store: several of some hundred megabytes at a time.
 _DUAL_STORE_BYTES = 1 << 30
+
+# Below it every message would wait for the credit of the one before.
+_LEAST_WINDOW_BYTES = 1024
 
 _ANSWER_S = 5.0
 
@@ -134,23 +138,21 @@ def run(
     raises all later errors.
     """
     check_flow(flow, "run()")
-    start_timeout_s = seconds(start_timeout_s, "start_timeout_s")
-    epoch_timeout_s = seconds(epoch_timeout_s, "epoch_timeout_s")
-    hang_timeout_s = seconds(hang_timeout_s, "hang_timeout_s")
-    epoch_interval_s = None if epoch_interval_s is None else seconds(epoch_interval_s, "epoch_interval_s")
+    workers = 1 if workers is None else whole(workers, "workers")
+    ring_bytes = None if ring_bytes is None else _ring_bytes(ring_bytes)
+    window_bytes = whole(window_bytes, "window_bytes", _LEAST_WINDOW_BYTES)
+    cache_bytes = whole(cache_bytes, "cache_bytes")
+    cpus_per_worker = number(cpus_per_worker, "cpus_per_worker")
+    max_restarts = whole(max_restarts, "max_restarts", 0)
+    max_attempts = whole(max_attempts, "max_attempts")
+    start_timeout_s = above_zero(start_timeout_s, "start_timeout_s")
+    epoch_timeout_s = above_zero(epoch_timeout_s, "epoch_timeout_s")
+    hang_timeout_s = above_zero(hang_timeout_s, "hang_timeout_s")
+    if epoch_interval_s is not None:
+        epoch_interval_s = above_zero(epoch_interval_s, "epoch_interval_s", ", or None for a job without epochs")
     replan_s = None if replan_s is None else seconds(replan_s, "replan_s")
-    workers = 1 if workers is None else workers
-    if workers < 1:
-        raise FlowError(f"workers={workers}; it must be 1 or more")
-    if epoch_interval_s is not None and not epoch_interval_s > 0:
-        raise FlowError(f"epoch_interval_s={epoch_interval_s}; it must be above 0, or None for a job without epochs")
-    if cache_bytes < 1:
-        raise FlowError(f"cache_bytes={cache_bytes}; it must be 1 or more")
-    if not epoch_timeout_s > 0 or not hang_timeout_s > 0 or max_restarts < 0 or max_attempts < 1:
-        raise FlowError(
-            f"epoch_timeout_s={epoch_timeout_s} and hang_timeout_s={hang_timeout_s} must be above 0, "
-            f"max_restarts={max_restarts} at least 0, max_attempts={max_attempts} at least 1"
-        )
+    _check_places(checkpoints=checkpoints, savepoint=savepoint)
+    _check_where(address, detached)
     both = dual_options(dual, spark, epoch_interval_s)
     where = _placement(placement, nodes, replan_s).checked(
         workers, list(flow.graph.operators), epochs=epoch_interval_s is not None
@@ -186,6 +188,28 @@ def run(
     return _start(flow, plan, options, detached, program)
 
 
+def _ring_bytes(given: int) -> int:
+    size = whole(given, "ring_bytes", MIN_CAPACITY)
+    if size & (size - 1) or size > MAX_CAPACITY:
+        near = min(1 << size.bit_length(), MAX_CAPACITY)
+        raise FlowError(
+            f"ring_bytes={size}; it must be a power of two, {MIN_CAPACITY:,} to {MAX_CAPACITY:,}, such as {near}"
+        )
+    return size
+
+
+def _check_places(**places: object) -> None:
+    for name, place in places.items():
+        if place is not None and not isinstance(place, str | os.PathLike):
+            raise FlowError(f"{name}={shorten(place)}; it must be a directory, or a URL such as s3://bucket/prefix")
+
+
+def _check_where(address: object, detached: object) -> None:
+    flag(detached, "detached")
+    if address is not None and not isinstance(address, str):
+        raise FlowError(f"address={shorten(address)}; it must be the text of a Ray cluster's address, or 'local'")
+
+
 def _placement(placement: Method | PlacementOptions, nodes: int | None, replan_s: float | None) -> PlacementOptions:
     if not isinstance(placement, PlacementOptions):
         return PlacementOptions(placement, nodes, replan_s)
@@ -203,6 +227,10 @@ def dual_options(
     dual: str | BurstOptions, spark: SparkOptions | None, epoch_interval_s: float | None
 ) -> DualOptions | None:
     """What `run(dual=, spark=)` says; FlowError for anything else."""
+    if not isinstance(dual, str | BurstOptions):
+        raise FlowError(f"dual={shorten(dual)}; it must be text such as 'on', or penstock.bridge.burst.BurstOptions")
+    if spark is not None and not isinstance(spark, SparkOptions):
+        raise FlowError(f"spark={shorten(spark)}; it must be penstock.bridge.session.SparkOptions(...), or None")
     if dual == "off":
         return None
     from penstock.actors.dual import DualOptions  # loads pyarrow
@@ -258,6 +286,11 @@ def resume(
     workers (default: as before). Raises JobNotFound when the store has no epoch of that job, and JobExists while the
     job runs.
     """
+    if not isinstance(name, str):
+        raise FlowError(f"name={shorten(name)}; it must be the name of a job, which is that of its flow")
+    workers = None if workers is None else whole(workers, "workers")
+    _check_places(checkpoints=checkpoints)
+    _check_where(address, detached)
     store = Store.open(checkpoints or default_checkpoints(), name)
     found = store.latest() if store.ended() is None else None
     if found is None or found[0].program is None:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from penstock.placement.adoption import AdoptionOptions
 from penstock.runtime.errors import FlowError
+from penstock.runtime.units import is_whole, seconds
 
 #: How tasks are dealt to workers at the start.
 Method = Literal["round-robin", "traffic", "turbostream", "t-storm", "jstorm", "metis"]
@@ -38,13 +39,15 @@ class PlacementOptions:
         has the names of the flow's operators."""
         if unknown := sorted(set(self.pin) - set(operators)):
             raise FlowError(f"pin names an operator {unknown[0]!r}; the flow has: {', '.join(operators)}")
-        if self.at_least is not None and not 1 <= self.at_least <= workers:
-            raise FlowError(f"at_least={self.at_least}; it must be 1 to {workers}, the workers that are asked for")
+        if self.at_least is not None and not (is_whole(self.at_least) and 1 <= self.at_least <= workers):
+            raise FlowError(f"at_least={self.at_least!r}; it must be 1 to {workers}, the workers that are asked for")
         if self.method not in METHODS:
             raise FlowError(f"placement={self.method!r}; it must be one of {', '.join(METHODS)}")
-        if self.nodes is not None and not 1 <= self.nodes <= workers:
-            raise FlowError(f"nodes={self.nodes}; it must be 1 to {workers}, as each has one of the {workers} workers")
-        if self.replan_s is not None and not self.replan_s > 0:
+        if self.nodes is not None and not (is_whole(self.nodes) and 1 <= self.nodes <= workers):
+            raise FlowError(
+                f"nodes={self.nodes!r}; it must be 1 to {workers}, as each has one of the {workers} workers"
+            )
+        if self.replan_s is not None and not seconds(self.replan_s, "replan_s") > 0:
             raise FlowError(f"replan_s={self.replan_s}; it must be above 0, or None for a job that stays as it is")
         if self.replan_s is not None and not epochs:
             raise FlowError("replan_s moves tasks, which takes epochs: give run(epoch_interval_s=...)")

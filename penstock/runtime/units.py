@@ -1,4 +1,4 @@
-"""One rule for times and durations in all that users call.
+"""One rule for times and durations in all that users call, and checks of the other numbers that users give.
 
 A *duration* is a number of seconds or a timedelta, in a parameter whose name ends in `_s`. A *time* is a whole number
 of milliseconds since 1970, UTC: in a parameter or result whose name ends in `_ms`, in a record's field, as a window's
@@ -12,10 +12,10 @@ import functools
 import math
 from collections.abc import Callable
 from datetime import timedelta
-from numbers import Integral
+from numbers import Integral, Real
 from typing import ParamSpec, TypeVar
 
-from penstock.runtime.errors import FlowError
+from penstock.runtime.errors import FlowError, shorten
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +33,36 @@ def seconds(duration: float | timedelta, what: str) -> float:
         return float(duration)
     except OverflowError:  # an int of hundreds of digits
         return math.inf
+
+
+def above_zero(duration: float | timedelta, what: str, otherwise: str = "") -> float:
+    """A duration in seconds that is above 0; FlowError for anything else. `otherwise`: what else may be given."""
+    found = seconds(duration, what)
+    if found == 0:
+        raise FlowError(f"{what}={duration!r}; it must be above 0{otherwise}")
+    return found
+
+
+def whole(value: object, what: str, least: int = 1) -> int:
+    """A whole number of `least` or more; FlowError for anything else."""
+    if not is_whole(value) or value < least:  # type: ignore[operator]  # is_whole has looked at the type
+        raise FlowError(f"{what}={shorten(value)}; it must be a whole number, {least:,} or more")
+    return int(value)  # type: ignore[call-overload,no-any-return]
+
+
+def number(value: object, what: str) -> float:
+    """A number of 0 or more; FlowError for anything else."""
+    found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if not 0 <= found < math.inf:
+        raise FlowError(f"{what}={shorten(value)}; it must be a number, 0 or more")
+    return found
+
+
+def flag(value: object, what: str) -> bool:
+    """True or False; FlowError for anything else, because every text is true, "no" and "false" too."""
+    if not isinstance(value, bool):
+        raise FlowError(f"{what}={shorten(value)}; it must be True or False")
+    return value
 
 
 def is_whole(number: object) -> bool:

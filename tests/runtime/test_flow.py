@@ -14,6 +14,7 @@ from penstock.runtime import testing
 from penstock.runtime.errors import FlowError
 from penstock.runtime.operators.process import Process, ProcessContext
 from penstock.runtime.program.flow import Flow, Stream
+from penstock.runtime.sinks import Files
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.memory import Memory
@@ -79,12 +80,22 @@ def _union() -> Stream:
     return numbers(flow).union(numbers(flow))
 
 
+def _planned(workers: Any) -> Any:
+    flow = Flow("f")
+    numbers(flow).write(Null())
+    return flow.plan(workers)
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "flow name": (lambda: Flow("no spaces"), "flow name 'no spaces': use up to 100 letters"),
     "empty flow name": (lambda: Flow(""), "flow name ''"),
     "flow parallelism": (lambda: Flow("f", parallelism=0), "parallelism=0; it must be 1 or more"),
     "flow parallelism of a wrong type": (lambda: Flow("f", parallelism="2"), "parallelism='2'"),  # type: ignore[arg-type]
     "key groups": (lambda: Flow("f", key_groups=0), "key_groups=0; it must be between 1 and 32,768"),
+    "key groups true": (lambda: Flow("f", key_groups=True), "key_groups=True; it must be between 1 and 32,768"),
+    "chaining": (lambda: Flow("f", chaining="no"), "chaining='no'; it must be True or False"),  # type: ignore[arg-type]
+    "overwrite": (lambda: Files("out", overwrite="no"), "Files: overwrite='no'; it must be True or False"),  # type: ignore[arg-type]
+    "workers of a wrong type": (lambda: _planned("2"), "workers='2'; it must be a whole number"),
     "no source": (lambda: Flow("f").read([1, 2]), "needs a source such as"),  # type: ignore[arg-type]
     "no sink": (lambda: numbers().write("out/"), "needs a sink such as"),  # type: ignore[arg-type]
     "parallelism 0": (lambda: numbers().map(str, parallelism=0), "parallelism=0; it must be 1 or more"),

@@ -45,6 +45,7 @@ from penstock.runtime.records.userfunc import DEAD_LETTERS, OnError, caller_line
 from penstock.runtime.sinks.base import Sink
 from penstock.runtime.sources.base import Source
 from penstock.runtime.state import aggregate
+from penstock.runtime.units import flag, is_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,10 +97,10 @@ class Flow:
         self.name = name
         self.graph = Graph(name)
         self.parallelism = parallelism
-        if not isinstance(key_groups, int) or not 1 <= key_groups <= 32_768:
-            raise FlowError(f"flow {name!r}: key_groups={key_groups}; it must be between 1 and 32,768")
+        if not is_whole(key_groups) or not 1 <= key_groups <= 32_768:
+            raise FlowError(f"flow {name!r}: key_groups={key_groups!r}; it must be between 1 and 32,768")
         self.key_groups = key_groups
-        self.chaining = chaining
+        self.chaining = flag(chaining, f"flow {name!r}: chaining")
 
     @property
     def parallelism(self) -> int | None:

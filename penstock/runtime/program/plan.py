@@ -27,6 +27,7 @@ from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.records.userfunc import DEAD_LETTERS
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.state.aggregate import Aggregate
+from penstock.runtime.units import whole
 
 
 @dataclass
@@ -157,8 +158,7 @@ def make_plan(
     unless told not to: a job that goes on from what it has saved has both. `fuse_keys`: one task before a keyed
     operator of one task becomes one with it."""
     graph.validate()
-    if workers < 1:
-        raise FlowError(f"workers={workers}; it must be 1 or more")
+    workers = whole(workers, "workers")
     filled: dict[str, str] = {}
     for name, operator in graph.operators.items():
         if isinstance(operator, Write) and (place := operator.sink.fills) is not None:

@@ -17,6 +17,7 @@ from penstock.runtime.sinks.text import Formatter
 from penstock.runtime.sinks.whole import WholeWriter, hidden_name
 from penstock.runtime.storage import filesystems
 from penstock.runtime.storage.hold import Held, Hold
+from penstock.runtime.units import flag
 
 _PART = re.compile(r"part-(\d{5,})(?:-\d{10,})?\..*")
 
@@ -43,7 +44,7 @@ class PartFolder(Sink):
         self.directory = filesystems.shown(name) if path is None else os.path.abspath(os.path.expanduser(path))
         self.fills = self.directory
         self.suffix = suffix
-        self.overwrite = overwrite
+        self.overwrite = flag(overwrite, f"{self.title}: overwrite")
 
     @abstractmethod
     def formatter(self) -> Formatter:

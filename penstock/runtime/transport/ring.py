@@ -150,6 +150,10 @@ class RingStats(NamedTuple):
         return self.bytes / self.written if self.written else 0.0
 
 
+#: Between them is every capacity of a ring; native/ring.hpp has the same.
+MIN_CAPACITY, MAX_CAPACITY = 1024, 1 << 34
+
+
 def recommended_capacity(message_bytes: float) -> int:
     """The ring capacity for messages of this size: a power of two, 50 to 100 times it (T8).
 
