@@ -323,7 +323,8 @@ class Stream:
         """fn(list of records) -> iterable of records; batches hold what is ready, at most `batch_size`.
         With batch_format="arrow", fn gets and returns a pyarrow Table of dict records. With `min_batch`, fn is
         called when at least that many records are ready, or when the first has waited for `linger_s` seconds. The
-        barrier of an epoch, a watermark and the end of the input end the wait."""
+        barrier of an epoch, a watermark and the end of the input end the wait. When fn raises an error, all records of
+        that call fail together: one dead letter has the list of them, and `skipped` counts each of them."""
         return self._flow._add(MapBatches(fn, batch_size, batch_format, min_batch, linger_s, **options), (self,))
 
     def lookup(
