@@ -331,7 +331,7 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "name that is no text": (lambda: some().map(str, name=3), ("an operator's name must be a text, not 3",)),
     "name that is empty": (lambda: some().map(str, name=""), ("an operator's name must be a text, not ''",)),
     "flow without a name": (lambda: any_ps.Flow(None), ("flow name None",)),
-    "key groups as a text": (lambda: any_ps.Flow("f", key_groups="8"), ("key_groups=8",)),
+    "key groups as a text": (lambda: any_ps.Flow("f", key_groups="8"), ("key_groups='8'",)),
     "negative parallelism": (lambda: some().map(str, parallelism=-1), ("parallelism=-1", "1 or more")),
     "batch size as a text": (lambda: some().map_batches(list, batch_size="8"), ("batch_size='8'", "1 or more")),
     "one text as records": (lambda: ps.sources.Memory("abc"), ("Memory needs a list of records, got one str",)),
