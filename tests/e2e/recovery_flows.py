@@ -119,13 +119,18 @@ def word_count(name: str, directory: Path, records: int, rate: float, seed: int 
         for index, lines in parts(directory).items():
             for text in lines:
                 assert text.count("\t") == 1, f"task {index} wrote {text!r}"
-        entries = (text.split("\t") for lines in parts(directory).values() for text in lines)
-        counted_up("Files", ((key, int(number)) for key, number in entries), totals)
-        expected = Counter((key, n) for key, total in totals.items() for n in range(50, total + 1, 50))
-        problem = differences("Collect", Counter(sampled.records()), expected)
-        assert not problem, problem
+        counted_and_sampled(directory, sampled, totals)
 
     return RecoveryFlow(flow, directory, check, collected=sampled, records=records)
+
+
+def counted_and_sampled(directory: Path, sampled: ps.sinks.Collect, totals: Counter[str]) -> None:
+    """Files have each key with 1, 2, 3 ... up to its total, and the Collect sink has every fiftieth of these."""
+    entries = (text.split("\t") for lines in parts(directory).values() for text in lines)
+    counted_up("Files", ((key, int(number)) for key, number in entries), totals)
+    expected = Counter((key, n) for key, total in totals.items() for n in range(50, total + 1, 50))
+    problem = differences("Collect", Counter(sampled.records()), expected)
+    assert not problem, problem
 
 
 def grep(name: str, directory: Path, records: int, rate: float, seed: int = 0) -> RecoveryFlow:
@@ -247,12 +252,7 @@ def few(name: str, directory: Path, records: int, rate: float, seed: int = 0) ->
     counts.filter(lambda pair: pair[1] % 50 == 0).write(sampled)
 
     def check() -> None:
-        totals = Counter(texts[i % 6] for i in range(records))
-        entries = (text.split("\t") for lines in parts(directory).values() for text in lines)
-        counted_up("Files", ((key, int(number)) for key, number in entries), totals)
-        expected = Counter((key, n) for key, total in totals.items() for n in range(50, total + 1, 50))
-        problem = differences("Collect", Counter(sampled.records()), expected)
-        assert not problem, problem
+        counted_and_sampled(directory, sampled, Counter(texts[i % 6] for i in range(records)))
 
     return RecoveryFlow(flow, directory, check, collected=sampled, records=records)
 
