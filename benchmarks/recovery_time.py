@@ -195,12 +195,12 @@ def _steady(delays: list[tuple[float, float]], most_ms: float) -> float | None:
 def _phases(notes: list[tuple[str, int | None, int]], killed: int) -> dict[str, float]:
     """The steps between the kill and the command to go on, in seconds."""
     names = {
-        "Cut": "detected",
+        "RemoveTasks": "detected",
         "_new_actor": "tasks cut",
         "_connect": "process started",
         "_install": "connected",
-        "Make": "make told",
-        "Join": "tasks made",
+        "BuildTasks": "make told",
+        "ConnectTasks": "tasks made",
     }
     phases: dict[str, float] = {}
     last = killed

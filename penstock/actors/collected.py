@@ -19,7 +19,7 @@ Encoded: TypeAlias = tuple[int, bytes]
 
 
 @dataclass(frozen=True)
-class Sent:
+class EncodedSinkRecords:
     """Records that a sink's task sends, and the epoch that they are committed with."""
 
     channel: str
@@ -36,12 +36,12 @@ class Collected:
         self._epochs = epochs
         self._lock = threading.Lock()
         self._records: dict[str, list[Encoded]] = defaultdict(list)
-        self._waiting: dict[int, deque[Sent]] = defaultdict(deque)  # by task
+        self._waiting: dict[int, deque[EncodedSinkRecords]] = defaultdict(deque)  # by task
         self._generations: dict[int, int] = {}
         self._there: Container[int] = ()
         self._saved: dict[str, int] = {}  # how many lists of each channel are in the store
 
-    def take(self, sent: Sent) -> None:
+    def take(self, sent: EncodedSinkRecords) -> None:
         """Take records of a task."""
         with self._lock:
             if not self._epochs:

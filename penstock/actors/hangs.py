@@ -28,7 +28,7 @@ Who = TypeVar("Who", bound=Hashable)
 _LOOKS = 4
 
 
-class Silence(Generic[Who]):
+class SilenceDetector(Generic[Who]):
     """Counts how long other processes have been silent. `look` is to be called every `period_s` seconds."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,7 +78,7 @@ def watch_master(master: Process, heard: Callable[[], int], limit_s: float, job:
     """
 
     def watch() -> None:
-        silence: Silence[int] = Silence(limit_s)
+        silence: SilenceDetector[int] = SilenceDetector(limit_s)
         before = 0
         never = threading.Event()
         while True:

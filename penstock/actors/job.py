@@ -19,7 +19,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from penstock.actors import cluster
 from penstock.actors.collected import Encoded
-from penstock.actors.hangs import Silence
+from penstock.actors.hangs import SilenceDetector
 from penstock.actors.job_master import JobEnd
 from penstock.actors.linger import Driver
 from penstock.actors.progress import Progress
@@ -418,7 +418,7 @@ class Job:
         The workers kill a JobMaster that hangs. When there are no workers, or they hang too, this method kills it, if
         the job was started by this program.
         """
-        silence: Silence[str] = Silence(2 * (self._hang_timeout_s or math.inf))
+        silence: SilenceDetector[str] = SilenceDetector(2 * (self._hang_timeout_s or math.inf))
         known = False  # a JobMaster that has never answered may not have started yet
         ping = self._ping()
         while not ray.wait([self._outcome], timeout=_PING_S)[0]:

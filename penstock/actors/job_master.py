@@ -30,37 +30,37 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError
 
-from penstock.actors.collected import Collected, Encoded, Sent
+from penstock.actors.collected import Collected, Encoded, EncodedSinkRecords
 from penstock.actors.control import Refused
-from penstock.actors.hangs import Process, Silence
-from penstock.actors.in_order import InOrder
+from penstock.actors.hangs import Process, SilenceDetector
 from penstock.actors.keeper import SAVEPOINT, Keeper
 from penstock.actors.linger import Driver, Drivers
 from penstock.actors.links import AllWorkers, Link, Round
 from penstock.actors.notes import Notes
+from penstock.actors.resequencer import Resequencer
 from penstock.actors.status import ENDED, State, StatusBuilder
 from penstock.actors.worker import Outcome, Report, Worker, WorkerOptions
 from penstock.placement.groups import NotPlaced, PlacingCancelled
 from penstock.placement.options import PlacementOptions
 from penstock.runtime.epochs.coordinator import (
+    BuildTasks,
     Command,
     Complete,
+    ConnectTasks,
     Coordinator,
-    Cut,
     End,
     EpochOptions,
     Fail,
     FallBack,
-    Join,
-    Make,
-    Rewrite,
+    RemoveTasks,
     Save,
+    SaveWholeState,
     Start,
     Trigger,
     Unpark,
 )
 from penstock.runtime.epochs.manifest import Blob, Manifest
-from penstock.runtime.epochs.participant import Declined, Moved, Said
+from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
@@ -195,7 +195,7 @@ class JobMaster:
         self._workers = AllWorkers()
         self._cut = Round(set())  # the answers to the last cut
         self._ring_sizes: dict[int, int] = {}  # of rings that had grown, by worker
-        self._reports: InOrder[tuple[int, int], Report] = InOrder()  # used in the one thread of their group
+        self._reports: Resequencer[tuple[int, int], Report] = Resequencer()  # used in the one thread of their group
         self._collected = Collected(options.store is not None)
         self._console: deque[str] = deque(maxlen=_CONSOLE_LINES_MAX)
         self._console_total = 0
@@ -294,13 +294,13 @@ class JobMaster:
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> None:
         """Take report number `number` of a worker's process. Calls may come in any order."""
         for said in self._reports.take((worker, incarnation), number, item):
-            if isinstance(said, Sent):
+            if isinstance(said, EncodedSinkRecords):
                 self._keep(said)
                 continue
             for event in said:
                 self._events.put(lambda event=event: self._acknowledged(worker, incarnation, event))  # type: ignore[misc]
 
-    def _keep(self, sent: Sent) -> None:
+    def _keep(self, sent: EncodedSinkRecords) -> None:
         if sent.channel == "console":
             lines = decode(*sent.records)
             with self._console_more:
@@ -310,14 +310,14 @@ class JobMaster:
             return
         self._collected.take(sent)
 
-    def _acknowledged(self, worker: int, incarnation: int, said: Said) -> list[Command]:
+    def _acknowledged(self, worker: int, incarnation: int, said: EpochReport) -> list[Command]:
         if incarnation != self._incarnations[worker]:
             return []
         if isinstance(said, Declined):
             if said.may_pass and self._keeper is not None:
                 self._keeper.make_room()
             return self._coordinator.declined(said.task, said.generation, said.epoch, said.reason)
-        if isinstance(said, Moved):
+        if isinstance(said, NoLongerQuiet):
             self._coordinator.moved(said.task, said.generation)
             return []
         return self._coordinator.acknowledged(
@@ -711,7 +711,7 @@ class JobMaster:
         """Kill workers that hang. A worker whose process is stopped, or does not come back from native code, is as lost
         as a dead one, but nobody reports it. The pings also show the workers that this process lives."""
         limit = self._options.hang_timeout_s
-        silence: Silence[tuple[int, int]] = Silence(limit)
+        silence: SilenceDetector[tuple[int, int]] = SilenceDetector(limit)
         while not self._ended.wait(silence.period_s):
             for worker, pid in silence.look(self._workers.ping()):
                 process = self._processes[worker]
@@ -791,9 +791,9 @@ class JobMaster:
         for command in commands:
             if isinstance(command, Start):
                 threading.Thread(target=self._restart, args=(command, self._cut), daemon=True).start()
-            elif isinstance(command, Cut):
+            elif isinstance(command, RemoveTasks):
                 self._cut_all(command)
-            elif isinstance(command, Make):
+            elif isinstance(command, BuildTasks):
                 if command.change is not None and command.change.placed != self._placed:
                     self._now_placed(command.change.placed)
                 if command.after_s:
@@ -812,9 +812,9 @@ class JobMaster:
                 self._send_all("trigger", command.epoch, time.time_ns() + _TRIGGER_AHEAD_NS, command.parking)
             elif isinstance(command, Unpark):
                 self._send_all("unpark")
-            elif isinstance(command, Rewrite):
+            elif isinstance(command, SaveWholeState):
                 self._send_all("rewrite", command)
-            elif isinstance(command, Join):
+            elif isinstance(command, ConnectTasks):
                 self._join_all(command)
             elif isinstance(command, Complete):
                 self._complete_all(command)
@@ -840,7 +840,7 @@ class JobMaster:
         self._failures.append(end)
         return []
 
-    def _cut_all(self, command: Cut) -> None:
+    def _cut_all(self, command: RemoveTasks) -> None:
         self._state = "MOVING" if command.planned else "RECOVERING"
         lost = [worker for worker in range(self._options.workers) if worker not in self._running]
         answers = self._cut = Round(self._running)
@@ -903,17 +903,17 @@ class JobMaster:
         with self._status_lock:
             self._status.place(self._placed, [self._infos[index] for index in sorted(self._infos)])
 
-    def _make_all(self, command: Make) -> None:
+    def _make_all(self, command: BuildTasks) -> None:
         self._collected.back(command.tasks, command.generation, frozenset(self._plan.by_number))
         answers = self._cut
-        careful = {task: how for task, how in self._suspects.careful().items() if task in command.tasks}
+        modes = {task: how for task, how in self._suspects.modes().items() if task in command.tasks}
         addresses = {worker: info["address"] for worker, info in self._infos.items()}
         for worker in sorted(self._running):
 
             def arguments() -> tuple[Any, ...]:
                 answers.wait()
                 known = {other: self._infos[other]["address"] for other in addresses}
-                return command, known, careful
+                return command, known, modes
 
             def answered(_: Any, worker: int = worker) -> None:
                 self._events.put(lambda: self._coordinator.made(worker, command.generation, time.monotonic()))
@@ -930,7 +930,7 @@ class JobMaster:
 
             self._links[worker].send("make", arguments, answered, refused)
 
-    def _make_later(self, command: Make) -> None:
+    def _make_later(self, command: BuildTasks) -> None:
         def due() -> list[Command]:
             if command.generation == self._coordinator.generation:  # else another one has come in its place
                 self._make_all(command)
@@ -940,7 +940,7 @@ class JobMaster:
         later.daemon = True
         later.start()
 
-    def _join_all(self, command: Join) -> None:
+    def _join_all(self, command: ConnectTasks) -> None:
         self._send_all("join", command)
         if self._state == "STARTING":
             self._status.running()

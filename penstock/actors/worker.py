@@ -25,22 +25,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ray
 
-from penstock.actors.collected import Sent
+from penstock.actors.collected import EncodedSinkRecords
 from penstock.actors.control import ControlServer
 from penstock.actors.hangs import Process, watch_master
-from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make, Rewrite
-from penstock.runtime.epochs.participant import Participant, Said
+from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
+from penstock.runtime.epochs.participant import EpochReport, Participant
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import RecordError
-from penstock.runtime.exchange.output_cache import MEMORY_BYTES, Rud
+from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
 from penstock.runtime.operators.micro_batch import Divert
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import encode
 from penstock.runtime.records.pickling import join
 from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
-from penstock.runtime.worker.blackbox import BlackBox, Careful
+from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
 from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
-from penstock.runtime.worker.wiring import Reported, Wiring
+from penstock.runtime.worker.wiring import SinkRecords, Wiring
 
 if TYPE_CHECKING:
     from penstock.actors.spark_bridge import BridgeLink
@@ -79,7 +79,7 @@ class Outcome:
 
 
 #: What a worker tells the JobMaster.
-Report: TypeAlias = Sent | list[Said]
+Report: TypeAlias = EncodedSinkRecords | list[EpochReport]
 
 
 class Worker:
@@ -151,7 +151,7 @@ class Worker:
                 clock=time.monotonic_ns,
                 report=self._reporter.report,
                 window=self._options.window_bytes,
-                rud=Rud(self._options.cache_bytes) if store is not None else None,
+                output_caches=OutputCaches(self._options.cache_bytes) if store is not None else None,
                 on_snapshot=self._participant.on_snapshot if store is not None else None,
                 on_motion=self._participant.on_motion if store is not None else None,
             )
@@ -211,7 +211,7 @@ class Worker:
         if self._loop is not None:
             self._loop.cancel()
 
-    def cut(self, command: Cut, lost: list[int]) -> dict[str, Any]:
+    def cut(self, command: RemoveTasks, lost: list[int]) -> dict[str, Any]:
         """Take out tasks, and let go of workers that have died; how others reach this worker, and how large the rings
         of the dead were."""
         assert self._loop is not None
@@ -222,8 +222,8 @@ class Worker:
         self._participant.cut(command).result()
         return {"address": transport.address, "rings": sizes}
 
-    def make(self, command: Make, addresses: dict[int, str], careful: dict[int, Careful]) -> None:
-        """Attach to the other workers, and make this worker's tasks, of which some must be careful."""
+    def make(self, command: BuildTasks, addresses: dict[int, str], modes: dict[int, RecordByRecordMode]) -> None:
+        """Attach to the other workers, and make this worker's tasks, of which some run record by record."""
         assert self._loop is not None
         assert self._participant is not None
         transport = self._transport
@@ -231,14 +231,14 @@ class Worker:
         others = {worker: address for worker, address in addresses.items() if worker != self._index}
         self._loop.call(lambda: transport.connect(others)).result()
         self._participant.make(command).result()
-        if careful:
+        if modes:
             loop = self._loop
-            loop.call(lambda: loop.be_careful(careful)).result()
+            loop.call(lambda: loop.run_record_by_record(modes)).result()
         if not self._made:
             self._made = True
             self._loop.call(_keep_all).result()
 
-    def join(self, command: Join) -> None:
+    def join(self, command: ConnectTasks) -> None:
         """Tasks are there again."""
         assert self._participant is not None
         self._participant.join(command).result()
@@ -256,7 +256,7 @@ class Worker:
         assert self._participant is not None
         self._participant.unpark().result()
 
-    def rewrite(self, command: Rewrite) -> None:
+    def rewrite(self, command: SaveWholeState) -> None:
         """What tasks have saved is lost: they save everything anew."""
         assert self._participant is not None
         self._participant.rewrite(command).result()
@@ -332,10 +332,10 @@ class _Reporter:
         self._lock = threading.Lock()
         self._pending: deque[Any] = deque()
 
-    def report(self, reported: Reported) -> None:
+    def report(self, reported: SinkRecords) -> None:
         """Carry a sink's records."""
         channel, task, generation, epoch = reported.channel, reported.task, reported.generation, reported.epoch
-        self._pending.append(self.send(Sent(channel, encode(reported.records), task, generation, epoch)))
+        self._pending.append(self.send(EncodedSinkRecords(channel, encode(reported.records), task, generation, epoch)))
         if len(self._pending) > _REPORTS_MAX:
             ray.get(self._pending.popleft())  # the oldest: later ones wait for it at the other end
 
@@ -356,10 +356,10 @@ class _SnapshotWriter:
     """A thread that does pieces of work one after the other, and one again that returns False; what the participant
     has to say meanwhile goes to the JobMaster in one call, which costs more than to write a small snapshot."""
 
-    def __init__(self, send: Callable[[list[Said]], None]) -> None:
+    def __init__(self, send: Callable[[list[EpochReport]], None]) -> None:
         self._send = send
         self._work: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
-        self._said: list[Said] = []
+        self._said: list[EpochReport] = []
         self._never = threading.Event()
         threading.Thread(target=self._run, name="penstock-snapshots", daemon=True).start()
 
@@ -367,7 +367,7 @@ class _SnapshotWriter:
         """Do a piece of work soon."""
         self._work.put(work)
 
-    def say(self, event: Said) -> None:
+    def say(self, event: EpochReport) -> None:
         """Tell the JobMaster, when the work that there is has been done; for pieces of work."""
         self._said.append(event)
 

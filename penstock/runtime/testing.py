@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.errors import FlowError
-from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.mistakes import called, refusing
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read, Write
@@ -111,7 +111,7 @@ def run(
         transport,
         clock=clock,
         report=lambda reported: outputs[reported.channel].extend(reported.records),
-        rud=Rud(),
+        output_caches=OutputCaches(),
         on_snapshot=epochs.on_snapshot,
         wall=clock.wall,
         apart=True,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.actors.collected import Collected, Sent
+from penstock.actors.collected import Collected, EncodedSinkRecords
 from penstock.runtime.records.codec import decode, encode
 
 
-def sent(records: list[str], task: int, generation: int, epoch: int) -> Sent:
-    return Sent("out", encode(records), task, generation, epoch)
+def sent(records: list[str], task: int, generation: int, epoch: int) -> EncodedSinkRecords:
+    return EncodedSinkRecords("out", encode(records), task, generation, epoch)
 
 
 def records(collected: Collected) -> list[str]:

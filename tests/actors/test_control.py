@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from penstock.actors import control, handshake
 from penstock.actors.control import Asked, ControlServer, End, Gone, Line, Refused, Session, _hang_up
-from penstock.actors.hangs import Silence
+from penstock.actors.hangs import SilenceDetector
 from penstock.actors.links import AllWorkers, Link
 from penstock.runtime.errors import PenstockError
 from tests.e2e.processes import LIMIT_S, wait_until
@@ -628,7 +628,7 @@ class Clock:
 
 def test_silence_is_counted_from_the_first_look_and_forgotten_with_a_word() -> None:
     clock = Clock()
-    silence: Silence[str] = Silence(8.0, clock)
+    silence: SilenceDetector[str] = SilenceDetector(8.0, clock)
     assert silence.period_s == 2.0
     for silent, hung in [("a", ""), ("ab", ""), ("b", ""), ("ab", ""), ("ab", "b"), ("a", ""), ("a", "a"), ("", "")]:
         clock.now += 2.0
@@ -637,7 +637,7 @@ def test_silence_is_counted_from_the_first_look_and_forgotten_with_a_word() -> N
 
 def test_the_own_pause_is_not_taken_for_the_others() -> None:
     clock = Clock()
-    silence: Silence[str] = Silence(8.0, clock)
+    silence: SilenceDetector[str] = SilenceDetector(8.0, clock)
     clock.now += 2.0
     assert silence.look(["a"]) == []
     clock.now += 3600.0  # with the whole machine: what "a" has said meanwhile is not read yet

@@ -14,11 +14,11 @@ from unittest.mock import Mock
 import pytest
 
 from penstock.actors import keeper as keeper_module
-from penstock.actors.collected import Collected, Sent
+from penstock.actors.collected import Collected, EncodedSinkRecords
 from penstock.actors.job_master import JobMaster
 from penstock.actors.keeper import Keeper
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
-from penstock.runtime.epochs.participant import Declined, Participant, Said
+from penstock.runtime.epochs.participant import Declined, EpochReport, Participant
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
 from penstock.runtime.records.codec import decode, encode
@@ -159,7 +159,7 @@ def test_the_program_and_collected_records_are_written_again(watched: Watched) -
     keeper = watched.keeper
     keeper.program = keeper.put_program(BIG)
     watched.collected.back(frozenset({0}), 1, {0})
-    watched.collected.take(Sent("sink", encode([BIG]), 0, 1, 1))
+    watched.collected.take(EncodedSinkRecords("sink", encode([BIG]), 0, 1, 1))
     keeper.save(watched.manifest(1))
     watched.collected.commit(1)
     assert keeper.last is not None
@@ -345,7 +345,7 @@ def test_tasks_that_could_not_write_have_old_epochs_deleted_once(monkeypatch: py
 
 
 def test_a_task_that_could_not_write_says_whether_that_may_pass_and_the_job_master_makes_room() -> None:
-    files, said = DictFiles(), list[Said]()
+    files, said = DictFiles(), list[EpochReport]()
     participant = Participant(Store(files, "job"), 8, said.append, lambda work: None)
     participant.loop = Mock()
     snapshot = Mock(task=Mock(number=3), epoch=7, generation=1, finished=True)

@@ -8,13 +8,13 @@ import pytest
 
 from penstock.actors import worker
 from penstock.actors.worker import _SnapshotWriter
-from penstock.runtime.epochs.participant import Declined, Said
+from penstock.runtime.epochs.participant import Declined, EpochReport
 
 LIMIT_S = 60
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[list[Said]]:
+def told(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[list[EpochReport]]:
     monkeypatch.setattr(worker, "_GATHER_S", 0.2)
     monkeypatch.setattr(worker, "_RETRY_S", 0.01)
     return queue.Queue()
@@ -24,7 +24,7 @@ def said(task: int) -> Declined:
     return Declined(task, 1, 1, "why")
 
 
-def test_what_the_tasks_of_a_worker_have_to_say_of_an_epoch_is_one_call(told: queue.Queue[list[Said]]) -> None:
+def test_what_the_tasks_of_a_worker_have_to_say_of_an_epoch_is_one_call(told: queue.Queue[list[EpochReport]]) -> None:
     writer = _SnapshotWriter(told.put)
     for task in range(3):
         writer.do(lambda task=task: writer.say(said(task)) is None)  # type: ignore[misc]
@@ -35,7 +35,7 @@ def test_what_the_tasks_of_a_worker_have_to_say_of_an_epoch_is_one_call(told: qu
     assert told.empty()
 
 
-def test_work_that_must_be_done_again_says_so_and_holds_up_what_is_behind(told: queue.Queue[list[Said]]) -> None:
+def test_work_that_must_be_done_again_says_so_and_holds_up_what_is_behind(told: queue.Queue[list[EpochReport]]) -> None:
     writer = _SnapshotWriter(told.put)
     tries: list[int] = []
 

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
-from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators import step_size
 from penstock.runtime.operators.micro_batch import UNDER_WAY_MAX, Answer, Bridge, Divert
 from penstock.runtime.program.flow import Flow
@@ -280,7 +280,7 @@ def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_s
         network,
         clock=lambda: next(clock),
         report=lambda _: None,
-        rud=Rud(),
+        output_caches=OutputCaches(),
         on_snapshot=saved.append,
     )
     (task,) = wiring.tasks.values()

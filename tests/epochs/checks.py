@@ -126,7 +126,7 @@ class Checks:
 
     def command(self, command: protocol.Command) -> None:
         """The coordinator has given a command."""
-        if isinstance(command, protocol.Cut):
+        if isinstance(command, protocol.RemoveTasks):
             lost = self._lost
             possible = [self._back(lost[:n]) for n in range(0 if self._remade else 1, len(lost) + 1)]
             if self._all_back:
@@ -144,10 +144,10 @@ class Checks:
             assert command.tasks in possible, f"{sorted(command.tasks)} go back when workers {lost} are lost"
             newest = max(self._cluster.store.manifests, default=0)
             assert command.epoch == newest or newest <= self._damaged, f"{newest} is complete, and {command}"
-        elif isinstance(command, protocol.Make | protocol.Join):
+        elif isinstance(command, protocol.BuildTasks | protocol.ConnectTasks):
             expected = self._everybody if self._all_back else self._back(self._lost)
             assert command.tasks == expected, f"{sorted(command.tasks)} are made when workers {self._lost} are lost"
-            if isinstance(command, protocol.Join):
+            if isinstance(command, protocol.ConnectTasks):
                 self._all_back, self._lost, self._remade = False, [], frozenset()
         elif isinstance(command, protocol.Unpark):
             self._wanted = None
@@ -229,7 +229,7 @@ class Checks:
         self._memory[new] = self._memory[last]
         self._marks[new] = self._marks[last]
 
-    def made(self, process: Process, command: protocol.Make) -> None:
+    def made(self, process: Process, command: protocol.BuildTasks) -> None:
         """A process has made its tasks again."""
         self._made_at.update(dict.fromkeys(command.tasks, command.epoch))
         for task in process.loop.wiring.mine(command.tasks):
@@ -310,15 +310,15 @@ class Checks:
         """A command has been carried out."""
         tasks = process.loop.wiring.tasks
         numbers: frozenset[int] = frozenset()
-        if isinstance(command, protocol.Cut | protocol.Make):
+        if isinstance(command, protocol.RemoveTasks | protocol.BuildTasks):
             numbers = command.tasks
         for number, task in before.items():
             if number not in numbers:
                 assert tasks.get(number) is task, f"{command} touches task {number}"
         mine = {task.number for task in process.loop.wiring.mine(numbers)}
-        if isinstance(command, protocol.Cut):
+        if isinstance(command, protocol.RemoveTasks):
             assert not mine & tasks.keys()
-        elif isinstance(command, protocol.Make):
+        elif isinstance(command, protocol.BuildTasks):
             assert mine <= tasks.keys()
             assert all(tasks[number] is not before.get(number) for number in mine)
 
@@ -335,14 +335,16 @@ class Checks:
 
     def after(self, process: Process) -> None:
         """A process has done something."""
-        rud = process.rud
-        assert rud.used <= rud.memory_bytes, f"caches hold {rud.used} bytes, more than {rud.memory_bytes}"
+        output_caches = process.output_caches
+        assert output_caches.used <= output_caches.memory_bytes, (
+            f"caches hold {output_caches.used} bytes, more than {output_caches.memory_bytes}"
+        )
         self._passes += 1
         if self._passes % 16:
             return
         caches = [channel.cache for task in process.loop.tasks for channel in task.channels]
-        assert rud.used == sum(cache.in_memory for cache in caches)
-        assert rud.spilled == sum(
+        assert output_caches.used == sum(cache.in_memory for cache in caches)
+        assert output_caches.spilled == sum(
             entry[3] for cache in caches for entry in cache.entries if isinstance(entry[4], OnDisk)
         )
         window = self._cluster.faults.window
@@ -371,7 +373,7 @@ class Checks:
                     kinds = [entry[0] for entry in channel.cache.entries]
                     assert kinds in ([END], [WATERMARK, END]), f"channel {channel.number} still keeps {kinds}"
                     assert not channel.queue, f"channel {channel.number} has something left to send"
-            assert process.rud.used == process.rud.spilled == 0
+            assert process.output_caches.used == process.output_caches.spilled == 0
         outside = self._cluster.outside
         left = {key: records for key, records in outside.open.items() if key not in outside.stale}
         assert not left, f"never committed: {left}"

@@ -14,7 +14,7 @@ from unittest import mock
 
 from penstock.actors.keeper import Keeper
 from penstock.runtime.epochs import restore
-from penstock.runtime.epochs.coordinator import Complete, Coordinator, Join, tasks_on
+from penstock.runtime.epochs.coordinator import Complete, ConnectTasks, Coordinator, tasks_on
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Acknowledged, Participant
 from penstock.runtime.epochs.snapshot import encode_snapshot
@@ -210,9 +210,9 @@ def _no_limit_on_memory() -> Any:
 
     def append(self: OutputCache, entry: Any) -> None:
         self.entries.append(entry)
-        if self._rud is not None:
+        if self._output_caches is not None:
             self.in_memory += entry[3]
-            self._rud.used += entry[3]
+            self._output_caches.used += entry[3]
 
     return _patch(OutputCache, "append", append)
 
@@ -459,7 +459,7 @@ def _no_triggers_again() -> Any:
 
     def forgetful(self: Coordinator, worker: int, generation: int, now: float) -> Any:
         commands = made(self, worker, generation, now)
-        return [replace(command, triggers=()) if isinstance(command, Join) else command for command in commands]
+        return [replace(command, triggers=()) if isinstance(command, ConnectTasks) else command for command in commands]
 
     return _patch(Coordinator, "made", forgetful)
 

@@ -37,13 +37,13 @@ from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, a
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
-from penstock.runtime.epochs.participant import Declined, Moved, Participant, Said
+from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet, Participant
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, SnapshotDamaged, StoreUnreachable
 from penstock.runtime.exchange.grouping import All
-from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Answer, Bridge, Divert
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
@@ -531,7 +531,7 @@ class Process:
     life: int
     loop: RunLoop
     participant: Participant
-    rud: Rud
+    output_caches: OutputCaches
     inbox: _Inbox
     transport: _Ends
     slow: float
@@ -732,7 +732,7 @@ class EpochCluster:
                 self._after(self.rng.random() * 0.01, lambda e=command.epoch: self._rewind(e))
             elif isinstance(command, protocol.Fail):
                 raise AssertionError(f"the job failed: {command.reason}")
-            elif isinstance(command, protocol.Make) and command.after_s:
+            elif isinstance(command, protocol.BuildTasks) and command.after_s:
                 self._change(command)
                 self._after(command.after_s, lambda c=command: self._make(c))
             else:
@@ -741,7 +741,7 @@ class EpochCluster:
         self.due = self.coordinator.due()
 
     def _change(self, command: protocol.Command) -> None:
-        if isinstance(command, protocol.Make) and command.change is not None:
+        if isinstance(command, protocol.BuildTasks) and command.change is not None:
             self.placed = dict(command.change.placed)
 
     def _tell(self, command: protocol.Command) -> None:
@@ -752,7 +752,7 @@ class EpochCluster:
         for process in self.live:
             process.commands.append(command)
 
-    def _make(self, command: protocol.Make) -> None:
+    def _make(self, command: protocol.BuildTasks) -> None:
         if command.generation == self.coordinator.generation:
             self._tell(command)
 
@@ -899,11 +899,13 @@ class EpochCluster:
         self.lives += 1
         inbox = self.inboxes[worker] = _Inbox(self.faults.capacity)
         transport = _Ends(self, self.lives, inbox)
-        rud = Rud(self.faults.memory_bytes, self.faults.disk_bytes, "/dev/shm")  # quicker to open than a disk
+        output_caches = OutputCaches(
+            self.faults.memory_bytes, self.faults.disk_bytes, "/dev/shm"
+        )  # quicker to open than a disk
         process: Process
         checks = self.checks
 
-        def send(event: Said) -> None:
+        def send(event: EpochReport) -> None:
             if process.alive:
                 process.said.append(lambda: self._event(event))
 
@@ -924,14 +926,14 @@ class EpochCluster:
             clock=self.clock,
             report=lambda reported: None,
             window=self.faults.window,
-            rud=rud,
+            output_caches=output_caches,
             on_snapshot=saved,
             on_motion=participant.on_motion,
             wall=self._wall,
         )
         participant.loop = RunLoop(wiring, transport, self.clock)
         slow = self.faults.slow[worker] if worker < len(self.faults.slow) else 0.0
-        process = Process(worker, self.lives, participant.loop, participant, rud, inbox, transport, slow)
+        process = Process(worker, self.lives, participant.loop, participant, output_caches, inbox, transport, slow)
         self.processes[worker] = process
         self._all.append(process)
         self._look_who_lives()
@@ -942,13 +944,13 @@ class EpochCluster:
     def _look_who_lives(self) -> None:
         self.live = [self.processes[worker] for worker in sorted(self.processes)]
 
-    def _event(self, event: Said) -> list[protocol.Command]:
+    def _event(self, event: EpochReport) -> list[protocol.Command]:
         self.story.append((self.now, event))
         master = self.coordinator
         if isinstance(event, Declined):
             self.counts["declined"] += 1
             return master.declined(event.task, event.generation, event.epoch, event.reason)
-        if isinstance(event, Moved):
+        if isinstance(event, NoLongerQuiet):
             master.moved(event.task, event.generation)
             return []
         self.checks.acknowledged(event)
@@ -972,16 +974,16 @@ class EpochCluster:
             future = participant.trigger(command.epoch)
         elif isinstance(command, protocol.Unpark):
             future = participant.unpark()
-        elif isinstance(command, protocol.Rewrite):
+        elif isinstance(command, protocol.SaveWholeState):
             future = participant.rewrite(command)
         elif isinstance(command, protocol.Complete):
             future = participant.complete(command)
-        elif isinstance(command, protocol.Cut):
+        elif isinstance(command, protocol.RemoveTasks):
             future = participant.cut(command)
-        elif isinstance(command, protocol.Join):
+        elif isinstance(command, protocol.ConnectTasks):
             future = participant.join(command)
         else:
-            assert isinstance(command, protocol.Make)
+            assert isinstance(command, protocol.BuildTasks)
             try:
                 future = participant.make(command)
             except (StoreUnreachable, SnapshotDamaged) as error:
@@ -992,7 +994,7 @@ class EpochCluster:
                 return
         process.loop.do_calls()
         future.result(0)
-        if isinstance(command, protocol.Make):
+        if isinstance(command, protocol.BuildTasks):
             self.checks.made(process, command)
             process.answers.append(lambda: self.coordinator.made(worker, command.generation, self.now))
         elif isinstance(command, protocol.Complete) and command.final:
@@ -1439,7 +1441,7 @@ class EpochCluster:
         self.counts["losses told"] += 1
         self.store.may_be_lost(names)
         commands = self.coordinator.lost(names, reason, self.now)
-        self.counts["rewrites"] += any(isinstance(command, protocol.Rewrite) for command in commands)
+        self.counts["rewrites"] += any(isinstance(command, protocol.SaveWholeState) for command in commands)
         self._do(commands)
 
     # --- telling -------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from penstock.runtime.worker.blackbox import (
     PROVEN_EPOCHS,
     SOURCE,
     BlackBox,
-    Care,
-    Careful,
     Crash,
     Note,
     Place,
     Poison,
+    RecordByRecord,
+    RecordByRecordMode,
     Suspects,
     Watcher,
     digest_of,
@@ -31,17 +31,17 @@ from penstock.runtime.worker.blackbox import (
 
 _DIES_IN_A_STEP = """
 import sys
-from penstock.runtime.worker.blackbox import BlackBox, Care, Careful
+from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 box = BlackBox()
 box.note(1)
 box.rest()
 print(box.address, flush=True)
 sys.stdin.readline()
 box.note(7)
-care = Care(box, 7, Careful(), 4)
-care.next(11)
-care.next(11)
-care.check(2, [("the", "record")])
+mode = RecordByRecord(box, 7, RecordByRecordMode(), 4)
+mode.next(11)
+mode.next(11)
+mode.check(2, [("the", "record")])
 print("noted", flush=True)
 sys.stdin.readline()
 """
@@ -185,14 +185,14 @@ def suspected(attempts: int = 3) -> Suspects:
     suspects = Suspects(attempts)
     suspects.died(None)
     suspects.died(Note(4), CRASH)
-    assert suspects.careful() == {}
+    assert suspects.modes() == {}
     suspects.died(Note(4), CRASH)
-    assert suspects.careful() == {4: Careful(CALM_EPOCHS)}
+    assert suspects.modes() == {4: RecordByRecordMode(CALM_EPOCHS)}
     return suspects
 
 
 def places(suspects: Suspects) -> list[Place]:
-    return [place for careful in suspects.careful().values() for _, _, place in careful.places]
+    return [place for mode in suspects.modes().values() for _, _, place in mode.places]
 
 
 def test_a_record_is_poison_at_its_place_after_so_many_crashes() -> None:
@@ -203,7 +203,7 @@ def test_a_record_is_poison_at_its_place_after_so_many_crashes() -> None:
     assert places(suspects) == []
     suspects.died(at(7), CRASH)
     assert places(suspects) == [at(7).place]
-    (why,) = suspects.careful()[4].places.values()
+    (why,) = suspects.modes()[4].places.values()
     assert why == (
         "this record has killed the worker's process 3 times while this operator had it; the last time: "
         "Segmentation fault, at parse.py:7 in parse"
@@ -220,7 +220,7 @@ def test_deaths_from_outside_count_half_and_only_until_an_epoch_completes() -> N
     for _ in range(6):
         suspects.died(at(7))
     assert places(suspects) == [at(7).place]
-    (why,) = suspects.careful()[4].places.values()
+    (why,) = suspects.modes()[4].places.values()
     assert "6 times by a signal from outside or for want of memory, with no epoch complete between" in why
     suspects.completed()
     assert places(suspects) == []
@@ -231,7 +231,7 @@ def test_equal_records_at_other_places_are_others() -> None:
     for sequence in range(100):
         suspects.died(at(sequence))
     assert places(suspects) == []
-    assert not suspects.careful()[4].values
+    assert not suspects.modes()[4].values
 
 
 def test_equals_of_a_record_that_was_found_out_cost_one_crash_each_and_then_none() -> None:
@@ -243,17 +243,17 @@ def test_equals_of_a_record_that_was_found_out_cost_one_crash_each_and_then_none
     assert places(suspects) == [at(7).place]
     suspects.died(at(20), CRASH)
     assert places(suspects) == [at(7).place, at(20).place]
-    assert not suspects.careful()[4].values
+    assert not suspects.modes()[4].values
     suspects.died(at(30), CRASH)
-    assert list(suspects.careful()[4].values) == [(1, 99)]
+    assert list(suspects.modes()[4].values) == [(1, 99)]
 
 
 def test_a_record_whose_place_is_never_the_same_is_found_out_all_the_same() -> None:
     suspects = suspected()
     for sequence in range(5):
-        assert not suspects.careful()[4].values
+        assert not suspects.modes()[4].values
         suspects.died(at(sequence), CRASH)
-    assert list(suspects.careful()[4].values) == [(1, 99)]
+    assert list(suspects.modes()[4].values) == [(1, 99)]
 
 
 def test_places_go_along_when_an_epoch_completes_before_them() -> None:
@@ -274,32 +274,32 @@ def test_suspicion_ends() -> None:
     suspects.died(at(7), CRASH)
     for _ in range(CALM_EPOCHS - 1):
         suspects.completed()
-    assert suspects.careful() == {4: Careful(1)}
+    assert suspects.modes() == {4: RecordByRecordMode(1)}
     suspects.died(Note(4))
     for _ in range(CALM_EPOCHS):
-        assert suspects.careful().keys() == {4}
+        assert suspects.modes().keys() == {4}
         suspects.completed()
-    assert suspects.careful() == {}
+    assert suspects.modes() == {}
     for _ in range(3):
         suspects.died(at(7), CRASH)
-    assert suspects.careful()[4].epochs == PROVEN_EPOCHS
+    assert suspects.modes()[4].epochs == PROVEN_EPOCHS
     suspects.died(Note(4))
-    assert suspects.careful()[4].epochs == PROVEN_EPOCHS
+    assert suspects.modes()[4].epochs == PROVEN_EPOCHS
     suspects.forget()
-    assert suspects.careful() == {}
+    assert suspects.modes() == {}
 
 
-# --- a careful task ----------------------------------------------------------------------------------------------
+# --- a task that runs record by record -------------------------------------------------------------------------------
 
 
 def test_care_counts_from_the_last_complete_epoch() -> None:
     box = BlackBox()
     watcher = Watcher(box.address)
-    care = Care(box, 3, Careful(2), 5)
+    record_by_record = RecordByRecord(box, 3, RecordByRecordMode(2), 5)
 
     def noted(origin: int) -> tuple[Place, Place]:
-        care.next(origin)
-        care.check(0, ["word"])
+        record_by_record.next(origin)
+        record_by_record.check(0, ["word"])
         note = watcher.read()
         assert note is not None
         assert note[:3] == (3, 0, digest_of(["word"]))
@@ -308,15 +308,15 @@ def test_care_counts_from_the_last_complete_epoch() -> None:
     assert noted(1) == (Place(5, 1, 0, 0), Place(5, 1, 0, 0))
     assert noted(2) == (Place(5, 2, 0, 0), Place(5, 2, 0, 0))
     assert noted(1) == (Place(5, 1, 1, 0), Place(5, 1, 1, 0))
-    care.passed(6)
+    record_by_record.passed(6)
     assert noted(1) == (Place(5, 1, 2, 0), Place(5, 1, 2, 0))
-    care.passed(7)
-    assert care.completed(5)  # it is known already
-    assert care.completed(6)
+    record_by_record.passed(7)
+    assert record_by_record.completed(5)  # it is known already
+    assert record_by_record.completed(6)
     assert noted(1) == (Place(5, 1, 3, 0), Place(6, 1, 1, 0))
     assert noted(2) == (Place(5, 2, 1, 0), Place(6, 2, 0, 0))
-    assert not care.completed(7)
-    care.check(0, ["word"])
+    assert not record_by_record.completed(7)
+    record_by_record.check(0, ["word"])
     note = watcher.read()
     assert note is not None
     assert note.place == Place(5, 2, 1, 1)
@@ -325,23 +325,25 @@ def test_care_counts_from_the_last_complete_epoch() -> None:
 def test_care_refuses_poison_where_it_is() -> None:
     place = Place(5, 1, 1, 0)
     word, bad = digest_of(["word"]), digest_of(["bad"])
-    care = Care(BlackBox(), 3, Careful(2, {(0, word, place): "it killed"}, {(1, bad): "they kill"}), 5)
-    care.next(1)
-    care.check(0, ["word"])
-    care.check(1, ["word"])
+    record_by_record = RecordByRecord(
+        BlackBox(), 3, RecordByRecordMode(2, {(0, word, place): "it killed"}, {(1, bad): "they kill"}), 5
+    )
+    record_by_record.next(1)
+    record_by_record.check(0, ["word"])
+    record_by_record.check(1, ["word"])
     with pytest.raises(Poison, match="they kill"):
-        care.check(1, ["bad"])
-    care.next(1)
+        record_by_record.check(1, ["bad"])
+    record_by_record.next(1)
     with pytest.raises(Poison, match="it killed"):
-        care.check(0, ["word"])
-    care.check(0, ["word"])  # the next that the operators before it made of the same
-    care.next(1)
-    care.check(0, ["word"])
+        record_by_record.check(0, ["word"])
+    record_by_record.check(0, ["word"])  # the next that the operators before it made of the same
+    record_by_record.next(1)
+    record_by_record.check(0, ["word"])
 
 
 def test_care_takes_records_that_cannot_be_encoded() -> None:
     box = BlackBox()
-    care = Care(box, 3, Careful(1, {(0, 0, Place(5, 1, 0, 0)): "no"}), 5)
-    care.next(1)
-    care.check(1, [threading.Lock()])
+    record_by_record = RecordByRecord(box, 3, RecordByRecordMode(1, {(0, 0, Place(5, 1, 0, 0)): "no"}), 5)
+    record_by_record.next(1)
+    record_by_record.check(1, [threading.Lock()])
     assert Watcher(box.address).read() == Note(3)

@@ -10,18 +10,18 @@ import pytest
 from penstock.runtime.epochs.coordinator import (
     FINAL_TRIES,
     QUIET_INTERVALS,
+    BuildTasks,
     Command,
     Complete,
+    ConnectTasks,
     Coordinator,
-    Cut,
     End,
     EpochOptions,
     Fail,
     FallBack,
-    Join,
-    Make,
-    Rewrite,
+    RemoveTasks,
     Save,
+    SaveWholeState,
     Start,
     Trigger,
     Unpark,
@@ -116,8 +116,8 @@ class Job:
         return None if chain is None else [one.name[10:18].lstrip("0") for one in chain]
 
 
-def make(command: Command) -> Make:
-    assert isinstance(command, Make)
+def make(command: Command) -> BuildTasks:
+    assert isinstance(command, BuildTasks)
     return command
 
 
@@ -128,10 +128,10 @@ def test_the_start_is_a_recovery_of_all_tasks_to_nothing() -> None:
     job = Job()
     assert job.c.start() == [Start(worker) for worker in range(WORKERS)]
     assert [job.c.started(worker) for worker in range(3)] == [[], [], []]
-    assert job.c.started(3) == [Make(ALL, 1, 0, {})]
+    assert job.c.started(3) == [BuildTasks(ALL, 1, 0, {})]
     assert job.c.state == "MAKING"
     assert [job.c.made(worker, 1, 0.0) for worker in range(3)] == [[], [], []]
-    assert job.c.made(3, 1, 0.0) == [Join(ALL, 1, ())]
+    assert job.c.made(3, 1, 0.0) == [ConnectTasks(ALL, 1, ())]
     assert job.c.state == "RUNNING"
 
 
@@ -271,12 +271,12 @@ def test_nothing_is_due_while_something_else_is_waited_for(state: str) -> None:
 )
 def test_who_goes_back_when_a_worker_is_lost(worker: int, back: set[int]) -> None:
     job = Job().running(1)
-    assert job.c.worker_lost(worker, 5.0) == [Cut(frozenset(back), 1), Start(worker, 0.0)]
+    assert job.c.worker_lost(worker, 5.0) == [RemoveTasks(frozenset(back), 1), Start(worker, 0.0)]
     (command,) = job.c.started(worker)
     assert make(command).tasks == back
     assert make(command).entries.keys() == back
     assert make(command).epoch == 1
-    assert job.made() == [Join(frozenset(back), make(command).generation, ())]
+    assert job.made() == [ConnectTasks(frozenset(back), make(command).generation, ())]
 
 
 def test_a_worker_without_tasks_takes_nobody_back() -> None:
@@ -286,14 +286,14 @@ def test_a_worker_without_tasks_takes_nobody_back() -> None:
     c.started(1)
     c.made(0, 1, 0.0)
     c.made(1, 1, 0.0)
-    assert c.worker_lost(1, 1.0) == [Cut(frozenset(), 0), Start(1, 0.0)]
-    assert c.started(1) == [Make(frozenset(), 3, 0, {})]
+    assert c.worker_lost(1, 1.0) == [RemoveTasks(frozenset(), 0), Start(1, 0.0)]
+    assert c.started(1) == [BuildTasks(frozenset(), 3, 0, {})]
 
 
 def test_a_worker_lost_while_another_starts_joins_the_same_recovery() -> None:
     job = Job().running(1)
     job.c.worker_lost(2, 5.0)
-    assert job.c.worker_lost(3, 5.1) == [Cut(frozenset({C, X, Y}), 1), Start(3, 0.5)]
+    assert job.c.worker_lost(3, 5.1) == [RemoveTasks(frozenset({C, X, Y}), 1), Start(3, 0.5)]
     assert job.c.started(2) == []
     (command,) = job.c.started(3)
     assert make(command).tasks == {C, X, Y}
@@ -304,13 +304,13 @@ def test_a_worker_lost_while_tasks_are_made_has_them_made_anew() -> None:
     job.c.worker_lost(2, 5.0)
     first = make(job.c.started(2)[0])
     job.c.made(0, first.generation, 5.0)
-    assert job.c.worker_lost(1, 5.1) == [Cut(frozenset({B, C}), 1), Start(1, 0.5)]
+    assert job.c.worker_lost(1, 5.1) == [RemoveTasks(frozenset({B, C}), 1), Start(1, 0.5)]
     assert job.c.made(1, first.generation, 5.1) == [], "of an older generation"
     second = make(job.c.started(1)[0])
     assert second.tasks == {B, C}
     assert second.generation > first.generation
     assert [job.c.made(worker, first.generation, 5.2) for worker in range(WORKERS)] == [[]] * WORKERS
-    assert job.made() == [Join(frozenset({B, C}), second.generation, ())]
+    assert job.made() == [ConnectTasks(frozenset({B, C}), second.generation, ())]
 
 
 def test_epochs_under_way_outlive_a_recovery() -> None:
@@ -321,7 +321,7 @@ def test_epochs_under_way_outlive_a_recovery() -> None:
     job.c.started(1)
     job.now = 3.0
     (join,) = job.made()
-    assert isinstance(join, Join)
+    assert isinstance(join, ConnectTasks)
     assert join.triggers == (2,)
     assert job.ack(Y, B, epoch=2) == [], "what went back acknowledges again"
     (save,) = job.ack(C, epoch=2)
@@ -368,7 +368,7 @@ def test_all_may_have_acknowledged_again_before_they_join() -> None:
     job.c.started(3)
     assert job.ack(X, Y, epoch=3, finished=True) == []
     join, save = job.made()
-    assert isinstance(join, Join)
+    assert isinstance(join, ConnectTasks)
     assert isinstance(save, Save)
     assert save.manifest.epoch == 3
 
@@ -378,7 +378,7 @@ def test_a_store_that_does_not_answer_is_tried_again() -> None:
     job.c.worker_lost(2, 5.0)
     first = make(job.c.started(2)[0])
     cut, again = job.c.not_made(2, first.generation, "no answer", False, 5.5)
-    assert cut == Cut(frozenset({C}), 1)
+    assert cut == RemoveTasks(frozenset({C}), 1)
     assert make(again).after_s == 1.0
     assert make(again).tasks == {C}
     assert job.c.not_made(1, first.generation, "no answer", False, 5.6) == [], "the others' answers to the same"
@@ -412,7 +412,7 @@ def test_the_budget_comes_back_with_time() -> None:
     job = Job().running(1)
     for n in range(8):
         commands = job.c.worker_lost(2, 50.0 * n)
-        assert isinstance(commands[0], Cut)
+        assert isinstance(commands[0], RemoveTasks)
         job.c.started(2)
         job.made()
     assert job.c.restarts == 8
@@ -547,9 +547,9 @@ def test_a_worker_lost_while_a_manifest_is_written_goes_back_to_what_came_of_it(
     epoch = 2 if written else 1
     assert commands == [
         *([Complete(2, False)] if written else []),
-        Cut(frozenset({C}), epoch),
+        RemoveTasks(frozenset({C}), epoch),
         Start(2, 0.0),
-        Cut(frozenset({C, X, Y}), epoch),
+        RemoveTasks(frozenset({C, X, Y}), epoch),
         Start(3, 0.5),
     ]
 
@@ -558,7 +558,7 @@ def test_a_worker_lost_while_the_last_epoch_is_committed_commits_it_again() -> N
     job = Job().running(1).finished()
     job.c.saved(2)
     job.c.committed(0, 2)
-    assert job.c.worker_lost(2, 5.0) == [Cut(frozenset({C}), 2), Start(2, 0.0)]
+    assert job.c.worker_lost(2, 5.0) == [RemoveTasks(frozenset({C}), 2), Start(2, 0.0)]
     assert job.c.committed(1, 2) == []
     command = make(job.c.started(2)[0])
     assert command.entries[C].finished
@@ -581,7 +581,7 @@ def names(job: Job, *tasks: int, epoch: int) -> frozenset[str]:
 def test_tasks_whose_snapshots_are_lost_save_everything_anew() -> None:
     job = Job().running(1, 2)
     lost = names(job, B, epoch=1)
-    assert job.c.lost(lost, "the disk is empty", 2.5) == [Rewrite(frozenset({B})), Trigger(3)]
+    assert job.c.lost(lost, "the disk is empty", 2.5) == [SaveWholeState(frozenset({B})), Trigger(3)]
     assert job.c.last_failure == "the disk is empty"
     assert job.c.lost(lost, "the disk is empty", 2.6) == [], "it is said again until no epoch needs it"
     assert job.ack(A, C, X, Y, epoch=3) == []
@@ -599,7 +599,7 @@ def test_what_a_task_adds_to_what_is_lost_is_not_taken() -> None:
     job.now = 2.0
     job.c.tick(job.now)
     job.ack(A, B, epoch=2)
-    assert job.c.lost(names(job, A, B, epoch=1), "gone", 2.1) == [Rewrite(frozenset({A, B})), Trigger(3)]
+    assert job.c.lost(names(job, A, B, epoch=1), "gone", 2.1) == [SaveWholeState(frozenset({A, B})), Trigger(3)]
     assert job.ack(C, X, Y, epoch=2) == [], "epoch 2 builds on what is gone"
     assert job.ack(A, epoch=3, whole=True) == []
     assert job.ack(B, epoch=3) == []
@@ -617,7 +617,7 @@ def test_a_manifest_that_refers_to_what_is_lost_is_not_written() -> None:
     job.c.tick(job.now)
     (save,) = job.ack(*ALL, epoch=2)
     assert isinstance(save, Save)
-    assert job.c.lost(names(job, C, epoch=1), "gone", 2.1) == [Rewrite(frozenset({C})), Trigger(3)]
+    assert job.c.lost(names(job, C, epoch=1), "gone", 2.1) == [SaveWholeState(frozenset({C})), Trigger(3)]
     assert job.c.not_saved(2, "it builds on what is lost") == []
     (save,) = [*job.ack(A, B, X, Y, epoch=3), *job.ack(C, epoch=3, whole=True)]
     assert isinstance(save, Save)
@@ -627,7 +627,7 @@ def test_a_manifest_that_refers_to_what_is_lost_is_not_written() -> None:
 def test_a_task_that_has_ended_says_so_again_when_its_end_is_lost() -> None:
     job = Job().running(1)
     job.ack(X, Y, epoch=2, finished=True)
-    assert job.c.lost(names(job, X, epoch=2), "gone", 2.0) == [Rewrite(frozenset({X})), Trigger(2)]
+    assert job.c.lost(names(job, X, epoch=2), "gone", 2.0) == [SaveWholeState(frozenset({X})), Trigger(2)]
     assert job.c.finished() == {Y}
     assert job.ack(A, B, C, epoch=2) == []
     (save,) = job.ack(X, epoch=2, finished=True)
@@ -638,10 +638,10 @@ def test_tasks_that_go_back_find_out_for_themselves_what_is_lost() -> None:
     job = Job().running(1)
     job.c.worker_lost(2, 2.0)
     lost = names(job, A, epoch=1) | {blob(C, 1, 1).name}
-    assert job.c.lost(lost, "gone", 2.1) == [Rewrite(frozenset({A}))]
+    assert job.c.lost(lost, "gone", 2.1) == [SaveWholeState(frozenset({A}))]
     job.c.started(2)
     job.made()  # it could be read after all
-    assert job.c.lost(lost, "gone", 2.2) == [Rewrite(frozenset({C})), Trigger(2)]
+    assert job.c.lost(lost, "gone", 2.2) == [SaveWholeState(frozenset({C})), Trigger(2)]
 
 
 def test_no_other_plan_goes_on_from_what_is_lost() -> None:
@@ -675,7 +675,7 @@ def damaged(*epochs: int) -> tuple[Job, list[Manifest]]:
 def test_when_the_last_epoch_is_damaged_all_go_back_to_an_older_one() -> None:
     job, manifests = damaged(1, 2, 3)
     cut, command = job.c.rewind(manifests[1], job.now)
-    assert cut == Cut(ALL, 2)
+    assert cut == RemoveTasks(ALL, 2)
     assert (make(command).tasks, make(command).epoch) == (ALL, 2)
     assert make(command).entries == {entry.number: entry for entry in manifests[1].tasks}
     job.made()
@@ -686,7 +686,7 @@ def test_when_the_last_epoch_is_damaged_all_go_back_to_an_older_one() -> None:
 def test_when_all_epochs_are_damaged_all_begin_anew() -> None:
     job, _ = damaged(1, 2)
     cut, command = job.c.rewind(None, job.now)
-    assert cut == Cut(ALL, 0)
+    assert cut == RemoveTasks(ALL, 0)
     assert (make(command).tasks, make(command).epoch, make(command).entries) == (ALL, 0, {})
     job.made()
     assert job.c.tick(job.now + 1) == [Trigger(3)]
@@ -696,7 +696,7 @@ def test_a_worker_lost_while_falling_back_is_started_and_waited_for() -> None:
     job, manifests = damaged(1, 2)
     assert job.c.worker_lost(1, job.now) == [Start(1)]
     assert job.c.not_made(0, job.c.generation, "rot", True, job.now) == [], "told once"
-    assert job.c.rewind(manifests[0], job.now) == [Cut(ALL, 1)]
+    assert job.c.rewind(manifests[0], job.now) == [RemoveTasks(ALL, 1)]
     (command,) = job.c.started(1)
     assert make(command).tasks == ALL
 
@@ -755,12 +755,12 @@ class Host:
             if isinstance(command, Start):
                 assert command.worker not in self.alive | self.starting
                 self.starting.add(command.worker)
-            elif isinstance(command, Cut):
+            elif isinstance(command, RemoveTasks):
                 self.making.clear()
                 self.committing.clear()
                 for task in command.tasks:
                     self.generations[task] = -1
-            elif isinstance(command, Make):
+            elif isinstance(command, BuildTasks):
                 assert not self.starting
                 self.making = [(worker, command.generation) for worker in self.alive]
                 for task in command.tasks:
@@ -774,7 +774,7 @@ class Host:
                         self.whole.discard(task)
                     if self.ending or (entry is not None and entry.finished):
                         self.ended.add(task)
-            elif isinstance(command, Join):
+            elif isinstance(command, ConnectTasks):
                 for task in command.tasks:
                     self.todo[task] += command.triggers
             elif isinstance(command, Trigger):
@@ -1009,8 +1009,8 @@ def test_a_task_that_has_stopped_moves_alone() -> None:
     assert isinstance(save, Save)
     complete, cut, make = job.c.saved(2)
     assert complete == Complete(2, False)
-    assert cut == Cut(frozenset({B}), 2, planned=True)
-    assert isinstance(make, Make)
+    assert cut == RemoveTasks(frozenset({B}), 2, planned=True)
+    assert isinstance(make, BuildTasks)
     assert make.tasks == {B}
     assert make.change is not None
     assert make.change.placed[B] == target
@@ -1029,8 +1029,8 @@ def test_a_task_that_has_not_stopped_takes_those_behind_it_along() -> None:
     job.c.migrate(moving(job, a=(PLACED[A] + 1) % WORKERS), 1.5)
     acknowledged(job, 2, *ALL)
     _, cut, make = job.c.saved(2)
-    assert cut == Cut(frozenset({A, B, C}), 2, planned=True)
-    assert isinstance(make, Make)
+    assert cut == RemoveTasks(frozenset({A, B, C}), 2, planned=True)
+    assert isinstance(make, BuildTasks)
     assert make.tasks == {A, B, C}
 
 
@@ -1057,7 +1057,7 @@ def test_a_death_ends_the_attempt() -> None:
     job = Job().running(1)
     job.c.migrate(moving(job, y=(PLACED[Y] + 1) % WORKERS), 1.5)
     cut = job.c.worker_lost(PLACED[A], 1.6)[0]
-    assert isinstance(cut, Cut)
+    assert isinstance(cut, RemoveTasks)
     assert cut.tasks >= {A}
     assert not job.c.migrating
     assert job.c.placed == PLACED
@@ -1068,7 +1068,7 @@ def test_a_death_ends_the_attempt() -> None:
     assert other.c.worker_lost(PLACED[A], 1.6) == []
     complete, cut, *_ = other.c.saved(2)
     assert complete == Complete(2, False)
-    assert isinstance(cut, Cut)
+    assert isinstance(cut, RemoveTasks)
     assert cut.tasks == {A, B, C}
     assert other.c.placed == PLACED
 
@@ -1081,7 +1081,7 @@ def test_after_a_move_a_death_takes_back_what_is_there_now() -> None:
     job.c.saved(2)
     job.made()
     cut = job.c.worker_lost(target, 3.0)[0]
-    assert isinstance(cut, Cut)
+    assert isinstance(cut, RemoveTasks)
     assert Y in cut.tasks
     before = Job().running(1)
     assert Y not in before.c._behind[A]
@@ -1127,4 +1127,4 @@ def test_an_epoch_that_was_begun_before_the_move_completes_without_it() -> None:
     assert job.c.saved(2) == [Complete(2, False)]
     assert job.c.migrating
     acknowledged(job, 3, *ALL, parked=True)
-    assert job.c.saved(3)[1] == Cut(frozenset({B}), 3, planned=True)
+    assert job.c.saved(3)[1] == RemoveTasks(frozenset({B}), 3, planned=True)

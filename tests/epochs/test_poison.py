@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
-from penstock.runtime.worker.blackbox import CALM_EPOCHS, BlackBox, Care, Crash, Note, Poison, Suspects, Watcher
+from penstock.runtime.worker.blackbox import (
+    CALM_EPOCHS,
+    BlackBox,
+    Crash,
+    Note,
+    Poison,
+    RecordByRecord,
+    Suspects,
+    Watcher,
+)
 from tests.epochs.flows import epoch_flow
 from tests.epochs.sim import EpochCluster, Faults, Process, faults_of
 from tests.runtime.random_flows import RandomFlow
@@ -77,9 +86,9 @@ class Deadly(EpochCluster):
 
     def _command(self, process: Process, command: protocol.Command) -> None:
         super()._command(process, command)
-        if isinstance(command, protocol.Make):
-            careful = {task: how for task, how in self.suspects.careful().items() if task in command.tasks}
-            process.loop.be_careful(careful)
+        if isinstance(command, protocol.BuildTasks):
+            modes = {task: how for task, how in self.suspects.modes().items() if task in command.tasks}
+            process.loop.run_record_by_record(modes)
 
     def check(self) -> None:
         self.made.check(self.outside.records())
@@ -128,12 +137,12 @@ def test_kills_from_outside_cost_no_record(seed: int) -> None:
         cluster.run()
         assert cluster.counts["kills"] > 30
         assert cluster.found == 0
-        assert not any(how.places or how.values for how in cluster.suspects.careful().values())
+        assert not any(how.places or how.values for how in cluster.suspects.modes().values())
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_careful_task_does_as_others(seed: int) -> None:
-    """Whatever its operators are, and whatever else goes wrong: killed so often, most tasks come to be careful."""
+def test_a_task_that_runs_record_by_record_does_as_others(seed: int) -> None:
+    """Whatever its operators are, and whatever else goes wrong: killed so often, most tasks run record by record."""
     faults = replace(faults_of(seed), kills=20, kill_rate=0.01, rescales=0, master_kills=0, stop_at=None)
     with small_steps(seed):
         Deadly(epoch_flow(seed), seed, faults).run()
@@ -148,7 +157,8 @@ def test_records_that_kill_are_found_and_no_other_is_lost(seed: int, poison: int
         cluster = deadly(seed, poison, Faults(workers=3, kills=kills, kill_rate=0.01, window=window, interval_s=0.005))
         cluster.run()
         assert cluster.found == poison
-        # Two deaths until the task is careful; three for the first that is found, two more until all its like are.
+        # Two deaths until the task runs record by record; three for the first that is found, two more until all its
+        # like are.
         assert cluster.crashes <= 2 * (2 + 3 + 2)
 
 
@@ -183,21 +193,21 @@ class Life:
 
     def _live(self) -> bool:
         """False: the process has died."""
-        how = self.suspects.careful().get(0)
-        care = None if how is None else Care(self._box, 0, how, self._epoch)
+        how = self.suspects.modes().get(0)
+        record_by_record = None if how is None else RecordByRecord(self._box, 0, how, self._epoch)
         at, self.refused = list(self._at), set(self._refused)
         epochs = 0
         while left := [channel for channel in (0, 1) if at[channel] < len(self.channels[channel])]:
             if epochs < CALM_EPOCHS - 1 and self.rng.random() < 0.1:
                 epochs += 1
-                self._complete(at, care)
+                self._complete(at, record_by_record)
             channel = self.rng.choice(left)
             record = channel, at[channel]
             self._box.note(0)
             try:
-                if care is not None:
-                    care.next(channel)
-                    care.check(0, [self.channels[channel][at[channel]]])
+                if record_by_record is not None:
+                    record_by_record.next(channel)
+                    record_by_record.check(0, [self.channels[channel][at[channel]]])
             except Poison:
                 self.refused.add(record)
             else:
@@ -210,14 +220,14 @@ class Life:
             at[channel] += 1
         return True
 
-    def _complete(self, at: list[int], care: Care | None) -> None:
+    def _complete(self, at: list[int], record_by_record: RecordByRecord | None) -> None:
         self._epoch += 1
         self._at, self._refused, self._outside = list(at), set(self.refused), 0
         self.suspects.completed()
-        if care is not None:
-            care.passed(self._epoch)
+        if record_by_record is not None:
+            record_by_record.passed(self._epoch)
             if self.rng.random() < 0.9:  # else it dies, or the next one completes, before it hears of this one
-                care.completed(self._epoch)
+                record_by_record.completed(self._epoch)
 
 
 @given(st.integers(1, 4), st.integers(0, 30), st.integers(0, 2**32))
@@ -241,7 +251,7 @@ def test_equals_of_poison_are_not_refused_with_it(attempts: int, poison: int, se
     deadly = set(rng.sample([(channel, i) for channel in (0, 1) for i in range(40)], poison))
     life = Life(attempts, channels, deadly, rng)
     life.run()
-    if not any(how.values for how in life.suspects.careful().values()):
+    if not any(how.values for how in life.suspects.modes().values()):
         assert life.refused == deadly
     else:
         assert life.refused >= deadly

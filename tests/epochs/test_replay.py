@@ -26,7 +26,7 @@ from penstock.runtime.exchange.channel import (
     RemoteInChannel,
 )
 from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, HEAD, decode_batch
-from penstock.runtime.exchange.output_cache import OutputCache, Rud
+from penstock.runtime.exchange.output_cache import OutputCache, OutputCaches
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.userfunc import ErrorHandler, OnError
 from penstock.runtime.transport.base import Buffer, Transport
@@ -146,15 +146,15 @@ class Model:
         print(f"seed {seed}, {'local' if local else 'remote'}")
         self.rng = rng = Random(seed)
         self.local = local
-        self.rud = Rud(rng.choice((300, 2000, 10**9)), directory=str(directory))
-        self.elsewhere = self.rud.cache()  # another channel of the worker, whose cache competes for memory
+        self.output_caches = OutputCaches(rng.choice((300, 2000, 10**9)), directory=str(directory))
+        self.elsewhere = self.output_caches.cache()  # another channel of the worker, whose cache competes for memory
         other = OutChannelOf(self.elsewhere)
         self.other = other
         self.window = rng.choice((1, 300, 2000, 10**6))
         self.to_receiver = Wire(rng, rng.randint(1, 6), rng.choice((1, 200, 3000)))
         self.to_sender = Wire(rng, rng.randint(1, 3))
         self.due: dict[int, RemoteInChannel] = {}
-        cache = self.rud.cache()
+        cache = self.output_caches.cache()
         errors = errors_of()
         self.channel: OutChannel
         if local:
@@ -318,9 +318,9 @@ class Model:
             self.other.act(self.rng)
         else:
             getattr(self, name)()
-        channel, cache, rud = self.channel, self.channel.cache, self.rud
-        assert cache.in_memory + self.elsewhere.in_memory == rud.used <= rud.memory_bytes
-        self.seen["spilled"] += rud.spilled > 0
+        channel, cache, output_caches = self.channel, self.channel.cache, self.output_caches
+        assert cache.in_memory + self.elsewhere.in_memory == output_caches.used <= output_caches.memory_bytes
+        self.seen["spilled"] += output_caches.spilled > 0
         assert channel.outstanding >= 0
         if self.receiver is not None:
             self.largest = max([self.largest, *(entry[3] for entry in cache.entries)])
@@ -365,7 +365,7 @@ class Model:
         self.channel.complete(max(self.epoch, self.complete) + 1)
         assert [entry[0] for entry in self.channel.cache.entries] == [END]
         self.elsewhere.clear()
-        assert (self.rud.used, self.rud.spilled) == (0, 0)
+        assert (self.output_caches.used, self.output_caches.spilled) == (0, 0)
 
 
 class Nobody:
@@ -447,14 +447,16 @@ class Recorder:
         return [record for call in self.calls if len(call) == 4 for record in call[1]]
 
 
-def remote(rud: Rud, errors: ErrorHandler | None = None, max_message: int = 10_000) -> tuple[RemoteChannel, Open]:
+def remote(
+    output_caches: OutputCaches, errors: ErrorHandler | None = None, max_message: int = 10_000
+) -> tuple[RemoteChannel, Open]:
     wire = Open(max_message)
-    return RemoteChannel(NUMBER, 1, 0, wire, errors or errors_of(), 10**9, rud.cache()), wire
+    return RemoteChannel(NUMBER, 1, 0, wire, errors or errors_of(), 10**9, output_caches.cache()), wire
 
 
-def local(rud: Rud, errors: ErrorHandler | None = None) -> tuple[LocalChannel, Recorder]:
+def local(output_caches: OutputCaches, errors: ErrorHandler | None = None) -> tuple[LocalChannel, Recorder]:
     task = Recorder()
-    channel = LocalChannel(NUMBER, task, errors or errors_of(), 10**9, rud.cache())  # type: ignore[arg-type]
+    channel = LocalChannel(NUMBER, task, errors or errors_of(), 10**9, output_caches.cache())  # type: ignore[arg-type]
     return channel, task
 
 
@@ -472,7 +474,7 @@ def rejoin(channel: LocalChannel, generation: int) -> Recorder:
 def test_messages_come_again_byte_for_byte_but_for_their_generation(
     spill: bool, generation: int, tmp_path: Path
 ) -> None:
-    channel, wire = remote(Rud(directory=str(tmp_path)))
+    channel, wire = remote(OutputCaches(directory=str(tmp_path)))
     for i, batch in enumerate(([1, 2], KeyedBatch(["a"], [[1]], True), ["x" * 500], [{"a": {1}}], [None] * 100)):
         channel.push(batch, 10 * i)
         assert channel.flush()
@@ -507,7 +509,7 @@ def test_a_receiver_of_the_same_worker_gets_what_was_made_and_not_what_another_m
     spill: bool, tmp_path: Path
 ) -> None:
     records = [{"n": 1, "in": {"deep": [1]}}, [1, [2]], {3}, (4, [5]), bytearray(b"6")]
-    channel, task = local(Rud(directory=str(tmp_path)))
+    channel, task = local(OutputCaches(directory=str(tmp_path)))
     channel.push(copy.deepcopy(records), 5)
     channel.push(KeyedBatch(["k"], [[7]], True), 6)
     assert channel.flush()
@@ -533,7 +535,7 @@ def test_a_receiver_of_the_same_worker_gets_what_was_made_and_not_what_another_m
 
 def test_what_is_made_while_the_receiver_is_away_is_not_spoiled_by_others_that_got_it() -> None:
     """A broadcast gives the same records to all; some of its receivers go on."""
-    channel, _ = local(Rud())
+    channel, _ = local(OutputCaches())
     channel.cut()
     records = [{"n": 1}, {"n": 2}]
     channel.push(records, 0)
@@ -545,7 +547,7 @@ def test_what_is_made_while_the_receiver_is_away_is_not_spoiled_by_others_that_g
 
 def test_a_batch_is_handed_over_as_it_is_and_kept_as_bytes() -> None:
     """Kept objects would fill the memory, also those that nobody can change."""
-    channel, task = local(Rud())
+    channel, task = local(OutputCaches())
     batch = ["a", "b"]
     channel.push(batch, 0)
     assert channel.flush()
@@ -568,7 +570,7 @@ class Unpicklable:
 def test_inside_a_worker_what_cannot_come_again_does_not_come_at_all() -> None:
     """It is told as a record that failed, so it must not be there as well: after a failure it would not be."""
     errors = errors_of("dead_letter")
-    channel, task = local(Rud(), errors)
+    channel, task = local(OutputCaches(), errors)
     channel.push([{"n": 1}, Unpicklable(), {"n": 2}], 0)
     channel.push([Unpicklable()], 0)
     assert channel.flush()
@@ -583,21 +585,21 @@ def test_inside_a_worker_what_cannot_come_again_does_not_come_at_all() -> None:
 
 def test_memory_counts_what_is_kept_and_not_what_it_looks_like(tmp_path: Path) -> None:
     """A nested record looks as small as its outermost dict."""
-    rud = Rud(100_000, directory=str(tmp_path))
-    channel, _ = local(rud)
+    output_caches = OutputCaches(100_000, directory=str(tmp_path))
+    channel, _ = local(output_caches)
     for i in range(10):
         channel.push([{"n": {"n": {"n": "x" * 30_000}}}], i)
         assert channel.flush()
         assert (
             sum(len(part) for *_, parts in channel.cache.entries if type(parts) is tuple for part in parts) <= 100_000
         )
-    assert rud.spilled >= 200_000
+    assert output_caches.spilled >= 200_000
 
 
 def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: Path) -> None:
     """As before the failure. A file is read quicker than any flow takes it: all of it would go to disk, and each
     barrier behind what waits there, so that epochs take longer and longer."""
-    channel, task = local(Rud(10_000, directory=str(tmp_path)))
+    channel, task = local(OutputCaches(10_000, directory=str(tmp_path)))
     channel.window = 1000
     inbound = LocalInChannel(channel, 1)
     held_up = 0
@@ -625,7 +627,7 @@ def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: P
 
 def test_a_record_that_failed_on_the_way_is_told_once() -> None:
     errors = errors_of("skip")
-    channel, wire = remote(Rud(), errors, max_message=300)
+    channel, wire = remote(OutputCaches(), errors, max_message=300)
     channel.push(["a", Unpicklable(), "x" * 1000, "b"], 0)
     assert channel.flush()
     assert errors.skipped == 2

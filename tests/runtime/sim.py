@@ -21,7 +21,7 @@ from unittest import mock
 
 from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.exchange import output
-from penstock.runtime.exchange import output_cache as rud
+from penstock.runtime.exchange import output_cache as output_caches
 from penstock.runtime.exchange.channel import OutChannel
 from penstock.runtime.operators import aggregated, processing, stateless, step_size, windowing
 from penstock.runtime.program.flow import Flow
@@ -64,9 +64,9 @@ def small_steps(seed: int) -> Iterator[None]:
         mock.patch.object(stateless, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(windowing, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(output, "COMBINED_KEYS_MAX", COMBINED_KEYS),
-        mock.patch.object(rud, "SLAB_MESSAGE", 1),
-        mock.patch.object(rud, "_SLAB_LEAST", 32),
-        mock.patch.object(rud, "_SLAB_MOST", 256),
+        mock.patch.object(output_caches, "SLAB_MESSAGE", 1),
+        mock.patch.object(output_caches, "_SLAB_LEAST", 32),
+        mock.patch.object(output_caches, "_SLAB_MOST", 256),
         mock.patch.object(state, "_CHUNK_RECORDS", 6),
         mock.patch.object(state, "_BLIND_EPOCHS", 3),
     ):

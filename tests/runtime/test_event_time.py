@@ -22,7 +22,7 @@ from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX, W
 from penstock.runtime.exchange.channel import LocalChannel, OutChannel, RemoteChannel
 from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.message import HEAD, WATERMARK, decode_batch
-from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage, StageContext
 from penstock.runtime.operators.process import Process, ProcessContext
 from penstock.runtime.operators.watermarks import MakeWatermarks
@@ -213,11 +213,13 @@ class Target:
         return [one.value if isinstance(one, Watermark) else one for one in got]
 
 
-def channel_of(local: bool, window: int, rud: Rud | None) -> tuple[OutChannel, Callable[[], list[Any]]]:
+def channel_of(
+    local: bool, window: int, output_caches: OutputCaches | None
+) -> tuple[OutChannel, Callable[[], list[Any]]]:
     """A channel, and a function that says what has come by it since it was asked last: records, barriers as pairs,
     watermarks as numbers."""
     errors = ErrorHandler("a -> b", "fail", None, None)
-    cache = rud.cache() if rud is not None else None
+    cache = output_caches.cache() if output_caches is not None else None
     target = Target()
     if local:
         return LocalChannel(1, target, errors, window, cache), target.said  # type: ignore[arg-type]
@@ -263,7 +265,7 @@ def test_a_watermark_on_the_wire(value: int) -> None:
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("sent", [True, False])
 def test_a_receiver_that_goes_back_learns_the_last_watermark_of_a_complete_epoch(local: bool, sent: bool) -> None:
-    channel, said = channel_of(local, 100_000, Rud())
+    channel, said = channel_of(local, 100_000, OutputCaches())
     channel.push(["a"], 0)
     channel.watermark(4)
     channel.watermark(5)

@@ -10,7 +10,7 @@ import pytest
 from penstock import testing
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.windows import Tumbling
-from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Null
@@ -68,7 +68,7 @@ class World:
             report=lambda reported: None,
             window=1 << 40,
             wall=lambda: self.now / 1e9,
-            rud=Rud() if epochs else None,
+            output_caches=OutputCaches() if epochs else None,
             on_snapshot=self.snapshots.append if epochs else None,
             steps=Steps(stopwatch=lambda: self.now),
         )

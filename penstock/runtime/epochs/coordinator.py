@@ -66,7 +66,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Cut:
+class RemoveTasks:
     """Tell all live workers: these tasks go back to this epoch. No task is parked any more. `planned`: because somebody
     asked for it, not because of a death."""
 
@@ -84,7 +84,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Make:
+class BuildTasks:
     """Tell all workers: make these tasks again, from what `entries` saved (none: from the start); each answers `made`.
 
     `change`: they are tasks of this plan from now on. `changed`: the entries, by number, are all those of another plan;
@@ -102,7 +102,7 @@ class Make:
 
 
 @dataclass(frozen=True)
-class Join:
+class ConnectTasks:
     """Tell all workers: these tasks are there again; their sources begin the barriers of `triggers`."""
 
     tasks: frozenset[int]
@@ -124,7 +124,7 @@ class Unpark:
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class SaveWholeState:
     """Tell all workers: the next snapshot of these tasks holds everything; those that have ended say so again."""
 
     tasks: frozenset[int]
@@ -165,7 +165,20 @@ class Fail:
     reason: str
 
 
-Command = Start | Cut | Make | Join | Trigger | Unpark | Rewrite | Save | Complete | End | FallBack | Fail
+Command = (
+    Start
+    | RemoveTasks
+    | BuildTasks
+    | ConnectTasks
+    | Trigger
+    | Unpark
+    | SaveWholeState
+    | Save
+    | Complete
+    | End
+    | FallBack
+    | Fail
+)
 
 State = Literal["STARTING", "MAKING", "RUNNING", "FALLING_BACK", "FINISHING", "ENDED", "FAILED"]
 """STARTING: processes are awaited. MAKING: tasks are being made. RUNNING: epochs follow each other. FALLING_BACK: an
@@ -265,7 +278,7 @@ class Coordinator:
         self._last_trigger = now
         back, self._going_back = self._going_back, frozenset()
         # Tasks that had ended have said so again by now: nothing else may be missing.
-        return [Join(back, self.generation, tuple(sorted(self._pending))), *self._try_to_save()]
+        return [ConnectTasks(back, self.generation, tuple(sorted(self._pending))), *self._try_to_save()]
 
     def not_made(self, worker: int, generation: int, reason: str, damaged: bool, now: float) -> list[Command]:
         """A worker could not make its tasks: what they saved is damaged, or the store, or another worker, does not
@@ -434,7 +447,7 @@ class Coordinator:
                 if task in pending.entries and _among(names, pending.entries[task].blobs):
                     del pending.entries[task]
                     pending.declined = reason
-        return [*self._stay(), Rewrite(lost), *self.begin(now)]
+        return [*self._stay(), SaveWholeState(lost), *self.begin(now)]
 
     def saved(self, epoch: int) -> list[Command]:
         """The manifest is written: the epoch is complete."""
@@ -509,7 +522,7 @@ class Coordinator:
         self._change, self._changed = Change(plan, placed), True
         self._undo(before | after)
         self._going_back = frozenset(after)
-        return [Cut(frozenset(before), self.epoch, planned=True), *self._make()]
+        return [RemoveTasks(frozenset(before), self.epoch, planned=True), *self._make()]
 
     # --- what others may look at -----------------------------------------------------------------------------------
 
@@ -588,7 +601,7 @@ class Coordinator:
         self._undo(back)
         for pending in self._pending.values():
             pending.begun = now
-        commands: list[Command] = [Cut(back, self.epoch), *(Start(worker, wait) for worker in dead)]
+        commands: list[Command] = [RemoveTasks(back, self.epoch), *(Start(worker, wait) for worker in dead)]
         if not self._missing:
             commands += self._make(wait)
         return commands
@@ -611,7 +624,7 @@ class Coordinator:
         self._change = Change(self.plan, self.placed)
         self._going_back = back
         self._undo(back)
-        return [Cut(back, self.epoch, planned=True), *self._make()]
+        return [RemoveTasks(back, self.epoch, planned=True), *self._make()]
 
     def _elsewhere(self, placed: dict[int, int], ended: Iterable[int]) -> frozenset[int]:
         """The tasks that are to run on another worker than now, and have not ended."""
@@ -637,7 +650,7 @@ class Coordinator:
         if not self._changed:
             entries = {task: entries[task] for task in self._going_back if task in entries}
         return [
-            Make(
+            BuildTasks(
                 self._going_back,
                 self.generation,
                 self.epoch,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from penstock.runtime.epochs.coordinator import Complete, Cut, Join, Make, Rewrite
+from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
 from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.restore import read_changed, read_same
 from penstock.runtime.epochs.snapshot import encode_snapshot
@@ -52,15 +52,15 @@ class Declined:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """A record has come to a task that had saved a quiet part of its last epoch."""
+class NoLongerQuiet:
+    """A record has come to a task that had none between its last two snapshots."""
 
     task: int
     generation: int
 
 
 #: What a worker has to say of its tasks' parts of epochs.
-Said = Acknowledged | Declined | Moved
+EpochReport = Acknowledged | Declined | NoLongerQuiet
 
 
 class Participant:
@@ -72,7 +72,7 @@ class Participant:
         self,
         store: Store | None,
         key_groups: int,
-        send: Callable[[Said], None],
+        send: Callable[[EpochReport], None],
         later: Callable[[Callable[[], bool]], None],
     ) -> None:
         self._store = store
@@ -96,7 +96,7 @@ class Participant:
         """No task is to move any more."""
         return self.loop.call(self.loop.unpark)
 
-    def rewrite(self, command: Rewrite) -> Future[None]:
+    def rewrite(self, command: SaveWholeState) -> Future[None]:
         """What these tasks have saved is lost: they save everything anew."""
 
         def rewrite() -> None:
@@ -115,11 +115,11 @@ class Participant:
         """Commit an epoch."""
         return self.loop.call(lambda: self.loop.complete(command.epoch))
 
-    def cut(self, command: Cut) -> Future[None]:
+    def cut(self, command: RemoveTasks) -> Future[None]:
         """Take tasks out."""
         return self.loop.call(lambda: self.loop.cut(set(command.tasks), command.epoch))
 
-    def make(self, command: Make) -> Future[None]:
+    def make(self, command: BuildTasks) -> Future[None]:
         """Make tasks again; raises StoreError when what they saved cannot be read."""
         saved = self.read(command)
 
@@ -130,7 +130,7 @@ class Participant:
 
         return self.loop.call(make)
 
-    def join(self, command: Join) -> Future[None]:
+    def join(self, command: ConnectTasks) -> Future[None]:
         """Send tasks what they have missed."""
 
         def join() -> None:
@@ -146,7 +146,7 @@ class Participant:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def read(self, command: Make) -> dict[int, Saved]:
+    def read(self, command: BuildTasks) -> dict[int, Saved]:
         """What the tasks of this worker saved."""
         wiring = self.loop.wiring
         plan = wiring.plan if command.change is None else command.change.plan
@@ -192,7 +192,7 @@ class Participant:
         """A task that had come to rest has a record again; called in the loop's thread."""
 
         def say() -> bool:
-            self._send(Moved(task.number, generation))
+            self._send(NoLongerQuiet(task.number, generation))
             return True
 
         self._later(say)  # behind the snapshot that was quiet

@@ -11,9 +11,9 @@ each epoch.
 Messages of some size are copied into *slabs*, which are used again and again: what was encoded is let go at once, and
 lies where the next message will be encoded, instead of all over the heap until an epoch completes.
 
-Memory is bounded for all caches of a worker together by `Rud`; past the limit the largest cache goes to a file that has
-no name, so nothing is left of it however the process ends. A cache must never hold an object that a receiver may
-change: what it keeps is encoded.
+`OutputCaches` limits the memory of all caches of a worker together. Past the limit, the largest cache is written to a
+file that has no name, so nothing is left of the file however the process ends. A cache must never hold an object that a
+receiver may change: it holds encoded messages only.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Entry = tuple[Any, ...]
 _LET_GO = 512
 
 
-class Rud:
+class OutputCaches:
     """The caches of one worker together: bounds what they hold in memory."""
 
     def __init__(
@@ -137,10 +137,10 @@ class Rud:
 
 
 class OutputCache:
-    """See the module's docstring. The entries before `next` have been sent. Without a `rud` (a job without epochs)
-    an entry is dropped when it is sent."""
+    """See the module's docstring. The entries before `next` have been sent. Without `output_caches` (in a job without
+    epochs) an entry is dropped when it is sent."""
 
-    def __init__(self, rud: Rud | None = None) -> None:
+    def __init__(self, output_caches: OutputCaches | None = None) -> None:
         self.entries: list[Entry] = []
         self.next = 0
         self.in_memory = 0
@@ -152,12 +152,12 @@ class OutputCache:
         self._dropped: list[Entry] = []  # to be let go of by and by
         self._slabs: deque[tuple[int, bytearray]] = deque()  # and the number of the first entry behind those in it
         self._slab_used = 0  # bytes of the last one
-        self._rud = rud
+        self._output_caches = output_caches
 
     @property
     def keeps(self) -> bool:
         """Entries stay after they are sent."""
-        return self._rud is not None
+        return self._output_caches is not None
 
     @property
     def unsent(self) -> bool:
@@ -170,12 +170,12 @@ class OutputCache:
 
     def append(self, entry: Entry) -> None:
         """Add an entry behind all others."""
-        rud = self._rud
-        if rud is None:
+        output_caches = self._output_caches
+        if output_caches is None:
             self.entries.append(entry)
             return
         size = entry[3]
-        self.entries.append(self._in_slab(entry, rud) if size >= SLAB_MESSAGE else entry)
+        self.entries.append(self._in_slab(entry, output_caches) if size >= SLAB_MESSAGE else entry)
         if self._dropped and not len(self.entries) % _LET_GO:
             del self._dropped[-2 * _LET_GO :]
         if not size:
@@ -184,11 +184,11 @@ class OutputCache:
             size += ENTRY_BYTES
             self._total += size
             self.in_memory += size
-            rud.used += size
-            if rud.used > rud.memory_bytes:
-                rud.make_room()
+            output_caches.used += size
+            if output_caches.used > output_caches.memory_bytes:
+                output_caches.make_room()
 
-    def _in_slab(self, entry: Entry, rud: Rud) -> Entry:
+    def _in_slab(self, entry: Entry, output_caches: OutputCaches) -> Entry:
         """The entry, its bytes copied into a slab."""
         parts = entry[4:]
         start = self._slab_used
@@ -199,7 +199,7 @@ class OutputCache:
             if 2 * size > _SLAB_MOST:
                 return entry
             room = min(_SLAB_MOST, max(_SLAB_LEAST, 2 * size, self.in_memory // 8))
-            slab, start, end = rud.slab(1 << (room - 1).bit_length()), 0, size
+            slab, start, end = output_caches.slab(1 << (room - 1).bit_length()), 0, size
             self._slabs.append((number, slab))
         else:
             slab = self._slabs[-1][1]
@@ -213,15 +213,15 @@ class OutputCache:
 
     def _free_slabs(self, first: int) -> None:
         """No entry before this one is in memory any more."""
-        slabs, rud = self._slabs, self._rud
+        slabs, output_caches = self._slabs, self._output_caches
         while slabs and slabs[0][0] <= first:
-            assert rud is not None
-            rud.free(slabs.popleft()[1])
+            assert output_caches is not None
+            output_caches.free(slabs.popleft()[1])
 
     def sent(self) -> None:
         """The next entry has been sent."""
         self.next += 1
-        if self._rud is None:
+        if self._output_caches is None:
             del self.entries[: self.next]
             self.first += self.next
             self.next = 0
@@ -270,17 +270,18 @@ class OutputCache:
 
     def spill(self) -> None:
         """Move what is in memory to disk."""
-        assert self._rud is not None
-        rud = self._rud
+        assert self._output_caches is not None
+        output_caches = self._output_caches
         entries = self.entries
         moving = [at for at, entry in enumerate(entries) if entry[3] and not isinstance(entry[4], OnDisk)]
         try:
-            places = rud.write(self.parts(entries[at]) for at in moving)
+            places = output_caches.write(self.parts(entries[at]) for at in moving)
         except OSError as error:
             raise PenstockError(
-                f"the messages since the last complete epoch take more than the {rud.memory_bytes:,} bytes of memory "
-                f"allowed for them, and {rud.directory!r} cannot take them: {error.strerror or error}. Free space "
-                "there, set TMPDIR to another disk, or look why epochs do not complete (job.status()['epochs'])"
+                "the messages since the last complete epoch take more than the "
+                f"{output_caches.memory_bytes:,} bytes of memory allowed for them, and {output_caches.directory!r} "
+                f"cannot take them: {error.strerror or error}. Free space there, "
+                "set TMPDIR to another disk, or look why epochs do not complete (job.status()['epochs'])"
             ) from error
         for at, place in zip(moving, places, strict=True):
             entry = entries[at]
@@ -288,23 +289,23 @@ class OutputCache:
             entries[at] = (*entry[:4], place)
             self._leave_memory(size + ENTRY_BYTES)
             self._on_disk += 1
-            rud.spilled += size
-            rud.spilled_messages += 1
+            output_caches.spilled += size
+            output_caches.spilled_messages += 1
         self._free_slabs(self.first + len(entries))
 
     def _drop(self, some: int, total: int) -> None:
         """Drop the first entries; `total` is what the last of them left behind in `_total`. Their sizes are not looked
         up one by one where it can be helped: that takes a millisecond."""
-        rud, old = self._rud, self.entries
+        output_caches, old = self._output_caches, self.entries
         in_memory = not self._on_disk
-        if rud is not None and in_memory:
+        if output_caches is not None and in_memory:
             self._leave_memory(self.in_memory - (self._total - total))
-        elif rud is not None:
+        elif output_caches is not None:
             for entry in old[:some]:
                 if isinstance(entry[4], OnDisk):
                     self._on_disk -= 1
-                    rud.spilled -= entry[3]
-                    rud.spilled_messages -= 1
+                    output_caches.spilled -= entry[3]
+                    output_caches.spilled_messages -= 1
                 elif entry[3]:
                     self._leave_memory(entry[3] + ENTRY_BYTES)
         # Not a list of what is dropped: the garbage collector would look through a long list that is new.
@@ -313,9 +314,9 @@ class OutputCache:
         self.first += some
         self._free_slabs(self.first)
         self._signals = [signal for signal in self._signals if signal[0] >= self.first]
-        self._dropped = old if rud is not None and in_memory else []  # a file goes with its last entry
+        self._dropped = old if output_caches is not None and in_memory else []  # a file goes with its last entry
 
     def _leave_memory(self, counted: int) -> None:
-        assert self._rud is not None
+        assert self._output_caches is not None
         self.in_memory -= counted
-        self._rud.used -= counted
+        self._output_caches.used -= counted

@@ -1,9 +1,9 @@
 """What a worker was doing when it died, and how: a little shared memory that outlives its process.
 
 The worker notes the task whose step it runs. When that kills the process (a native library that crashes, memory that
-runs out), whoever watches the worker reads the note. A task that was at it twice is made *careful*: it takes records
-one by one and notes each before the operator sees it; a record that kills the process again and again is *poison*, and
-from then on a failed record like others, by its operator's policy, instead of the end of the job.
+runs out), whoever watches the worker reads the note. A task that was running at two deaths runs *record by record*: it
+takes one record at a time, and notes each record before the operator sees it. A record that kills the process again and
+again is *poison*. From then on it is a failed record, about which its operator's policy decides.
 
 A record is known by its *place*: it is the so-manieth that came by one channel (or from the source) since the epoch
 from which the task went on, and equal records at other places have nothing to do with it. What comes by a channel comes
@@ -68,8 +68,9 @@ _NOWHERE = Place(0, 0, 0, 0)
 
 
 class Note(NamedTuple):
-    """A task's step, and in a careful task the record that an operator was given. `later` is its place counted from the
-    last epoch that was complete, from which the task goes on when its process dies now."""
+    """A task's step, and in record-by-record mode the record that an operator was given. `place` is counted from the
+    epoch from which the task went on, `later` from the last complete epoch, from which the task continues when its
+    process dies now."""
 
     task: int
     operator: int = 0
@@ -219,26 +220,26 @@ class Poison(PenstockError):
     """A record that has killed its worker's process as often as is borne."""
 
 
-class Careful(NamedTuple):
-    """How a task is to be careful: until `epochs` have completed, refusing what is poison to it, with the reason: at a
-    place, by (operator, digest, place); and wherever it comes, by (operator, digest)."""
+class RecordByRecordMode(NamedTuple):
+    """How a task runs record by record: until `epochs` more epochs have completed. It refuses poison records, and says
+    why: at one place, by (operator, digest, place), or wherever they come, by (operator, digest)."""
 
     epochs: int = CALM_EPOCHS
     places: dict[tuple[int, int, Place], str] = {}  # noqa: RUF012 - never written to
     values: dict[tuple[int, int], str] = {}  # noqa: RUF012
 
 
-class Care:
-    """How a careful task runs: it counts records by their origins, notes each, and refuses those that are poison.
+class RecordByRecord:
+    """Runs a task record by record: counts records by their origins, notes each, and refuses poison records.
 
     Made when the task has gone back to `epoch`, before it gets its first record."""
 
-    def __init__(self, box: BlackBox, task: int, careful: Careful, epoch: int) -> None:
+    def __init__(self, box: BlackBox, task: int, mode: RecordByRecordMode, epoch: int) -> None:
         self.origin = SOURCE  # of the input that the task has taken up last
         self._box = box
         self._task = task
-        self._careful = careful
-        self._epochs_left = careful.epochs
+        self._mode = mode
+        self._epochs_left = mode.epochs
         self._epoch = epoch
         self._counts: dict[int, int] = {}
         self._at: dict[int, dict[int, int]] = {}  # the counts at barriers of epochs that are not complete
@@ -264,8 +265,8 @@ class Care:
             digest = digest_of(batch)
         except Exception:  # within a chain records may be of any kind; one that has no digest is never poison
             digest = 0
-        careful = self._careful
-        why = careful.places.get((operator, digest, place)) or careful.values.get((operator, digest))
+        mode = self._mode
+        why = mode.places.get((operator, digest, place)) or mode.values.get((operator, digest))
         if why is not None:
             raise Poison(why)
         self._box.record(Note(self._task, operator, digest, place, self._later._replace(nth=nth)))
@@ -275,7 +276,7 @@ class Care:
         self._at[epoch] = dict(self._counts)
 
     def completed(self, epoch: int) -> bool:
-        """An epoch is complete; False when the task need be careful no more."""
+        """An epoch is complete; False when the task leaves record-by-record mode."""
         if epoch > self._complete:
             if epoch in self._at:
                 self._complete, self._complete_at = epoch, self._at[epoch]
@@ -329,23 +330,23 @@ class _Doubt:
 
 
 class Suspects:
-    """The watcher's memory of deaths: which tasks must be careful, and what is poison to them.
+    """The watcher's memory of deaths: which tasks must run record by record, and what is poison to them.
 
     A record is poison at its place when it was at hand at `attempts` crashes; two deaths from outside, with no epoch
     complete since, count as much as one crash. Where a record was found out by crashes alone, its equals are poison
     at theirs after one crash. A record that was at hand at two crashes more than `attempts`, wherever, is poison
     wherever it comes: there may be many of it, and its places may not be the same each time. So the deaths that records
-    of one value can cause are bounded by `attempts` + 2, behind the two that make their task careful.
+    of one value can cause are bounded by `attempts` + 2, after the two that put their task into record-by-record mode.
     """
 
     def __init__(self, attempts: int) -> None:
         self._attempts = attempts
         self._doubts: dict[int, _Doubt] = {}
 
-    def careful(self) -> dict[int, Careful]:
-        """The tasks that must be careful, and how."""
+    def modes(self) -> dict[int, RecordByRecordMode]:
+        """The tasks that must run record by record, and how."""
         return {
-            task: Careful(
+            task: RecordByRecordMode(
                 doubt.epochs_left,
                 {key: guilt.why for key, guilt in doubt.places.items() if guilt.why is not None},
                 dict(doubt.values),

@@ -25,7 +25,7 @@ from penstock.runtime.operators.micro_batch import Bridge, Divert
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.base import Transport
-from penstock.runtime.worker.blackbox import BlackBox, Care, Careful
+from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
@@ -293,13 +293,13 @@ class RunLoop:
                 task.restore(epoch, states, finished=finished, whole_next=whole_next)
                 states.clear()  # the maps were taken over: not to have those of the next task twice as well
 
-    def be_careful(self, careful: dict[int, Careful]) -> None:
+    def run_record_by_record(self, modes: dict[int, RecordByRecordMode]) -> None:
         """These tasks, by number, take records one by one. They have just been made, and have got none yet: places are
         counted from there."""
-        for number, how in careful.items():
+        for number, how in modes.items():
             task = self.wiring.tasks.get(number)
             if task is not None and self.box is not None:
-                task.be_careful(Care(self.box, number, how, task.epoch))
+                task.run_record_by_record(RecordByRecord(self.box, number, how, task.epoch))
 
     def join(self, numbers: set[int], generation: int) -> None:
         """All of these tasks are there again: from now on they run."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.runtime.errors import SourceError
-from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage
 from penstock.runtime.operators.micro_batch import Divert
 from penstock.runtime.program.plan import TaskId
@@ -29,14 +29,14 @@ class SourceTask(Task):
         options: TaskOptions,
         splits: list[Split],
         open_reader: Callable[[list[Split], Callable[[], None]], Reader],
-        rud: Rud | None,
+        output_caches: OutputCaches | None,
     ) -> None:
         """`splits`: what is read, and from where on. `open_reader` makes the reader of them; its second argument wakes
-        this task. `rud`: what the worker's channels keep for replay; the source waits while it is full."""
+        this task. `output_caches`: what the worker's channels keep for replay; the source waits while it is full."""
         super().__init__(task, name, stages, clock, options)
         self.stopping = False
         self.splits = {split.name: split for split in splits}
-        self.rud = rud
+        self.output_caches = output_caches
         self._triggers: deque[int] = deque()
         self._has_passed = False  # a barrier, and has not read since
         self._due: float = 0.0  # clock seconds; when the reader asked to be read again
@@ -87,7 +87,7 @@ class SourceTask(Task):
         return self.reader.behind()
 
     def has_input_to_divert(self) -> bool:
-        return not self._at_end() and not (self.rud is not None and self.rud.full)
+        return not self._at_end() and not (self.output_caches is not None and self.output_caches.full)
 
     def take_to_divert(self, divert: Divert) -> tuple[Any, int, int]:
         self._has_passed = False
@@ -127,7 +127,7 @@ class SourceTask(Task):
         self._switch()
 
     def _has_input(self) -> bool:
-        if self._at_end() or (self.rud is not None and self.rud.full):
+        if self._at_end() or (self.output_caches is not None and self.output_caches.full):
             return False
         return self._woken or self.clock() / 1e9 >= self._due
 
@@ -157,8 +157,8 @@ class SourceTask(Task):
             return super()._begin()
         self._has_fired = False
         self._woken = False
-        if self.care is not None:
-            self.care.origin = SOURCE
+        if self.record_by_record is not None:
+            self.record_by_record.origin = SOURCE
         stage = self.stages[0]
         try:
             limit = self._size.limit

@@ -38,7 +38,7 @@ from penstock.runtime.records.batch import Batch, concat, singly, split
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import rows_of
 from penstock.runtime.state.keyed import Counters, SavedState, StageState
-from penstock.runtime.worker.blackbox import MADE, Care, Poison
+from penstock.runtime.worker.blackbox import MADE, Poison, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import RecentHistogram
 
@@ -129,7 +129,7 @@ class Task:
         self.answered = 0  # records of its input, by the operation stream
         self._own_diverted: StageState | None = None  # what a source had read at a barrier that is passed on later
         self._divert: tuple[Divert, Bridge, Callable[[], None]] | None = None  # from the next barrier on
-        self.care: Care | None = None  # set in a task that has died in a step before
+        self.record_by_record: RecordByRecord | None = None  # set in a task that has died in a step before
         self._has_fired = False  # timers, and has taken up nothing since
         self._ended_before = False  # made again after its end: it has only that to say again
         self._stamp = 0
@@ -279,7 +279,7 @@ class Task:
             if self.gathering:
                 self._held_before = self.held
                 for stage in self.gathering:
-                    stage.holds = self.care is None
+                    stage.holds = self.record_by_record is None
             barrier = self._barriers_let_go and self._has_barrier()
             if self._held_before and (self.diversion is not None or barrier):
                 self._work_records = 0
@@ -425,8 +425,8 @@ class Task:
         inbox = self.inbox.ready
         channel, first, stamp, cost = inbox.popleft()
         most = limit
-        if self.care is not None:
-            self.care.origin, most = channel, 0  # the records of one channel at a time
+        if self.record_by_record is not None:
+            self.record_by_record.origin, most = channel, 0  # the records of one channel at a time
         assert not isinstance(first, Watermark)
         self._stamp = stamp
         count = len(first)
@@ -512,16 +512,20 @@ class Task:
 
     def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
         """The outputs of the stages from `first` on, in bounded pieces, none empty."""
-        care = self.care
-        return run_stages(self.stages, batch, first) if care is None else self._run_carefully(care, batch, first)
+        record_by_record = self.record_by_record
+        return (
+            run_stages(self.stages, batch, first)
+            if record_by_record is None
+            else self._run_record_by_record(record_by_record, batch, first)
+        )
 
-    def _run_carefully(self, care: Care, batch: Batch, first: int) -> Iterator[Batch]:
+    def _run_record_by_record(self, record_by_record: RecordByRecord, batch: Batch, first: int) -> Iterator[Batch]:
         """As `_run`, but record by record, each noted before an operator gets it (runtime/worker/blackbox.py)."""
         for one in singly(batch):
-            care.next(care.origin if first == 0 else MADE)
-            yield from self._one_by_one(care, one, first)
+            record_by_record.next(record_by_record.origin if first == 0 else MADE)
+            yield from self._one_by_one(record_by_record, one, first)
 
-    def _one_by_one(self, care: Care, batch: Batch, position: int) -> Iterator[Batch]:
+    def _one_by_one(self, record_by_record: RecordByRecord, batch: Batch, position: int) -> Iterator[Batch]:
         """What comes of one record: `batch` is that record, or what the operators before `position` made of it."""
         if position == len(self.stages):
             yield batch
@@ -529,7 +533,7 @@ class Task:
         stage = self.stages[position]
         for one in singly(batch):
             try:
-                care.check(position, one)
+                record_by_record.check(position, one)
             except Poison as poison:
                 stage.errors.handle(one[0] if isinstance(one, list) else one.values[0], poison)
                 continue
@@ -537,7 +541,7 @@ class Task:
             for piece in stage.expand(one) if stage.expands else (stage.run(one),):
                 if piece:
                     stage.records_out += len(piece)
-                    yield from self._one_by_one(care, piece, position + 1)
+                    yield from self._one_by_one(record_by_record, piece, position + 1)
 
     def fire(self) -> Iterator[Batch]:
         """The outputs of timers that are due, through the stages behind."""
@@ -603,8 +607,8 @@ class Task:
             channel.complete(epoch)
         for stage in self.stages:
             stage.commit(epoch)
-        if self.care is not None and not self.care.completed(epoch):
-            self.care = None
+        if self.record_by_record is not None and not self.record_by_record.completed(epoch):
+            self.record_by_record = None
 
     def park(self, epoch: int) -> None:
         """Stop behind this epoch's barrier, as the task is to move; without effect when the barrier has passed."""
@@ -614,9 +618,9 @@ class Task:
         """Let the next snapshot hold everything, as an earlier one cannot be read."""
         self.whole_next = True
 
-    def be_careful(self, care: Care) -> None:
+    def run_record_by_record(self, record_by_record: RecordByRecord) -> None:
         """Take records one by one, each noted before an operator gets it."""
-        self.care = care
+        self.record_by_record = record_by_record
 
     def unpark(self) -> None:
         """The task does not move: go on."""
@@ -637,7 +641,7 @@ class Task:
             if not self.diversion.leaving:
                 # Answers are under way that go on from where the range ended when it left.
                 self.diversion.divert = replace(divert, position=self.diversion.divert.position)
-        elif not self.finished and self.care is None:
+        elif not self.finished and self.record_by_record is None:
             self._divert = (divert, bridge, wake)
             if at_once:
                 self._switch()
@@ -723,8 +727,8 @@ class Task:
         """Save the state as of now, and pass the barrier on."""
         assert self.on_snapshot is not None
         self.epoch = epoch
-        if self.care is not None:
-            self.care.passed(epoch)
+        if self.record_by_record is not None:
+            self.record_by_record.passed(epoch)
         whole = self.whole_next or finished or any(stage.wants_whole() for stage in self.stages)
         self.whole_next = False
         states = {}

@@ -25,7 +25,7 @@ from penstock.runtime.exchange.channel import (
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.message import END, WATERMARK
 from penstock.runtime.exchange.output import Output, make_output
-from penstock.runtime.exchange.output_cache import Rud
+from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage, StageContext
 from penstock.runtime.program.plan import Chain, Exchange, Plan, TaskId, letters_of
 from penstock.runtime.records.batch import Batch
@@ -38,7 +38,7 @@ from penstock.runtime.worker.task import Snapshot, Steps, Task, TaskOptions
 
 
 @dataclass(frozen=True)
-class Reported:
+class SinkRecords:
     """Records that a sink's task sends to the driver's side, and the epoch that they will be committed with."""
 
     channel: str
@@ -48,14 +48,14 @@ class Reported:
     epoch: int
 
 
-Report = Callable[[Reported], None]
+Report = Callable[[SinkRecords], None]
 
 
 class Wiring:
     """One worker's part of a job: the tasks that `workers` (task number -> worker) gives to `worker`.
 
-    `rud` and `on_snapshot` are those of a job with epochs, None in others. `apart`: let records pass between tasks of
-    this worker as they do between workers.
+    `output_caches` and `on_snapshot` are None in a job without epochs. `apart`: let records pass between tasks of this
+    worker as they do between workers.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Wiring:
         clock: Callable[[], int],
         report: Report,
         window: int = WINDOW_BYTES,
-        rud: Rud | None = None,
+        output_caches: OutputCaches | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         on_motion: Callable[[TaskId, int], None] | None = None,
         wall: Callable[[], float] = time,
@@ -83,7 +83,7 @@ class Wiring:
         self.remote_out: dict[int, RemoteChannel] = {}
         self.grants_due: dict[int, RemoteInChannel] = {}
         self.behind: dict[int, OutChannel] = {}  # channels that are catching up, and block no task
-        self.rud = rud
+        self.output_caches = output_caches
         self._transport = transport
         self._clock = clock
         self._report = report
@@ -99,7 +99,7 @@ class Wiring:
     @property
     def epochs(self) -> bool:
         """Whether the job has epochs."""
-        return self.rud is not None
+        return self.output_caches is not None
 
     def mine(self, numbers: Iterable[int]) -> list[TaskId]:
         """Those of the tasks that this worker runs, in the plan's order."""
@@ -172,7 +172,7 @@ class Wiring:
         name = plan.task_name(task)
 
         def report(channel: str, records: list[Any]) -> None:
-            self._report(Reported(channel, records, task.number, generation, built.epoch + 1))
+            self._report(SinkRecords(channel, records, task.number, generation, built.epoch + 1))
 
         stages = [self._make_stage(operator, chain, task, generation > 1, report) for operator in chain.operators]
         _name_failures(stages)
@@ -200,7 +200,7 @@ class Wiring:
 
         if splits is None:
             splits = chain.splits[task.index]
-        built = SourceTask(task, name, stages, self._clock, options, splits, open_reader, self.rud)
+        built = SourceTask(task, name, stages, self._clock, options, splits, open_reader, self.output_caches)
         return built
 
     def _make_stage(
@@ -259,7 +259,7 @@ class Wiring:
 
     def _channel(self, number: int, receiver: int, errors: ErrorHandler) -> OutChannel:
         """A channel to a task, wherever it runs."""
-        cache = self.rud.cache() if self.rud is not None else None
+        cache = self.output_caches.cache() if self.output_caches is not None else None
         worker = self.workers[receiver]
         if worker == self.worker and not self._apart:
             self.remote_out.pop(number, None)

@@ -13,7 +13,7 @@ Sender = TypeVar("Sender", bound=Hashable)
 Item = TypeVar("Item")
 
 
-class InOrder(Generic[Sender, Item]):
+class Resequencer(Generic[Sender, Item]):
     """Not for use by several threads at a time."""
 
     def __init__(self) -> None:

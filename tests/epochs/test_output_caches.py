@@ -16,7 +16,7 @@ import pytest
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.exchange import output_cache as module
-from penstock.runtime.exchange.output_cache import Entry, OnDisk, OutputCache, Rud
+from penstock.runtime.exchange.output_cache import Entry, OnDisk, OutputCache, OutputCaches
 
 DATA, END, BARRIER, WATERMARK = 1, 2, 4, 5
 MEMORY = 500
@@ -66,8 +66,8 @@ def open_files(directory: Path) -> int:
 class Modelled:
     """A cache beside a plain list of (kind, stamp, bytes)."""
 
-    def __init__(self, rud: Rud) -> None:
-        self.cache = rud.cache()
+    def __init__(self, output_caches: OutputCaches) -> None:
+        self.cache = output_caches.cache()
         self.entries: list[tuple[int, int, bytes]] = []
         self.next = 0
         self.completed = 0
@@ -133,15 +133,15 @@ def entry_of(kind: int, stamp: int, data: bytes) -> Entry:
     return kind, stamp, 1, len(data), data[:cut], memoryview(data)[cut:]
 
 
-def check_all(rud: Rud, caches: list[Modelled], directory: Path) -> None:
+def check_all(output_caches: OutputCaches, caches: list[Modelled], directory: Path) -> None:
     for cache in caches:
         cache.check()
     entries = [entry for cache in caches for entry in cache.cache.entries]
-    assert rud.used == held_bytes(entries)
-    assert rud.spilled_messages == sum(place is not None for place in places(entries))
-    assert rud.spilled == sum(entry[3] for entry in entries if isinstance(entry[4], OnDisk))
-    assert rud.used <= rud.memory_bytes
-    assert rud.full == (rud.spilled >= rud.disk_bytes)
+    assert output_caches.used == held_bytes(entries)
+    assert output_caches.spilled_messages == sum(place is not None for place in places(entries))
+    assert output_caches.spilled == sum(entry[3] for entry in entries if isinstance(entry[4], OnDisk))
+    assert output_caches.used <= output_caches.memory_bytes
+    assert output_caches.full == (output_caches.spilled >= output_caches.disk_bytes)
     assert open_files(directory) == len(on_disk(entries))
     assert not os.listdir(directory), "a file with a name would be left behind"
 
@@ -156,8 +156,8 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
     """Everything that can be done to caches; the most bytes that were on disk."""
     print(f"seed {seed}")
     rng = Random(seed)
-    rud = Rud(MEMORY, 4000, str(tmp_path))
-    caches = [Modelled(rud) for _ in range(rng.randint(1, 4))]
+    output_caches = OutputCaches(MEMORY, 4000, str(tmp_path))
+    caches = [Modelled(output_caches) for _ in range(rng.randint(1, 4))]
     largest = rng.choice((3, 60, 2 * MEMORY))
     most_spilled = 0
     for _ in range(200):
@@ -194,8 +194,8 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
         elif act == "clear":
             chosen.drop(len(chosen.entries))
             chosen.cache.clear()
-        check_all(rud, caches, tmp_path)
-        most_spilled = max(most_spilled, rud.spilled)
+        check_all(output_caches, caches, tmp_path)
+        most_spilled = max(most_spilled, output_caches.spilled)
     for cache in caches:
         if not cache.ended and rng.random() < 0.5:
             cache.epoch = max(cache.epoch, cache.completed) + 1
@@ -205,16 +205,18 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
         else:
             cache.drop(len(cache.entries))
             cache.cache.clear()
-        check_all(rud, caches, tmp_path)
-    assert (rud.used, rud.spilled, open_files(tmp_path)) == (0, 0, 0)
+        check_all(output_caches, caches, tmp_path)
+    assert (output_caches.used, output_caches.spilled, open_files(tmp_path)) == (0, 0, 0)
     assert not any(cache.cache._slabs for cache in caches)
-    assert rud._slab_bytes == sum(size * len(free) for size, free in rud._slabs.items()) <= MEMORY / 2
+    assert (
+        output_caches._slab_bytes == sum(size * len(free) for size, free in output_caches._slabs.items()) <= MEMORY / 2
+    )
     return most_spilled
 
 
 def test_slabs_are_used_again() -> None:
-    rud = Rud(1 << 20)
-    cache = rud.cache()
+    output_caches = OutputCaches(1 << 20)
+    cache = output_caches.cache()
     slabs: dict[int, bytearray] = {}  # the slabs too, or a new one might get the id of one that is gone
     for epoch in range(1, 40):
         for i in range(20):
@@ -249,8 +251,8 @@ def test_without_epochs_nothing_is_kept(seed: int) -> None:
 # --- epochs -----------------------------------------------------------------------------------------------------
 
 
-def filled(rud: Rud, *what: tuple[int, int, bytes]) -> OutputCache:
-    cache = rud.cache()
+def filled(output_caches: OutputCaches, *what: tuple[int, int, bytes]) -> OutputCache:
+    cache = output_caches.cache()
     for kind, stamp, data in what:
         cache.append(entry_of(kind, stamp, data))
     return cache
@@ -262,14 +264,14 @@ def held(cache: OutputCache) -> list[tuple[int, int, bytes]]:
 
 @pytest.mark.parametrize("memory", [0, 10**6], ids=["spilled", "in memory"])
 def test_a_sender_that_ended_before_the_epoch_keeps_only_its_end(memory: int, tmp_path: Path) -> None:
-    rud = Rud(memory, directory=str(tmp_path))
-    cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
+    output_caches = OutputCaches(memory, directory=str(tmp_path))
+    cache = filled(output_caches, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
     for _ in range(3):
         cache.sent()
     cache.complete(BARRIER, END, WATERMARK, 5)
     assert held(cache) == [(END, 0, b"e")]
     assert cache.next == 0, "the end is still to be sent"
-    assert (rud.used, rud.spilled, cache.in_memory, open_files(tmp_path)) == (0, 0, 0, 0)
+    assert (output_caches.used, output_caches.spilled, cache.in_memory, open_files(tmp_path)) == (0, 0, 0, 0)
     cache.sent()
     cache.complete(BARRIER, END, WATERMARK, 6)
     assert held(cache) == [(END, 0, b"e")], "later epochs change nothing"
@@ -277,50 +279,52 @@ def test_a_sender_that_ended_before_the_epoch_keeps_only_its_end(memory: int, tm
 
 
 def test_a_sender_that_ended_after_the_epoch_keeps_what_followed(tmp_path: Path) -> None:
-    rud = Rud(directory=str(tmp_path))
-    cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
+    output_caches = OutputCaches(directory=str(tmp_path))
+    cache = filled(output_caches, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
     cache.complete(BARRIER, END, WATERMARK, 4)
     assert held(cache) == [(DATA, 0, b"two"), (END, 0, b"e")]
-    assert rud.used == 3 + module.ENTRY_BYTES
+    assert output_caches.used == 3 + module.ENTRY_BYTES
 
 
 @pytest.mark.parametrize("again", [0, 1, 2, 3])
 def test_the_same_epoch_again_or_an_older_one_changes_nothing(again: int) -> None:
     """Above all not for a sender that has ended since: only its end would be kept."""
-    rud = Rud()
-    cache = filled(rud, (BARRIER, 2, b"b"), (BARRIER, 3, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
+    output_caches = OutputCaches()
+    cache = filled(output_caches, (BARRIER, 2, b"b"), (BARRIER, 3, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
     cache.sent()
     cache.sent()
     cache.sent()
     cache.complete(BARRIER, END, WATERMARK, 3)
-    before = held(cache), cache.next, rud.used
+    before = held(cache), cache.next, output_caches.used
     assert before == ([(DATA, 0, b"two"), (END, 0, b"e")], 1, 3 + module.ENTRY_BYTES)
     cache.complete(BARRIER, END, WATERMARK, again)
-    assert (held(cache), cache.next, rud.used) == before
+    assert (held(cache), cache.next, output_caches.used) == before
     assert cache.completed == 3
 
 
 def test_an_epoch_that_was_passed_over_goes_with_the_next() -> None:
-    rud = Rud()
-    cache = filled(rud, (DATA, 0, b"one"), (BARRIER, 1, b"b"), (DATA, 0, b"two"), (BARRIER, 3, b"b"), (DATA, 0, b"x"))
+    output_caches = OutputCaches()
+    cache = filled(
+        output_caches, (DATA, 0, b"one"), (BARRIER, 1, b"b"), (DATA, 0, b"two"), (BARRIER, 3, b"b"), (DATA, 0, b"x")
+    )
     cache.complete(BARRIER, END, WATERMARK, 3)
     assert held(cache) == [(DATA, 0, b"x")]
 
 
 def test_records_stamped_like_an_epoch_are_no_barrier() -> None:
-    cache = filled(Rud(), (DATA, 5, b"one"), (BARRIER, 5, b"b"), (DATA, 5, b"two"))
+    cache = filled(OutputCaches(), (DATA, 5, b"one"), (BARRIER, 5, b"b"), (DATA, 5, b"two"))
     cache.complete(BARRIER, END, WATERMARK, 5)
     assert held(cache) == [(DATA, 5, b"two")]
 
 
 def test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later_one() -> None:
     """A receiver that goes back must learn it, and it takes no memory."""
-    rud = Rud()
-    cache = filled(rud, (DATA, 0, b"one"), (WATERMARK, 5, b"v"), (WATERMARK, 6, b"w"), (BARRIER, 1, b"b"))
+    output_caches = OutputCaches()
+    cache = filled(output_caches, (DATA, 0, b"one"), (WATERMARK, 5, b"v"), (WATERMARK, 6, b"w"), (BARRIER, 1, b"b"))
     cache.sent()
     cache.complete(BARRIER, END, WATERMARK, 1)
     assert held(cache) == [(WATERMARK, 6, b"w")]
-    assert (rud.used, cache.next) == (0, 0), "it is still to be sent"
+    assert (output_caches.used, cache.next) == (0, 0), "it is still to be sent"
     cache.sent()
     for epoch in (2, 3):
         cache.append(entry_of(DATA, 0, b"two"))
@@ -328,7 +332,7 @@ def test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later
         cache.complete(BARRIER, END, WATERMARK, epoch)
         assert held(cache) == [(WATERMARK, 6, b"w")]
         assert cache.next == 1, "it was sent"
-        assert rud.used == 0
+        assert output_caches.used == 0
     cache.append(entry_of(WATERMARK, 7, b"x"))
     cache.append(entry_of(BARRIER, 4, b"b"))
     cache.append(entry_of(END, 0, b"e"))
@@ -345,26 +349,26 @@ def test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later
 
 def test_files_are_few_however_many_channels_share_the_memory(tmp_path: Path) -> None:
     """The largest of many caches is small: a file for each would use up the process's descriptors."""
-    rud = Rud(10_000, directory=str(tmp_path))
-    caches = [rud.cache() for _ in range(200)]
+    output_caches = OutputCaches(10_000, directory=str(tmp_path))
+    caches = [output_caches.cache() for _ in range(200)]
     rng = Random(1)
     data = [rng.randbytes(100) for _ in range(3000)]
     for i, payload in enumerate(data):
         caches[i % 200].append(entry_of(DATA, 0, payload))
-    assert rud.spilled >= 280_000
-    assert open_files(tmp_path) <= rud.spilled // 10_000 + 1
+    assert output_caches.spilled >= 280_000
+    assert open_files(tmp_path) <= output_caches.spilled // 10_000 + 1
     for i, cache in enumerate(caches):
         assert [entry[2] for entry in held(cache)] == data[i::200]
     for cache in caches[:-1]:
         cache.clear()
     assert [entry[2] for entry in held(caches[-1])] == data[199::200]
     caches[-1].clear()
-    assert (rud.used, rud.spilled, open_files(tmp_path)) == (0, 0, 0)
+    assert (output_caches.used, output_caches.spilled, open_files(tmp_path)) == (0, 0, 0)
 
 
 def test_the_room_of_old_epochs_is_free_while_newer_ones_wait(tmp_path: Path) -> None:
-    rud = Rud(1000, directory=str(tmp_path))
-    cache = rud.cache()
+    output_caches = OutputCaches(1000, directory=str(tmp_path))
+    cache = output_caches.cache()
     for epoch in range(1, 50):
         for _ in range(epoch % 7):
             cache.append(entry_of(DATA, 0, b"x" * 300))
@@ -373,70 +377,80 @@ def test_the_room_of_old_epochs_is_free_while_newer_ones_wait(tmp_path: Path) ->
         files = on_disk(cache.entries)
         assert len(files) == open_files(tmp_path)
         # Each file may have an old part, and was begun with less than the memory's bytes in it.
-        assert sum(os.fstat(file.fileno()).st_size for file in files.values()) <= rud.spilled + 2 * 1000
+        assert sum(os.fstat(file.fileno()).st_size for file in files.values()) <= output_caches.spilled + 2 * 1000
 
 
 class State:
     """Everything that a failed spill must leave as it was."""
 
-    def __init__(self, rud: Rud, caches: list[OutputCache]) -> None:
+    def __init__(self, output_caches: OutputCaches, caches: list[OutputCache]) -> None:
         self.of = [
-            rud.used,
-            rud.spilled,
+            output_caches.used,
+            output_caches.spilled,
             [(held(cache), cache.next, cache.in_memory, places(cache.entries)) for cache in caches],
         ]
 
 
-def assert_refused(rud: Rud, caches: list[OutputCache], why: str) -> None:
+def assert_refused(output_caches: OutputCaches, caches: list[OutputCache], why: str) -> None:
     """What is appended stays in memory, and so does all else; the error says what to do."""
-    payload = b"z" * (rud.memory_bytes + 1)
+    payload = b"z" * (output_caches.memory_bytes + 1)
     wanted = [*held(caches[0]), (DATA, 0, payload)]
     for failing in (lambda: caches[0].append(entry_of(DATA, 0, payload)), caches[0].spill):
         with pytest.raises(PenstockError) as caught:
             failing()
         message = str(caught.value)
-        for part in (f"{rud.memory_bytes:,} bytes of memory", rud.directory, why, "Free space", "TMPDIR", "status()"):
+        for part in (
+            f"{output_caches.memory_bytes:,} bytes of memory",
+            output_caches.directory,
+            why,
+            "Free space",
+            "TMPDIR",
+            "status()",
+        ):
             assert part in message
         assert held(caches[0]) == wanted
-        after = State(rud, caches).of
+        after = State(output_caches, caches).of
         assert caches[0].in_memory == held_bytes(caches[0].entries)
-        assert rud.used == sum(cache.in_memory for cache in caches)
+        assert output_caches.used == sum(cache.in_memory for cache in caches)
         del caught
     with pytest.raises(PenstockError):
         caches[0].spill()
-    assert State(rud, caches).of == after
+    assert State(output_caches, caches).of == after
 
 
-def assert_recovers(rud: Rud, caches: list[OutputCache], directory: Path) -> None:
+def assert_recovers(output_caches: OutputCaches, caches: list[OutputCache], directory: Path) -> None:
     """With room again all goes to disk, and comes back."""
     wanted = [held(cache) for cache in caches]
     for cache in caches:
         cache.spill()
     assert [held(cache) for cache in caches] == wanted
-    assert rud.used == 0
+    assert output_caches.used == 0
     for cache in caches:
         cache.clear()
-    assert (rud.used, rud.spilled, open_files(directory)) == (0, 0, 0)
+    assert (output_caches.used, output_caches.spilled, open_files(directory)) == (0, 0, 0)
 
 
-def two_caches(rud: Rud) -> list[OutputCache]:
+def two_caches(output_caches: OutputCaches) -> list[OutputCache]:
     """The first has entries on disk and in memory."""
-    first = filled(rud, (DATA, 0, b"on disk"), (BARRIER, 1, b"b"))
+    first = filled(output_caches, (DATA, 0, b"on disk"), (BARRIER, 1, b"b"))
     first.spill()
     for i in range(5):
         first.append(entry_of(DATA, i, b"%d" % i * 20))
-    return [first, filled(rud, (DATA, 0, b"other"))]
+    return [first, filled(output_caches, (DATA, 0, b"other"))]
 
 
 def test_a_directory_that_is_gone_is_told_and_loses_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "gone"
     directory.mkdir()
-    rud = Rud(MEMORY, directory=str(directory))
-    caches = [filled(rud, (DATA, 0, b"one"), (BARRIER, 1, b"b"), (DATA, 0, b"two")), filled(rud, (DATA, 0, b"other"))]
+    output_caches = OutputCaches(MEMORY, directory=str(directory))
+    caches = [
+        filled(output_caches, (DATA, 0, b"one"), (BARRIER, 1, b"b"), (DATA, 0, b"two")),
+        filled(output_caches, (DATA, 0, b"other")),
+    ]
     directory.rmdir()
-    assert_refused(rud, caches, "No such file or directory")
+    assert_refused(output_caches, caches, "No such file or directory")
     directory.mkdir()
-    assert_recovers(rud, caches, directory)
+    assert_recovers(output_caches, caches, directory)
 
 
 @contextmanager
@@ -452,20 +466,20 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("room", [0, 7, 8, 50, 107, 300])
 def test_a_disk_that_takes_no_more_is_told_and_loses_nothing(room: int, tmp_path: Path) -> None:
-    rud = Rud(MEMORY, directory=str(tmp_path))
-    caches = two_caches(rud)
+    output_caches = OutputCaches(MEMORY, directory=str(tmp_path))
+    caches = two_caches(output_caches)
     with files_of_at_most(room):
-        assert_refused(rud, caches, os.strerror(errno.EFBIG))
+        assert_refused(output_caches, caches, os.strerror(errno.EFBIG))
     assert open_files(tmp_path) == 1, "of what was on disk before"
-    assert_recovers(rud, caches, tmp_path)
+    assert_recovers(output_caches, caches, tmp_path)
 
 
 def test_writes_that_take_a_part_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do when a signal comes, or on some network disks."""
     whole = os.pwrite
     monkeypatch.setattr(module.os, "pwrite", lambda fd, data, at: whole(fd, memoryview(data)[:3], at))
-    rud = Rud(MEMORY, directory=str(tmp_path))
-    assert_recovers(rud, two_caches(rud), tmp_path)
+    output_caches = OutputCaches(MEMORY, directory=str(tmp_path))
+    assert_recovers(output_caches, two_caches(output_caches), tmp_path)
 
 
 def test_many_small_messages_count_for_more_than_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,15 +487,15 @@ def test_many_small_messages_count_for_more_than_their_bytes(tmp_path: Path, mon
     are there too, the sources wait."""
     monkeypatch.setattr(module, "ENTRY_BYTES", 300)
     monkeypatch.setattr(module, "DISK_MESSAGES", 40)
-    rud = Rud(10 * 301, directory=str(tmp_path))
-    cache = rud.cache()
+    output_caches = OutputCaches(10 * 301, directory=str(tmp_path))
+    cache = output_caches.cache()
     for i in range(10):
         cache.append(entry_of(DATA, i, b"x"))
-    assert not rud.spilled_messages
+    assert not output_caches.spilled_messages
     for i in range(34):
         cache.append(entry_of(DATA, i, b"x"))
-    assert rud.spilled_messages == 44
-    assert rud.full
+    assert output_caches.spilled_messages == 44
+    assert output_caches.full
     cache.clear()
-    assert not rud.full
-    assert (rud.used, rud.spilled, rud.spilled_messages) == (0, 0, 0)
+    assert not output_caches.full
+    assert (output_caches.used, output_caches.spilled, output_caches.spilled_messages) == (0, 0, 0)

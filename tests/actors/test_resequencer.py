@@ -7,14 +7,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.in_order import InOrder
+from penstock.actors.resequencer import Resequencer
 
 MESSAGES = [(sender, number) for sender in range(3) for number in range(5)]
 
 
 @given(st.permutations(MESSAGES))
 def test_any_order_of_arrival_gives_each_sender_s_order(arrivals: list[tuple[int, int]]) -> None:
-    order: InOrder[int, Any] = InOrder()
+    order: Resequencer[int, Any] = Resequencer()
     out = [item for sender, number in arrivals for item in order.take(sender, number, (sender, number))]
     for sender in range(3):
         assert [number for who, number in out if who == sender] == list(range(5))
