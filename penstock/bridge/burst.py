@@ -61,6 +61,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, Interval, MicroBatch, RecordSpeed, interval
+from penstock.runtime.lifecycle import STORY_LENGTH, InvalidTransition
 from penstock.runtime.units import Seconds
 
 Paradigm = Literal["record", "operation"]
@@ -113,24 +114,6 @@ WANTED: dict[State, Paradigm] = {
 }
 
 FAILURES: frozenset[Event] = frozenset({"prepare failed", "switch failed", "bridge lost"})
-
-# Transitions that an InvalidTransition tells of: several bursts' worth.
-STORY_LENGTH = 24
-
-
-class InvalidTransition(RuntimeError):
-    """An event that cannot be in this state: a bug of ours, in the host or here. The message tells what led there."""
-
-    def __init__(self, state: State, event: Event, story: tuple[str, ...]) -> None:
-        allowed = ", ".join(repr(known) for at, known in TRANSITIONS if at == state)
-        led = "\n  ".join(story) or "nothing yet"
-        super().__init__(f"{event!r} in state {state}, where only {allowed} can be. What led there:\n  {led}")
-        self.state = state
-        self.event = event
-        self.story = story
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (InvalidTransition, (self.state, self.event, self.story))
 
 
 @dataclass(frozen=True)
@@ -559,7 +542,8 @@ class BurstDetector:
         before = self.state
         after = TRANSITIONS.get((before, event))
         if after is None:
-            raise InvalidTransition(before, event, tuple(self.story))
+            possible = tuple(known for at, known in TRANSITIONS if at == before)
+            raise InvalidTransition("the range", before, event, possible, tuple(self.story))
         self.story.append(f"{time_s:.3f} s: {before} --{event}--> {after}" + (f" ({why})" if why else ""))
         took = 0.0 if self.since_s is None else time_s - self.since_s
         if event == "ready":

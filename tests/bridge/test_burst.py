@@ -21,12 +21,12 @@ from penstock.bridge.burst import (
     BurstOptions,
     Decision,
     Event,
-    InvalidTransition,
     Observation,
     switch_length,
     thresholds,
 )
 from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, MicroBatch, RecordSpeed, interval
+from penstock.runtime.lifecycle import InvalidTransition
 
 # The load and the speeds of the simulated burst.
 RECORD_RATE = 30_000.0  # PD
@@ -286,8 +286,9 @@ def test_an_invalid_transition_tells_what_led_there() -> None:
     with pytest.raises(InvalidTransition) as caught:
         made.happened("returned", 9.75)
     assert made.state == "SWITCHING"
-    assert "'returned' in state SWITCHING, where only 'switched', 'calm', 'switch failed', 'bridge lost' can be" in str(
-        caught.value
+    assert (
+        "'returned' came in state SWITCHING, where only 'switched', 'calm', 'switch failed', 'bridge lost' can come"
+        in str(caught.value)
     )
     assert "5.000 s: RECORD --burst--> PREPARING (burst: 1,000,000 records wait" in str(caught.value)
     assert "9.500 s: PREPARING --ready--> SWITCHING" in str(caught.value)
