@@ -80,9 +80,7 @@ STATES: dict[State, str] = {
     "RETURNING": "Spark finishes what it was given, or has been lost; what comes behind waits for the record tasks",
 }
 
-Event = Literal[
-    "burst", "ready", "switched", "calm", "returned", "prepare failed", "switch failed", "return failed", "bridge lost"
-]
+Event = Literal["burst", "ready", "switched", "calm", "returned", "prepare failed", "bridge lost"]
 """`burst` and `calm` are the detector's own, but for a `calm` in SWITCHING; the others come from its host."""
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
@@ -96,12 +94,10 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     ("PREPARING", "bridge lost"): "RECORD",
     ("SWITCHING", "switched"): "OPERATION",
     ("SWITCHING", "calm"): "RECORD",  # a range before it has taken its operators along
-    ("SWITCHING", "switch failed"): "RECORD",  # nothing went to Spark
     ("SWITCHING", "bridge lost"): "RETURNING",  # something may have gone there
     ("OPERATION", "calm"): "RETURNING",
     ("OPERATION", "bridge lost"): "RETURNING",
     ("RETURNING", "returned"): "RECORD",
-    ("RETURNING", "return failed"): "OPERATION",
     ("RETURNING", "bridge lost"): "RETURNING",
 }
 
@@ -113,7 +109,7 @@ WANTED: dict[State, Paradigm] = {
     "RETURNING": "record",
 }
 
-FAILURES: frozenset[Event] = frozenset({"prepare failed", "switch failed", "bridge lost"})
+FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
 
 
 @dataclass(frozen=True)
@@ -170,9 +166,6 @@ class Observation:
     processed: float = 0.0  # records that the record tasks took out of it
     busy_s: float = 0.0  # how long these were busy; with several tasks, on average
     batches: tuple[MicroBatch, ...] = ()  # that Spark finished
-    schedule_s: float = 0.0  # t_s and t_ot, if they are measured apart: then they are not in `MicroBatch.seconds`
-    operation_transmit_s: float = 0.0
-    record_transmit_s: float = 0.0  # t_dt: of a record that waits for nobody
 
 
 @dataclass(frozen=True)
@@ -198,7 +191,6 @@ class Decision:
     wanted: Paradigm
     state: State
     prepare: bool  # make Spark ready, if that is not begun: it is needed, or nearly. Once begun it ends by an event
-    calibrate: bool  # nothing can be decided before Spark, once it is ready, has been tried on this range
     interval: Interval  # how long micro-batches should gather
     reason: str
     warning: str | None  # to be told to the user; each once
@@ -305,7 +297,6 @@ class BurstDetector:
             wanted=WANTED[self.state],
             state=self.state,
             prepare=prepare,
-            calibrate=self.mode == "auto" and figures.queue_switch is None,
             interval=self._interval(figures, backlog=True),
             reason=reason,
             warning=warning,
@@ -347,7 +338,6 @@ class BurstDetector:
         record_rate, cost = self._records.rate, self._batches.cost
         if cost is None:
             return Figures(seen.queue, arrival_rate, record_rate)
-        cost = BatchCost(cost.fixed_s + seen.schedule_s + seen.operation_transmit_s, cost.rate)
         figures = Figures(
             seen.queue,
             arrival_rate,
@@ -365,7 +355,6 @@ class BurstDetector:
             cost.rate,
             seconds,
             cost.fixed_s,
-            record_transmit_s=seen.record_transmit_s,
             k=self.options.k,
         )
         up, down = thresholds(length, self.options.delta)
@@ -561,21 +550,20 @@ class BurstDetector:
             self._failures = _Failures()  # Spark has served a burst to its end
         if after != before:
             self.state, self.since_s = after, time_s
-        if event in ("switched", "returned", "return failed"):
+        if event in ("switched", "returned"):
             self._phase_s = time_s
             self._stay_until = time_s + self.dwell_s
             self._queues.clear()  # those of the other paradigm
 
     def _failed(self, event: Event, time_s: float, why: str) -> None:
         failures = self._failures
-        if event != "switch failed":
-            self.prepared = False
-            self._prepare_since = None
+        self.prepared = False
+        self._prepare_since = None
         wait = min(self.options.backoff_first_s * 2.0 ** min(failures.count, 60), self.options.backoff_max_s)
         failures.count += 1
         failures.until = time_s + wait
-        what = {"prepare failed": "Spark could not be made ready", "switch failed": "the switch to Spark failed"}
-        failures.last = what.get(event, "Spark was lost") + (f" ({why})" if why else "")
+        what = "Spark could not be made ready" if event == "prepare failed" else "Spark was lost"
+        failures.last = what + (f" ({why})" if why else "")
         if not failures.told:
             failures.told = True
             failures.warning = f"{failures.last}; the range runs record by record, next try in {wait:.0f} s"

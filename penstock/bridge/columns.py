@@ -142,20 +142,6 @@ def filter_rows(frame: DataFrame, expr: Expr) -> DataFrame:
     return frame.filter(to_column(expr, frame.schema))
 
 
-def aggregate_rows(frame: DataFrame, keys: Exprs, aggregations: Mapping[str, Aggregation]) -> DataFrame:
-    """The partials of aggregations for each group of rows with equal keys: a table of the keys and of the columns that
-    `Aggregation.columns` names."""
-    wanted = named(keys)
-    inputs = {f"__input{i}": each.input for i, each in enumerate(aggregations.values()) if each.input is not None}
-    rows = select_columns(frame, {**wanted, **inputs})
-    types = column_types(rows.schema)
-    partials: list[SparkColumn] = []
-    for i, (name, each) in enumerate(aggregations.items()):
-        over = None if each.input is None else tree.col(f"__input{i}")
-        partials += partial_columns(name, Aggregation(each.kind, over), types)
-    return rows.groupBy(*map(_field, wanted)).agg(*partials)
-
-
 def partial_columns(
     name: str, aggregation: Aggregation, schema: StructType | Mapping[str, str] | None = None
 ) -> list[SparkColumn]:

@@ -63,9 +63,8 @@ FIT_AFTER = 4
 class MicroBatch:
     """One micro-batch that Spark has processed.
 
-    `seconds`: from its being handed over until its results are there, without what the observation reports apart as
-    `schedule_s` and `operation_transmit_s`. The first batch after Spark's start, which loads and compiles, takes
-    seconds more and is not to be reported.
+    `seconds`: from its being handed over until its results are there. The first batch after Spark's start, which loads
+    and compiles, takes seconds more and is not to be reported.
     """
 
     records: float

@@ -39,7 +39,6 @@ class Operations:
 
     def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> Answer:
         """What the range of a chain that ends before a position makes of a micro-batch."""
-        began = time.perf_counter()
         columns = tuple(batch.schema.names)
         known = self._compiled.get((chain, position, columns))
         if known is None:
@@ -51,12 +50,9 @@ class Operations:
             if prefix is not None:
                 frame = prefix.apply(frame)  # noqa: PLW2901
             if prefix is not None and prefix.end is not None:
-                answer = prefix.end(to_arrow(frame))
-            else:
-                texts = prefix is None or prefix.texts
-                answer = answer_of(to_arrow(frame.mapInArrow(partial(_run_partition, rest, texts), ANSWER_SCHEMA)))
-        answer.seconds = time.perf_counter() - began
-        return answer
+                return prefix.end(to_arrow(frame))
+            texts = prefix is None or prefix.texts
+            return answer_of(to_arrow(frame.mapInArrow(partial(_run_partition, rest, texts), ANSWER_SCHEMA)))
 
     def prepare(self, chain: int) -> BatchCost | None:
         """Have the code of a range compiled and loaded in every core, by running it on a sample of its source's
@@ -73,7 +69,9 @@ class Operations:
         for rows in (some, sample):  # what is measured is not what loads and compiles
             self.answer(chain, form.position, rows)
         for rows in (some, sample):
-            speed.add([MicroBatch(rows.num_rows, self.answer(chain, form.position, rows).seconds)])
+            began = time.perf_counter()
+            self.answer(chain, form.position, rows)
+            speed.add([MicroBatch(rows.num_rows, time.perf_counter() - began)])
         return speed.cost
 
     def _compile(self, form: RangeForm, batch: pa.RecordBatch) -> tuple[NativeRange | None, bytes]:

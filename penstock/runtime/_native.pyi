@@ -29,14 +29,6 @@ class Producer:
     def write_parts(self, target: int, parts: Sequence[Buffer], timeout: float | None = None) -> None:
         """Like write, with the payload gathered from several buffers."""
 
-    def write_many(self, targets: int | Sequence[int], payloads: Sequence[Buffer], timeout: float | None = None) -> int:
-        """
-        Write messages in order, waiting for room; returns how many, fewer than all if the time ran out.
-        """
-
-    def write_records(self, target: int, records: Sequence[Buffer], timeout: float | None = None) -> None:
-        """Write many records as one message; split_records() takes it apart."""
-
     def close(self) -> None:
         """Give up the producer's place in the ring."""
 
@@ -133,9 +125,6 @@ class RingHandle:
     def stats(self) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
-
-def split_records(payload: Buffer) -> list[bytes]:
-    """The records of a message written by Producer.write_records()."""
 
 def stable_hash(key: object, /) -> int:
     """

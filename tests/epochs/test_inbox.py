@@ -86,7 +86,7 @@ class Model:
         taken = all(
             record in self.got[channel] for channel, records in self.put.items() for record in records if record[1] <= k
         )
-        assert inbox.aligning == any(brought)
+        assert set(inbox._held) == {channel for channel, early in enumerate(brought) if early}
         assert inbox.aligned == (any(brought) and taken and all(map(max, zip(brought, gone, strict=True))))
         assert inbox.at_end == (all(gone) and taken)
         assert inbox.open == {channel for channel, over in enumerate(gone) if not over}
@@ -143,7 +143,7 @@ def test_what_stands_between_two_barriers_is_held_until_both_are_there() -> None
     assert inbox.epoch == 7
     inbox.go_on()
     assert [entry[1] for entry in inbox.ready] == [["late"]]
-    assert not inbox.aligning
+    assert not inbox._held
 
 
 def test_an_end_that_is_held_counts_from_the_next_epoch_on() -> None:

@@ -25,7 +25,6 @@ from penstock.runtime.transport.ring import (
     RingNoSpace,
     Wait,
     recommended_capacity,
-    split_records,
 )
 
 
@@ -71,9 +70,7 @@ def test_what_is_no_payload_or_target_is_refused_and_nothing_is_written(ring: Ri
     with pytest.raises(TypeError):
         producer.write(0, b"", tmeout=1)
     with pytest.raises(TypeError):
-        producer.write_many(0, [b"a", "b"])
-    with pytest.raises(ValueError, match="same length"):
-        producer.write_many([1], [b"a", b"b"])
+        producer.try_write_parts(0, [b"a", "b"])
     assert all_of(consumer) == []
     assert ring.stats().written == 0
 
@@ -83,37 +80,6 @@ def test_parts_become_one_message(ring: Ring) -> None:
     assert producer.try_write_parts(1, [b"ab", memoryview(b"cd"), b"", bytearray(b"e")])
     producer.write_parts(2, (), timeout=1)
     assert all_of(consumer) == [(1, b"abcde"), (2, b"")]
-
-
-def test_many_messages_in_one_call(ring: Ring) -> None:
-    producer, consumer = ring.producer(), ring.consumer()
-    assert producer.write_many(5, [b"a", b"b"]) == 2
-    assert producer.write_many([1, 2], (b"c", b"d")) == 2
-    assert producer.write_many(1, []) == 0
-    assert all_of(consumer) == [(5, b"a"), (5, b"b"), (1, b"c"), (2, b"d")]
-
-
-def test_write_many_tells_how_many_had_room() -> None:
-    with Ring.create(1024, slots=8) as ring:
-        producer, consumer = ring.producer(), ring.consumer()
-        payloads = [bytes([i]) for i in range(20)]
-        assert producer.write_many(0, payloads, timeout=0) == 8
-        assert [p for _, p in all_of(consumer)] == payloads[:8]
-
-
-def test_records_share_a_head_and_come_apart_again(ring: Ring) -> None:
-    producer, consumer = ring.producer(), ring.consumer()
-    for records in ([], [b""], [b"a", b"", b"bcd" * 99]):
-        producer.write_records(3, records)
-        ((target, payload),) = consumer.drain()
-        assert target == 3
-        assert split_records(payload) == records
-
-
-@pytest.mark.parametrize("bad", [b"\1", b"\5\0\0\0abc", b"\0\0\0\0\1"])
-def test_bytes_that_are_no_records_are_refused(bad: bytes) -> None:
-    with pytest.raises(ValueError, match="cut off"):
-        split_records(bad)
 
 
 def test_wrapping_keeps_every_message_whole() -> None:
@@ -128,7 +94,8 @@ def test_wrapping_keeps_every_message_whole() -> None:
 
 def test_drain_takes_at_most_what_was_asked(ring: Ring) -> None:
     producer, consumer = ring.producer(), ring.consumer()
-    producer.write_many(0, [b"x"] * 10)
+    for _ in range(10):
+        producer.write(0, b"x")
     assert [len(consumer.drain(4)) for _ in range(4)] == [4, 4, 2, 0]
 
 
@@ -196,8 +163,7 @@ def test_a_message_that_can_never_fit_names_the_remedy(ring: Ring) -> None:
         lambda: producer.try_write(0, bytes(size)),
         lambda: producer.write(0, bytes(size)),
         lambda: producer.try_write_parts(0, [bytes(size - 1), b"x"]),
-        lambda: producer.write_records(0, [bytes(size - 4)]),
-        lambda: producer.write_many(0, [b"", bytes(size)]),
+        lambda: producer.write_parts(0, [b"", bytes(size)]),
     ):
         with pytest.raises(MessageTooLarge, match=f"{size} bytes.*up to {size - 1}.*capacity=131072"):
             write()
@@ -363,7 +329,8 @@ def test_one_consumer_at_a_time(ring: Ring) -> None:
 
 def test_a_successor_gets_what_was_drained_and_not_released(ring: Ring) -> None:
     producer = ring.producer()
-    producer.write_many(0, [b"1", b"2", b"3", b"4"])
+    for payload in (b"1", b"2", b"3", b"4"):
+        producer.write(0, payload)
     with ring.consumer() as first:
         assert len(first.drain(1)) == 1
         assert len(first.drain(2)) == 2  # releases the one before
@@ -375,7 +342,8 @@ def test_a_successor_gets_what_was_drained_and_not_released(ring: Ring) -> None:
 
 def test_what_was_released_out_of_order_does_not_come_again(ring: Ring) -> None:
     producer = ring.producer()
-    producer.write_many([0, 1, 2, 3], [b"held" * 10, b"copy", b"held" * 10, b"copy"])
+    for target, payload in enumerate([b"held" * 10, b"copy"] * 2):
+        producer.write(target, payload)
     consumer = ring.consumer(zero_copy_min=20)
     lent = [p for _, p in consumer.drain() if isinstance(p, Message)]
     consumer.release()
@@ -409,8 +377,6 @@ def test_closed_handles_say_so(ring: Ring) -> None:
         lambda: producer.write(0, b""),
         lambda: producer.try_write_parts(0, []),
         lambda: producer.write_parts(0, []),
-        lambda: producer.write_many(0, []),
-        lambda: producer.write_records(0, []),
         consumer.drain,
         consumer.release,
         consumer.skips,
@@ -434,11 +400,11 @@ def test_producers_and_consumers_outlive_the_handle() -> None:
 
 
 def test_stats_count(ring: Ring) -> None:
-    assert ring.stats().mean_message_bytes == 0.0
     producer = ring.producer()
-    producer.write_many(0, [bytes(10), bytes(30)])
+    producer.write(0, bytes(10))
+    producer.write(0, bytes(30))
     stats = ring.stats()
-    assert (stats.written, stats.bytes, stats.mean_message_bytes) == (2, 40, 20.0)
+    assert (stats.written, stats.bytes) == (2, 40)
     assert (stats.used_slots, stats.used_bytes) == (2, 16 + 32)
     assert (stats.producers, stats.consumer_pid, stats.delivered) == (1, None, 0)
     with ring.consumer() as consumer:

@@ -39,7 +39,6 @@ def test_a_fixed_cost_does_not_make_steps_small(fixed_ms: int, seed: int) -> Non
     world = World(256, seed=seed)
     world.run(lambda n: fixed_ms * MS, 10)
     assert {records for records, _ in world.run(lambda n: fixed_ms * MS, 2000)} == {256}
-    assert 0.8 * fixed_ms * MS <= world.size.fixed_ns <= 1.3 * fixed_ms * MS
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -59,11 +59,6 @@ class Inbox:
         self.open.remove(channel)
 
     @property
-    def aligning(self) -> bool:
-        """Some channel has brought a barrier that others have not."""
-        return bool(self._held)
-
-    @property
     def aligned(self) -> bool:
         """The barrier of `epoch` is next."""
         return bool(self._held) and not self.ready and len(self._held) == len(self.open)

@@ -203,9 +203,9 @@ class Producer {
     }
 
     // Writes one message, if there is room. `fill(std::byte *)` copies `length` bytes and must not throw: what is
-    // reserved must be finished. With `quiet` the caller promises to call flush_doorbell() soon.
+    // reserved must be finished.
     template <class Fill>
-    bool try_put(uint32_t target, uint32_t length, Fill &&fill, bool quiet = false) {
+    bool try_put(uint32_t target, uint32_t length, Fill &&fill) {
         Descriptor d;
         if (!reserve(units(length), d)) return false;
         Head &head = heads_[d.seq & (slots_ - 1)];
@@ -223,15 +223,11 @@ class Producer {
         cell_->intent.store(kIdle, std::memory_order_release);  // PAIR idle
         bump(cell_->messages, 1);
         bump(cell_->bytes, length);
-        if (!quiet) flush_doorbell();
-        PENSTOCK_FAULT(woken);
-        return true;
-    }
-
-    void flush_doorbell() {
         // Either the consumer, after its own fence, sees our commit, or we see its doorbell.
         std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR doorbell
         ring_doorbell(*control_);
+        PENSTOCK_FAULT(woken);
+        return true;
     }
 
     // Sleeps until a message of `length` bytes would fit, at most `ns`. It may return early.

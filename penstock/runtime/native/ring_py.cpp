@@ -142,16 +142,16 @@ class PyProducer : public Handle {
         check("producer");
         View v(payload);
         check_size(v.size);
-        return put(target, v, false);
+        return put(target, v);
     }
 
     void write(uint32_t target, nb::handle payload, std::optional<double> timeout) {
         check("producer");
         View v(payload);
         check_size(v.size);
-        if (put(target, v, false)) [[likely]]
+        if (put(target, v)) [[likely]]
             return;
-        until_written(v.size, timeout, [&] { return put(target, v, false); });
+        until_written(v.size, timeout, [&] { return put(target, v); });
     }
 
     bool try_write_parts(uint32_t target, nb::handle parts) {
@@ -168,53 +168,6 @@ class PyProducer : public Handle {
         until_written(v.total, timeout, [&] { return put_parts(target, v); });
     }
 
-    void write_records(uint32_t target, nb::handle records, std::optional<double> timeout) {
-        check("producer");
-        Views v(records);
-        const size_t total = v.total + 4 * v.views.size();
-        check_size(total);
-        until_written(total, timeout, [&] {
-            return core_.try_put(target, uint32_t(total), [&](std::byte *to) {
-                for (const View &r : v.views) {
-                    const uint32_t length = uint32_t(r.size);
-                    std::memcpy(to, &length, 4);
-                    if (r.size) std::memcpy(to + 4, r.data, r.size);
-                    to += 4 + r.size;
-                }
-            });
-        });
-    }
-
-    size_t write_many(nb::handle targets, nb::handle payloads, std::optional<double> timeout) {
-        check("producer");
-        Views v(payloads);
-        for (const View &one : v.views) check_size(one.size);
-        std::vector<uint32_t> to(v.views.size());
-        if (PyLong_Check(targets.ptr())) {
-            std::fill(to.begin(), to.end(), nb::cast<uint32_t>(targets));
-        } else {
-            nb::object items = nb::steal(PySequence_Fast(targets.ptr(), "targets must be an int or a sequence of ints"));
-            if (!items.is_valid()) throw nb::python_error();
-            if (size_t(PySequence_Fast_GET_SIZE(items.ptr())) != to.size())
-                throw nb::value_error("targets and payloads must be of the same length");
-            for (size_t i = 0; i < to.size(); ++i)
-                to[i] = nb::cast<uint32_t>(nb::handle(PySequence_Fast_GET_ITEM(items.ptr(), Py_ssize_t(i))));
-        }
-        size_t n = 0;
-        const Deadline deadline(timeout);
-        while (n < to.size()) {
-            while (n < to.size() && put(to[n], v.views[n], true)) ++n;
-            core_.flush_doorbell();
-            if (n < to.size() && !sleep_for_room(v.views[n].size, deadline, n)) break;
-        }
-        return n;
-    }
-
-    uint64_t written() const {
-        check("producer");
-        return core_.cell().messages.load(std::memory_order_relaxed);
-    }
-
   private:
     void check_size(size_t size) const {
         if (size <= most_) [[likely]]
@@ -226,13 +179,10 @@ class PyProducer : public Handle {
               "; make the ring with capacity=" + std::to_string(enough) + " or more, or split the message");
     }
 
-    bool put(uint32_t target, const View &v, bool quiet) {
-        return core_.try_put(
-            target, uint32_t(v.size),
-            [&](std::byte *to) {
-                if (v.size) std::memcpy(to, v.data, v.size);
-            },
-            quiet);
+    bool put(uint32_t target, const View &v) {
+        return core_.try_put(target, uint32_t(v.size), [&](std::byte *to) {
+            if (v.size) std::memcpy(to, v.data, v.size);
+        });
     }
 
     bool put_parts(uint32_t target, const Views &v) {
@@ -248,14 +198,14 @@ class PyProducer : public Handle {
     void until_written(size_t size, std::optional<double> timeout, Put &&put) {
         const Deadline deadline(timeout);
         while (!put())
-            if (!sleep_for_room(size, deadline, std::nullopt))
+            if (!sleep_for_room(size, deadline))
                 raise("RingFull", "no room for a message of " + std::to_string(size) + " bytes within " +
                       std::to_string(*timeout) + " s: the consumer is slower than the ring's producers; wait longer, "
                       "or use a larger ring than " + std::to_string(segment->control().capacity) + " bytes");
     }
 
     // False: the time is up.
-    bool sleep_for_room(size_t size, const Deadline &deadline, std::optional<size_t> written) {
+    bool sleep_for_room(size_t size, const Deadline &deadline) {
         const uint64_t left = deadline.left();
         if (left == 0) return false;
         const std::shared_ptr<Segment> keep = segment;  // another thread may close this handle meanwhile
@@ -269,8 +219,7 @@ class PyProducer : public Handle {
         if (os::now_ns() - slept_at >= std::min(left, kWriterSlice) && core_.consumer_died()) {
             const os::Identity id = segment->control().consumer.load(std::memory_order_relaxed);
             raise("ConsumerDied", "the ring is full and its consumer, process " + std::to_string(os::pid_of(id)) +
-                  ", has died" + (written ? " (" + std::to_string(*written) + " messages of this call were written)" : "") +
-                  ": what is in the ring is kept for the consumer that attaches next; write again when it has");
+                  ", has died: what is in the ring is kept for the consumer that attaches next; write again when it has");
         }
         return true;
     }
@@ -546,22 +495,6 @@ class PyRing : public Handle {
     os::Identity self_;
 };
 
-nb::list split_records(nb::handle payload) {
-    const View v(payload);
-    const char *at = static_cast<const char *>(v.data), *end = at + v.size;
-    nb::list out;
-    while (at < end) {
-        uint32_t length;
-        if (end - at < 4) throw nb::value_error("not a message of records: a record's length is cut off");
-        std::memcpy(&length, at, 4);
-        at += 4;
-        if (size_t(end - at) < length) throw nb::value_error("not a message of records: a record is cut off");
-        out.append(nb::bytes(at, length));
-        at += length;
-    }
-    return out;
-}
-
 // ---- the two calls that are made once a message: without nanobind's dispatch, half of their time ---------
 
 uint32_t target_of(PyObject *o) {
@@ -645,14 +578,6 @@ void bind_ring(nb::module_ &m) {
              nb::sig("def write_parts(self, target: int, parts: collections.abc.Sequence[typing_extensions.Buffer], "
                      "timeout: float | None = None) -> None"),
              "Like write, with the payload gathered from several buffers.")
-        .def("write_many", &PyProducer::write_many, "targets"_a, "payloads"_a, "timeout"_a = nb::none(),
-             nb::sig("def write_many(self, targets: int | collections.abc.Sequence[int], "
-                     "payloads: collections.abc.Sequence[typing_extensions.Buffer], timeout: float | None = None) -> int"),
-             "Write messages in order, waiting for room; returns how many, fewer than all if the time ran out.")
-        .def("write_records", &PyProducer::write_records, "target"_a, "records"_a, "timeout"_a = nb::none(),
-             nb::sig("def write_records(self, target: int, records: collections.abc.Sequence[typing_extensions.Buffer], "
-                     "timeout: float | None = None) -> None"),
-             "Write many records as one message; split_records() takes it apart.")
         .def("close", &PyProducer::close, "Give up the producer's place in the ring.")
         .def("__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Producer"))
         .def("__exit__", [](PyProducer &p, nb::args) { p.close(); }, nb::sig("def __exit__(self, *exc: object) -> None"));
@@ -710,8 +635,4 @@ void bind_ring(nb::module_ &m) {
         .def("wake", [](const PyRing &r) { call_consumer(r.control()); })
         .def("stats", &PyRing::stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
         .def("close", &PyRing::close);
-
-    m.def("split_records", &split_records, "payload"_a,
-          nb::sig("def split_records(payload: typing_extensions.Buffer) -> list[bytes]"),
-          "The records of a message written by Producer.write_records().");
 }

@@ -30,16 +30,15 @@ _RECENT = 32
 
 @dataclass
 class Answer:
-    """What the range has made of a micro-batch: batches in order, the greatest time that its watermark operator has
-    seen, and how many seconds Spark took."""
+    """What the range has made of a micro-batch: batches in order, and the greatest time that its watermark operator has
+    seen."""
 
     batches: list[Batch]
     greatest: int | None = None
-    seconds: float = 0.0
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray carries answers from the bridge to workers, and would pickle records by other means.
-        return _answer, (dumps((self.batches, self.greatest, self.seconds)),)
+        return _answer, (dumps((self.batches, self.greatest)),)
 
 
 def _answer(data: bytes) -> Answer:
@@ -81,8 +80,6 @@ class Story:
     batches: int = 0
     records: int = 0
     under_way: int = 0  # micro-batches, now
-    spark_ns: int = 0  # the bridge's own time for them
-    waited_ns: int = 0  # from the hand-over to the answer
     failed: str | None = None  # why the last micro-batch had to be run here
     recent: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 

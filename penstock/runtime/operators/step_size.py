@@ -54,12 +54,7 @@ class StepSize:
         self._seen = [0] * sizes  # the number of the last step of this size
         self._steps = 0
         self._strange = 0  # steps in a row that do not fit to what is known
-        self._fixed = 0.0
-
-    @property
-    def fixed_ns(self) -> float:
-        """What a step costs whatever it takes, as far as is known."""
-        return self._fixed
+        self._fixed = 0.0  # what a step costs whatever it takes, in ns, as far as is known
 
     def measure(self, records: int, elapsed: int, more: bool) -> None:
         """A step took so many records (1 or more) and so many ns; `more`: the limit, not the input, bounded it."""

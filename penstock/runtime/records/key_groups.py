@@ -58,15 +58,6 @@ class KeyGroups:
         self._check(parallelism)
         return _table(self.n_groups, parallelism)
 
-    def group_range(self, task: int, parallelism: int) -> range:
-        """The groups that `table(parallelism)` gives to a task; never empty."""
-        self._check(parallelism)
-        if not 0 <= task < parallelism:
-            raise ValueError(f"task {task} of {parallelism} does not exist")
-        start = -(-task * self.n_groups // parallelism)
-        stop = -(-(task + 1) * self.n_groups // parallelism)
-        return range(start, stop)
-
     def rescaled(self, table: bytes, parallelism: int) -> bytes:
         """A table for another parallelism that leaves as many groups as possible where `table` has them.
 

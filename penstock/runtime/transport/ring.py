@@ -43,7 +43,7 @@ from penstock.runtime.errors import PenstockError
 if sys.platform != "linux":
     raise ImportError(f"penstock's shared-memory ring needs Linux (futex, /proc, O_TMPFILE); this is {sys.platform}")
 
-from penstock.runtime._native import Consumer, Message, Producer, RingHandle, Skip, split_records
+from penstock.runtime._native import Consumer, Message, Producer, RingHandle, Skip
 
 __all__ = [
     "Consumer",
@@ -63,7 +63,6 @@ __all__ = [
     "Skip",
     "Wait",
     "recommended_capacity",
-    "split_records",
 ]
 
 
@@ -143,11 +142,6 @@ class RingStats(NamedTuple):
     used_slots: int
     producers: int  # attached and alive
     consumer_pid: int | None
-
-    @property
-    def mean_message_bytes(self) -> float:
-        """What recommended_capacity() wants to know; 0.0 before the first message."""
-        return self.bytes / self.written if self.written else 0.0
 
 
 #: Between them is every capacity of a ring; native/ring.hpp has the same.

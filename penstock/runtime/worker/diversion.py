@@ -160,8 +160,5 @@ class Diversion:
         story.batches += 1
         story.records += item.records
         task.answered += item.records
-        story.spark_ns += int(answer.seconds * 1e9)
-        waited = task.clock() - item.since
-        story.waited_ns += waited
-        story.recent.append((story.batches, item.records, waited / 1e9))
+        story.recent.append((story.batches, item.records, (task.clock() - item.since) / 1e9))
         return task.go_on_from(self.divert.position, answer, item.records)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from penstock.bridge.columns import (
-    aggregate_rows,
     column_types,
     compile_all,
     filter_rows,
+    partial_columns,
     select_columns,
     to_column,
     with_columns,
@@ -37,6 +37,7 @@ from penstock.runtime.expressions import (
     sum_,
     when,
 )
+from penstock.runtime.expressions.aggregates import Aggregation
 from penstock.runtime.operators.agg import Agg
 from penstock.runtime.records.userfunc import ErrorHandler
 from tests.runtime.random_expressions import (
@@ -335,6 +336,17 @@ def test_without_a_schema_columns_are_taken_as_they_are(spark: Any) -> None:
     assert (row.h, row.e) == (2.0, True)
 
 
+def aggregated(table: Any, keys: dict[str, Expr], aggregations: dict[str, Aggregation]) -> Any:
+    """The partial results of the aggregations for each group of rows with equal keys."""
+    inputs = {f"in_{name}": each.input for name, each in aggregations.items() if each.input is not None}
+    selected = select_columns(table, {**keys, **inputs})
+    parts = []
+    for name, each in aggregations.items():
+        over = None if each.input is None else col(f"in_{name}")
+        parts += partial_columns(name, Aggregation(each.kind, over), column_types(selected.schema))
+    return selected.groupBy(*keys).agg(*parts)
+
+
 def test_partial_aggregates_merge_with_those_of_closures(spark: Any) -> None:
     rng = random.Random(5)
     records = [
@@ -356,7 +368,7 @@ def test_partial_aggregates_merge_with_those_of_closures(spark: Any) -> None:
     }
     keys = {"g": col("s").str.upper()}
     halves = records[:50], records[50:]
-    table = aggregate_rows(frame(spark, halves[0]), keys, aggregations)
+    table = aggregated(frame(spark, halves[0]), keys, aggregations)
     spark_part = {row["g"]: row for row in rows(table)}
     agg = Agg(aggregations)
 
@@ -380,5 +392,5 @@ def test_partial_aggregates_merge_with_those_of_closures(spark: Any) -> None:
 
 def test_a_mean_of_nothing_and_wrapping_sums(spark: Any) -> None:
     table = frame(spark, [{"i": 2**63 - 1}, {"i": 5}, {"i": None}], {"i": "bigint"})
-    [row] = rows(aggregate_rows(table, {"k": lit(1)}, {"s": sum_("i"), "m": mean(lit(None).cast("bigint"))}))
+    [row] = rows(aggregated(table, {"k": lit(1)}, {"s": sum_("i"), "m": mean(lit(None).cast("bigint"))}))
     assert (row["s"], row["m__sum"], row["m__count"]) == (-(2**63) + 4, None, 0)

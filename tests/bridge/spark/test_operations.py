@@ -111,7 +111,6 @@ def test_native_ranges_answer_as_the_record_form_does(name: str, session: Sessio
         lines = text_lines(random.Random(seed), 400)
         found = operations.answer(form.chain, form.position, pa.record_batch([pa.array(lines)], ["value"]))
         assert plain(found) == plain(here(form, lines)), seed
-        assert found.seconds > 0
 
 
 def short(record: dict[str, Any]) -> bool:

@@ -188,13 +188,10 @@ inline void produce(const Plan &plan, Ledger &ledger, int lane_index, Control &c
                 std::memcpy(to + at, &value, n);
             });
         };
-        const bool quiet = r.one_in(4);
-        while (!producer.try_put(target, length, fill, quiet)) {
-            if (quiet) producer.flush_doorbell();
+        while (!producer.try_put(target, length, fill)) {
             producer.wait_for_room(length, 20'000'000);
             if (ledger.failed.load()) throw Failed{};
         }
-        if (quiet) producer.flush_doorbell();
         lane.finished.store(k);
     }
     fate = {};
