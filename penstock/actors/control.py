@@ -27,6 +27,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.actors.handshake import admit, introduce, of_this_user, receive_frame, send_frame
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.records.pickling import copied, dumps, loads
 
@@ -290,18 +291,17 @@ class Line:
             future.set_exception(Gone("nobody talks with the worker any more"))
 
     def _run(self) -> None:
-        again_s = _CONNECT_AGAIN_FIRST_S
+        backoff = Backoff(_CONNECT_AGAIN_FIRST_S, _CONNECT_AGAIN_MAX_S)
         while not self._closed.is_set():
             with suppress(OSError, EOFError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 try:
                     self._connect(connection)
-                    again_s = _CONNECT_AGAIN_FIRST_S
+                    backoff.succeeded()
                     self._read(connection)
                 finally:
                     with self._lock:
                         self._connection = self._connecting = None
-            self._closed.wait(again_s)
-            again_s = min(2 * again_s, _CONNECT_AGAIN_MAX_S)
+            self._closed.wait(backoff.failed())
 
     def _connect(self, connection: socket.socket) -> None:
         address, key = self._end

@@ -61,6 +61,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, Interval, MicroBatch, RecordSpeed, interval
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.lifecycle import STORY_LENGTH, InvalidTransition
 from penstock.runtime.units import Seconds
 
@@ -233,7 +234,7 @@ class _Pending:
 class _Failures:
     """Failures since Spark last served a burst to its end."""
 
-    count: int = 0
+    backoff: Backoff
     until: float = -math.inf  # no try before
     last: str = ""
     told: bool = False
@@ -250,7 +251,7 @@ class BurstDetector:
         self.since_s: float | None = None  # when the state began; None: before the first observation
         self.prepared = False  # Spark is ready for this range
         self.story: deque[str] = deque(maxlen=STORY_LENGTH)
-        self._failures = _Failures()
+        self._failures = self._no_failures()
         self._pending: _Pending | None = None
         self._arrival_rate: float | None = None
         self._queues: deque[tuple[float, float]] = deque()  # (time, L) of the last interval_max_s
@@ -547,7 +548,7 @@ class BurstDetector:
         elif event == "returned":
             self._return_s = took
         elif event == "calm" and before == "OPERATION":
-            self._failures = _Failures()  # Spark has served a burst to its end
+            self._failures = self._no_failures()  # Spark has served a burst to its end
         if after != before:
             self.state, self.since_s = after, time_s
         if event in ("switched", "returned"):
@@ -555,12 +556,14 @@ class BurstDetector:
             self._stay_until = time_s + self.dwell_s
             self._queues.clear()  # those of the other paradigm
 
+    def _no_failures(self) -> _Failures:
+        return _Failures(Backoff(self.options.backoff_first_s, self.options.backoff_max_s))
+
     def _failed(self, event: Event, time_s: float, why: str) -> None:
         failures = self._failures
         self.prepared = False
         self._prepare_since = None
-        wait = min(self.options.backoff_first_s * 2.0 ** min(failures.count, 60), self.options.backoff_max_s)
-        failures.count += 1
+        wait = failures.backoff.failed()
         failures.until = time_s + wait
         what = "Spark could not be made ready" if event == "prepare failed" else "Spark was lost"
         failures.last = what + (f" ({why})" if why else "")

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 
 @dataclass(frozen=True)
@@ -234,15 +235,13 @@ class _Graph:
         return vertex.source and vertex.hands_columns and self.after(name) == [target] and not vertex.side_successors
 
     def _ordered(self) -> list[str]:
-        """Names, every one behind all that feed it."""
-        waiting = {name: len(feeding) for name, feeding in self.before.items()}
-        order = [name for name, n in waiting.items() if n == 0]
-        for name in order:  # grows meanwhile
+        """Returns the names of the operators, each after all that feed it."""
+        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(self.vertices, ()))
+        for name in self.vertices:
             for following in self.after(name):
-                waiting[following] -= 1
-                if waiting[following] == 0:
-                    order.append(following)
-        if len(order) < len(self.vertices):
-            rest = ", ".join(repr(name) for name, n in waiting.items() if n > 0)
-            raise ValueError(f"the flow has a cycle among {rest}; a range is cut out of a graph without cycles")
-        return order
+                sorter.add(following, name)
+        try:
+            return list(sorter.static_order())
+        except CycleError as error:
+            cycle = " -> ".join(map(repr, error.args[1]))
+            raise ValueError(f"the flow has a cycle, {cycle}; a range is cut out of a graph without cycles") from None

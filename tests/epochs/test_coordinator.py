@@ -379,9 +379,11 @@ def test_a_store_that_does_not_answer_is_tried_again() -> None:
     first = make(job.c.started(2)[0])
     cut, again = job.c.not_made(2, first.generation, "no answer", False, 5.5)
     assert cut == RemoveTasks(frozenset({C}), 1)
-    assert make(again).after_s == 1.0
+    assert make(again).after_s == 0.5
     assert make(again).tasks == {C}
     assert job.c.not_made(1, first.generation, "no answer", False, 5.6) == [], "the others' answers to the same"
+    _, again = job.c.not_made(2, make(again).generation, "no answer", False, 6.5)
+    assert make(again).after_s == 1.0
 
 
 # --- the budget ----------------------------------------------------------------------------------------------

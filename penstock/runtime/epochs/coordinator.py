@@ -29,6 +29,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
@@ -239,8 +240,9 @@ class Coordinator:
         self._restart_times: deque[float] = deque()
         self._final_failures = 0
         self._quiet = False  # nothing had moved in the last complete epoch
-        self._deaths = 0  # since an epoch completed: a job that gets on need not wait before it is restarted
-        self._unread = 0  # how often in a row the store did not give what is saved
+        first_s, most_s = options.backoff_first_s, options.backoff_max_s
+        self._restart_backoff = Backoff(first_s, most_s, free=1)  # an epoch that completes ends it
+        self._store_backoff = Backoff(first_s, most_s)  # for as long as the store does not give what is saved
         self._unreadable = False  # something of the last complete epoch is gone from the store
         self._behind = _tasks_behind(plan)
         # Until an epoch is complete that is all the job's own:
@@ -273,7 +275,7 @@ class Coordinator:
         if self._making:
             return []
         self.state = "RUNNING"
-        self._unread = 0
+        self._store_backoff.succeeded()
         self._quiet = False  # tasks that were made again tell of no motion before their first quiet snapshot
         self._last_trigger = now
         back, self._going_back = self._going_back, frozenset()
@@ -289,10 +291,8 @@ class Coordinator:
             self.state = "FALLING_BACK"
             return [FallBack(self.epoch, reason)]
         # No death, or one that is told of by itself: it costs no restart, however long the store is away.
-        self._unread += 1
         self.last_failure = f"tasks could not be made: {reason}"
-        wait = min(self.options.backoff_max_s, self.options.backoff_first_s * 2 ** min(self._unread, 60))
-        return self._go_back(frozenset(), [], now, wait)
+        return self._go_back(frozenset(), [], now, self._store_backoff.failed())
 
     def rewind(self, manifest: Manifest | None, now: float) -> list[Command]:
         """Go back to an older epoch than the last complete one (None: to the start), all tasks together."""
@@ -461,7 +461,7 @@ class Coordinator:
         parked = self._pending[epoch].parked if epoch in self._pending else set()
         self._pending = {n: pending for n, pending in self._pending.items() if n > epoch}
         self._change, self._changed, self._origin = None, False, None
-        self._deaths = 0
+        self._restart_backoff.succeeded()
         self._unreadable = False
         self.last_failure = None
         commands: list[Command] = [Complete(epoch, manifest.final)]
@@ -580,13 +580,9 @@ class Coordinator:
                     "allows"
                 )
             ]
-        wait = 0.0
-        if self._deaths:
-            wait = min(self.options.backoff_max_s, self.options.backoff_first_s * 2 ** min(self._deaths - 1, 60))
-        self._deaths += 1
         times.append(now)
         self.restarts += 1
-        return self._go_back(lost, dead, now, wait)
+        return self._go_back(lost, dead, now, self._restart_backoff.failed())
 
     def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float) -> list[Command]:
         """The lost tasks and all behind them go back to the last complete epoch."""

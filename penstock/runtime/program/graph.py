@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.exchange.grouping import Grouping
@@ -92,18 +93,11 @@ class Graph:
         return [edge for edge in self.edges if edge.target == name]
 
     def ordered(self) -> list[str]:
-        """Operator names, every one behind all that feed it; otherwise in the order of declaration."""
-        waiting = {name: len(self.incoming(name)) for name in self.operators}
-        order: list[str] = []
-        ready = [name for name, n in waiting.items() if n == 0]
-        while ready:
-            name = ready.pop(0)
-            order.append(name)
-            for edge in self.outgoing(name):
-                waiting[edge.target] -= 1
-                if waiting[edge.target] == 0:
-                    ready.append(edge.target)
-        return order
+        """Returns the names of the operators: each after all that feed it, otherwise in the order of declaration."""
+        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(self.operators, ()))
+        for edge in self.edges:
+            sorter.add(edge.target, edge.source)
+        return list(sorter.static_order())
 
     def validate(self) -> None:
         """Raise FlowError unless the graph can run."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import FlowError, SourceError
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.files import MAX_LINE
@@ -175,21 +176,21 @@ class _Feed:
         self._wake()
 
     def _receive_all(self) -> None:
-        pause = _RETRY_S[0]
+        backoff = Backoff(*_RETRY_S)
         while not self._closed:
             connected = False
             try:
                 with self._connect() as connection:
                     connected = True
+                    backoff.succeeded()
                     self._receive(connection)
             except OSError as error:
                 if not self._source.reconnect and not self._closed:
                     raise self._failure(error, connected) from error
             if not self._source.reconnect:
                 return
-            pause = _RETRY_S[0] if connected else min(2 * pause, _RETRY_S[1])
             with self._changed:
-                self._changed.wait_for(lambda: self._closed, pause)
+                self._changed.wait_for(lambda: self._closed, backoff.failed())
 
     def _connect(self) -> socket.socket:
         last: OSError | None = None
