@@ -37,7 +37,7 @@ from penstock.runtime.expressions import (
     mean,
     when,
 )
-from penstock.runtime.late import late_names
+from penstock.runtime.lazy_names import lazy_names
 from penstock.runtime.operators.process import Process, ProcessContext
 from penstock.runtime.program.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.records.userfunc import DeadLetter
@@ -99,7 +99,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
-    __getattr__, __dir__ = late_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {"Job": "penstock.actors.job", **dict.fromkeys(("attach", "resume", "run"), "penstock.actors.run")},
         also_in=(sinks, sources),

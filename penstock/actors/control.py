@@ -70,7 +70,7 @@ class Gone(PenstockError):
 # --- numbers, without sockets and threads -----------------------------------------------------------------------------
 
 
-class Asked:
+class OpenRequests:
     """What the asking end remembers: the requests that have no answer yet, by number. Used under a lock."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Asked:
         return _REQUEST.pack(number, min(self._open)) + self._open[number][0]
 
 
-class Session:
+class ControlSession:
     """What the answering end remembers, also when a connection breaks: each answer, until the asking end has received
     it. Safe to use from several threads: requests are done one after the other."""
 
@@ -145,7 +145,7 @@ class ControlServer:
         self.heard = 0  # the number of requests so far: while it grows, the JobMaster lives
         self._lock = threading.Lock()
         self._strangers: list[socket.socket] = []  # connections in their handshake, the oldest first
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, ControlSession] = {}
         self._closed = threading.Event()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.address)
@@ -191,7 +191,7 @@ class ControlServer:
         with connection, suppress(EOFError, OSError):  # then the client has gone
             name = receive_frame(connection)[:_SESSION_BYTES]
             with self._lock:
-                session = self._sessions.setdefault(name, Session())
+                session = self._sessions.setdefault(name, ControlSession())
             while True:
                 message = receive_frame(connection)
                 if _has_gone(connection):
@@ -242,7 +242,7 @@ def _hang_up(connection: socket.socket) -> None:
 # --- the JobMaster's end ----------------------------------------------------------------------------------------------
 
 
-class Line:
+class ControlClient:
     """The asking end of the connection with one worker's process. Safe to use from several threads.
 
     A thread of its own connects, connects again when the connection breaks, and reads the answers. While a worker has
@@ -252,7 +252,7 @@ class Line:
     def __init__(self, end: End, name: str) -> None:
         self._end = end
         self._session = os.urandom(_SESSION_BYTES)
-        self._asked = Asked()
+        self._asked = OpenRequests()
         self._connection: socket.socket | None = None
         self._connecting: socket.socket | None = None
         self._lock = threading.Lock()  # of the three above; nobody waits for anything under it

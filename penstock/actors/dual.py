@@ -38,7 +38,7 @@ from penstock.bridge.cost import BatchCost, Calibration, MicroBatch
 from penstock.bridge.forms import RangeForm, range_form
 from penstock.bridge.range import NoRange, switch_range
 from penstock.bridge.session import SparkOptions
-from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, Divert
+from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, DivertRequest
 from penstock.runtime.program.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -318,7 +318,7 @@ class Dual:
             rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * max(1, len(running)))))
             for chain, position in range_.parts.items():
                 names = tuple(operator.name for operator in self._plan.chains[chain].operators)
-                divert = Divert(chain, position, decision.interval.seconds, True, rows, names)
+                divert = DivertRequest(chain, position, decision.interval.seconds, True, rows, names)
                 for worker in _workers(by_chain[chain]):
                     self._tell(worker, "divert", (divert, self._bridge_name, spark["node"]))
             if state == "SWITCHING" and running and len(diverted) >= len(running):

@@ -33,12 +33,12 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorErr
 from penstock.actors.collected import Collected, Encoded, EncodedSinkRecords
 from penstock.actors.control import Refused
 from penstock.actors.hangs import Process, SilenceDetector
-from penstock.actors.keeper import SAVEPOINT, Keeper
 from penstock.actors.linger import Driver, Drivers
-from penstock.actors.links import AllWorkers, Link, Round
+from penstock.actors.links import AllWorkers, Link, PendingAnswers
 from penstock.actors.notes import Notes
 from penstock.actors.resequencer import Resequencer
 from penstock.actors.status import ENDED, State, StatusBuilder
+from penstock.actors.store_keeper import SAVEPOINT, StoreKeeper
 from penstock.actors.worker import Outcome, Report, Worker, WorkerOptions
 from penstock.placement.groups import NotPlaced, PlacingCancelled
 from penstock.placement.options import PlacementOptions
@@ -68,7 +68,7 @@ from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program, join, program
-from penstock.runtime.storage.hold import Held, Hold
+from penstock.runtime.storage.directory_lock import DirectoryLock, DirectoryLocked
 from penstock.runtime.transport.base import PeerGone
 from penstock.runtime.worker.blackbox import Crash, Suspects, Watcher, is_stopped
 from penstock.runtime.worker.run_loop import LoopEnded
@@ -164,8 +164,8 @@ class JobMaster:
         self._ended = threading.Event()
         self._removing = threading.Lock()
         self._removed = False  # whether the epochs have been removed, after the job's end
-        self._holds: list[Hold | None] = []  # on places that no other job may use meanwhile
-        self._holds_store = False
+        self._locks: list[DirectoryLock | None] = []  # on places that no other job may use meanwhile
+        self._locks_store = False
         self._lock = threading.Lock()
         self._stopping = False
         self._cancelling = False
@@ -193,7 +193,7 @@ class JobMaster:
         # somebody had stopped the process.
         self._hung: dict[int, Crash | None] = {}
         self._workers = AllWorkers()
-        self._cut = Round(set())  # the answers to the last cut
+        self._cut = PendingAnswers(set())  # the answers to the last cut
         self._ring_sizes: dict[int, int] = {}  # of rings that had grown, by worker
         self._reports: Resequencer[tuple[int, int], Report] = Resequencer()  # used in the one thread of their group
         self._collected = Collected(options.store is not None)
@@ -203,9 +203,9 @@ class JobMaster:
         self._status = StatusBuilder(plan)
         self._status_lock = threading.Lock()
         self._last_status: dict[str, Any] | None = None
-        self._keeper: Keeper | None = None
+        self._keeper: StoreKeeper | None = None
         if options.store is not None:
-            self._keeper = Keeper(
+            self._keeper = StoreKeeper(
                 options.store, self._collected, self._store_says, self._store_has_lost, self._keeper_failed
             )
             self._keeper.program_bytes = options.program
@@ -256,8 +256,8 @@ class JobMaster:
             if self._state in ENDED:
                 return
             self._stopping = True
-        self._workers.wish("stop")
-        self._note_wish("stop")
+        self._workers.standing_request("stop")
+        self._note_standing_request("stop")
 
     def cancel(self) -> None:
         """End the job at once."""
@@ -266,8 +266,8 @@ class JobMaster:
                 return
             self._cancelling = True
         self._events.put(list)
-        self._workers.wish("cancel")
-        self._note_wish("cancel")
+        self._workers.standing_request("cancel")
+        self._note_standing_request("cancel")
 
     def release(self, driver: Driver) -> None:
         """A driver that asked for the outcome has what it wants: with the last, there is no need to linger."""
@@ -359,8 +359,8 @@ class JobMaster:
             self._keeper.close()
         if end.state == "CANCELLED":
             self._note_the_end(end.state)  # a later life of this actor must not go on from its epochs
-        for hold in filter(None, self._holds):
-            self._anyway(hold.close)
+        for lock in filter(None, self._locks):
+            self._anyway(lock.close)
         if self._options.store is not None and end.state == "FAILED":
             self._anyway(self._options.store.release)  # else it is removed first
         with self._lock:
@@ -395,7 +395,7 @@ class JobMaster:
         self._last_status = self._build_status(self._options.hang_timeout_s)
 
     def _note_the_end(self, state: str) -> None:
-        if self._options.store is not None and self._holds_store:
+        if self._options.store is not None and self._locks_store:
             try:
                 self._options.store.end(state)
             except StoreError as error:
@@ -406,7 +406,7 @@ class JobMaster:
         this one does."""
         with self._removing:
             end, store = self._end, self._options.store
-            if store is None or not self._holds_store or self._removed or end is None or end.state == "FAILED":
+            if store is None or not self._locks_store or self._removed or end is None or end.state == "FAILED":
                 return
             self._note_the_end(end.state)
             if self._keeper is not None:
@@ -418,14 +418,14 @@ class JobMaster:
                 logger.warning("the epochs of job %s stay in the store: %s", self._plan.name, error)
             self._removed = True
 
-    def _note_wish(self, wish: Literal["stop", "cancel"]) -> None:
+    def _note_standing_request(self, standing_request: Literal["stop", "cancel"]) -> None:
         """Whoever has asked for it may go before it is done. Until this has returned, Ray asks a later life again."""
         if self._options.store is None:  # there is none
             return
         try:
-            self._notes.note(wish)
+            self._notes.note(standing_request)
         except Exception as error:
-            logger.warning("job %s cannot note that it is to %s: %s", self._plan.name, wish, _cause(error))
+            logger.warning("job %s cannot note that it is to %s: %s", self._plan.name, standing_request, _cause(error))
 
     def _note_epochs(self) -> None:
         """There is a complete epoch. Sinks commit it only when that is noted: a later life of this actor that finds no
@@ -579,13 +579,13 @@ class JobMaster:
         store = self._options.store
         until = time.monotonic() + _HOLD_S
         sinks = [op.sink for chain in self._plan.chains for op in chain.operators if isinstance(op, Write)]
-        for place in [*([] if store is None else [store.hold]), *(sink.hold for sink in sinks)]:
+        for place in [*([] if store is None else [store.lock]), *(sink.lock for sink in sinks)]:
             while True:
                 pause_s = 0.1
                 try:
-                    self._holds.append(place())
+                    self._locks.append(place())
                     break
-                except Held:
+                except DirectoryLocked:
                     if time.monotonic() > until:
                         raise
                 except StoreError as error:
@@ -596,11 +596,11 @@ class JobMaster:
                 if self._cancelling:
                     return False
                 self._ended.wait(pause_s)
-            self._holds_store = store is not None
+            self._locks_store = store is not None
         if not (self._options.resume or self._born_again or self._options.savepoint is not None):
             # The driver has looked, but another job may have filled the folder until it let go of it.
-            for sink, hold in zip(sinks, self._holds[len(self._holds) - len(sinks) :], strict=True):
-                if hold is not None:
+            for sink, lock in zip(sinks, self._locks[len(self._locks) - len(sinks) :], strict=True):
+                if lock is not None:
                     sink.check()
         return True
 
@@ -843,7 +843,7 @@ class JobMaster:
     def _cut_all(self, command: RemoveTasks) -> None:
         self._state = "MOVING" if command.planned else "RECOVERING"
         lost = [worker for worker in range(self._options.workers) if worker not in self._running]
-        answers = self._cut = Round(self._running)
+        answers = self._cut = PendingAnswers(self._running)
         for worker in self._running:
             link = self._links[worker]
 
@@ -864,7 +864,7 @@ class JobMaster:
 
             link.send("cut", lambda: (command, lost), answered, refused, gone)
 
-    def _restart(self, command: Start, cut: Round) -> None:
+    def _restart(self, command: Start, cut: PendingAnswers) -> None:
         """Start a worker's process anew."""
         worker, limit_s = command.worker, self._options.start_timeout_s
         if self._ended.wait(command.after_s):  # the coordinator's back-off

@@ -1,5 +1,5 @@
 """The JobMaster's side of the workers' control. Commands go to each worker in order, and their answers come back as
-events, so that the sender never waits for a worker. Questions and wishes go to all workers at the same time.
+events, so that the sender never waits for a worker. Questions and standing requests go to all workers at the same time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from penstock.actors.control import End, Gone, Line, Refused
+from penstock.actors.control import ControlClient, End, Gone, Refused
 from penstock.runtime.errors import PenstockError
 
 
@@ -22,7 +22,7 @@ class Link:
     def __init__(self, worker: int, incarnation: int, end: End) -> None:
         self.worker = worker
         self.incarnation = incarnation
-        self._line = Line(end, f"penstock-line-{worker}")
+        self._line = ControlClient(end, f"penstock-line-{worker}")
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"penstock-link-{worker}", daemon=True).start()
 
@@ -76,7 +76,7 @@ class _Questions:
     def __init__(self, worker: int, end: End, pid: int) -> None:
         self.worker = worker
         self.pid = pid
-        self._line = Line(end, f"penstock-questions-{worker}")
+        self._line = ControlClient(end, f"penstock-questions-{worker}")
         self._open: dict[str, tuple[float, Future[Any]]] = {}
         self._lock = threading.Lock()
 
@@ -108,13 +108,13 @@ class AllWorkers:
     """The JobMaster's questions to all workers at once. They do not wait for commands, which may take long. Safe to use
     from several threads.
 
-    A *wish* (`stop`, `cancel`) is kept: each worker is told until it has confirmed, and so is each worker that starts
-    later.
+    A *standing request* (`stop`, `cancel`) is kept: each worker is told until it has confirmed, and so is each worker
+    that starts later.
     """
 
     def __init__(self) -> None:
         self._workers: dict[int, _Questions] = {}
-        self._wishes: list[str] = []
+        self._standing_requests: list[str] = []
         self._lock = threading.Lock()
 
     def connect(self, worker: int, end: End, pid: int) -> None:
@@ -122,9 +122,9 @@ class AllWorkers:
         questions = _Questions(worker, end, pid)
         with self._lock:
             before, self._workers[worker] = self._workers.get(worker), questions
-            wishes = list(self._wishes)
-        for wish in wishes:
-            questions.ask(wish)
+            standing_requests = list(self._standing_requests)
+        for standing_request in standing_requests:
+            questions.ask(standing_request)
         if before is not None:
             before.close()
 
@@ -154,11 +154,11 @@ class AllWorkers:
             raise PenstockError("; ".join(failures))
         return answers
 
-    def wish(self, method: str) -> None:
+    def standing_request(self, method: str) -> None:
         """Tell this to each worker until it has confirmed, also to workers that start later. Waits for nothing."""
         with self._lock:
-            if method not in self._wishes:
-                self._wishes.append(method)
+            if method not in self._standing_requests:
+                self._standing_requests.append(method)
         for questions in self._all():
             questions.ask(method)
 
@@ -184,7 +184,7 @@ class AllWorkers:
             return list(self._workers.values())
 
 
-class Round:
+class PendingAnswers:
     """A wait for the answers of several workers, some of which may die before they answer."""
 
     def __init__(self, workers: set[int]) -> None:

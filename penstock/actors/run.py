@@ -19,8 +19,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from penstock.actors import cluster, farewell
 from penstock.actors.job import Job, known_job, silent_status
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, JobOptions, in_parts
-from penstock.actors.keeper import SAVEPOINT
 from penstock.actors.status import ENDED
+from penstock.actors.store_keeper import SAVEPOINT
 from penstock.actors.worker import WorkerOptions
 from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.session import SparkOptions
@@ -363,9 +363,9 @@ def _wait_for_store(name: str, store: Store | None) -> None:
     """Raise JobExists while the store is that of a job that runs. One that has just ended or was killed, maybe with its
     cluster, has a moment to let go of it; the JobMaster itself then makes sure."""
     until = time.monotonic() + _HELD_S
-    while store is not None and store.is_held():
+    while store is not None and store.is_locked():
         if not cluster.is_ending(name) or time.monotonic() > until:
-            raise JobExists(store.held_by_another())
+            raise JobExists(store.locked_by_another())
         _look_again.wait(0.1)
 
 

@@ -26,7 +26,7 @@ from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_needs, open_session
-from penstock.runtime.operators.micro_batch import Answer, Bridge
+from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
 from penstock.runtime.records.pickling import join, program
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class SparkBridge:
             "node": ray.get_runtime_context().get_node_id(),
         }
 
-    def answer(self, chain: int, position: int, batch: pa.Buffer | str) -> Answer:
+    def answer(self, chain: int, position: int, batch: pa.Buffer | str) -> MicroBatchResult:
         """What the range of a chain before a position makes of a micro-batch: an Arrow stream, or the path by which it
         can be mapped."""
         assert self._operations is not None
@@ -150,13 +150,13 @@ class BridgeLink(Bridge):
         self._actor = ray.get_actor(name, namespace=cluster.NAMESPACE)
         self._is_near = node == ray.get_runtime_context().get_node_id()
 
-    def submit(self, chain: int, position: int, input_: Any) -> Future[Answer]:
+    def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
         """See Bridge."""
         columns = as_columns(input_)
         if not self._is_near:
             out = pa.BufferOutputStream()
             _write(columns, out)
-            far: Future[Answer] = self._actor.answer.remote(chain, position, out.getvalue()).future()
+            far: Future[MicroBatchResult] = self._actor.answer.remote(chain, position, out.getvalue()).future()
             return far
         # The kernel frees it with the last descriptor or mapping, whoever dies; the bridge needs the path only until it
         # has mapped it, and has when it answers.
@@ -165,7 +165,7 @@ class BridgeLink(Bridge):
             with pa.OSFile(f"/proc/self/fd/{fd}", "wb") as file:
                 _write(columns, file)
             path = f"/proc/{os.getpid()}/fd/{fd}"
-            future: Future[Answer] = self._actor.answer.remote(chain, position, path).future()
+            future: Future[MicroBatchResult] = self._actor.answer.remote(chain, position, path).future()
         except BaseException:
             os.close(fd)
             raise

@@ -33,7 +33,7 @@ from penstock.runtime.epochs.participant import EpochReport, Participant
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
-from penstock.runtime.operators.micro_batch import Divert
+from penstock.runtime.operators.micro_batch import DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import encode
 from penstock.runtime.records.pickling import join
@@ -275,7 +275,7 @@ class Worker:
         assert self._participant is not None
         self._participant.end().result()
 
-    def divert(self, divert: Divert, bridge: str, node: str) -> None:
+    def divert(self, divert: DivertRequest, bridge: str, node: str) -> None:
         """Send the input of a chain's tasks through the bridge of this name, on this node."""
         from penstock.actors.spark_bridge import BridgeLink  # loads pyarrow
 

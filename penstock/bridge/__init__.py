@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.runtime.late import late_names
+from penstock.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from penstock.bridge.spark_sink import follow
@@ -15,6 +15,6 @@ if TYPE_CHECKING:
 __all__ = ["follow", "from_spark"]
 
 if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
-    __getattr__, __dir__ = late_names(
+    __getattr__, __dir__ = lazy_names(
         __name__, {"follow": "penstock.bridge.spark_sink", "from_spark": "penstock.bridge.spark_source"}
     )

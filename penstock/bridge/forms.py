@@ -21,7 +21,7 @@ from penstock.runtime.exchange.grouping import Key
 from penstock.runtime.exchange.message import decode_batch, encode_batch
 from penstock.runtime.operators.aggregated import Aggregated
 from penstock.runtime.operators.base import Operator, Stage, StageContext, run_stages
-from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.operators.stateless import KeyBy
 from penstock.runtime.operators.watermarks import Marking
 from penstock.runtime.operators.windowing import LATE, WindowAggregated
@@ -147,7 +147,7 @@ class RangeRun:
             else:
                 self._combine(piece)
 
-    def answer(self) -> Answer:
+    def answer(self) -> MicroBatchResult:
         """What has been made of all of them."""
         combiner = self._form.combiner
         batches: list[Batch] = []
@@ -158,7 +158,7 @@ class RangeRun:
         seen = [stage.greatest for stage in self._stages if isinstance(stage, Marking) and stage.greatest is not None]
         for stage in self._stages:
             stage.close(False)
-        return Answer(batches, max(seen, default=None))
+        return MicroBatchResult(batches, max(seen, default=None))
 
     def _combine(self, piece: Batch) -> None:
         form, errors = self._form, self._errors
@@ -198,7 +198,7 @@ def as_records(columns: pa.RecordBatch) -> list[Any]:
 ANSWER_SCHEMA = "batch binary, greatest bigint"
 
 
-def answer_rows(answer: Answer) -> pa.RecordBatch:
+def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
     """A partition's answer as rows."""
     errors = ErrorHandler("bridge", "fail")
     batches: list[bytes | None] = [b"".join(encode_batch(0, batch, 0, errors)) for batch in answer.batches]
@@ -208,10 +208,10 @@ def answer_rows(answer: Answer) -> pa.RecordBatch:
     )
 
 
-def answer_of(rows: pa.Table) -> Answer:
+def answer_of(rows: pa.Table) -> MicroBatchResult:
     """The answer of all partitions, in their order."""
     batches = [
         batch for row in rows.column("batch").to_pylist() if row is not None and (batch := decode_batch(row).batch)
     ]
     greatest = [time for time in rows.column("greatest").to_pylist() if time is not None]
-    return Answer(batches, max(greatest, default=None))
+    return MicroBatchResult(batches, max(greatest, default=None))

@@ -51,7 +51,7 @@ from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.columnar import Columnar, expression_of
 from penstock.runtime.operators.fields import TEXT
 from penstock.runtime.operators.lookup import Lookup
-from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import Windowed
 from penstock.runtime.records.batch import KeyedBatch
@@ -85,7 +85,7 @@ class NativeRange:
     steps: list[Step]
     rest: RangeForm | None
     texts: bool  # behind the steps a row is a text still
-    end: Callable[[pa.Table], Answer] | None = None
+    end: Callable[[pa.Table], MicroBatchResult] | None = None
 
     def apply(self, frame: DataFrame) -> DataFrame:
         """The steps."""
@@ -174,7 +174,7 @@ def _ms(time: Expr, frame: DataFrame) -> Column:
     raise NotTheSame(f"the time {time!r} is a {kind}; windows need milliseconds or timestamps")
 
 
-def _partials(form: RangeForm, texts: bool) -> tuple[Step, Callable[[pa.Table], Answer]] | None:
+def _partials(form: RangeForm, texts: bool) -> tuple[Step, Callable[[pa.Table], MicroBatchResult]] | None:
     """The end of a range in partial aggregates, and how they are read; None: not as columns."""
     combiner = form.combiner
     key = expression_of(form.selector)
@@ -207,7 +207,7 @@ def _partials(form: RangeForm, texts: bool) -> tuple[Step, Callable[[pa.Table], 
         keys = [f"`{name}`" for name in (_KEY, _START) if name in columns]
         return rows.groupBy(*keys).agg(*_parts(inner, over, column_types(rows.schema)))
 
-    def read(rows: pa.Table) -> Answer:
+    def read(rows: pa.Table) -> MicroBatchResult:
         return _read(rows, inner, over, time is not None)
 
     return aggregate, read
@@ -279,7 +279,7 @@ def _starts(combiner: Windowed, time: Column) -> Column:
     return F.explode(F.sequence(last, time - F.lit(window.size) + F.lit(1), F.lit(-window.slide)))
 
 
-def _read(rows: pa.Table, inner: Aggregate, over: list[Aggregation], windowed: bool) -> Answer:
+def _read(rows: pa.Table, inner: Aggregate, over: list[Aggregation], windowed: bool) -> MicroBatchResult:
     for name in (_KEY, _START):
         if name in rows.column_names and rows.column(name).null_count:
             raise NotTheSame("a record without a key or a time")
@@ -298,4 +298,4 @@ def _read(rows: pa.Table, inner: Aggregate, over: list[Aggregation], windowed: b
     greatest = None
     if _TIME in rows.column_names:
         greatest = max((time for time in rows.column(_TIME).to_pylist() if time is not None), default=None)
-    return Answer([KeyedBatch(keys, partials, True)] if keys else [], greatest)
+    return MicroBatchResult([KeyedBatch(keys, partials, True)] if keys else [], greatest)

@@ -18,7 +18,7 @@ from penstock.bridge.cost import BatchCost, BatchSpeed, MicroBatch
 from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records
 from penstock.bridge.native import NativeRange, native
 from penstock.bridge.session import Session
-from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.records.pickling import Program, join
 
 # What a range is tried on: enough rows to tell what they cost from what a micro-batch costs, and not so many that a
@@ -37,7 +37,7 @@ class Operations:
         self._forms = {form.chain: form for form in forms}
         self._compiled: dict[tuple[int, int, tuple[str, ...]], tuple[NativeRange | None, bytes]] = {}
 
-    def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> Answer:
+    def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> MicroBatchResult:
         """What the range of a chain that ends before a position makes of a micro-batch."""
         columns = tuple(batch.schema.names)
         known = self._compiled.get((chain, position, columns))

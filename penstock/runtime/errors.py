@@ -30,7 +30,7 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── StoreError                the checkpoint store cannot be used as asked; trying again will not help
     │   ├── StoreUnreachable      it did not answer or has no room; a later try may work, nothing is known to be lost
     │   └── SnapshotDamaged       what was read is not what was written; no later try mends it, an older epoch may do
-    ├── Held                      another process holds a directory that only one may use at a time
+    ├── DirectoryLocked           another process has locked a directory that only one may use at a time
     ├── Refused                   a worker could not do what the JobMaster asked for
     ├── Gone                      a worker will not answer: its process has gone, or the job has ended
     ├── PeerGone                  nobody is at another worker's address any more

@@ -1,5 +1,5 @@
-"""Control: every answer belongs to its question, however late; a worker that was silent is asked again; a wish reaches
-every worker; and whoever else connects to a worker's socket holds up nobody."""
+"""Control: every answer belongs to its question, however late; a worker that was silent is asked again; a standing
+request reaches every worker; and whoever else connects to a worker's socket holds up nobody."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.actors import control, handshake
-from penstock.actors.control import Asked, ControlServer, End, Gone, Line, Refused, Session, _hang_up
+from penstock.actors.control import (
+    ControlClient,
+    ControlServer,
+    ControlSession,
+    End,
+    Gone,
+    OpenRequests,
+    Refused,
+    _hang_up,
+)
 from penstock.actors.hangs import SilenceDetector
 from penstock.actors.links import AllWorkers, Link
 from penstock.runtime.errors import PenstockError
@@ -132,7 +141,7 @@ def test_a_paused_process_answers_again_and_gets_what_was_wished(workers: AllWor
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)  # until it has stopped
         assert workers.ask("status", 0.05) == {}
-        workers.wish("stop")
+        workers.standing_request("stop")
         # Nor does a worker that is connected to while it is paused hold anybody up.
         workers.connect(1, end, process.pid)
         assert workers.ask("status", 0.05) == {}
@@ -146,7 +155,7 @@ def test_a_paused_process_answers_again_and_gets_what_was_wished(workers: AllWor
 
 def test_a_connection_that_breaks_is_made_again_and_nothing_is_done_twice() -> None:
     busy = Busy(0)
-    line = Line(end_of(busy.server), "line")
+    line = ControlClient(end_of(busy.server), "line")
     try:
         for n in range(1, 20):
             busy.free.clear()
@@ -182,7 +191,7 @@ def test_what_a_worker_that_has_gone_was_asked_ends() -> None:
     assert workers.ask("status", 0.01) == {}
     workers.disconnect(0)
     assert asked(workers, "status") == {}
-    line = Line(gone, "line")
+    line = ControlClient(gone, "line")
     line.close()
     with pytest.raises(Gone):
         line.ask("status").result(0)
@@ -193,7 +202,7 @@ def test_what_somebody_said_who_has_gone_is_not_done() -> None:
     before = set(threading.enumerate())
     busy = Busy(0)
     busy.free.clear()
-    line = Line(end_of(busy.server), "line")
+    line = ControlClient(end_of(busy.server), "line")
     line.ask("status")
     line.ask("stop")
     wait_until(lambda: busy.server.heard == 1, "it is at the first")
@@ -265,9 +274,9 @@ def torment(seed: int, steps: int = 60, limit_s: float = LIMIT_S) -> None:
                 workers.connect(worker, end_of(lives[worker].server), 100 + worker)
             elif what == "wish" and rng.random() < 0.3 and not wished:
                 wished = True
-                workers.wish("stop")
+                workers.standing_request("stop")
         if not wished:
-            workers.wish("stop")
+            workers.standing_request("stop")
         for life in lives:
             life.free.set()
         wait_until(lambda: all(life.calls["stop"] for life in lives), "each worker was told to stop", limit_s)
@@ -302,7 +311,9 @@ def _tell_once(self: AllWorkers, method: str) -> None:
 _ask = AllWorkers.ask
 
 
-@pytest.mark.parametrize(("name", "bug"), [("ask", _drop_the_late), ("wish", _tell_once)], ids=["drop late", "once"])
+@pytest.mark.parametrize(
+    ("name", "bug"), [("ask", _drop_the_late), ("standing_request", _tell_once)], ids=["drop late", "once"]
+)
 def test_a_planted_bug_of_whoever_asks_is_found(name: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each lets a job that was stopped run for ever."""
     monkeypatch.setattr(AllWorkers, name, bug)
@@ -317,12 +328,12 @@ def test_a_planted_bug_of_whoever_asks_is_found(name: str, bug: Any, monkeypatch
     assert any(found(seed) for seed in range(20))
 
 
-def _once(self: Asked) -> list[bytes]:
+def _once(self: OpenRequests) -> list[bytes]:
     """What was asked over a connection that broke is not asked again."""
     return []
 
 
-def _again(self: Session, message: bytes, do: Callable[[bytes], bytes]) -> bytes:
+def _again(self: ControlSession, message: bytes, do: Callable[[bytes], bytes]) -> bytes:
     """What was done already is done again."""
     (number, _) = struct.unpack_from("<QQ", message)
     with self._lock:
@@ -331,7 +342,7 @@ def _again(self: Session, message: bytes, do: Callable[[bytes], bytes]) -> bytes
 
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
-    [(Asked, "again", _once), (Session, "take", _again)],
+    [(OpenRequests, "again", _once), (ControlSession, "take", _again)],
     ids=["once", "again"],
 )
 def test_a_planted_bug_of_the_memories_is_found(
@@ -351,7 +362,7 @@ def test_a_planted_bug_of_the_memories_is_found(
 
 def model(rng: random.Random) -> None:
     """Both ends' memories over connections that deliver late, and break with what is under way in each direction."""
-    asked_, session = Asked(), Session()
+    asked_, session = OpenRequests(), ControlSession()
     done: list[int] = []
     futures: list[Future[Any]] = []
 
@@ -419,7 +430,7 @@ def stranger(server: ControlServer) -> socket.socket:
 def test_a_stranger_who_says_nothing_holds_up_nobody() -> None:
     server = ControlServer({"status": lambda: 7})
     silent = [stranger(server) for _ in range(control._STRANGERS_MAX * 3)]
-    line = Line(end_of(server), "line")
+    line = ControlClient(end_of(server), "line")
     assert line.ask("status").result(LIMIT_S) == 7
     wait_until(lambda: len(server._strangers) <= control._STRANGERS_MAX, "those beyond the bound are hung up")
     for one in silent:
@@ -583,7 +594,7 @@ def test_strangers_of_every_kind_let_a_client_through() -> None:
         thread.start()
     try:
         for _ in range(20):
-            line = Line(end_of(server), "line")
+            line = ControlClient(end_of(server), "line")
             for _ in range(5):
                 assert line.ask("status").result(LIMIT_S) == 7
             line.close()
@@ -592,7 +603,7 @@ def test_strangers_of_every_kind_let_a_client_through() -> None:
         over.set()
         for thread in annoying:
             thread.join()
-    line = Line(end_of(server), "line")
+    line = ControlClient(end_of(server), "line")
     assert line.ask("status").result(LIMIT_S) == 7
     line.close()
     server.close()
@@ -609,7 +620,7 @@ def test_an_accept_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -
         let_in(connection)
 
     monkeypatch.setattr(server, "_let_in", fails_first)
-    line = Line(end_of(server), "line")
+    line = ControlClient(end_of(server), "line")
     assert line.ask("status").result(LIMIT_S) == 7
     assert not failures
     line.close()

@@ -20,7 +20,7 @@ from penstock.actors.dual import Dual, DualOptions
 from penstock.bridge.burst import BurstOptions, Mode, Observation
 from penstock.bridge.cost import BatchCost, MicroBatch
 from penstock.bridge.session import SparkOptions
-from penstock.runtime.operators.micro_batch import ROWS_MAX, Answer, Divert, Story
+from penstock.runtime.operators.micro_batch import ROWS_MAX, DiversionStats, DivertRequest, MicroBatchResult
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import replanned, rescaled
 from penstock.runtime.worker.diversion import Diversion, _UnderWay
@@ -101,7 +101,7 @@ class FakeSpark:
 
 def story(id_: int, *recent: tuple[int, int, float], under_way: int = 0) -> dict[str, Any]:
     """What a diverted task tells: `recent` are (number, records, seconds)."""
-    return Story(id_, under_way=under_way, recent=deque(recent)).plain()
+    return DiversionStats(id_, under_way=under_way, recent=deque(recent)).plain()
 
 
 class Cluster:
@@ -189,7 +189,7 @@ class Cluster:
     def state(self, chain: int = 0) -> str:
         return str(self.status(chain)["state"])
 
-    def diverts(self) -> dict[tuple[int, int], Divert]:
+    def diverts(self) -> dict[tuple[int, int], DivertRequest]:
         """(worker, chain) -> what it was told at the last look; nothing twice."""
         words = [(worker, arguments[0]) for worker, method, arguments in self.told if method == "divert"]
         found = {(worker, divert.chain): divert for worker, divert in words}
@@ -558,9 +558,9 @@ def test_a_task_counts_what_was_answered_through_all_its_diversions() -> None:
     task: Any = SimpleNamespace(
         clock=lambda: 1, answered=100, take_up_diverted=lambda *_: None, go_on_from=lambda *_: iter(())
     )
-    diversion = Diversion(task, Divert(0, 1, 0.1, True), bridge, lambda: None)
-    answer: Future[Answer] = Future()
-    answer.set_result(Answer([]))
+    diversion = Diversion(task, DivertRequest(0, 1, 0.1, True), bridge, lambda: None)
+    answer: Future[MicroBatchResult] = Future()
+    answer.set_result(MicroBatchResult([]))
     diversion._outputs(_UnderWay([], 5, 0, answer, 0))
     assert task.answered == 105
 
@@ -1014,10 +1014,10 @@ class Growing(_UnderWay):
 
 
 def test_records_under_way_can_be_counted_while_micro_batches_leave() -> None:
-    answer: Future[Answer] = Future()
+    answer: Future[MicroBatchResult] = Future()
     task: Any = SimpleNamespace(clock=lambda: 1)
     bridge: Any = None
-    diversion = Diversion(task, Divert(0, 1, 0.1, True), bridge, lambda: None)
+    diversion = Diversion(task, DivertRequest(0, 1, 0.1, True), bridge, lambda: None)
     growing = Growing([], 5, 0, answer, 0)
     growing.diversion = diversion
     diversion._queue.append(growing)
@@ -1025,7 +1025,7 @@ def test_records_under_way_can_be_counted_while_micro_batches_leave() -> None:
 
 
 def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
-    ends = [SimpleNamespace(story=Story(3), records=7)]
+    ends = [SimpleNamespace(story=DiversionStats(3), records=7)]
 
     class Ending:
         task = SimpleNamespace(number=0, chain=0)
@@ -1199,8 +1199,8 @@ def test_a_plan_that_changes_as_spark_is_ready_has_spark_prepared_again(start: S
 
 
 def test_a_task_of_another_plan_does_not_take_a_word_for_its_own() -> None:
-    divert = Divert(1, 2, 0.1, True, operators=("a", "b"))
+    divert = DivertRequest(1, 2, 0.1, True, operators=("a", "b"))
     assert divert.concerns(1, ["a", "b"])
     assert not divert.concerns(1, ["b"])
     assert not divert.concerns(0, ["a", "b"])
-    assert Divert(1, 2, 0.1, True).concerns(1, ["whatever"])
+    assert DivertRequest(1, 2, 0.1, True).concerns(1, ["whatever"])

@@ -18,7 +18,7 @@ from penstock.actors.worker import WorkerOptions
 from penstock.runtime.epochs.manifest import Manifest
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.records.pickling import Program
-from penstock.runtime.storage.hold import Held
+from penstock.runtime.storage.directory_lock import DirectoryLocked
 
 running: Any = importlib.import_module("penstock.actors.run")
 
@@ -46,7 +46,7 @@ def test_who_wants_a_store_that_a_running_job_holds_is_told(store: Store, monkey
     monkeypatch.setattr(joined, "is_ending", lambda job: False)
     other = Store.open(Path(store.place).parent, "job")
     running._wait_for_store("job", other)  # nobody holds it
-    store.hold()
+    store.lock()
     with pytest.raises(ps.JobExists, match=r"a job named 'job' is running .*checkpoints= another directory"):
         running._wait_for_store("job", other)
     store.release()
@@ -63,7 +63,7 @@ def test_a_job_that_is_ending_may_let_go_of_its_store(store: Store, monkeypatch:
         return True
 
     monkeypatch.setattr(joined, "is_ending", ending)
-    store.hold()
+    store.lock()
     running._wait_for_store("job", Store.open(Path(store.place).parent, "job"))
     assert looks == ["job"] * 3
 
@@ -71,7 +71,7 @@ def test_a_job_that_is_ending_may_let_go_of_its_store(store: Store, monkeypatch:
 def test_a_store_that_nobody_lets_go_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined, "is_ending", lambda job: True)
     monkeypatch.setattr(running, "_HELD_S", -1.0)
-    store.hold()
+    store.lock()
     with pytest.raises(ps.JobExists, match="maybe on another cluster"):
         running._wait_for_store("job", Store.open(Path(store.place).parent, "job"))
 
@@ -101,7 +101,7 @@ def master_of(sink: ps.sinks.Sink) -> JobMaster:
     master = object.__new__(JobMaster)
     master._plan = flow_to(sink).plan(1, check_sinks=False)
     master._options = JobOptions(1, 1.0, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
-    master._holds, master._holds_store = [], False
+    master._locks, master._locks_store = [], False
     master._cancelling = master._born_again = False
     master._ended = threading.Event()
     return master
@@ -111,11 +111,11 @@ def test_of_two_jobs_that_write_to_one_folder_the_second_fails(tmp_path: Path, m
     monkeypatch.setattr(job_master, "_HOLD_S", -1.0)
     first, second = master_of(ps.sinks.Files(tmp_path)), master_of(ps.sinks.Files(tmp_path, overwrite=True))
     assert first._hold_places()
-    with pytest.raises(Held, match=r"another job.*writes to .*another directory"):
+    with pytest.raises(DirectoryLocked, match=r"another job.*writes to .*another directory"):
         second._hold_places()
-    for hold in first._holds:
-        assert hold is not None
-        hold.close()
+    for lock in first._locks:
+        assert lock is not None
+        lock.close()
     assert second._hold_places()
 
 
@@ -134,7 +134,7 @@ def test_a_job_of_that_name_that_runs_elsewhere(
     monkeypatch.setattr(running, "_HELD_S", 0.5)
     name = fresh_name()
     elsewhere = Store.open(tmp_path, name)
-    elsewhere.hold()
+    elsewhere.lock()
     with pytest.raises(ps.JobExists, match="maybe on another cluster"):
         ps.run(flow_to(ps.sinks.Null(), name), checkpoints=tmp_path)
     elsewhere.release()

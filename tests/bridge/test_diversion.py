@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators import step_size
-from penstock.runtime.operators.micro_batch import UNDER_WAY_MAX, Answer, Bridge, Divert
+from penstock.runtime.operators.micro_batch import UNDER_WAY_MAX, Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.testing import _replace, _travelled
@@ -46,11 +46,11 @@ class Here(Bridge):
         self.rng = rng
         self.lost = lost
         self.parts = parts
-        self.waiting: list[tuple[int, int, Any, Future[Answer]]] = []
+        self.waiting: list[tuple[int, int, Any, Future[MicroBatchResult]]] = []
         self.answered = 0
 
-    def submit(self, chain: int, position: int, input_: Any) -> Future[Answer]:
-        future: Future[Answer] = Future()
+    def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
+        future: Future[MicroBatchResult] = Future()
         self.waiting.append((chain, position, as_columns(input_), future))
         return future
 
@@ -127,7 +127,9 @@ def run_diverted(
                 rows = rng.choice((1, 7, 100, 10_000))
                 inner = [n + (form.source is not None) for n in range(1, len(form.operators))]
                 position = rng.choice([form.position, form.position, *inner])
-                loop.divert(Divert(form.chain, position, rng.choice((0.0, 0.05)), rng.random() < 0.5, rows), bridge)
+                loop.divert(
+                    DivertRequest(form.chain, position, rng.choice((0.0, 0.05)), rng.random() < 0.5, rows), bridge
+                )
             elif rng.random() < 0.1:
                 loop.undivert(form.chain)
         if rng.random() < 0.5:
@@ -254,7 +256,7 @@ def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
     (task,) = wiring.tasks.values()
     assert isinstance(task, SourceTask)
     task.open()
-    task.divert(Divert(form.chain, form.position, 0.1, True), bridge, network.wake, at_once=True)
+    task.divert(DivertRequest(form.chain, form.position, 0.1, True), bridge, network.wake, at_once=True)
     while task.diversion is not None:
         if task.runnable():
             task.step()
@@ -286,7 +288,7 @@ def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_s
     (task,) = wiring.tasks.values()
     assert isinstance(task, SourceTask)
     task.open()
-    task.divert(Divert(form.chain, form.position, 0.0, False, 10), bridge, network.wake, at_once=False)
+    task.divert(DivertRequest(form.chain, form.position, 0.0, False, 10), bridge, network.wake, at_once=False)
     task.trigger(1)
     task.step()
     assert [snapshot.epoch for snapshot in saved] == [1], "the barrier of the switch itself waits for nothing"

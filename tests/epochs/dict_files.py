@@ -55,11 +55,11 @@ class DictFiles:
             raise error
         self.files.pop(name, None)
 
-    def hold(self) -> None: ...
+    def lock(self) -> None: ...
 
     def release(self) -> None: ...
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         return False
 
     def destroy(self, folders: Any, ours: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from penstock.actors.keeper import Keeper
+from penstock.actors.store_keeper import StoreKeeper
 from penstock.runtime.epochs import restore
 from penstock.runtime.epochs.coordinator import Complete, ConnectTasks, Coordinator, tasks_on
 from penstock.runtime.epochs.manifest import Blob, Manifest
@@ -690,7 +690,7 @@ def _losses_are_not_told() -> Any:
 
     @contextlib.contextmanager
     def both() -> Iterator[None]:
-        with _patch(Keeper, "check", lambda self, manifest: None), _patch(Coordinator, "lost", lambda *told: []):
+        with _patch(StoreKeeper, "check", lambda self, manifest: None), _patch(Coordinator, "lost", lambda *told: []):
             yield
 
     return both()

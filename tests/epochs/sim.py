@@ -32,7 +32,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.actors.collected import Collected
-from penstock.actors.keeper import _EPOCHS_KEPT, Keeper
+from penstock.actors.store_keeper import _EPOCHS_KEPT, StoreKeeper
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
@@ -45,7 +45,7 @@ from penstock.runtime.errors import FlowError, SnapshotDamaged, StoreUnreachable
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.ends import Write
-from penstock.runtime.operators.micro_batch import Answer, Bridge, Divert
+from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer, Transport
@@ -559,8 +559,8 @@ class _Bridge(Bridge):
         self.cluster = cluster
         self.process = process
 
-    def submit(self, chain: int, position: int, input_: Any) -> Future[Answer]:
-        future: Future[Answer] = Future()
+    def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
+        future: Future[MicroBatchResult] = Future()
         cluster, columns = self.cluster, as_columns(input_)
         plan = self.process.loop.wiring.plan
         form = range_form(plan, plan.chains[chain])
@@ -674,7 +674,7 @@ class EpochCluster:
         self.asked = None
         changed = self._plan_again(manifest)
         self.coordinator = Coordinator(self.plan, self.placed, faults.workers, options, manifest, changed=changed)
-        self.keeper = Keeper(self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False)
+        self.keeper = StoreKeeper(self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False)
         if manifest is not None:
             self.keeper.go_on_from(manifest)
         # What an earlier life has made may still be about: no number may be used again.
@@ -1306,7 +1306,7 @@ class EpochCluster:
         interval_s, rows = rng.choice((0.0, 0.0, 0.003)), rng.choice((1, 2, 4, 30))
         inner = [n + (form.source is not None) for n in range(1, len(form.operators))]
         position = self.rng.choice([form.position, form.position, *inner])
-        divert = Divert(form.chain, position, interval_s, False, rows)
+        divert = DivertRequest(form.chain, position, interval_s, False, rows)
         if rng.random() < 0.5:
             process.loop.divert(divert, _Bridge(self, process))
         else:  # not at a barrier: nothing needs one

@@ -18,7 +18,7 @@ from penstock.runtime.errors import FlowError, StoreError
 from penstock.runtime.operators.stateless import Map
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
-from penstock.runtime.records import earlier
+from penstock.runtime.records import class_evolution
 from penstock.runtime.records.key_groups import key_groups
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
@@ -236,7 +236,7 @@ def test_keys_whose_class_has_lost_a_field_are_refused(monkeypatch: pytest.Monke
     """Those that differed in it only have become one already when they are read."""
     plan = flow_of(1, 1, 1).plan()
     entries = entries_of({(1, Account("a")): 1}, plan, lambda key: key[1].name)
-    monkeypatch.setitem(earlier._lost, Account, ["branch"])
+    monkeypatch.setitem(class_evolution._lost, Account, ["branch"])
     with pytest.raises(FlowError, match=r"operator 'count' has keys of the class Account, which had .*'branch'"):
         [read_changed(plan, task, entries, get, other_program=True) for task in plan.tasks]
 

@@ -47,7 +47,7 @@ def measured(program: str, folder: Path, blobs: list[Blob]) -> tuple[int, ...]:
         from penstock.runtime.records.codec import FRAME_BYTES
         from penstock.runtime.epochs.snapshot import Merged, compact, encode_snapshot
         from penstock.runtime.epochs.store import Store
-        from penstock.runtime.epochs import together
+        from penstock.runtime.epochs import compaction
         from penstock.runtime.records.pickling import loads
         def memory(which):
             return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(which))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from penstock.runtime.errors import PenstockError, StoreError, StoreUnreachable
 from penstock.runtime.records.codec import Buffer
 from penstock.runtime.storage import filesystems
-from penstock.runtime.storage.hold import Hold, is_held
+from penstock.runtime.storage.directory_lock import DirectoryLock, is_locked
 
 PIECE_BYTES = 1 << 20  # of a file, read at a time
 
@@ -69,13 +69,13 @@ class Files(Protocol):
         """Delete the files in these folders that are ours, and the directories that this leaves empty; not the job's
         own while it is held."""
 
-    def hold(self) -> None:
-        """Hold the job's directory, if the file system can do so; Held."""
+    def lock(self) -> None:
+        """Lock the job's directory, if the file system can do so. Raises DirectoryLocked."""
 
     def release(self) -> None:
         """Let go of it, and remove it if it is empty."""
 
-    def is_held(self) -> bool: ...
+    def is_locked(self) -> bool: ...
 
 
 class LocalFiles:
@@ -86,7 +86,7 @@ class LocalFiles:
     def __init__(self, root: str, durable: bool) -> None:
         self.place = self._root = root
         self._durable = durable
-        self._hold: Hold | None = None
+        self._directory_lock: DirectoryLock | None = None
 
     def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
         target = f"{self._root}/{name}"
@@ -151,23 +151,23 @@ class LocalFiles:
                 self.delete(name)
             with suppress(OSError):  # it has other things in it, or is gone
                 os.rmdir(f"{self._root}/{folder}")
-        if self._hold is None:
+        if self._directory_lock is None:
             with suppress(OSError):
                 os.rmdir(self._root)
 
-    def hold(self) -> None:
-        while self._hold is None:
+    def lock(self) -> None:
+        while self._directory_lock is None:
             self._make(self._root)
             with suppress(FileNotFoundError):  # the last holder has just removed it
-                self._hold = Hold(self._root)
+                self._directory_lock = DirectoryLock(self._root)
 
     def release(self) -> None:
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.remove()
+        lock, self._directory_lock = self._directory_lock, None
+        if lock is not None:
+            lock.remove()
 
-    def is_held(self) -> bool:
-        return is_held(self._root)
+    def is_locked(self) -> bool:
+        return is_locked(self._root)
 
     def _make(self, folder: str) -> list[str]:
         """Make a directory, and those above it; which were missing."""
@@ -267,12 +267,12 @@ class ArrowFiles:
         if not self._list(""):
             self._delete_directory("")
 
-    def hold(self) -> None:
+    def lock(self) -> None:
         """Such file systems have no locks."""
 
     def release(self) -> None: ...
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         return False
 
     def _delete_directory(self, folder: str) -> None:

@@ -18,7 +18,7 @@ from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.program.plan import Plan, TaskId
-from penstock.runtime.records.earlier import without_fields
+from penstock.runtime.records.class_evolution import without_fields
 from penstock.runtime.sources.base import Split, share
 from penstock.runtime.state.keyed import Counters, SavedState
 from penstock.runtime.worker.run_loop import Saved

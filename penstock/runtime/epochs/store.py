@@ -48,7 +48,7 @@ from penstock.runtime.epochs.manifest import Blob, Manifest, decode, encode
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.records.codec import Buffer
 from penstock.runtime.storage import filesystems
-from penstock.runtime.storage.hold import Held
+from penstock.runtime.storage.directory_lock import DirectoryLocked
 
 logger = logging.getLogger(__name__)
 
@@ -134,25 +134,25 @@ class Store:
         """Whether it is no directory: then waiting is most of what a call takes, and reading may cost money."""
         return self._files.remote
 
-    def hold(self) -> None:
-        """Let no other process hold this store until `release`, or until this process ends. An object store cannot be
-        held. Raises Held while another process holds it."""
+    def lock(self) -> None:
+        """Lock this store against other jobs until `release`, or until this process ends. An object store cannot be
+        locked. Raises DirectoryLocked while another process has the lock."""
         try:
-            self._files.hold()
-        except Held:
-            raise Held(self.held_by_another()) from None
+            self._files.lock()
+        except DirectoryLocked:
+            raise DirectoryLocked(self.locked_by_another()) from None
         except Exception as error:
-            raise self._failed("hold", "", error) from error
+            raise self._failed("lock", "", error) from error
 
     def release(self) -> None:
-        """Let go of what `hold` took, if it did."""
+        """Let go of what `lock` took, if it did."""
         self._files.release()
 
-    def is_held(self) -> bool:
-        """Whether a process, maybe this one, holds it just now. Nothing is made or changed."""
-        return self._files.is_held()
+    def is_locked(self) -> bool:
+        """Whether a process, perhaps this one, has locked it now. Nothing is created or changed."""
+        return self._files.is_locked()
 
-    def held_by_another(self) -> str:
+    def locked_by_another(self) -> str:
         """What to say to who cannot have it."""
         return (
             f"a job named {self.job!r} is running and uses the checkpoint store {self.place}, maybe on another cluster "

@@ -34,7 +34,7 @@ class Output:
     def flush(self) -> None:
         """Nothing is held back any longer."""
 
-    def deal_again(self, batch: Batch, stamp: int) -> None:
+    def repartition(self, batch: Batch, stamp: int) -> None:
         """Deal a batch that was dealt before, by an output of the same exchange when it had other channels."""
         self.emit(batch, stamp)
 
@@ -133,7 +133,7 @@ class _Keyed(Output):
             partials, self._partials = self._partials, self._combiner.new_state()
             self._deal(KeyedBatch(*self._combiner.shipped(partials), True), self._stamp)
 
-    def deal_again(self, batch: Batch, stamp: int) -> None:
+    def repartition(self, batch: Batch, stamp: int) -> None:
         assert isinstance(batch, KeyedBatch)
         self._deal(batch, stamp)
 

@@ -16,7 +16,7 @@ from penstock.runtime.errors import shorten
 from penstock.runtime.expressions import Expr, MissingField
 from penstock.runtime.expressions.tree import Column
 from penstock.runtime.mistakes import nearest
-from penstock.runtime.records.unpicklable import slots_of
+from penstock.runtime.records.pickle_errors import slots_of
 from penstock.runtime.records.userfunc import ListSelector
 
 #: The field of a record that is a text.

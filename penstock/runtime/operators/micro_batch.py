@@ -29,7 +29,7 @@ _RECENT = 32
 
 
 @dataclass
-class Answer:
+class MicroBatchResult:
     """What the range has made of a micro-batch: batches in order, and the greatest time that its watermark operator has
     seen."""
 
@@ -41,12 +41,12 @@ class Answer:
         return _answer, (dumps((self.batches, self.greatest)),)
 
 
-def _answer(data: bytes) -> Answer:
-    return Answer(*loads(data))
+def _answer(data: bytes) -> MicroBatchResult:
+    return MicroBatchResult(*loads(data))
 
 
 @dataclass(frozen=True)
-class Divert:
+class DivertRequest:
     """A range of a chain goes to the operation stream: operators before stage `position`. `interval_s` is that of the
     micro-batches; `columns`: raw input is handed over as columns of its source where that can. `operators`: those of
     the chain, by name, so that nobody with another plan takes it for his; empty: there is one plan only."""
@@ -67,13 +67,13 @@ class Bridge(ABC):
     """What a worker knows of the bridge."""
 
     @abstractmethod
-    def submit(self, chain: int, position: int, input_: Any) -> Future[Answer]:
+    def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
         """Have a micro-batch of the range before a position answered: a pyarrow RecordBatch of the source's columns, or
         a list of records."""
 
 
 @dataclass
-class Story:
+class DiversionStats:
     """What a diverted task has to tell: for status and for decisions."""
 
     id: int  # tells it from the task's other diversions

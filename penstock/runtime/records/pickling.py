@@ -15,7 +15,7 @@ defined, in the job's processes those of the program.
 State may come from another program: a job that starts from a savepoint, from the same script or an edited one. A name
 with another program's token stands for the class of this program that has the same module, qualified name and number.
 The program's class always wins; where it has none of this name, CodecError says so. Names in pickles also carry the
-fields of dataclasses, so that objects saved with other fields are noticed, and completed (earlier.py).
+fields of dataclasses, so that objects saved with other fields are noticed, and completed (class_evolution.py).
 
 Classes that a user's function makes while it runs belong to no program: they travel with their code, each list anew,
 and are made once in each process.
@@ -40,7 +40,7 @@ from typing import Any, TypeAlias, TypeVar
 import cloudpickle
 
 from penstock.runtime.errors import CodecError
-from penstock.runtime.records.earlier import layout, stand_in
+from penstock.runtime.records.class_evolution import layout, stand_in
 
 PROTOCOL = 5
 

@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 from penstock.runtime.errors import FlowError, RecordError, is_interrupt, shorten
 from penstock.runtime.mistakes import called
+from penstock.runtime.records.pickle_errors import culprit
 from penstock.runtime.records.pickling import copied, dumps
-from penstock.runtime.records.unpicklable import culprit
 
 OnError = Literal["fail", "skip", "dead_letter"]
 POLICIES: tuple[OnError, ...] = ("fail", "skip", "dead_letter")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.runtime.late import late_names
+from penstock.runtime.lazy_names import lazy_names
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Call, Null
 from penstock.runtime.sinks.collect import Collect
@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 __all__ = ["Call", "Collect", "Console", "Files", "Null", "Parquet", "Sink", "SinkContext", "SinkWriter"]
 
 if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
-    __getattr__, __dir__ = late_names(__name__, {"Parquet": "penstock.runtime.sinks.parquet"})
+    __getattr__, __dir__ = lazy_names(__name__, {"Parquet": "penstock.runtime.sinks.parquet"})

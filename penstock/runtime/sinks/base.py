@@ -27,7 +27,7 @@ from typing import Any, Literal, Protocol
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.mistakes import checks_init
 from penstock.runtime.records.userfunc import ErrorHandler
-from penstock.runtime.storage.hold import Hold
+from penstock.runtime.storage.directory_lock import DirectoryLock
 
 Guarantee = Literal["exactly once", "idempotent", "at least once"]
 
@@ -146,10 +146,10 @@ class Sink(ABC):
     def check(self) -> None:
         """Raise FlowError when it can be known before the job starts that writing cannot work."""
 
-    def hold(self) -> Hold | None:
+    def lock(self) -> DirectoryLock | None:
         """Takes a lock on the directory that the sink fills, until the job ends, so that no other job fills it. It is
-        called on the node of the JobMaster before the job touches anything. Raises Held while another job has the lock;
-        returns None when there is nothing to lock."""
+        called on the node of the JobMaster before the job touches anything. Raises DirectoryLocked
+        while another job has the lock; returns None when there is nothing to lock."""
         return None
 
     def describe(self) -> str:

@@ -16,7 +16,7 @@ from penstock.runtime.sinks.places import LOCAL, Place, failed_write, open_place
 from penstock.runtime.sinks.text import Formatter
 from penstock.runtime.sinks.whole import WholeWriter, hidden_name
 from penstock.runtime.storage import filesystems
-from penstock.runtime.storage.hold import Held, Hold
+from penstock.runtime.storage.directory_lock import DirectoryLock, DirectoryLocked
 from penstock.runtime.units import flag
 
 _PART = re.compile(r"part-(\d{5,})(?:-\d{10,})?\..*")
@@ -95,14 +95,14 @@ class PartFolder(Sink):
                 "another directory. If nobody is to resume it, delete them, or give overwrite=True."
             )
 
-    def hold(self) -> Hold | None:
+    def lock(self) -> DirectoryLock | None:
         if self._url is not None:
             return None
         try:
             os.makedirs(self.directory, exist_ok=True)
-            return Hold(self.directory)
-        except Held:
-            raise Held(
+            return DirectoryLock(self.directory)
+        except DirectoryLocked:
+            raise DirectoryLocked(
                 f"{self.title}: another job, or another sink of this job under another name of the folder, writes to "
                 f"{self.directory!r}, and the two would delete each other's files. Write to another directory, or stop "
                 "the other job."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.runtime.late import late_names
+from penstock.runtime.lazy_names import lazy_names
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.files import TextFiles
 from penstock.runtime.sources.generator import Generator
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
-    __getattr__, __dir__ = late_names(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "Arrow": "penstock.runtime.sources.arrow",

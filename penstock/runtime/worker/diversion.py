@@ -29,7 +29,13 @@ from penstock.runtime.records.batch import Batch
 if TYPE_CHECKING:
     from penstock.runtime.state.keyed import StageState
     from penstock.runtime.worker.task import Task
-from penstock.runtime.operators.micro_batch import UNDER_WAY_MAX, Answer, Bridge, Divert, Story
+from penstock.runtime.operators.micro_batch import (
+    UNDER_WAY_MAX,
+    Bridge,
+    DiversionStats,
+    DivertRequest,
+    MicroBatchResult,
+)
 
 
 @dataclass
@@ -39,7 +45,7 @@ class _UnderWay:
     input: Any
     records: int
     stamp: int
-    answer: Future[Answer]
+    answer: Future[MicroBatchResult]
     since: int
 
 
@@ -54,11 +60,11 @@ class _Barrier:
 class Diversion:
     """The diverted input of one task; see the module's docstring. Used by the loop's thread, but for `records`."""
 
-    def __init__(self, task: Task, divert: Divert, bridge: Bridge, wake: Callable[[], None]) -> None:
+    def __init__(self, task: Task, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
         self.task = task
         self.divert = divert
         self.leaving = False
-        self.story = Story(task.clock())
+        self.story = DiversionStats(task.clock())
         self._bridge = bridge
         self._wake = wake
         self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()

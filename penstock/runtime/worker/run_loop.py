@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, WATERMARK, decode_batch
-from penstock.runtime.operators.micro_batch import Bridge, Divert
+from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.base import Transport
@@ -254,7 +254,7 @@ class RunLoop:
         for task in self.tasks:
             task.complete(epoch)
 
-    def divert(self, divert: Divert, bridge: Bridge) -> None:
+    def divert(self, divert: DivertRequest, bridge: Bridge) -> None:
         """The tasks of a chain send their input through the operation stream, from the next barrier on."""
         self._due = self.tasks
         for task in self.tasks:

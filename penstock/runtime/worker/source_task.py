@@ -9,7 +9,7 @@ from typing import Any
 from penstock.runtime.errors import SourceError
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage
-from penstock.runtime.operators.micro_batch import Divert
+from penstock.runtime.operators.micro_batch import DivertRequest
 from penstock.runtime.program.plan import TaskId
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, together
 from penstock.runtime.state.keyed import StageState
@@ -89,7 +89,7 @@ class SourceTask(Task):
     def has_input_to_divert(self) -> bool:
         return not self._at_end() and not (self.output_caches is not None and self.output_caches.full)
 
-    def take_to_divert(self, divert: Divert) -> tuple[Any, int, int]:
+    def take_to_divert(self, divert: DivertRequest) -> tuple[Any, int, int]:
         self._has_passed = False
         reader, stage = self.reader, self.stages[0]
         columns = divert.columns and isinstance(reader, ColumnReader)

@@ -31,7 +31,7 @@ from penstock.runtime.exchange.channel import InChannel, OutChannel
 from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.output import Output
 from penstock.runtime.operators.base import Gathering, Stage, run_stages
-from penstock.runtime.operators.micro_batch import Answer, Bridge, Divert
+from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.operators.step_size import STEP_NS, StepSize
 from penstock.runtime.program.plan import TaskId
 from penstock.runtime.records.batch import Batch, concat, singly, split
@@ -128,7 +128,7 @@ class Task:
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
         self.answered = 0  # records of its input, by the operation stream
         self._own_diverted: StageState | None = None  # what a source had read at a barrier that is passed on later
-        self._divert: tuple[Divert, Bridge, Callable[[], None]] | None = None  # from the next barrier on
+        self._divert: tuple[DivertRequest, Bridge, Callable[[], None]] | None = None  # from the next barrier on
         self.record_by_record: RecordByRecord | None = None  # set in a task that has died in a step before
         self._has_fired = False  # timers, and has taken up nothing since
         self._ended_before = False  # made again after its end: it has only that to say again
@@ -635,7 +635,7 @@ class Task:
 
     # --- the operation stream ----------------------------------------------------------------------------------
 
-    def divert(self, divert: Divert, bridge: Bridge, wake: Callable[[], None], *, at_once: bool) -> None:
+    def divert(self, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None], *, at_once: bool) -> None:
         """Send the input through the operation stream: from the next barrier on, or at once."""
         if self.diversion is not None:
             if not self.diversion.leaving:
@@ -685,7 +685,7 @@ class Task:
         """No input is left."""
         return self._at_end()
 
-    def take_to_divert(self, divert: Divert) -> tuple[Any, int, int]:
+    def take_to_divert(self, divert: DivertRequest) -> tuple[Any, int, int]:
         """(input of a micro-batch, its records, its stamp), or a watermark that is next."""
         inbox = self.inbox.ready
         if isinstance(inbox[0][1], Watermark):
@@ -709,7 +709,7 @@ class Task:
         """The outputs of a micro-batch that had to be run here."""
         return self._through(input_ if isinstance(input_, list) else rows_of(input_))
 
-    def go_on_from(self, position: int, answer: Answer, records: int) -> Iterator[Batch]:
+    def go_on_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
         """The outputs of an answer through the stages behind the range."""
         self.stages[0].records_in += records
         if position > 1:

@@ -229,7 +229,7 @@ class Wiring:
                 continue
             for sender in plan.tasks:
                 if sender.chain == new.source and sender.number in self.tasks:
-                    self._deal_again(old, new, sender)
+                    self._repartition(old, new, sender)
         for channel, target in list(self._targets.items()):
             if channel in self.out and target in workers and there.get(target, workers[target]) != workers[target]:
                 self._redirect(self.out[channel], target)
@@ -269,7 +269,7 @@ class Wiring:
         self.remote_out[number] = channel
         return channel
 
-    def _deal_again(self, old: Exchange, new: Exchange, sender: TaskId) -> None:
+    def _repartition(self, old: Exchange, new: Exchange, sender: TaskId) -> None:
         task = self.tasks[sender.number]
         output = self._outputs.pop((old.index, sender.number))
         output.flush()  # what a step that was interrupted has combined
@@ -293,7 +293,7 @@ class Wiring:
                     if batch is None:
                         mark = (kind, stamp, None)
                         break
-                    fresh.deal_again(batch, stamp)
+                    fresh.repartition(batch, stamp)
             fresh.flush()
             for channel in fresh.channels:
                 if mark is not None and mark[0] == END:

@@ -19,7 +19,7 @@ from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import Session
 from penstock.runtime.errors import FlowError
-from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.program.flow import Stream
 from penstock.runtime.records.batch import KeyedBatch
 from tests.bridge.spark.test_operations import form_of, here, joined, text_lines
@@ -113,7 +113,7 @@ NATIVE: dict[str, Callable[[Stream], Any]] = {
 }
 
 
-def plain(answer: Answer) -> Any:
+def plain(answer: MicroBatchResult) -> Any:
     """Partials by key, in no order; a NaN equals a NaN, and types count."""
     found: dict[Any, list[Any]] = {}
     for each in answer.batches:
@@ -198,7 +198,7 @@ def test_behind_a_python_function_it_is_combined_by_the_record_form_s_own_code(
         assert results_of(form, [operations.answer(form.chain, form.position, input_)]) == whole
 
 
-def results_of(form: RangeForm, answers: list[Answer]) -> dict[Any, Any]:
+def results_of(form: RangeForm, answers: list[MicroBatchResult]) -> dict[Any, Any]:
     """What tasks make of answers, by key (and start)."""
     combiner: Any = form.combiner
     inner = getattr(combiner, "inner", combiner)

@@ -17,7 +17,7 @@ from penstock.bridge.forms import RangeForm, RangeRun, as_columns, as_records, r
 from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import Session
-from penstock.runtime.operators.micro_batch import Answer
+from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.records.batch import KeyedBatch
 
@@ -34,14 +34,14 @@ def form_of(build: Callable[[Stream], Any], records: list[Any]) -> RangeForm:
     return form
 
 
-def here(form: RangeForm, records: list[Any]) -> Answer:
+def here(form: RangeForm, records: list[Any]) -> MicroBatchResult:
     """The answer of the record form."""
     run = RangeRun(form)
     run.take(records)
     return run.answer()
 
 
-def plain(answer: Answer) -> Any:
+def plain(answer: MicroBatchResult) -> Any:
     """An answer without the order of its groups: records as they are, partials by key."""
     out: list[Any] = []
     partials: dict[Any, list[Any]] = {}

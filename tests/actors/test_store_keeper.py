@@ -13,10 +13,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.actors import keeper as keeper_module
+from penstock.actors import store_keeper as keeper_module
 from penstock.actors.collected import Collected, EncodedSinkRecords
 from penstock.actors.job_master import JobMaster
-from penstock.actors.keeper import Keeper
+from penstock.actors.store_keeper import StoreKeeper
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Declined, EpochReport, Participant
 from penstock.runtime.epochs.store import Store
@@ -30,14 +30,14 @@ def manifest(epoch: int) -> Manifest:
 
 
 @pytest.fixture
-def keeper(tmp_path: Path) -> Keeper:
+def keeper(tmp_path: Path) -> StoreKeeper:
     store = Store.open(str(tmp_path), "job")
     for epoch in (1, 2, 3):
         store.write_manifest(manifest(epoch))
-    return Keeper(store, Collected(epochs=True), said=lambda reason: None)
+    return StoreKeeper(store, Collected(epochs=True), said=lambda reason: None)
 
 
-def test_an_epoch_that_was_refused_is_not_chosen_again(keeper: Keeper) -> None:
+def test_an_epoch_that_was_refused_is_not_chosen_again(keeper: StoreKeeper) -> None:
     """Its bytes are as they were written, and yet no task could read them."""
     found = keeper.older(3, "no readable header")
     assert found is not None
@@ -48,7 +48,7 @@ def test_an_epoch_that_was_refused_is_not_chosen_again(keeper: Keeper) -> None:
     assert found.epoch == 1
 
 
-def test_without_one_before_it_the_reason_is_told(keeper: Keeper) -> None:
+def test_without_one_before_it_the_reason_is_told(keeper: StoreKeeper) -> None:
     with pytest.raises(SnapshotDamaged, match="epoch 1: no readable header"):
         keeper.older(1, "no readable header")
 
@@ -65,7 +65,7 @@ class Watched:
         self.store = Store.open(str(place), "job")
         self.told: list[tuple[frozenset[str], str]] = []
         self.collected = Collected(epochs=True)
-        self.keeper = Keeper(self.store, self.collected, lambda reason: None, self._lost, thread=False)
+        self.keeper = StoreKeeper(self.store, self.collected, lambda reason: None, self._lost, thread=False)
 
     def _lost(self, names: frozenset[str], reason: str) -> None:
         self.told.append((names, reason))
@@ -84,7 +84,11 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Watched:
     caplog.set_level(logging.WARNING)
-    for name in ("penstock", "penstock.actors", "penstock.actors.keeper"):  # whatever tests before have done to them
+    for name in (
+        "penstock",
+        "penstock.actors",
+        "penstock.actors.store_keeper",
+    ):  # whatever tests before have done to them
         monkeypatch.setattr(logging.getLogger(name), "disabled", False)
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     return Watched(tmp_path)
@@ -173,7 +177,7 @@ def test_the_program_and_collected_records_are_written_again(watched: Watched) -
     assert keeper.last is not None
     watched.store.verify(watched.store.read_manifest(2))
     assert not lost & {blob.name for blob in keeper.last.blobs()}
-    again = Keeper(watched.store, Collected(epochs=True), lambda reason: None, thread=False)
+    again = StoreKeeper(watched.store, Collected(epochs=True), lambda reason: None, thread=False)
     again.go_on_from(watched.store.read_manifest(2))
     assert [decode(*records) for records in again._collected.get("sink")] == [[BIG]]
     assert watched.store.get(again.program or keeper.last.collected[0]) == BIG
@@ -274,7 +278,7 @@ def test_what_is_deleted_while_it_is_read_is_not_lost(watched: Watched) -> None:
     assert watched.keeper.damage is None
 
 
-def test_a_keeper_that_is_closed_ends_and_writes_nothing_more(keeper: Keeper) -> None:
+def test_a_keeper_that_is_closed_ends_and_writes_nothing_more(keeper: StoreKeeper) -> None:
     keeper.go_on_from(manifest(3))
     keeper.close()
     keeper.wait(60)
@@ -285,7 +289,7 @@ def test_a_keeper_that_is_closed_ends_and_writes_nothing_more(keeper: Keeper) ->
 # --- a full store ----------------------------------------------------------------------------------------------------
 
 
-def full_store(monkeypatch: pytest.MonkeyPatch) -> tuple[DictFiles, Keeper, list[str | None]]:
+def full_store(monkeypatch: pytest.MonkeyPatch) -> tuple[DictFiles, StoreKeeper, list[str | None]]:
     """A keeper without a thread, of a store with room for three epochs and a half, and why it could not write."""
     monkeypatch.setattr(keeper_module, "_RETRY_S", 0.0)
     files, said = DictFiles(), list[str | None]()
@@ -295,7 +299,7 @@ def full_store(monkeypatch: pytest.MonkeyPatch) -> tuple[DictFiles, Keeper, list
         if len(said) > 100:
             keeper.close()  # what is tried so often is tried for ever
 
-    keeper = Keeper(Store(files, "job"), Collected(epochs=True), say, thread=False)
+    keeper = StoreKeeper(Store(files, "job"), Collected(epochs=True), say, thread=False)
     keeper.save(manifest(1))
     files.room = 7 * len(files.files["manifests/0000000001.json"]) + 50
     return files, keeper, said
@@ -368,7 +372,9 @@ def test_a_task_that_could_not_write_says_whether_that_may_pass_and_the_job_mast
 def test_an_error_that_nobody_has_thought_of_is_told_and_the_keeper_goes_on(tmp_path: Path) -> None:
     """Without its thread no epoch would complete any more, and the job would run on without a word."""
     told: list[Exception] = []
-    keeper = Keeper(Store.open(str(tmp_path), "job"), Collected(epochs=True), lambda reason: None, failed=told.append)
+    keeper = StoreKeeper(
+        Store.open(str(tmp_path), "job"), Collected(epochs=True), lambda reason: None, failed=told.append
+    )
 
     def fail() -> None:
         raise ValueError("unheard of")

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 from penstock.runtime.errors import CodecError
-from penstock.runtime.records import earlier
-from penstock.runtime.records.earlier import layout, stand_in, without_fields
+from penstock.runtime.records import class_evolution
+from penstock.runtime.records.class_evolution import layout, stand_in, without_fields
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ def test_classes_that_pickle_themselves_are_left_alone() -> None:
 
 
 def test_keys_whose_class_lost_a_field_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier, "_lost", {})
+    monkeypatch.setattr(class_evolution, "_lost", {})
     before = declared("Acc", [("name", str), ("zone", str)], "frozen")
     after = declared("Acc", [("name", str)], "frozen")
     assert without_fields(after("a")) is None

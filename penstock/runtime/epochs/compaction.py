@@ -37,7 +37,7 @@ def put_together(origin: Store, blobs: Sequence[Blob], key_groups: int, target: 
     if sum(blob.size for blob in blobs) <= SMALL_BYTES:
         return target.put_pieces(name, compact([partial(origin.pieces, blob) for blob in blobs], key_groups))
     process = subprocess.run(
-        [sys.executable, "-m", "penstock.runtime.epochs.together", str(os.getpid())],
+        [sys.executable, "-m", "penstock.runtime.epochs.compaction", str(os.getpid())],
         input=for_child((origin, list(blobs), key_groups, target, name)),
         capture_output=True,
         check=False,

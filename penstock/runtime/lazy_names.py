@@ -11,7 +11,7 @@ from types import ModuleType
 from penstock.runtime.mistakes import nearest
 
 
-def late_names(
+def lazy_names(
     package: str, homes: Mapping[str, str], *, also_in: Collection[ModuleType] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The `__getattr__` and the `__dir__` of a package. `homes`: by name the module that has it; `also_in`: modules to

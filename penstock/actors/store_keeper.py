@@ -22,11 +22,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from penstock.runtime.epochs.compaction import put_together
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.restore import kinds_with_state
 from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store, manifest_files, result_of
-from penstock.runtime.epochs.together import put_together
 from penstock.runtime.errors import SnapshotDamaged, StoreError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _EXAMINE_EVERY_S = 60.0
 _COLLECTED_BLOBS_MAX = 32
 
 
-class Keeper:
+class StoreKeeper:
     """See the module's docstring.
 
     `said(reason)` is called with the reason why the store cannot be written to, and with None when it can be again.

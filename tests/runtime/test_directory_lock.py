@@ -13,14 +13,14 @@ import pytest
 
 import penstock as ps
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.storage.hold import Held, Hold, is_held
+from penstock.runtime.storage.directory_lock import DirectoryLock, DirectoryLocked, is_locked
 
 # Holds a directory in a process of its own, and has a child that outlives it, as one that compacts may for a moment.
 _HOLDER = """
 import subprocess, sys
 from penstock.runtime.epochs.store import Store
 store = Store.open(sys.argv[1], "job")
-store.hold()
+store.lock()
 child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 sys.stdin.read()
@@ -44,45 +44,47 @@ def test_a_killed_holder_frees_its_store_though_its_child_lives(
 ) -> None:
     process, child = holder
     store = Store.open(tmp_path, "job")
-    assert store.is_held()
-    with pytest.raises(Held, match=rf"'job' is running and uses .*{tmp_path}/job.*checkpoints=.*another name"):
-        store.hold()
-    Store.open(tmp_path, "other").hold()
+    assert store.is_locked()
+    with pytest.raises(
+        DirectoryLocked, match=rf"'job' is running and uses .*{tmp_path}/job.*checkpoints=.*another name"
+    ):
+        store.lock()
+    Store.open(tmp_path, "other").lock()
     process.kill()
     process.wait()
     os.kill(child, 0)
-    assert not store.is_held()
-    store.hold()
-    assert Store.open(tmp_path, "job").is_held()
+    assert not store.is_locked()
+    store.lock()
+    assert Store.open(tmp_path, "job").is_locked()
 
 
 def test_destroying_a_held_store_keeps_it_held(tmp_path: Path) -> None:
     store, other = Store.open(tmp_path, "job"), Store.open(tmp_path, "job")
-    store.hold()
+    store.lock()
     store.put("snapshots/000001-a", [b"x" * 10_000])
     store.destroy()
     assert os.listdir(tmp_path / "job") == []
-    with pytest.raises(Held):
-        other.hold()
+    with pytest.raises(DirectoryLocked):
+        other.lock()
     store.release()
     assert os.listdir(tmp_path) == [], "an empty directory goes with its last holder"
-    assert not other.is_held()
-    other.hold()
-    with pytest.raises(Held):
-        store.hold()
+    assert not other.is_locked()
+    other.lock()
+    with pytest.raises(DirectoryLocked):
+        store.lock()
 
 
 def test_a_store_with_files_stays_when_it_is_released(tmp_path: Path) -> None:
     store = Store.open(tmp_path, "job")
-    store.hold()
+    store.lock()
     store.put("snapshots/000001-a", [b"x" * 10_000])
     store.release()
     assert os.listdir(tmp_path / "job" / "snapshots") == ["000001-a"]
-    assert not store.is_held()
+    assert not store.is_locked()
 
 
 def test_to_look_whether_a_store_is_held_makes_nothing(tmp_path: Path) -> None:
-    assert not Store.open(tmp_path / "checkpoints", "job").is_held()
+    assert not Store.open(tmp_path / "checkpoints", "job").is_locked()
     assert os.listdir(tmp_path) == []
 
 
@@ -103,8 +105,8 @@ def test_a_directory_that_was_removed_while_it_was_locked_is_not_taken(
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", open_and_lose)
         with pytest.raises(FileNotFoundError):
-            Hold(str(folder))
-    assert not is_held(str(folder))
+            DirectoryLock(str(folder))
+    assert not is_locked(str(folder))
 
 
 def test_who_looks_does_not_keep_a_holder_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,25 +123,25 @@ def test_who_looks_does_not_keep_a_holder_out(tmp_path: Path, monkeypatch: pytes
         lock(descriptor, kind)
 
     monkeypatch.setattr(fcntl, "flock", lock_while_somebody_looks)
-    hold = Hold(str(tmp_path))
+    own = DirectoryLock(str(tmp_path))
     assert calls == 5
-    with pytest.raises(Held):
-        Hold(str(tmp_path))
-    hold.close()
+    with pytest.raises(DirectoryLocked):
+        DirectoryLock(str(tmp_path))
+    own.close()
     os.close(looking)
 
 
 @pytest.mark.parametrize("kind", [ps.sinks.Files, ps.sinks.Parquet])
 def test_two_jobs_cannot_fill_one_folder(tmp_path: Path, kind: type[ps.sinks.Files]) -> None:
     folder = tmp_path / "out"
-    hold = kind(folder).hold()
-    assert hold is not None
-    with pytest.raises(Held, match=f"another job.*{folder}.*another directory"):
-        kind(folder).hold()
-    hold.close()
-    assert kind(folder).hold() is not None
+    lock = kind(folder).lock()
+    assert lock is not None
+    with pytest.raises(DirectoryLocked, match=f"another job.*{folder}.*another directory"):
+        kind(folder).lock()
+    lock.close()
+    assert kind(folder).lock() is not None
 
 
 def test_a_folder_that_cannot_be_made_is_left_to_the_tasks(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert ps.sinks.Files(tmp_path / "file" / "out").hold() is None
+    assert ps.sinks.Files(tmp_path / "file" / "out").lock() is None

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.epochs import together
+from penstock.runtime.epochs import compaction
+from penstock.runtime.epochs.compaction import put_together
 from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.snapshot import Merged, encode_snapshot
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.epochs.together import put_together
 from penstock.runtime.errors import SnapshotDamaged, StoreError
 from penstock.runtime.records.pickling import dumps
 from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, StageState
@@ -37,7 +37,7 @@ def chain(store: Store, entries: int, deltas: int) -> tuple[list[Blob], dict[str
 
 @pytest.mark.parametrize("where", ["here", "in a process of its own"])
 def test_what_is_put_together_says_the_same(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "SMALL_BYTES", 1 << 40 if where == "here" else 0)
+    monkeypatch.setattr(compaction, "SMALL_BYTES", 1 << 40 if where == "here" else 0)
     store, target = Store.open(tmp_path, "job"), Store.open(tmp_path, "savepoint")
     blobs, state = chain(store, 500, 4)
     one = put_together(store, blobs, GROUPS, target, "snapshots/000009-1")
@@ -47,7 +47,7 @@ def test_what_is_put_together_says_the_same(where: str, tmp_path: Path, monkeypa
 
 
 def test_what_goes_wrong_there_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "SMALL_BYTES", 0)
+    monkeypatch.setattr(compaction, "SMALL_BYTES", 0)
     store = Store.open(tmp_path, "job")
     blobs, _ = chain(store, 500, 2)
     for folder in ("snapshots", "copies"):
@@ -64,17 +64,17 @@ def test_who_asks_for_it_does_not_grow_with_the_state(where: str, tmp_path: Path
     """Measured in a process that does nothing else: the most memory that it ever had, before and after."""
     program = """
         import sys
-        from penstock.runtime.epochs import together
+        from penstock.runtime.epochs import compaction
         from penstock.runtime.epochs.store import Store
         from penstock.runtime.records.pickling import loads
         def most():
             return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
         if sys.argv[3] == "here":
-            together.SMALL_BYTES = 1 << 40
+            compaction.SMALL_BYTES = 1 << 40
         store = Store.open(sys.argv[1], "job")
         blobs = loads(open(sys.argv[2], "rb").read())
         before = most()
-        blob = together.put_together(store, blobs, 8, store, "snapshots/000009-1")
+        blob = compaction.put_together(store, blobs, 8, store, "snapshots/000009-1")
         print(most() - before, blob.size // 1024)
     """
     blobs, _ = chain(Store.open(tmp_path, "job"), 150_000, 2)
