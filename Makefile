@@ -11,7 +11,7 @@ SECONDS ?= 600
 N ?=
 ARGS ?=
 
-.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-properties stubs lock clean
+.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-properties stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,9 @@ campaign-properties: setup ## try N (2000) examples of each property that the su
 stubs: setup ## write the type stub of the native core anew
 	$(BIN)/python -m nanobind.stubgen -m penstock.runtime._native -p penstock/runtime/native/stub.pat \
 	  -o penstock/runtime/_native.pyi
+
+states: setup ## write the diagrams of docs/states.md anew
+	$(BIN)/python -m tests.docs.states_page
 
 lock: ## pin requirements/*.in anew (needs uv)
 	for f in dev bench; do uv pip compile --universal --python-version 3.10 --no-emit-index-url --no-emit-find-links \

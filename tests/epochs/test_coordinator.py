@@ -28,6 +28,7 @@ from penstock.runtime.epochs.coordinator import (
     tasks_on,
 )
 from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.lifecycle import InvalidTransition
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.collect import Collect
@@ -711,10 +712,99 @@ def test_a_worker_that_starts_before_it_is_known_where_to_go_back_to() -> None:
     assert make(commands[-1]).tasks == ALL
 
 
-def test_a_rewind_that_nobody_waits_for_changes_nothing() -> None:
+def test_what_all_found_damaged_is_told_once() -> None:
+    job, _ = damaged(1, 2)
+    generation = job.c.generation
+    assert job.c.not_made(0, generation, "no answer", False, job.now) == []
+    assert job.c.made(3, generation, job.now) == []
+    assert job.c.state == "FALLING_BACK"
+
+
+# --- events that do not fit ----------------------------------------------------------------------------------
+
+
+def test_an_older_epoch_that_nobody_has_asked_for_is_refused() -> None:
     job = Job().running(1)
-    assert job.c.rewind(None, 2.0) == []
+    with pytest.raises(InvalidTransition, match="'rewind' came in state RUNNING"):
+        job.c.rewind(None, 2.0)
     assert job.c.epoch == 1
+    assert job.c.state == "RUNNING"
+
+
+def test_nothing_comes_before_the_start_and_it_comes_once() -> None:
+    job = Job()
+    for event in (lambda: job.c.started(0), lambda: job.c.worker_lost(0, 0.0), lambda: job.c.begin(0.0)):
+        with pytest.raises(InvalidTransition, match="in state CREATED, where only 'start' can come"):
+            event()
+    job.c.start()
+    with pytest.raises(InvalidTransition, match="'start' came in state STARTING"):
+        job.c.start()
+
+
+def test_a_worker_that_nobody_has_started_or_asked_is_refused_with_what_led_there() -> None:
+    job = Job()
+    job.c.start()
+    job.c.started(0)
+    with pytest.raises(InvalidTransition, match=r"started \(worker 0 has answered before, or was not asked\)"):
+        job.c.started(0)
+    job = Job().running(1)
+    with pytest.raises(InvalidTransition) as caught:
+        job.c.started(2)
+    assert str(caught.value).startswith("coordinator of job 'two-lanes': 'started' came in state RUNNING, where only")
+    assert "\n  STARTING --make--> MAKING\n  MAKING --connect--> RUNNING\n  since then: begin x 1" in str(caught.value)
+    job.c.worker_lost(2, 2.0)
+    job.c.started(2)
+    job.c.made(1, job.c.generation, 2.1)
+    with pytest.raises(InvalidTransition, match=r"made \(worker 1 has answered before"):
+        job.c.made(1, job.c.generation, 2.1)
+
+
+def test_a_manifest_that_is_not_being_written_has_no_outcome() -> None:
+    job = Job().running(1)
+    with pytest.raises(InvalidTransition, match=r"saved \(no manifest of epoch 1 is being written\)"):
+        job.c.saved(1)
+    job.c.tick(2.0)
+    job.ack(*ALL, epoch=2)
+    with pytest.raises(InvalidTransition, match=r"not saved \(no manifest of epoch 1 is being written\)"):
+        job.c.not_saved(1, "no room")
+
+
+def test_an_answer_to_the_commit_of_an_epoch_that_was_given_up_is_late_in_any_state() -> None:
+    job = Job().running(1).finished()
+    job.c.saved(2)
+    job.c.worker_lost(2, 5.0)
+    assert [job.c.state, job.c.committed(0, 2)] == ["STARTING", []]
+    job.c.started(2)
+    assert [job.c.state, job.c.committed(0, 2)] == ["MAKING", []]
+    job.made()
+    assert [job.c.state, job.c.committed(0, 2)] == ["RUNNING", []]
+
+
+def test_after_the_end_nothing_has_an_effect() -> None:
+    job = Job().running(1).finished()
+    job.c.saved(2)
+    for worker in range(WORKERS):
+        job.c.committed(worker, 2)
+    assert job.c.state == "ENDED"
+    assert job.ack(X, epoch=3, finished=True) == []
+    assert job.c.declined(X, job.c._generations[X], 3, "late") == []
+    assert job.c.committed(0, 1) == job.c.made(0, 0, 9.0) == job.c.lost({"any"}, "late", 9.0) == []
+    assert job.c.begin(9.0) == job.c.migrate(PLACED, 9.0) == job.c.replan(PLAN, PLACED) == []
+    assert job.c.worker_lost(1, 9.0) == []
+    with pytest.raises(InvalidTransition, match="'saved' came in state ENDED"):
+        job.c.saved(2)
+
+
+def test_workers_that_have_not_heard_of_the_failure_have_no_effect() -> None:
+    job = Job(EpochOptions(max_restarts=1)).running(1)
+    job.c.worker_lost(2, 2.0)
+    job.c.started(2)
+    assert isinstance(job.c.worker_lost(2, 3.0)[0], Fail)
+    generation = job.c.generation
+    assert job.c.made(0, generation, 3.1) == job.c.not_made(1, generation, "no answer", False, 3.1) == []
+    assert job.c.not_made(3, generation, "rot", True, 3.1) == job.c.started(2) == []
+    assert job.ack(A, epoch=2) == job.c.lost(names(job, A, epoch=1), "gone", 3.1) == []
+    assert job.c.state == "FAILED"
 
 
 # --- any order of events -------------------------------------------------------------------------------------

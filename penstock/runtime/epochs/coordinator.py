@@ -1,7 +1,9 @@
 """The coordinator of a job's epochs: decides when barriers begin, when an epoch is complete, and who goes back.
 
 It is a pure state machine: events are methods, what they return is a list of commands for whoever hosts it (the
-JobMaster, or a test's simulated cluster), which reports back by events. It knows no clock, no Ray, no file system.
+JobMaster, or a test's simulated cluster), which reports back by events. It knows no clock, no Ray, no file system. The
+table `COORDINATOR` says which events can come in which state (docs/states.md draws it): one that is late is passed over
+for the reason that the table gives, one that is impossible is refused with what led there.
 
     run     trigger ---> every source task sends barrier n; each task saves its part and acknowledges
             all acknowledged ---> save the manifest ---> the epoch is complete: sinks commit, caches are dropped
@@ -33,6 +35,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
+from penstock.runtime.lifecycle import Machine, State, Table
 from penstock.runtime.program.plan import Plan
 
 # A job in which nothing moves begins its epochs so many times more rarely: an idle job should cost next to nothing. It
@@ -181,10 +184,128 @@ Command = (
     | Fail
 )
 
-State = Literal["STARTING", "MAKING", "RUNNING", "FALLING_BACK", "FINISHING", "ENDED", "FAILED"]
-"""STARTING: processes are awaited. MAKING: tasks are being made. RUNNING: epochs follow each other. FALLING_BACK: an
-older epoch is being looked for. FINISHING: the last epoch is complete, its commits are awaited. ENDED, FAILED: no more
-commands come."""
+
+# --- states ------------------------------------------------------------------------------------------------------
+
+
+class CoordinatorState(State):
+    """What the coordinator waits for. Tasks that do not go back run on in all states but the last two."""
+
+    CREATED = "CREATED", "The host has not asked for anything yet."
+    STARTING = "STARTING", "Processes of workers are awaited."
+    MAKING = "MAKING", "Tasks are being made."
+    RUNNING = "RUNNING", "All tasks run, and epochs follow each other."
+    FALLING_BACK = "FALLING_BACK", "The last complete epoch is damaged; an older one is being looked for."
+    FINISHING = "FINISHING", "The last epoch is complete; its commits are awaited."
+    ENDED = "ENDED", "The job has ended well; no more commands come."
+    FAILED = "FAILED", "The job has failed; no more commands come."
+
+
+CoordinatorEvent = Literal[
+    # What the coordinator is told:
+    "start",
+    "started",
+    "made",
+    "not made",
+    "damaged",
+    "late answer",
+    "rewind",
+    "worker lost",
+    "begin",
+    "acknowledged",
+    "declined",
+    "moved",
+    "late word",
+    "lost",
+    "saved",
+    "not saved",
+    "committed",
+    "migrate",
+    "replan",
+    # What it decides:
+    "make",
+    "connect",
+    "go back",
+    "finish",
+    "end",
+    "fail",
+]
+"""`late answer`: to a command that has been given up since. `late word`: of a task, of an older generation of it. The
+others are named after the methods and the commands."""
+
+_S = CoordinatorState
+_BEFORE_RUNNING = (_S.STARTING, _S.MAKING)
+_OVER = (_S.ENDED, _S.FAILED)
+_RECOVERABLE = (_S.STARTING, _S.MAKING, _S.RUNNING, _S.FINISHING)
+_BEGUN = tuple(state for state in _S if state is not _S.CREATED)
+
+_TOLD: tuple[tuple[CoordinatorEvent, tuple[CoordinatorState, ...]], ...] = (
+    # A process that was lost while an older epoch is looked for may be ready before the search has ended.
+    ("started", (_S.STARTING, _S.FALLING_BACK)),
+    ("made", (_S.MAKING,)),
+    ("not made", (_S.MAKING,)),
+    ("rewind", (_S.FALLING_BACK,)),
+    ("worker lost", (*_RECOVERABLE, _S.FALLING_BACK)),
+    ("begin", (_S.RUNNING,)),
+    # Tasks that do not go back, and tasks that had ended and say so again, speak at any time.
+    ("acknowledged", (*_RECOVERABLE, _S.FALLING_BACK)),
+    ("declined", (*_RECOVERABLE, _S.FALLING_BACK)),
+    ("moved", (*_RECOVERABLE, _S.FALLING_BACK)),
+    ("lost", (*_BEFORE_RUNNING, _S.RUNNING)),
+    # A worker that is lost while a manifest is written is dealt with when that is done (`worker_lost`).
+    ("saved", (_S.RUNNING,)),
+    ("not saved", (_S.RUNNING,)),
+    ("committed", (_S.FINISHING,)),
+    ("migrate", (_S.RUNNING,)),
+    ("replan", (_S.RUNNING,)),
+)
+
+COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
+    CoordinatorState,
+    CoordinatorState.CREATED,
+    {
+        (_S.CREATED, "start"): _S.STARTING,
+        **{(state, event): state for event, states in _TOLD for state in states},
+        (_S.STARTING, "make"): _S.MAKING,
+        (_S.RUNNING, "make"): _S.MAKING,  # nobody has died: somebody wants another plan, or tasks elsewhere
+        (_S.MAKING, "connect"): _S.RUNNING,
+        (_S.MAKING, "damaged"): _S.FALLING_BACK,
+        **{(state, "go back"): _S.STARTING for state in (*_RECOVERABLE, _S.FALLING_BACK)},
+        (_S.RUNNING, "finish"): _S.FINISHING,
+        (_S.FINISHING, "end"): _S.ENDED,
+        **{(state, "fail"): _S.FAILED for state in (*_RECOVERABLE, _S.FALLING_BACK)},
+    },
+    [
+        ("late answer", _BEGUN, "the workers have been asked for something else since, or their process has died"),
+        ("late word", _BEGUN, "the task has been made again since, or is not part of the plan any more"),
+        ("made", (_S.FALLING_BACK,), "another worker has found its snapshots damaged: all tasks are made again"),
+        ("not made", (_S.FALLING_BACK,), "another worker has found its snapshots damaged: all tasks are made again"),
+        ("damaged", (_S.FALLING_BACK,), "another worker has found the same, and the search goes on"),
+        ("begin", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; who wants an epoch asks again"),
+        ("begin", (_S.FINISHING, *_OVER), "no epoch follows the last one"),
+        ("migrate", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; who wants tasks elsewhere asks again"),
+        ("migrate", (_S.FINISHING, *_OVER), "all tasks have ended"),
+        ("replan", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; who wants another plan asks again"),
+        ("replan", (_S.FINISHING, *_OVER), "all tasks have ended"),
+        ("lost", (_S.FALLING_BACK,), "what the older epoch lacks as well is told of again"),
+        ("lost", (_S.FINISHING, *_OVER), "no task saves anything any more"),
+        (
+            "committed",
+            (*_BEFORE_RUNNING, _S.RUNNING, _S.FALLING_BACK),
+            "a worker was lost before all had committed: there will be another last epoch",
+        ),
+        # The job has failed because another worker was lost too often; the others have not heard of it yet.
+        ("started", (_S.FAILED,), "the job has failed, and its processes end with it"),
+        ("made", (_S.FAILED,), "the job has failed"),
+        ("not made", (_S.FAILED,), "the job has failed"),
+        ("damaged", (_S.FAILED,), "the job has failed"),
+        ("committed", (_S.FAILED,), "the job has failed; the last epoch is complete all the same"),
+        ("worker lost", _OVER, "the job has ended, and its processes end with it"),
+        ("acknowledged", _OVER, "the job has ended: no epoch follows"),
+        ("declined", _OVER, "the job has ended: no epoch follows"),
+        ("moved", _OVER, "the job has ended: no epoch follows"),
+    ],
+)
 
 
 @dataclass
@@ -216,7 +337,7 @@ class Coordinator:
         self.plan = plan
         self.placed = placed
         self.options = options
-        self.state: State = "STARTING"
+        self._life = Machine(COORDINATOR, f"coordinator of job {plan.name!r}")
         self.epoch = 0  # the last complete one
         self.begun = 0  # the last one that was begun
         self.generation = 0
@@ -252,29 +373,38 @@ class Coordinator:
         if manifest is not None:
             self._take(manifest)
 
+    @property
+    def state(self) -> CoordinatorState:
+        """What it waits for."""
+        return self._life.state
+
     # --- events --------------------------------------------------------------------------------------------------
+    # Each is told to the table of states first, which takes it, passes it over, or refuses it with its story.
 
     def start(self) -> list[Command]:
         """Begin the job."""
+        self._life.move("start")
         self._missing = set(self._workers)
         self._going_back = self._tasks
         return [Start(worker) for worker in sorted(self._workers)]
 
     def started(self, worker: int) -> list[Command]:
         """A worker's process is ready to make tasks."""
-        self._missing.discard(worker)
-        if self.state != "STARTING" or self._missing:
+        if not self._life.move("started"):
+            return []
+        self._has_answered(self._missing, "started", worker)
+        if self.state is not _S.STARTING or self._missing:
             return []
         return self._make()
 
     def made(self, worker: int, generation: int, now: float) -> list[Command]:
         """A worker has made its tasks."""
-        if self.state != "MAKING" or generation != self.generation:
+        if not self._life.move("made" if generation == self.generation else "late answer"):
             return []
-        self._making.discard(worker)
+        self._has_answered(self._making, "made", worker)
         if self._making:
             return []
-        self.state = "RUNNING"
+        self._life.move("connect")
         self._store_backoff.succeeded()
         self._quiet = False  # tasks that were made again tell of no motion before their first quiet snapshot
         self._last_trigger = now
@@ -285,19 +415,20 @@ class Coordinator:
     def not_made(self, worker: int, generation: int, reason: str, damaged: bool, now: float) -> list[Command]:
         """A worker could not make its tasks: what they saved is damaged, or the store, or another worker, does not
         answer."""
-        if self.state != "MAKING" or generation != self.generation:
+        if generation != self.generation:
+            self._life.move("late answer")
             return []
         if damaged:
-            self.state = "FALLING_BACK"
-            return [FallBack(self.epoch, reason)]
+            return [FallBack(self.epoch, reason)] if self._life.move("damaged", reason) else []
+        if not self._life.move("not made"):
+            return []
         # No death, or one that is told of by itself: it costs no restart, however long the store is away.
         self.last_failure = f"tasks could not be made: {reason}"
-        return self._go_back(frozenset(), [], now, self._store_backoff.failed())
+        return self._go_back(frozenset(), [], now, self._store_backoff.failed(), self.last_failure)
 
     def rewind(self, manifest: Manifest | None, now: float) -> list[Command]:
         """Go back to an older epoch than the last complete one (None: to the start), all tasks together."""
-        if self.state != "FALLING_BACK":
-            return []
+        self._life.move("rewind")
         begun = self.begun
         self._entries, self._chains, self.epoch = {}, {}, 0
         self._finished, self._pending = {}, {}
@@ -309,13 +440,13 @@ class Coordinator:
 
     def worker_lost(self, worker: int, now: float, reason: str = "") -> list[Command]:
         """A worker's process has died."""
-        if self.state in ("ENDED", "FAILED"):
+        if not self._life.move("worker lost"):
             return []
         if self._saving is not None:
             self._lost_meanwhile.append((worker, now, reason))
             return []
         self._missing.add(worker)
-        if self.state == "FALLING_BACK":  # all tasks go back, as soon as it is known where to
+        if self.state is _S.FALLING_BACK:  # all tasks go back, as soon as it is known where to
             return [Start(worker)]
         return self._again(tasks_on(self.placed, (worker,)), [worker], now, reason or f"worker {worker} died")
 
@@ -323,7 +454,7 @@ class Coordinator:
         """Time goes on: begin an epoch when one is due."""
         due = self.due()
         if due is None or now < due:
-            return []
+            return []  # time goes on in every state
         for epoch, pending in self._pending.items():
             if pending.declined is None and now - pending.begun >= self.options.timeout_s:
                 waited = f"{self.options.timeout_s:g} s"
@@ -332,7 +463,7 @@ class Coordinator:
 
     def begin(self, now: float) -> list[Command]:
         """Begin an epoch now, if that can be; `begun` is then its number."""
-        if self.state != "RUNNING":
+        if not self._life.move("begin"):
             return []
         self._last_trigger = now
         if self._all_finished:
@@ -347,9 +478,11 @@ class Coordinator:
         complete they are made where they are to be, while all others go on. Should one not have stopped there, because
         its input goes to Spark or it learned too late, it and all behind it go back to that epoch, as in a recovery.
         Nothing happens unless the job is running, nor to tasks that have ended; a death ends the attempt."""
-        moved = self._elsewhere(placed, self._finished)
-        if self.state != "RUNNING" or self._saving is not None or self._moving is not None or not moved:
+        if not self._life.move("migrate"):
             return []
+        moved = self._elsewhere(placed, self._finished)
+        if self._saving is not None or self._moving is not None or not moved:
+            return []  # who wants tasks elsewhere looks at `migrating` and at where they are, and asks again
         self.begin(now)
         self._moving = (self.begun, dict(placed))
         return [Trigger(self.begun, moved)]
@@ -362,7 +495,7 @@ class Coordinator:
     def due(self) -> float | None:
         """When the next epoch is to begin, in the time of `tick`; None: not now known."""
         interval = self.options.interval_s
-        if interval is None or self.state != "RUNNING" or self._last_trigger is None:
+        if interval is None or self.state is not _S.RUNNING or self._last_trigger is None:
             return None
         if self._quiet:
             interval *= QUIET_INTERVALS
@@ -389,7 +522,7 @@ class Coordinator:
     ) -> list[Command]:
         """A task has saved its part of an epoch; `finished`: and ended, so this is its part of all later ones;
         `parked`: and stopped behind its barrier."""
-        if task not in self._tasks or generation != self._generations[task]:
+        if not self._counts("acknowledged", task, generation):
             return []
         chain = self._chains.get(task, [])
         if whole or finished:  # an ended task goes on from nothing but its end
@@ -412,15 +545,16 @@ class Coordinator:
     def moved(self, task: int, generation: int) -> None:
         """A task that was quiet in its last snapshot has a record again: the next epoch is due as in a busy job. The
         epoch of that snapshot may still be under way."""
-        if task in self._tasks and generation == self._generations[task]:
-            self._quiet = False
-            for pending in self._pending.values():
-                pending.quiet = False
+        if not self._counts("moved", task, generation):
+            return
+        self._quiet = False
+        for pending in self._pending.values():
+            pending.quiet = False
 
     def declined(self, task: int, generation: int, epoch: int, reason: str) -> list[Command]:
         """A task could not save its part; its next snapshot will be whole. An end that could not be saved is said
         again by the task."""
-        if task not in self._tasks or generation != self._generations[task]:
+        if not self._counts("declined", task, generation):
             return []
         self._chains[task] = None
         self.last_failure = f"epoch {epoch}: {self.plan.task_name(self.plan.by_number[task])}: {reason}"
@@ -431,7 +565,7 @@ class Coordinator:
     def lost(self, names: Collection[str], reason: str, now: float) -> list[Command]:
         """Snapshots of these names are gone from the store, or of no use any more. While the tasks live that they are
         of, they save everything anew, at once. To be said again as long as the last manifest refers to some."""
-        if self.state not in ("STARTING", "MAKING", "RUNNING"):
+        if not self._life.move("lost"):
             return []
         self._unreadable = any(_among(names, entry.blobs) for entry in self._entries.values())
         # Tasks that go back read what there is. If they can, the next look finds out what is still missing.
@@ -451,10 +585,7 @@ class Coordinator:
 
     def saved(self, epoch: int) -> list[Command]:
         """The manifest is written: the epoch is complete."""
-        manifest = self._saving
-        assert manifest is not None
-        assert manifest.epoch == epoch
-        self._saving = None
+        manifest = self._written("saved", epoch)
         self.epoch = epoch
         self._quiet = epoch in self._pending and self._pending[epoch].quiet
         self._entries = {entry.number: entry for entry in manifest.tasks}
@@ -466,7 +597,7 @@ class Coordinator:
         self.last_failure = None
         commands: list[Command] = [Complete(epoch, manifest.final)]
         if manifest.final:
-            self.state = "FINISHING"
+            self._life.move("finish")
             self._committing = set(self._workers)
         # An epoch that was begun before may complete first; a death takes tasks back anyway.
         if self._moving is not None and self._moving[0] <= epoch and not self._lost_meanwhile:
@@ -478,28 +609,26 @@ class Coordinator:
 
     def not_saved(self, epoch: int, reason: str) -> list[Command]:
         """The manifest could not be written, and it is sure that it is not there."""
-        assert self._saving is not None
-        assert self._saving.epoch == epoch
-        final, self._saving = self._saving.final, None
+        final = self._written("not saved", epoch).final
         self.last_failure = f"epoch {epoch}: its manifest could not be written: {reason}"
         if epoch in self._pending:
             self._pending[epoch].declined = reason
         if final:
             self._final_failures += 1
             if self._final_failures >= FINAL_TRIES:
-                self.state = "FAILED"
+                self._life.move("fail", reason)
                 return [Fail(f"the last {self.last_failure}")]
         stay = self._stay(epoch)
         return [*stay, *self._after_save(try_to_save=not final)]  # the last one is tried again when it is due
 
     def committed(self, worker: int, epoch: int) -> list[Command]:
         """A worker has committed the last epoch."""
-        if self.state != "FINISHING" or epoch != self.epoch:
+        if not self._life.move("committed" if epoch == self.epoch else "late answer"):
             return []
-        self._committing.discard(worker)
+        self._has_answered(self._committing, "committed", worker)
         if self._committing:
             return []
-        self.state = "ENDED"
+        self._life.move("end")
         return [End()]
 
     def replan(self, plan: Plan, placed: dict[int, int]) -> list[Command]:
@@ -507,8 +636,10 @@ class Coordinator:
         them, go back to it; the others send again what they have kept. To be asked for when an epoch has just
         completed, as what was done since is done again; nothing happens unless the job is running, nor when all of
         its tasks are at their end."""
-        if self.state != "RUNNING" or self._saving is not None or self._moving is not None or self.epoch == 0:
+        if not self._life.move("replan"):
             return []
+        if self._saving is not None or self._moving is not None or self.epoch == 0:
+            return []  # who wants another plan asks again when another epoch has completed
         if self._unreadable or self._all_finished or all(entry.finished for entry in self._entries.values()):
             return []
         kept = _same_chains(self.plan, plan)
@@ -551,6 +682,25 @@ class Coordinator:
 
     # ---------------------------------------------------------------------------------------------------------------
 
+    def _counts(self, event: Literal["acknowledged", "declined", "moved"], task: int, generation: int) -> bool:
+        """Whether what a task has said counts: not if the task has been made again since."""
+        current = task in self._tasks and generation == self._generations[task]
+        return self._life.move(event if current else "late word")
+
+    def _has_answered(self, awaited: set[int], event: CoordinatorEvent, worker: int) -> None:
+        """A worker of which an answer is awaited has given it."""
+        if worker not in awaited:
+            raise self._life.refusal(event, f"worker {worker} has answered before, or was not asked")
+        awaited.remove(worker)
+
+    def _written(self, event: Literal["saved", "not saved"], epoch: int) -> Manifest:
+        """The manifest of which it is told what has become of it; none is being written now."""
+        self._life.move(event)
+        manifest, self._saving = self._saving, None
+        if manifest is None or manifest.epoch != epoch:
+            raise self._life.refusal(event, f"no manifest of epoch {epoch} is being written")
+        return manifest
+
     @property
     def _all_finished(self) -> bool:
         return len(self._finished) == len(self._tasks)
@@ -570,7 +720,7 @@ class Coordinator:
         while times and times[0] <= now - self.options.restart_window_s:
             times.popleft()
         if self.options.interval_s is None or len(times) >= self.options.max_restarts:
-            self.state = "FAILED"
+            self._life.move("fail", reason)
             if self.options.interval_s is None or not self.options.max_restarts:
                 return [Fail(reason)]
             return [
@@ -582,14 +732,14 @@ class Coordinator:
             ]
         times.append(now)
         self.restarts += 1
-        return self._go_back(lost, dead, now, self._restart_backoff.failed())
+        return self._go_back(lost, dead, now, self._restart_backoff.failed(), reason)
 
-    def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float) -> list[Command]:
+    def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float, reason: str) -> list[Command]:
         """The lost tasks and all behind them go back to the last complete epoch."""
+        self._life.move("go back", reason)
         self._moving = None
         back = self._going_back | lost
         back = back.union(*(self._behind[task] for task in back))
-        self.state = "STARTING"
         self.generation += 1
         self._going_back = back
         self._making.clear()
@@ -613,8 +763,8 @@ class Coordinator:
         """The epoch at which tasks were to move is complete; nothing when they have ended by it."""
         ended = [number for number, entry in self._entries.items() if entry.finished]
         moved = self._elsewhere(placed, ended)
-        if self.state != "RUNNING" or not moved:
-            return []
+        if self.state is not _S.RUNNING or not moved:
+            return []  # the epoch was the job's last
         back = moved if moved <= parked else moved.union(*(self._behind[task] for task in moved))
         self.placed = {**self.placed, **{task: placed[task] for task in moved}}
         self._change = Change(self.plan, self.placed)
@@ -637,7 +787,7 @@ class Coordinator:
                 pending.entries.pop(task, None)
 
     def _make(self, after_s: float = 0.0) -> list[Command]:
-        self.state = "MAKING"
+        self._life.move("make")
         self.generation += 1
         self._making = set(self._workers)
         for task in self._going_back:
@@ -674,7 +824,7 @@ class Coordinator:
 
     def _try_to_save(self) -> list[Command]:
         """Write the manifest of the newest epoch that every task has acknowledged."""
-        if self.state != "RUNNING" or self._saving is not None:
+        if self.state is not _S.RUNNING or self._saving is not None:
             return []
         if self._all_finished:
             self.begun += 1
