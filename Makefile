@@ -2,6 +2,7 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
 	  $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # An editable install maps the modules that it found, so a new module (a changed folder) calls for it again.
 INSTALLED := $(shell find penstock/runtime/native -type f) $(shell find penstock -type d ! -name __pycache__) \
 	CMakeLists.txt pyproject.toml
@@ -16,26 +17,29 @@ ARGS ?=
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-setup: .venv/installed ## make .venv with everything pinned, and build the native core
+setup: .venv/installed .venv/tools ## make .venv with all tools and Spark, pinned, and build the native core
 
-.venv/packages: requirements/dev.txt
+.venv/packages: requirements/run.txt
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.10, 3.11 or 3.12 (Debian: apt-get install python3 python3-venv)"; exit 1; }
 	@command -v c++ >/dev/null || { echo "Penstock needs a C++ compiler (Debian: apt-get install g++ python3-dev)"; exit 1; }
-	@command -v java >/dev/null || echo "note: no Java found; the Spark bridge will need Java 17 (Debian: apt-get install openjdk-17-jre-headless)"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements/dev.txt
+	@test -d .venv || $(PYTHON) -m venv .venv
+	$(PIP) --no-compile -r requirements/run.txt
 	@touch $@
 
 .venv/installed: .venv/packages $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-	  --config-settings=cmake.define.CMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -e .
+	$(PIP) --no-build-isolation --no-deps --config-settings=cmake.define.CMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -e .
 	@touch $@
 
-.venv/bench: .venv/installed requirements/bench.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
+.venv/tools: .venv/packages requirements/dev.txt
+	@command -v java >/dev/null || echo "note: no Java found; the Spark bridge will need Java 17 (Debian: apt-get install openjdk-17-jre-headless)"
+	$(PIP) --no-compile -r requirements/dev.txt
 	@touch $@
 
-run: setup ## count the words of a real text, with live progress
+.venv/bench: .venv/installed .venv/tools requirements/bench.txt
+	$(PIP) -r requirements/bench.txt
+	@touch $@
+
+run: .venv/installed ## count the words of a real text, with live progress
 	$(BIN)/penstock run wordcount $(ARGS)
 
 test: setup lint ## lint, types and the whole test suite, in JOBS processes (3, as they mostly wait; 0: in one, which stops at --pdb)
@@ -85,7 +89,7 @@ states: setup ## write the diagrams of docs/states.md anew
 	$(BIN)/python -m tests.docs.states_page
 
 lock: ## pin requirements/*.in anew (needs uv)
-	for f in dev bench; do uv pip compile --universal --python-version 3.10 --no-emit-index-url --no-emit-find-links \
+	for f in run dev bench; do uv pip compile --universal --python-version 3.10 --no-emit-index-url --no-emit-find-links \
 	  --generate-hashes --custom-compile-command "make lock" requirements/$$f.in -o requirements/$$f.txt; done
 
 clean: ## remove .venv and everything built
