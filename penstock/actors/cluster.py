@@ -37,19 +37,33 @@ from ray._private import auto_init_hook  # noqa: E402, PLC2701 - no public name 
 from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
 
 from penstock.actors import reaper  # noqa: E402
-from penstock.actors.status import ENDED  # noqa: E402
 from penstock.runtime import standard_streams  # noqa: E402
 from penstock.runtime.errors import ClusterGone, JobNotFound, NoCluster, PenstockError  # noqa: E402
+from penstock.runtime.host.status import ENDED  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "penstock"
 
 
+_leaving = False  # this process is about to end, and Ray to disconnect
+
+
 @atexit.register  # behind Ray's own, so it is called before Ray disconnects
 def _stay_disconnected() -> None:
     """Threads that still wait for a job when this process ends must not connect to Ray again, or start a cluster."""
+    global _leaving  # noqa: PLW0603
+    _leaving = True
     auto_init_hook.enable_auto_connect = False
+
+
+def stop_at_exit() -> None:
+    """To be called by a thread of this package before it calls Ray: it stops here when the process is about to end.
+
+    Ray's native code ends the process at once, with exit code 1, when a thread calls it after it has disconnected.
+    """
+    if _leaving and threading.current_thread().daemon:
+        threading.Event().wait()  # for good: the process does not wait for daemon threads
 
 
 # Ray's object store carries control messages only here; its default of 30 % of memory would be reserved in /dev/shm.
@@ -111,6 +125,7 @@ class _Connection:
         silent_s = 0.0
         while True:
             _look_again.wait(_LOOK_S)
+            stop_at_exit()
             try:
                 if not self.current():
                     return
@@ -313,6 +328,7 @@ def get(reference: Any, timeout: float | None = None) -> Any:
         return ray.get(reference, timeout=timeout)
     left = timeout
     while True:
+        stop_at_exit()
         part = _SLICE_S if left is None else min(left, _SLICE_S)
         try:
             return ray.get(reference, timeout=part)

@@ -23,7 +23,6 @@ from penstock.actors.hangs import SilenceDetector
 from penstock.actors.job_master import JobEnd
 from penstock.actors.linger import Driver
 from penstock.actors.progress import Progress
-from penstock.actors.status import ENDED
 from penstock.placement.groups import release
 from penstock.runtime.errors import (
     ClusterGone,
@@ -34,6 +33,7 @@ from penstock.runtime.errors import (
     StoreError,
     shorten,
 )
+from penstock.runtime.host.status import ENDED
 from penstock.runtime.operators.windowing import late_words
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
@@ -377,6 +377,7 @@ class Job:
             with suppress(RayError):  # the JobMaster may end before its answer has left
                 ray.get(self._master.release.options(max_task_retries=0).remote(self._driver), timeout=_RELEASE_S)
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
+            cluster.stop_at_exit()
             gone = error if isinstance(error, ClusterGone) else cluster.lost()
             if end is not None:
                 missing = [channel for channel in self._channels if channel not in self._collected]
@@ -385,7 +386,8 @@ class Job:
                 end = JobEnd("FAILED", str(gone), kind="cluster")
             else:
                 end = JobEnd("FAILED", f"its JobMaster died: {self._why_it_died(error)}")
-                self._release_room()
+                if not isinstance(error, SystemExit):  # else there is no Ray any more to give it back to
+                    self._release_room()
             self._drained.set()
             for channel in self._channels:
                 self._collected.setdefault(channel, [])
@@ -406,6 +408,7 @@ class Job:
 
         def give_back() -> None:
             with suppress(Exception, SystemExit):  # the reservation, or Ray, may have gone already
+                cluster.stop_at_exit()
                 release(cluster.workers_group(self.name))
 
         giving = threading.Thread(target=give_back, name="penstock-release", daemon=True)
@@ -422,6 +425,7 @@ class Job:
         known = False  # a JobMaster that has never answered may not have started yet
         ping = self._ping()
         while not ray.wait([self._outcome], timeout=_PING_S)[0]:
+            cluster.stop_at_exit()
             cluster.check()
             answered = bool(ray.wait([ping], timeout=0)[0])
             if answered:

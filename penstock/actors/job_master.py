@@ -37,7 +37,6 @@ from penstock.actors.linger import Driver, Drivers
 from penstock.actors.links import AllWorkers, Link, PendingAnswers
 from penstock.actors.notes import Notes
 from penstock.actors.resequencer import Resequencer
-from penstock.actors.status import ENDED, State, StatusBuilder
 from penstock.actors.store_keeper import SAVEPOINT, StoreKeeper
 from penstock.actors.worker import Outcome, Report, Worker, WorkerOptions
 from penstock.placement.groups import NotPlaced, PlacingCancelled
@@ -64,6 +63,7 @@ from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQ
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
+from penstock.runtime.host.status import ENDED, State, StatusBuilder
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.records.codec import decode

@@ -75,7 +75,8 @@ class Program:
         for line in self.process.stdout:
             if line.startswith(word + " "):
                 return line.removeprefix(word + " ").strip()
-        raise AssertionError(f"the program ended ({self.process.wait()}) and did not say {word!r}")
+        errors = self.process.stderr.read() if self.process.stderr is not None else ""
+        raise AssertionError(f"the program ended ({self.process.wait()}) and did not say {word!r}\n{errors}")
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_a_program_that_does_not_wait_is_told_what_it_loses(cluster: str, progra
     # Its limit is a day: what cannot fit is not waited for.
     assert "100 x 1 = 100 CPUs on one node" in forgetful.says("error")
     _, said = forgetful.process.communicate()
-    assert forgetful.process.returncode == 0
+    assert forgetful.process.returncode == 0, said
     (line,) = (line for line in said.splitlines() if line.startswith("penstock:"))
     assert "this program ends while its job 'forgotten' is RUNNING" in line
     assert "job.wait()" in line

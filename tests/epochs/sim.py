@@ -1,27 +1,26 @@
-"""A job's workers, its coordinator and its store in one thread, with faults that a seed decides.
+"""A job's workers, its JobHost and its store in one thread, with faults that a seed decides.
 
-Tasks, channels, run loops, the participants and the coordinator are the real ones. Simulated are the network between
-workers (inboxes of limited room; what one process sends to another keeps its order, but anything may pass what others
-send), the messages between coordinator and workers, the time, the store, the sinks' database, processes and their
-deaths. A worker dies between any two steps, and with it its inbox, what it had still to write, and the last of what it
-had sent; what it had told the coordinator may arrive after its death. When the coordinator dies all workers die.
+Tasks, channels, run loops, the participants, the JobHost and the coordinator in it are the real ones. Simulated are the
+network between workers (inboxes of limited room; what one process sends to another keeps its order, but anything may
+pass what others send), the messages between JobHost and workers, the time, the store, the sinks' database, processes
+and their deaths. A worker dies between any two steps, and with it its inbox, what it had still to write, and the last
+of what it had sent; what it had told the JobHost may arrive after its death. When the JobHost dies all workers die.
 
-A worker, or the coordinator, may be paused: it does nothing for a while, and what others send it waits; what it had
+A worker, or the JobHost, may be paused: it does nothing for a while, and what others send it waits; what it had
 told may arrive meanwhile. A worker that is dead to all others may wake up later and go on for a moment, with the
 inboxes that it knew: it processes, writes to sinks and saves snapshots, but does no more of what it was told.
 
     cluster = EpochCluster(epoch_flow(7), 7, faults_of(7))
     cluster.run()          # raises what a check found (tests/epochs/checks.py), or Stuck
 
-What hosts a coordinator must do beyond obeying it (pass over events of dead processes, not send a Make that is out of
-date, go on with numbers that no earlier life has used) is done here as the JobMaster must do it.
+The cluster is a carrier of the JobHost, as the JobMaster is: it starts and kills processes, carries calls and their
+answers, and writes manifests. It decides nothing that the JobHost decides.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -38,15 +37,16 @@ from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
 from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet, Participant
-from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.snapshot import worth_compacting
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, SnapshotDamaged, StoreUnreachable
+from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreUnreachable
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.output_cache import OutputCaches
+from penstock.runtime.host import commands as host_commands
+from penstock.runtime.host.job_host import Found, HostOptions, JobHost
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
-from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.worker.run_loop import RunLoop
@@ -297,7 +297,7 @@ class MemoryStore(Store):
 
     def wipe(self) -> str:
         """Remove everything."""
-        self.ruined.update(self.disk.files)
+        self.ruined.update(self.disk.files, self.written)  # of some only the copy was left
         self.disk.files.clear()
         return "remove all"
 
@@ -365,7 +365,7 @@ class Faults:
 
 #: When a worker is likely to die where `Faults.moments` says so: a manifest is being written, an epoch is committed,
 #: the last epoch is written or committed, tasks are taken out, made, or joined.
-MOMENTS = ("save", "commit", "final", "cut", "make", "join")
+MOMENTS = ("save", "complete", "final", "cut", "make", "join")
 
 NONE = Faults(kills=0)
 
@@ -447,8 +447,9 @@ class _Inbox:
 class _Ends(Transport):
     """One process's end of the network."""
 
-    def __init__(self, cluster: EpochCluster, life: int, inbox: _Inbox) -> None:
-        self._inboxes = cluster.inboxes
+    def __init__(self, cluster: EpochCluster, worker: int, life: int, inbox: _Inbox) -> None:
+        self._at = cluster.inboxes  # by address
+        self._inboxes: dict[int, _Inbox] = {worker: inbox}  # by worker: those that this process has connected to
         self._rng = cluster.rng
         self._mixed = cluster.faults.mixed
         self.stalled: dict[int, int] = {}  # how often to look away from what a process has sent
@@ -507,9 +508,15 @@ class _Ends(Transport):
         self.stalled.clear()
         return messages
 
-    def keep_inboxes(self) -> None:
-        """Know no later ones."""
-        self._inboxes = dict(self._inboxes)
+    def connect(self, addresses: dict[int, str]) -> None:
+        """Send to these workers at these addresses from now on."""
+        for worker, address in addresses.items():
+            self._inboxes[worker] = self._at[address]
+
+    def drop(self, workers: Iterable[int]) -> None:
+        """Send nothing more to these workers, which have died."""
+        for worker in workers:
+            self._inboxes.pop(worker, None)
 
     def wake(self) -> None:
         """Nobody sleeps."""
@@ -520,7 +527,15 @@ class _Ends(Transport):
 
 # --- the cluster ---------------------------------------------------------------------------------------------------
 
-Event = Callable[[], list[protocol.Command]]
+Event = Callable[[], list[host_commands.HostCommand]]
+
+
+class Refused(PenstockError):
+    """What a worker says that could not do what it was called for."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error = error
 
 
 @dataclass(eq=False)
@@ -528,6 +543,7 @@ class Process:
     """One life of a worker."""
 
     worker: int
+    incarnation: int
     life: int
     loop: RunLoop
     participant: Participant
@@ -536,10 +552,11 @@ class Process:
     transport: _Ends
     slow: float
     alive: bool = True
+    ready: bool = False  # the JobHost knows of it
     paused_until: float = 0.0
     work: deque[Callable[[], bool]] = field(default_factory=deque)  # snapshots to be written
-    commands: deque[protocol.Command] = field(default_factory=deque)  # on their way to it
-    answers: deque[Event] = field(default_factory=deque)  # to commands, on their way from it
+    commands: deque[host_commands.Call] = field(default_factory=deque)  # on their way to it
+    answers: deque[Event] = field(default_factory=deque)  # to calls, on their way from it
     said: deque[Event] = field(default_factory=deque)  # of snapshots, on their way from it
 
     def told(self) -> list[deque[Event]]:
@@ -587,6 +604,10 @@ class _Bridge(Bridge):
         return future
 
 
+def _whose(process: Process, call: host_commands.Call) -> tuple[int, int, int]:
+    return process.worker, process.incarnation, call.number
+
+
 class EpochCluster:
     """See the module's docstring."""
 
@@ -606,17 +627,15 @@ class EpochCluster:
             if isinstance(operator, Write):
                 operator.sink = Transactions(operator.sink.channel or operator.name, self.outside)
                 self.sinks.append(operator.sink)
-        self.plan: Plan = made.flow.plan(faults.workers)
-        self.first_plan = self.plan
-        self.store = MemoryStore(faults, self.rng, len(self.plan.tasks), self.plan.name)
+        self.first_plan: Plan = made.flow.plan(faults.workers)
+        self.store = MemoryStore(faults, self.rng, len(self.first_plan.tasks), self.first_plan.name)
         self.outside.complete = self.store.manifests.__contains__
         chosen = list(range(faults.workers))
         if not faults.spread:
             chosen = self.rng.sample(chosen, self.rng.randrange(1, faults.workers + 1))
         self.chosen = chosen
-        self.placed: dict[int, int] = {}
-        self._place()
-        self.inboxes: dict[int, _Inbox] = {}
+        self.last_placed: dict[int, int] = {}
+        self.inboxes: dict[str, _Inbox] = {}  # by address
         self.processes: dict[int, Process] = {}
         self.live: list[Process] = []
         self._all: list[Process] = []  # dead ones too
@@ -633,18 +652,20 @@ class EpochCluster:
         self.wipes = faults.wipes
         self.rescales = faults.rescales
         self.migrations = faults.migrations
-        self.asked: tuple[str, int, int | None] | None = (
-            None  # rescale: operator, parallelism, once this epoch is there
-        )
-        self.parallelism: dict[str, int] = {}  # what operators were rescaled to
+        self.asked: dict[int, str] = {}  # rescales that have not begun: request, operator
+        self.requests = 0  # of drivers
+        self.replies: dict[int, Exception | None] = {}
+        self.remembered: tuple[Plan, dict[int, int]] | None = None  # a plan and a placement that were so once
         self.timers: list[tuple[float, int, bool, Callable[[], Any]]] = []  # when, number, the master's, what
         self.numbers = 0
         self.idle = 0
         self.progress = 0  # the last step in which there was any
         self.stopping = False
         self.over = False
+        self.failed = False  # nothing was left of the job to go on from
         self.due: float | None = None
-        self.coordinator: Coordinator
+        self.host: JobHost
+        self._looked_at = self.first_plan  # the plan that the checks know
         self.checks = Checks(self)
         self._new_master()
 
@@ -656,6 +677,21 @@ class EpochCluster:
 
     def _wall(self) -> float:
         return self.now
+
+    @property
+    def plan(self) -> Plan:
+        """The job's present plan."""
+        return self.host.plan if hasattr(self, "host") else self.first_plan
+
+    @property
+    def placed(self) -> dict[int, int]:
+        """The worker of each task."""
+        return self.host.placed
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The coordinator of the present JobHost."""
+        return self.host.coordinator
 
     def _new_master(self) -> None:
         faults = self.faults
@@ -670,28 +706,58 @@ class EpochCluster:
         manifest = self._older(None)
         if manifests and (manifest is None or manifest.epoch < max(manifests)):
             self._passed_over()
+        if manifests and manifest is None:  # from the beginning the job would write again what its sinks have committed
+            self._fails("no epoch is left for another master")
+            return
         self.masters += 1
-        self.asked = None
-        changed = self._plan_again(manifest)
-        self.coordinator = Coordinator(self.plan, self.placed, faults.workers, options, manifest, changed=changed)
+        self.asked.clear()
+        self.remembered = None
+        self.host = JobHost(
+            self.first_plan,
+            HostOptions(faults.workers, options, has_store=True, flow=self.made.flow),
+            self,
+            Found(manifest, None, max(manifests, default=0)),
+            # What an earlier life has made may still be about: no number may be used again.
+            earlier=1000 * self.masters if self.masters > 1 else 0,
+            decided=self._decided,
+        )
+        self._looked_at = self.plan
         self.keeper = StoreKeeper(self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False)
         if manifest is not None:
+            self.store.forget_after(manifest.epoch)
             self.keeper.go_on_from(manifest)
-        # What an earlier life has made may still be about: no number may be used again.
-        self.coordinator.begun = max(manifests, default=0)
-        self.coordinator.generation += 1000 * (self.masters - 1)
         self.checks.new_master()
-        self._do(self.coordinator.start())
+        if self.stopping:  # the job's notes say so, whoever has died meanwhile
+            self._do(self.host.stop(self.now))
+        self._do(self.host.start(self.now))
 
-    def _plan_again(self, manifest: Manifest | None) -> bool:
-        """A new master plans anew, with what a manifest says; whether its tasks are others than the manifest's."""
-        self.plan, self.parallelism = self.first_plan, {}
-        if manifest is not None:
-            self.parallelism = json.loads(str(manifest.extra["parallelism"]))
-            for operator, parallelism in self.parallelism.items():
-                self.plan = self._rescaled(operator, parallelism)
-        self._place()
-        return manifest is not None and not same_tasks(self.plan, manifest.tasks)
+    def _fails(self, reason: str) -> None:
+        """The job ends because nothing is left to go on from, which must be so."""
+        assert self.store.ruined, reason
+        assert self._older(None) is None, f"the job fails ({reason}), and epoch {self._older(None)} can be read"
+        self.counts["jobs that nothing is left of"] += 1
+        self.failed = self.over = True
+
+    # --- placement, for the JobHost ------------------------------------------------------------------------------
+
+    def first(self, plan: Plan) -> dict[int, int]:
+        """Tasks that there were stay where they are."""
+        return self.grown(plan, self.last_placed)
+
+    def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
+        """Tasks that there were stay where they are, others go anywhere."""
+        placed = {}
+        for task in plan.tasks:
+            worker = before.get(task.number)
+            placed[task.number] = self.rng.choice(self.chosen) if worker is None else worker
+        self.last_placed = placed
+        return placed
+
+    def moved(self, tasks: int) -> None:
+        """Nothing is kept that this changes."""
+
+    def forget(self) -> None:
+        """Nothing is kept that this changes."""
 
     def _older(self, than: int | None) -> Manifest | None:
         """The newest epoch that can be used."""
@@ -705,76 +771,94 @@ class EpochCluster:
         self.checks.passed_over()
         self.counts["fall-backs"] += 1
 
-    def _do(self, commands: list[protocol.Command]) -> None:
+    def _decided(self, command: protocol.Command) -> None:
+        """The coordinator has given a command, which the JobHost is about to carry out."""
+        if not isinstance(command, protocol.Trigger | protocol.Save | protocol.Complete):
+            self.progress = self.steps
+        self.story.append((self.now, command))
+        if self.host.plan is not self._looked_at:
+            operator = self.asked.pop(self.host._requests.rescaling[-1])
+            self.counts["rescales"] += 1
+            self.checks.replanned(self._looked_at, self.host.plan, operator)
+            self._looked_at = self.host.plan
+        if isinstance(command, protocol.Trigger) and command.parking:
+            moving = self.coordinator._moving
+            assert moving is not None
+            self.story.append((self.now, f"MIGRATE {moving[1]}"))
+            self.counts["migrations"] += 1
+            self.checks.to_move(moving[1])
+        if isinstance(command, protocol.FallBack):
+            manifest = self.store.manifests[command.epoch]
+            assert not self.store.whole(manifest), f"epoch {command.epoch} is not damaged: {command.reason}"
+            blobs = {blob.name for blob in manifest.blobs()}
+            assert blobs & self.store.ruined, f"epoch {command.epoch} need not be lost: {command.reason}"
+            self._passed_over()
+        self.checks.command(command)
+        if isinstance(command, protocol.End):
+            while self.woken:
+                self._end(self.woken.pop())
+            self.checks.end()
+
+    def _do(self, commands: list[host_commands.HostCommand]) -> None:
+        """Carry out what the JobHost commands."""
+        said: set[str] = set()
         for command in commands:
-            if not isinstance(command, protocol.Trigger | protocol.Save | protocol.Complete):
-                self.progress = self.steps
-            self.story.append((self.now, command))
-            self.checks.command(command)
-            if isinstance(command, protocol.Start):
-                self._after(command.after_s + self.rng.random() * 0.02, lambda w=command.worker: self._start(w))
-            elif isinstance(command, protocol.Save):
+            if isinstance(command, host_commands.Call):
+                if command.method not in said:
+                    said.add(command.method)
+                    self._moment(command.method, command.method == "complete" and command.arguments[0].final)
+                process = self.processes.get(command.worker)
+                if process is not None and process.incarnation == command.incarnation:
+                    process.commands.append(command)
+            elif isinstance(command, host_commands.StartProcess):
+                self._start_later(command)
+            elif isinstance(command, host_commands.SaveManifest):
                 self._moment("save", command.manifest.final)
                 self._after(self.rng.random() * 0.005, lambda m=command.manifest: self._save(m))
-            elif isinstance(command, protocol.End):
-                while self.woken:
-                    self._end(self.woken.pop())
-                self.checks.end()
-                self.over = True
-                for process in self.live:
-                    process.participant.end()
-            elif isinstance(command, protocol.FallBack):
-                manifest = self.store.manifests[command.epoch]
-                assert not self.store.whole(manifest), f"epoch {command.epoch} is not damaged: {command.reason}"
-                blobs = {blob.name for blob in manifest.blobs()}
-                assert blobs & self.store.ruined, f"epoch {command.epoch} need not be lost: {command.reason}"
-                self._passed_over()
-                self._after(self.rng.random() * 0.01, lambda e=command.epoch: self._rewind(e))
-            elif isinstance(command, protocol.Fail):
-                raise AssertionError(f"the job failed: {command.reason}")
-            elif isinstance(command, protocol.BuildTasks) and command.after_s:
-                self._change(command)
-                self._after(command.after_s, lambda c=command: self._make(c))
+            elif isinstance(command, host_commands.FindOlder):
+                self._after(self.rng.random() * 0.01, lambda c=command: self._find_older(c))
+            elif isinstance(command, host_commands.UndoSinkRecords | host_commands.CommitSinkRecords):
+                pass  # the sinks of these flows send no records to the master
+            elif isinstance(command, host_commands.MakeRoom):
+                self.counts["times that room was wanted"] += 1
+            elif isinstance(command, host_commands.Reply):
+                assert command.request not in self.replies, f"request {command.request} is answered twice"
+                self.replies[command.request] = command.error
+                self.asked.pop(command.request, None)
+            elif isinstance(command, host_commands.TellAll):
+                assert command.what == "stop"
+                self._tell_to_stop()
             else:
-                self._change(command)
-                self._tell(command)
-        self.due = self.coordinator.due()
+                assert isinstance(command, host_commands.EndJob), f"{command} of a job in which nothing hangs"
+                assert command == commands[-1], f"{commands[-1]} after the job's end"
+                self._ended(command.end)
+        self.due = self.host.due()
 
-    def _change(self, command: protocol.Command) -> None:
-        if isinstance(command, protocol.BuildTasks) and command.change is not None:
-            self.placed = dict(command.change.placed)
-
-    def _tell(self, command: protocol.Command) -> None:
-        if isinstance(command, protocol.Complete):
-            self._moment("commit", command.final)
-        else:
-            self._moment(type(command).__name__.lower(), False)
-        for process in self.live:
-            process.commands.append(command)
-
-    def _make(self, command: protocol.BuildTasks) -> None:
-        if command.generation == self.coordinator.generation:
-            self._tell(command)
-
-    def _rewind(self, epoch: int) -> None:
-        if any(process.commands for process in self.live):
-            # A sink's task that there is no more must not commit what others have undone: what it was told to commit
-            # comes first. In a job it does, as the JobMaster lets nobody make tasks before all have answered the cut.
-            self._after(self.rng.random() * 0.001, lambda: self._rewind(epoch))
+    def _ended(self, end: host_commands.JobEnd) -> None:
+        if end.state == "FAILED" and "no older epoch" in (end.error or ""):
+            self._fails(str(end.error))
             return
-        manifest = self._older(epoch)
+        assert end.state == "FINISHED", f"the job ended: {end}"
+        assert self.coordinator.state == "ENDED", f"finished, and the coordinator is {self.coordinator.state}"
+        self.over = True
+
+    def _start_later(self, command: host_commands.StartProcess) -> None:
+        self._after(self.rng.random() * 0.02, lambda: self._start(command))
+
+    def _find_older(self, command: host_commands.FindOlder) -> None:
+        manifest = self._older(command.epoch)
         if manifest is not None:
+            self.store.forget_after(manifest.epoch)
             self.keeper.go_on_from(manifest)
-        self._do(self.coordinator.rewind(manifest, self.now))
+        self._do(self.host.found_older(manifest, command, self.now))
 
     def _save(self, manifest: Manifest) -> None:
-        manifest.extra["parallelism"] = json.dumps(self.parallelism)
         try:
             self.keeper.check(manifest)
             written = self.store.take(manifest)
         except SnapshotDamaged as error:
             self.counts["epochs that build on what is lost"] += 1
-            self._do(self.coordinator.not_saved(manifest.epoch, str(error)))
+            self._do(self.host.not_saved(manifest.epoch, str(error), self.now))
             return
         except StoreUnreachable:
             # It may be there, so nobody may go back to an older epoch: it is written until that is known.
@@ -783,7 +867,7 @@ class EpochCluster:
             return
         if not written:
             self.counts["lost manifests"] += 1
-            self._do(self.coordinator.not_saved(manifest.epoch, "no"))
+            self._do(self.host.not_saved(manifest.epoch, "no", self.now))
             return
         self.checks.written(manifest)
         self.keeper.saved(manifest)
@@ -791,7 +875,7 @@ class EpochCluster:
         if self.master_kills and self.rng.random() < 0.1:
             self._kill_master()
             return
-        self._do(self.coordinator.saved(manifest.epoch))
+        self._do(self.host.saved(manifest.epoch, self.now))
 
     def _tidy(self, manifest: Manifest) -> None:
         """Sometimes delete what no epoch needs any more, and put snapshots together; the coordinator hears of that some
@@ -809,7 +893,7 @@ class EpochCluster:
     def _merged(self, task: int, old: list[Blob], new: Blob) -> None:
         def replace_chain() -> None:
             self.counts["snapshots put together"] += len(old)
-            self.coordinator.replace_chain(task, old, new)
+            self._do(self.host.replaced(task, old, new, self.now))
 
         self.checks.merged(old[-1].name, new.name)
         self._after(self.disk.random() * 0.02, replace_chain)
@@ -829,76 +913,49 @@ class EpochCluster:
         copied = {exchange.target for exchange in plan.exchanges if isinstance(exchange.grouping, All)}
         names = [operator.name for chain in plan.chains if chain.index not in copied for operator in chain.operators]
         if names:
-            self.asked = (self.rng.choice(names), self.rng.randrange(1, 5), None)
-            self.story.append((self.now, f"RESCALE {self.asked[:2]}"))
+            self.rescale(self.rng.choice(names), self.rng.randrange(1, 5))
+
+    def rescale(self, operator: str, parallelism: int) -> int:
+        """A driver asks for another number of tasks. Returns the number of the request."""
+        self.requests += 1
+        self.asked[self.requests] = operator
+        self.story.append((self.now, f"RESCALE {operator} to {parallelism}"))
+        self._do(self.host.rescale(self.requests, operator, parallelism, self.now))
+        return self.requests
 
     def _migrate(self) -> None:
-        """Somebody wants some tasks to run elsewhere."""
-        placed = dict(self.placed)
-        for task in self.rng.sample(sorted(placed), self.rng.randrange(1, min(3, len(placed)) + 1)):
-            placed[task] = self.rng.randrange(self.faults.workers)
-        commands = self.coordinator.migrate(placed, self.now)
-        if commands:
-            self.migrations -= 1
-            self.story.append((self.now, f"MIGRATE {placed}"))
-            self.checks.to_move(placed)
-            self._do(commands)
-
-    def _rescaled(self, operator: str, parallelism: int) -> Plan:
-        if parallelism > 1 and fused_by_key(self.plan, operator):
-            flow = self.made.flow
-            return replanned(flow.graph, self.plan, operator, parallelism, flow.chaining)
-        return rescaled(self.plan, operator, parallelism)
-
-    def _place(self) -> None:
-        """Tasks that there were stay where they are."""
-        placed = {}
-        for task in self.plan.tasks:
-            worker = self.placed.get(task.number)
-            placed[task.number] = self.rng.choice(self.chosen) if worker is None else worker
-        self.placed = placed
-
-    def _serve(self) -> None:
-        """Rescale at an epoch that was begun after it was asked for."""
-        assert self.asked is not None
-        operator, parallelism, epoch = self.asked
-        master = self.coordinator
-        if master.state != "RUNNING":
+        """Somebody wants some tasks to run elsewhere: a driver, or whoever has measured the traffic, perhaps of a plan
+        or a placement that is not the job's any more."""
+        self.migrations -= 1
+        plan, placed = self.plan, dict(self.placed)
+        measured = self.rng.random() < 0.5
+        if measured and self.remembered is not None and self.rng.random() < 0.5:
+            plan, placed = self.remembered
+        self.remembered = (self.plan, dict(self.placed))
+        wanted = dict(placed)
+        for task in self.rng.sample(sorted(wanted), self.rng.randrange(1, min(3, len(wanted)) + 1)):
+            wanted[task] = self.rng.randrange(self.faults.workers)
+        if measured:
+            self._do(self.host.better_placed(plan, placed, wanted, self.now))
             return
-        if epoch is None:
-            begun = master.begin(self.now)
-            self.asked = (operator, parallelism, master.begun)
-            self._do(begun)
-        elif master.epoch >= epoch:
-            self.asked = None
-            before, placed = self.plan, self.placed
-            try:
-                self.plan = self._rescaled(operator, parallelism)
-            except FlowError:  # a forward to others
-                return
-            if self.plan is before:
-                return
-            self._place()
-            commands = master.replan(self.plan, self.placed)
-            if not commands:
-                self.plan, self.placed = before, placed
-                self.asked = (operator, parallelism, None)
-                return
-            self.counts["rescales"] += 1
-            self.parallelism[operator] = parallelism
-            self.checks.replanned(before, self.plan, operator)
-            self._do(commands)
+        names = {plan.task_name(plan.by_number[task]): worker for task, worker in wanted.items()}
+        self.requests += 1
+        self._do(self.host.migrate(self.requests, names, self.now))
 
     # --- processes -----------------------------------------------------------------------------------------------
 
-    def _start(self, worker: int) -> None:
+    def _start(self, command: host_commands.StartProcess) -> None:
+        worker, incarnation = command.worker, command.incarnation
         if self.faults.stillborn and self.rng.random() < self.faults.stillborn:
             self.counts["stillborn"] += 1
-            self._lost(worker)
+            self.checks.lost(worker)
+            self._do(self.host.process_not_started(worker, incarnation, "it is stillborn", self.now))
             return
+        assert worker not in self.processes, f"worker {worker} is started twice"
         self.lives += 1
-        inbox = self.inboxes[worker] = _Inbox(self.faults.capacity)
-        transport = _Ends(self, self.lives, inbox)
+        address = f"{worker}/{self.lives}"
+        inbox = self.inboxes[address] = _Inbox(self.faults.capacity)
+        transport = _Ends(self, worker, self.lives, inbox)
         output_caches = OutputCaches(
             self.faults.memory_bytes, self.faults.disk_bytes, "/dev/shm"
         )  # quicker to open than a disk
@@ -907,7 +964,7 @@ class EpochCluster:
 
         def send(event: EpochReport) -> None:
             if process.alive:
-                process.said.append(lambda: self._event(event))
+                process.said.append(lambda: self._event(process, event))
 
         def later(work: Callable[[], bool]) -> None:
             process.work.append(work)
@@ -917,10 +974,10 @@ class EpochCluster:
                 checks.snapshot(process, snapshot)
             participant.on_snapshot(snapshot)
 
-        participant = Participant(self.store, self.plan.key_groups, send, later)  # type: ignore[arg-type]
+        participant = Participant(self.store, command.plan.key_groups, send, later)  # type: ignore[arg-type]
         wiring = Wiring(
-            self.plan,
-            self.placed,
+            command.plan,
+            command.placed,
             worker,
             transport,
             clock=self.clock,
@@ -933,73 +990,82 @@ class EpochCluster:
         )
         participant.loop = RunLoop(wiring, transport, self.clock)
         slow = self.faults.slow[worker] if worker < len(self.faults.slow) else 0.0
-        process = Process(worker, self.lives, participant.loop, participant, output_caches, inbox, transport, slow)
+        loop, life = participant.loop, self.lives
+        process = Process(worker, incarnation, life, loop, participant, output_caches, inbox, transport, slow)
         self.processes[worker] = process
         self._all.append(process)
         self._look_who_lives()
         if self.stopping:
             participant.loop.stop()
-        process.answers.append(lambda: self.coordinator.started(worker) if process.alive else [])
+        info = {"index": worker, "pid": self.lives, "node_id": "", "address": address}
+
+        def ready() -> list[host_commands.HostCommand]:
+            if not process.alive:  # whoever starts processes tells of this death
+                return []
+            process.ready = True
+            return self.host.process_ready(worker, incarnation, info, self.now)
+
+        process.answers.append(ready)
 
     def _look_who_lives(self) -> None:
         self.live = [self.processes[worker] for worker in sorted(self.processes)]
 
-    def _event(self, event: EpochReport) -> list[protocol.Command]:
+    def _event(self, process: Process, event: EpochReport) -> list[host_commands.HostCommand]:
         self.story.append((self.now, event))
-        master = self.coordinator
         if isinstance(event, Declined):
             self.counts["declined"] += 1
-            return master.declined(event.task, event.generation, event.epoch, event.reason)
-        if isinstance(event, NoLongerQuiet):
-            master.moved(event.task, event.generation)
-            return []
-        self.checks.acknowledged(event)
-        return master.acknowledged(
-            event.task,
-            event.generation,
-            event.epoch,
-            finished=event.finished,
-            whole=event.whole,
-            blob=event.blob,
-            quiet=event.quiet,
-            parked=event.parked,
-        )
+        elif not isinstance(event, NoLongerQuiet):
+            self.checks.acknowledged(event)
+        return self.host.said(process.worker, process.incarnation, event, self.now)
 
-    def _command(self, process: Process, command: protocol.Command) -> None:
-        participant, worker = process.participant, process.worker
-        before = dict(process.loop.wiring.tasks)
-        if isinstance(command, protocol.Trigger):
-            if command.parking:
-                participant.park(command.epoch, command.parking)
-            future = participant.trigger(command.epoch)
-        elif isinstance(command, protocol.Unpark):
+    def _command(self, process: Process, call: host_commands.Call) -> None:
+        """A process does what it is called for."""
+        participant, transport, loop = process.participant, process.transport, process.loop
+        before = dict(loop.wiring.tasks)
+        command = call.arguments[0] if call.arguments else None
+        answer: Any = None
+        if call.method == "trigger":
+            epoch, parking = call.arguments
+            if parking:
+                participant.park(epoch, parking)
+            future = participant.trigger(epoch)
+        elif call.method == "unpark":
             future = participant.unpark()
-        elif isinstance(command, protocol.SaveWholeState):
+        elif call.method == "rewrite":
             future = participant.rewrite(command)
-        elif isinstance(command, protocol.Complete):
+        elif call.method == "complete":
             future = participant.complete(command)
-        elif isinstance(command, protocol.RemoveTasks):
+            answer = process.inbox.capacity
+        elif call.method == "cut":
+            transport.drop(call.arguments[1])
             future = participant.cut(command)
-        elif isinstance(command, protocol.ConnectTasks):
+            answer = {"address": f"{process.worker}/{process.life}", "rings": {}}
+        elif call.method == "join":
             future = participant.join(command)
+        elif call.method == "end":
+            future = participant.end()
         else:
-            assert isinstance(command, protocol.BuildTasks)
+            assert call.method == "make"
+            command, addresses, _ = call.arguments
+            transport.connect(addresses)
             try:
                 future = participant.make(command)
             except (StoreUnreachable, SnapshotDamaged) as error:
-                reason, damaged = str(error), isinstance(error, SnapshotDamaged)
-                process.answers.append(
-                    lambda: self.coordinator.not_made(worker, command.generation, reason, damaged, self.now)
-                )
+                refused = Refused(error)
+                self._answer(process, lambda: self.host.refused(*_whose(process, call), refused, self.now))
                 return
-        process.loop.do_calls()
+        loop.do_calls()
         future.result(0)
-        if isinstance(command, protocol.BuildTasks):
+        if call.method == "make":
             self.checks.made(process, command)
-            process.answers.append(lambda: self.coordinator.made(worker, command.generation, self.now))
-        elif isinstance(command, protocol.Complete) and command.final:
-            process.answers.append(lambda: self.coordinator.committed(worker, command.epoch))
+        self._answer(process, lambda: self.host.answered(*_whose(process, call), answer, self.now))
+        if call.method == "end":
+            ended = lambda: self.host.run_ended(process.worker, process.incarnation, None, None, self.now)
+            self._answer(process, ended)
         self.checks.others_stay(process, command, before)
+
+    def _answer(self, process: Process, event: Event) -> None:
+        process.answers.append(event)
 
     # --- faults --------------------------------------------------------------------------------------------------
 
@@ -1030,7 +1096,7 @@ class EpochCluster:
                 queue.pop()
         if process.answers or process.said:
             self.late.append(process)
-        self._after(rng.random() * 0.02, lambda: self._lost(process.worker))
+        self._after(rng.random() * 0.02, lambda: self._lost(process))
 
     def _die(self, process: Process) -> None:
         """A process is dead to all others."""
@@ -1039,7 +1105,6 @@ class EpochCluster:
         self._look_who_lives()
         if self.faults.wakes and self.rng.random() < self.faults.wakes:
             # Until it has ended it knows the inboxes that there are now, and no later ones.
-            process.transport.keep_inboxes()
             process.paused_until = self.now + self.rng.random() ** 2 * self.faults.pause_s
             self.woken.append(process)
         else:
@@ -1098,9 +1163,14 @@ class EpochCluster:
     def _master_paused(self) -> bool:
         return self.master_paused_until > self.now
 
-    def _lost(self, worker: int) -> None:
-        self.checks.lost(worker)
-        self._do(self.coordinator.worker_lost(worker, self.now))
+    def _lost(self, process: Process) -> None:
+        """The death of a process is noticed."""
+        self.checks.lost(process.worker)
+        worker, incarnation, reason = process.worker, process.incarnation, "it was killed"
+        if process.ready:
+            self._do(self.host.process_died(worker, incarnation, reason, None, None, self.now))
+        else:
+            self._do(self.host.process_not_started(worker, incarnation, reason, self.now))
 
     def _kill_master(self) -> None:
         self.master_kills = max(0, self.master_kills - 1)  # a test may do it beside those of its seed
@@ -1118,7 +1188,7 @@ class EpochCluster:
         self.story.append((self.now, "STOP"))
         self.counts["stops"] += 1
         self.stopping = True
-        self._tell_to_stop()
+        self._do(self.host.stop(self.now))
 
     def _tell_to_stop(self) -> None:
         """Who is paused hears of it when it wakes up."""
@@ -1151,6 +1221,8 @@ class EpochCluster:
 
     def check(self) -> None:
         """The outcome."""
+        if self.failed:
+            return
         outputs = self.outside.records()
         if self.stopping:
             self.checks.stopped(outputs)
@@ -1220,15 +1292,13 @@ class EpochCluster:
                 self._wipe()
             if masters and faults.looks and disk() < 50 * faults.looks:
                 self._look()
-            if masters and self.rescales and self.asked is None and random_() < 50 * faults.rescale_rate:
+            if masters and self.rescales and len(self.asked) < 2 and random_() < 50 * faults.rescale_rate:
                 self._ask()
             if masters and self.migrations and random_() < 50 * faults.migration_rate:
                 self._migrate()
             if faults.diversions and random_() < 50 * faults.diversions:
                 self._divert()
         paused = self._master_paused()
-        if self.asked is not None and not paused:
-            self._serve()
         if self.timers and self.timers[0][0] <= self.now:
             _, number, masters, action = heapq.heappop(self.timers)
             if paused and masters:
@@ -1237,7 +1307,7 @@ class EpochCluster:
                 action()
             return
         if self.due is not None and self.now >= self.due and not paused:
-            self._do(self.coordinator.tick(self.now))
+            self._do(self.host.tick(self.now))
             return
         if faults.stop_at is not None and not self.stopping and self.now >= 1.0 + faults.stop_at:
             self._stop()
@@ -1440,8 +1510,8 @@ class EpochCluster:
     def _say_lost(self, names: frozenset[str], reason: str) -> None:
         self.counts["losses told"] += 1
         self.store.may_be_lost(names)
-        commands = self.coordinator.lost(names, reason, self.now)
-        self.counts["rewrites"] += any(isinstance(command, protocol.SaveWholeState) for command in commands)
+        commands = self.host.lost(names, reason, self.now)
+        self.counts["rewrites"] += any(getattr(command, "method", None) == "rewrite" for command in commands)
         self._do(commands)
 
     # --- telling -------------------------------------------------------------------------------------------------

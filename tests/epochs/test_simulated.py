@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.epochs.coordinator import Complete
+from penstock.runtime.host.commands import StartProcess
 from penstock.runtime.operators.process import ProcessContext
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
@@ -124,6 +124,30 @@ class Scene(EpochCluster):
             self.steps += 1
         raise Stuck(f"after {steps} steps it still does not hold\n{self.dump()}")
 
+    held: list[StartProcess] | None = None  # processes that are not started before the test says so
+
+    def _start_later(self, command: StartProcess) -> None:
+        if self.held is None:
+            super()._start_later(command)
+        else:
+            self.held.append(command)
+
+    def kill_and_hold(self, worker: int) -> None:
+        """Kill a worker's process, and start no other for now."""
+        process = self.processes[worker]
+        self._kill(process)
+        self.timers.clear()
+        self.held = []
+        self._lost(process)
+
+    def start_what_was_held(self) -> None:
+        """Start the processes that were held back."""
+        self.until(lambda: self.held)
+        held, self.held = self.held, None
+        assert held is not None
+        for command in held:
+            self._start_later(command)
+
     def process_of(self, task: int) -> Process:
         return self.processes[self.placed[task]]
 
@@ -148,15 +172,12 @@ def test_those_before_a_failure_go_on_meanwhile() -> None:
         cluster = Scene(line(500), 5, Faults(kills=1, kill_rate=0.0, window=30, interval_s=1e6, memory_bytes=1000))
         cluster.placed.update({0: 0, 1: 1, 2: 2})
         cluster.until(lambda: cluster.coordinator.state == "RUNNING")
-        cluster._kill(cluster.processes[2])
-        cluster.timers.clear()
-        cluster._lost(2)
-        start, cluster.timers = cluster.timers, []
+        cluster.kill_and_hold(2)
         source = cluster.process_of(cluster.number("read")).loop.wiring.tasks[cluster.number("read")]
         middle = cluster.process_of(cluster.number("middle")).loop.wiring.tasks[cluster.number("middle")]
         cluster.until(lambda: source.finished and middle.finished)
         assert 2 not in cluster.processes
-        cluster.timers = start
+        cluster.start_what_was_held()
         cluster.run()
 
 
@@ -175,12 +196,9 @@ def test_what_does_not_depend_on_a_failure_ends_meanwhile() -> None:
         cluster.until(lambda: cluster.processes[1].loop.tasks)
         tasks = list(cluster.processes[1].loop.tasks)
         assert len(tasks) == 3
-        cluster._kill(cluster.processes[2])
-        cluster.timers.clear()
-        cluster._lost(2)
-        start, cluster.timers = cluster.timers, []
+        cluster.kill_and_hold(2)
         cluster.until(lambda: all(task.finished for task in tasks))
-        cluster.timers = start
+        cluster.start_what_was_held()
         cluster.run()
         assert [id(task) for task in cluster.processes[1].loop.tasks] == [id(task) for task in tasks]
 
@@ -251,8 +269,8 @@ def test_fewer_tasks_undo_what_more_have_committed(how: str) -> None:
     whose records come again."""
 
     def rescale(parallelism: int) -> None:
-        cluster.asked = ("last", parallelism, None)
-        cluster.until(lambda: cluster.asked is None)
+        cluster.rescale("last", parallelism)
+        cluster.until(lambda: not cluster.asked)
         assert len(cluster.plan.tasks) == parallelism + 2
 
     with small_steps(1):
@@ -267,7 +285,7 @@ def test_fewer_tasks_undo_what_more_have_committed(how: str) -> None:
             rescale(1)
         if how == "while commits are late":
             cluster.processes[1].slow = 0.99
-            assert any(isinstance(command, Complete) for command in cluster.processes[1].commands)
+            assert any(call.method == "complete" for call in cluster.processes[1].commands)
         for epoch, manifest in cluster.store.manifests.items():
             if epoch > last:
                 cluster.store.ruin(manifest.tasks[2].blobs[-1].name)

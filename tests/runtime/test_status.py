@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.status import StatusBuilder
 from penstock.runtime.event_time.windows import Tumbling
+from penstock.runtime.host.status import StatusBuilder
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.call import Null

@@ -1,0 +1,752 @@
+"""JobHost: decides everything about a running job. A carrier (the JobMaster, the runner of local processes, a test's
+simulated cluster) tells it what has happened, and carries out the commands that it answers with.
+
+The JobHost hosts the coordinator of the job's epochs, and decides around it: which process of a worker is its present
+one, when a process is started, what each worker is told and what its answer means, when tasks are made and where they
+run, what becomes of the requests of drivers, and how the job ends.
+
+It is a state machine without threads, clock, files, sockets and Ray: each event is a method that takes the time where
+time matters, and returns a list of commands. One thread calls it. It must never wait, and never ask anybody anything
+but by a command.
+
+Invariants:
+
+- Nothing that an earlier process of a worker says has any effect (`WorkerLives`).
+- No task is made, and no process is started, before all workers that run have answered the last `RemoveTasks`: only
+  then are all records of the removed tasks on their way or dropped, and the new addresses of rings known.
+- Silence is never taken for an answer: a call without an answer stays open until the process has died.
+- The plan and the placement change in one place each (`_adopt`, `_now_placed`), and whoever keeps something that was
+  worked out of them is told there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from penstock.runtime.epochs import coordinator as protocol
+from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
+from penstock.runtime.epochs.manifest import Blob, Manifest
+from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet
+from penstock.runtime.epochs.restore import same_tasks
+from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
+from penstock.runtime.host.commands import (
+    Call,
+    CommitSinkRecords,
+    CopySavepoint,
+    EndJob,
+    FindOlder,
+    HostCommand,
+    JobEnd,
+    KillProcess,
+    MakeRoom,
+    Reply,
+    SaveManifest,
+    StartProcess,
+    TellAll,
+    UndoSinkRecords,
+)
+from penstock.runtime.host.driver_requests import DriverRequests, MigrateRequest, RescaleRequest, SavepointRequest
+from penstock.runtime.host.job_state import JobLife
+from penstock.runtime.host.status import StatusBuilder
+from penstock.runtime.host.worker_lives import WorkerLives
+from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.transport.base import PeerGone
+from penstock.runtime.worker.blackbox import Crash, Note, Suspects
+from penstock.runtime.worker.run_loop import LoopEnded
+
+if TYPE_CHECKING:
+    from penstock.runtime.epochs.store import Store
+    from penstock.runtime.host.placing import Placing
+    from penstock.runtime.program.flow import Flow
+
+logger = logging.getLogger(__name__)
+
+# A neighbour often sees a death first, so the failures of the next moment, which may hold the cause, are waited for.
+_CAUSE_S = 0.1
+# How many events the story of a job holds, for errors and tests.
+_STORY_MAX = 100
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """What `run()` was told that concerns a JobHost. Times in seconds."""
+
+    workers: int
+    epochs: EpochOptions
+    has_store: bool
+    attempts: int = 3  # how often a record may kill its worker
+    hang_timeout_s: float = 60.0
+    flow: Flow | None = None  # of a job with epochs, so that it can be planned anew
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a job goes on from: an epoch, the store that the epoch is in if not the job's own, and the largest number of
+    an epoch that was ever begun."""
+
+    manifest: Manifest | None = None
+    origin: Store | None = None
+    begun: int = 0
+
+
+class JobHost:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: HostOptions,
+        placing: Placing,
+        found: Found | None = None,
+        *,
+        earlier: int = 0,
+        decided: Callable[[protocol.Command], None] | None = None,
+    ) -> None:
+        """`earlier`: when the job had processes before, a number that no generation and incarnation of them exceeds;
+        `decided`: called with each command of the coordinator, for tests."""
+        found = found or Found()
+        self._options = options
+        self._placing = placing
+        self._decided = decided
+        self.plan = plan
+        self.parallelism: dict[str, int] = {}  # of operators that were rescaled
+        manifest = found.manifest
+        if manifest is not None:
+            for operator, parallelism in json.loads(str(manifest.extra.get("parallelism", "{}"))).items():
+                self.parallelism[operator] = parallelism
+                self.plan = self._rescaled(operator, parallelism)
+        self.placed = placing.first(self.plan)
+        changed = manifest is not None and (found.origin is not None or not same_tasks(self.plan, manifest.tasks))
+        self.coordinator = Coordinator(
+            self.plan, self.placed, options.workers, options.epochs, manifest, origin=found.origin, changed=changed
+        )
+        self.coordinator.begun = max(self.coordinator.begun, found.begun)
+        self.coordinator.generation = max(self.coordinator.generation, earlier)
+        self.lives = WorkerLives(options.workers, earlier)
+        if manifest is not None and "ring_bytes" in manifest.extra:
+            for worker in range(options.workers):
+                self.lives.ring_has_grown(worker, int(manifest.extra["ring_bytes"]))
+        self.suspects = Suspects(options.attempts)
+        self.status = StatusBuilder(self.plan)
+        self.life = JobLife(f"job {plan.name!r}")
+        self.end: JobEnd | None = None
+        self.store_trouble: str | None = None
+        self._cancelled = False
+        self._requests = DriverRequests()
+        self._move_after = 0.0  # the time before which the first migration is not tried again
+        self._completed_at: float | None = None
+        self._failures: list[JobEnd] = []  # what ends the job
+        self._failed_at = 0.0  # when the first one was noticed
+        # Calls to workers, by number, that have no answer yet: the worker, and what the answer means.
+        self._number = 0
+        self._calls: dict[int, tuple[int, _Handler]] = {}
+        # What waits for the answers to the last removal of tasks, and the workers that have not answered it.
+        self._removing: set[int] = set()
+        self._removal: object = None  # which removal of tasks was the last
+        self._starts: list[tuple[float, int]] = []  # when, and which worker's process
+        self._make: tuple[float, protocol.BuildTasks] | None = None  # when, and the tasks to be made
+        self._story: deque[tuple[float, object]] = deque(maxlen=_STORY_MAX)
+        self._out: list[HostCommand] = []
+
+    # --- the job's life --------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[HostCommand]:
+        """Begin the job."""
+        self._obey(self.coordinator.start(), now)
+        return self._settled(now)
+
+    def tick(self, now: float) -> list[HostCommand]:
+        """Time goes on. To be called when `due` says so; sooner does no harm."""
+        self._obey(self.coordinator.tick(now), now)
+        return self._settled(now)
+
+    def due(self) -> float | None:
+        """When `tick` is to be called; None: not before the next event."""
+        if self.end is not None:
+            return None
+        times = [self.coordinator.due()]
+        if not self._removing:
+            times += [at for at, _ in self._starts]
+            if self._make is not None:
+                times.append(self._make[0])
+        if self._failures:
+            times.append(self._failed_at + _CAUSE_S)
+        if self._requests.migrations and self.coordinator.state == "RUNNING" and not self.coordinator.migrating:
+            times.append(self._move_after)
+        return min((at for at in times if at is not None), default=None)
+
+    def stop(self, now: float) -> list[HostCommand]:
+        """End the sources; the job finishes when what they read has gone through."""
+        if self.life.stop():
+            self._out.append(TellAll("stop"))
+        return self._settled(now)
+
+    def cancel(self, now: float) -> list[HostCommand]:
+        """End the job at once."""
+        if self.end is None and not self._cancelled:
+            self._cancelled = True
+            self._out.append(TellAll("cancel"))
+        return self._settled(now)
+
+    def fail(self, end: JobEnd, now: float) -> list[HostCommand]:
+        """The carrier has met what ends the job."""
+        self._fail(end, now)
+        return self._settled(now)
+
+    @property
+    def running(self) -> set[int]:
+        """The workers whose run loop has not ended."""
+        return self.lives.running
+
+    # --- processes of workers --------------------------------------------------------------------------------
+
+    def process_ready(self, worker: int, incarnation: int, info: dict[str, Any], now: float) -> list[HostCommand]:
+        """A worker's process has loaded the plan, and its run loop begins. `info`: what it has said of itself."""
+        self._note(now, f"process {incarnation} of worker {worker} is ready")
+        self.lives.ready(worker, incarnation, info)
+        self.status.place(self.placed, self.lives.infos())
+        if self.end is None:
+            self._obey(self.coordinator.started(worker), now)
+        return self._settled(now)
+
+    def process_not_started(
+        self, worker: int, incarnation: int, reason: str, now: float, end: JobEnd | None = None
+    ) -> list[HostCommand]:
+        """A worker's process could not be started. `end`: it never can be, so the job ends like this."""
+        self._note(now, f"process {incarnation} of worker {worker} could not be started: {reason}")
+        self.lives.not_started(worker, incarnation)
+        if end is not None:
+            self._fail(end, now)
+        elif self.end is None:
+            self._lost(worker, f"worker {worker} could not be started: {reason}", now)
+        return self._settled(now)
+
+    def run_ended(
+        self, worker: int, incarnation: int, error: str | None, operator: str | None, now: float
+    ) -> list[HostCommand]:
+        """A worker's run loop has ended by itself. `error`: why, if it has failed, and the operator that has."""
+        if not self._is_present(worker, incarnation, "end of its run", now):
+            return self._settled(now)
+        self._over(worker, now)
+        if error is not None:
+            self._fail(JobEnd("FAILED", error, operator), now)
+        return self._settled(now)
+
+    def process_died(
+        self, worker: int, incarnation: int, reason: str, note: Note | None, crash: Crash | None, now: float
+    ) -> list[HostCommand]:
+        """A worker's process has died. `note`: what it was doing; `crash`: how it ended, if that was its own doing."""
+        if not self._is_present(worker, incarnation, "death", now):
+            return self._settled(now)
+        hung, as_crash = self.lives.hung(worker, incarnation)
+        pid = self.lives.pid(worker)
+        if self.end is None and self.coordinator.state != "ENDED":
+            crash = crash or as_crash
+            self.suspects.died(note, crash)
+            text = f"worker {worker} (process {pid}) died: {reason.rstrip('.')}"
+            if hung:
+                text = (
+                    f"worker {worker} (process {pid}) did not answer for hang_timeout_s="
+                    f"{self._options.hang_timeout_s:g} seconds, as it was stopped or native code kept its interpreter, "
+                    "and was killed"
+                )
+            if note is not None and note.task in self.plan.by_number:
+                text += f"; it was running {self.plan.task_name(self.plan.by_number[note.task])}"
+            if not hung:  # a carrier guesses at reasons; only this tells a crash from a kill
+                text += f"; its own doing: {crash.what}" if crash else "; killed from outside, or for want of memory"
+            stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
+            logger.warning("job %s: %s%s", self.plan.name, text, stack)
+            # First the loss: what waits for this worker's answer must not go on as if it had answered.
+            self._over(worker, now, then=lambda: self._lost(worker, text, now))
+        else:
+            self._over(worker, now)
+        return self._settled(now)
+
+    def process_hangs(self, worker: int, incarnation: int, stopped: bool, now: float) -> list[HostCommand]:
+        """A worker's process has not answered for the limit. `stopped`: somebody has stopped it."""
+        if self._is_present(worker, incarnation, "silence", now):
+            pid = self.lives.pid(worker)
+            logger.warning("job %s: worker %d (process %d) hangs: killed", self.plan.name, worker, pid)
+            crash = None if stopped else Crash("it hung in native code and was killed", True)
+            self.lives.hangs(worker, incarnation, crash)
+            self._out.append(KillProcess(worker, incarnation))
+        return self._settled(now)
+
+    def _is_present(self, worker: int, incarnation: int, what: str, now: float) -> bool:
+        if self.lives.present(worker, incarnation):
+            return True
+        self._note(now, f"passed over: {what} of process {incarnation} of worker {worker}, which is an earlier one")
+        return False
+
+    def _over(self, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
+        """The worker's present process does nothing more; `then` comes before anything that waited for its answers."""
+        self.lives.over(worker)
+        self._calls = {number: call for number, call in self._calls.items() if call[0] != worker}
+        then()
+        self._removing.discard(worker)
+
+    def _lost(self, worker: int, reason: str, now: float) -> None:
+        self._obey(self.coordinator.worker_lost(worker, now, reason), now)
+
+    # --- what workers say ------------------------------------------------------------------------------------
+
+    def said(self, worker: int, incarnation: int, what: EpochReport, now: float) -> list[HostCommand]:
+        """A worker's participant has something to say of its tasks' epochs."""
+        if self.end is not None or not self._is_present(worker, incarnation, type(what).__name__, now):
+            return self._settled(now)
+        coordinator = self.coordinator
+        if isinstance(what, Declined):
+            if what.may_pass and self._options.has_store:
+                self._out.append(MakeRoom())
+            self._obey(coordinator.declined(what.task, what.generation, what.epoch, what.reason), now)
+        elif isinstance(what, NoLongerQuiet):
+            coordinator.moved(what.task, what.generation)
+        else:
+            self._obey(
+                coordinator.acknowledged(
+                    what.task,
+                    what.generation,
+                    what.epoch,
+                    finished=what.finished,
+                    whole=what.whole,
+                    blob=what.blob,
+                    quiet=what.quiet,
+                    parked=what.parked,
+                ),
+                now,
+            )
+        return self._settled(now)
+
+    def answered(self, worker: int, incarnation: int, number: int, answer: Any, now: float) -> list[HostCommand]:
+        """A worker has done what a Call asked for."""
+        if self._is_present(worker, incarnation, f"answer {number}", now) and number in self._calls:
+            _, handler = self._calls.pop(number)
+            if self.end is None:
+                handler.answered(answer, now)
+        return self._settled(now)
+
+    def refused(
+        self, worker: int, incarnation: int, number: int, error: PenstockError, now: float
+    ) -> list[HostCommand]:
+        """A worker could not do what a Call asked for. `error`: what the worker said; its `error`: what was raised."""
+        if self._is_present(worker, incarnation, f"refusal {number}", now) and number in self._calls:
+            _, handler = self._calls.pop(number)
+            if self.end is None:
+                handler.refused(error, now)
+        return self._settled(now)
+
+    def call(self, worker: int, method: str, arguments: tuple[Any, ...]) -> list[HostCommand]:
+        """Call a worker for the scheduler of paradigms, which calls again when the worker does not do it."""
+        if self.end is None and worker in self.running:
+
+            def refused(error: PenstockError, now: float) -> None:
+                logger.warning("job %s: worker %d: %s", self.plan.name, worker, error)
+
+            self._call(worker, method, arguments, _Handler(_nothing, refused))
+        out, self._out = self._out, []
+        return out
+
+    def _call(self, worker: int, method: str, arguments: tuple[Any, ...], handler: _Handler) -> None:
+        self._number += 1
+        self._calls[self._number] = (worker, handler)
+        self._out.append(Call(worker, self.lives.incarnation(worker), self._number, method, arguments))
+
+    def _call_all(
+        self, method: str, *arguments: Any, answered: Callable[[int, Any, float], None] | None = None
+    ) -> None:
+        for worker in sorted(self.running):
+            done = _nothing if answered is None else partial(answered, worker)
+            self._call(worker, method, arguments, _Handler(done, self._refused))
+
+    def _refused(self, error: PenstockError, now: float) -> None:
+        """A worker could not do what it was told. When its run loop has ended, the outcome of its run says why."""
+        cause = getattr(error, "error", None)
+        if isinstance(cause, LoopEnded):
+            return
+        operator = getattr(cause, "operator", None)
+        reason = str(error) if operator is None and not isinstance(cause, StoreError) else str(cause)
+        self._fail(JobEnd("FAILED", reason, operator), now)
+
+    # --- the store -------------------------------------------------------------------------------------------
+
+    def saved(self, epoch: int, now: float) -> list[HostCommand]:
+        """The manifest of an epoch is written."""
+        if self.end is None:
+            self._obey(self.coordinator.saved(epoch), now)
+        return self._settled(now)
+
+    def not_saved(self, epoch: int, reason: str, now: float) -> list[HostCommand]:
+        """The manifest of an epoch is not written, and never will be."""
+        if self.end is None:
+            self._obey(self.coordinator.not_saved(epoch, reason), now)
+        return self._settled(now)
+
+    def found_older(self, manifest: Manifest | None, refused: FindOlder, now: float) -> list[HostCommand]:
+        """The newest epoch before the refused one that can be read; None: there is none."""
+        if self.end is None:
+            if manifest is None:
+                # From the beginning the job would write again what its sinks have committed.
+                self._fail(JobEnd("FAILED", f"{refused.reason} There is no older epoch to go back to."), now)
+            else:
+                self._obey(self.coordinator.rewind(manifest, now), now)
+        return self._settled(now)
+
+    def lost(self, names: frozenset[str], reason: str, now: float) -> list[HostCommand]:
+        """These files have gone from the store, and no copy can be read."""
+        if self.end is None:
+            self._obey(self.coordinator.lost(names, reason, now), now)
+        return self._settled(now)
+
+    def replaced(self, task: int, old: list[Blob], new: Blob, now: float) -> list[HostCommand]:
+        """Consecutive snapshots of a task have been put together into one."""
+        self.coordinator.replace_chain(task, old, new)
+        return self._settled(now)
+
+    # --- drivers ---------------------------------------------------------------------------------------------
+
+    def savepoint(self, request: int, place: str, now: float) -> list[HostCommand]:
+        """Copy the state of all tasks to a place that the carrier has found to be usable."""
+        if self._may_ask(request, "a savepoint"):
+            self._requests.at_epoch.append(SavepointRequest(request, place))
+        return self._settled(now)
+
+    def rescale(self, request: int, operator: str, parallelism: int, now: float) -> list[HostCommand]:
+        """Give an operator another number of tasks."""
+        if self._may_ask(request, "rescale"):
+            try:
+                self._rescaled(operator, parallelism)
+            except PenstockError as error:
+                self._out.append(Reply(request, error))
+            else:
+                self._requests.at_epoch.append(RescaleRequest(request, operator, parallelism))
+        return self._settled(now)
+
+    def migrate(self, request: int, tasks: Mapping[str, int], now: float) -> list[HostCommand]:
+        """Let tasks, given by name, run on other workers."""
+        if self._may_ask(request, "migrate"):
+            numbers = {self.plan.task_name(task): task.number for task in self.plan.tasks}
+            unknown = sorted(set(tasks) - set(numbers))
+            beyond = [worker for worker in tasks.values() if not 0 <= worker < self._options.workers]
+            if unknown:
+                known = ", ".join(sorted(numbers))
+                error = JobError(f"job {self.plan.name!r} has no task {unknown[0]!r}; it has: {known}")
+                self._out.append(Reply(request, error))
+            elif beyond:
+                last = self._options.workers - 1
+                self._out.append(Reply(request, JobError(f"there is no worker {beyond[0]}; the job has 0 to {last}")))
+            else:
+                wanted = {numbers[name]: worker for name, worker in tasks.items()}
+                self._requests.migrations.append(MigrateRequest(request, wanted))
+        return self._settled(now)
+
+    def better_placed(
+        self, plan: Plan, placed: dict[int, int], wanted: dict[int, int], now: float
+    ) -> list[HostCommand]:
+        """By the measured traffic, tasks of this plan, placed like this, should run on other workers. Nothing is done
+        when the plan or the placement has changed meanwhile, or a driver has asked for a migration."""
+        if self.end is None and self.plan is plan and self.placed == placed and not self._requests.migrations:
+            self._obey(self.coordinator.migrate(wanted, now), now)
+        return self._settled(now)
+
+    def _may_ask(self, request: int, what: str) -> bool:
+        if self.end is not None:
+            self._out.append(Reply(request, JobError(f"job {self.plan.name!r} has ended")))
+            return False
+        if not self._options.has_store:
+            needs = f"{what} needs epochs, and job {self.plan.name!r} runs without: give run(epoch_interval_s=...)"
+            self._out.append(Reply(request, JobError(needs)))
+            return False
+        return True
+
+    def _serve_requests(self, now: float) -> None:
+        """Do what drivers have asked for and what has waited for an epoch."""
+        coordinator = self.coordinator
+        for request in list(self._requests.at_epoch):
+            if coordinator.state != "RUNNING":
+                break
+            if request.epoch is None:
+                begun = coordinator.begin(now)
+                request.epoch = coordinator.begun
+                self._obey(begun, now)
+            elif coordinator.epoch >= request.epoch:
+                if isinstance(request, SavepointRequest):
+                    self._requests.at_epoch.remove(request)
+                    self._out.append(CopySavepoint(request.number, request.place, self.plan))
+                else:
+                    self._replan(request, now)
+
+    def _rescaled(self, operator: str, parallelism: int) -> Plan:
+        """The plan with another number of tasks of an operator."""
+        self.plan.chain_of(operator)
+        if parallelism > 1 and fused_by_key(self.plan, operator):
+            flow = self._options.flow
+            assert flow is not None
+            return replanned(flow.graph, self.plan, operator, parallelism, flow.chaining)
+        return rescaled(self.plan, operator, parallelism)
+
+    def _replan(self, request: RescaleRequest, now: float) -> None:
+        """The epoch that a rescale has waited for is complete."""
+        try:
+            plan = self._rescaled(request.operator, request.parallelism)
+        except PenstockError as error:
+            self._requests.at_epoch.remove(request)
+            self._out.append(Reply(request.number, error))
+            return
+        if plan is self.plan:
+            self._requests.at_epoch.remove(request)
+            self._out.append(Reply(request.number))
+            return
+        placed = self._placing.grown(plan, self.placed)
+        commands = self.coordinator.replan(plan, placed)
+        if not commands:  # it could not be done with this epoch
+            request.epoch = None
+            return
+        self._requests.at_epoch.remove(request)
+        self._requests.rescaling.append(request.number)
+        self.parallelism[request.operator] = request.parallelism
+        self._adopt(plan, placed)
+        self._obey(commands, now)
+
+    def _adopt(self, plan: Plan, placed: dict[int, int]) -> None:
+        """Another plan is the job's from now on: what was known of tasks by their numbers does not count any more."""
+        self.plan, self.placed = plan, placed
+        self.suspects.forget()
+        self._placing.forget()
+        self.status = self.status.of(plan)
+        self.status.place(placed, self.lives.infos())
+
+    def _serve_migrations(self, now: float) -> None:
+        """Start the first requested migration. Called after every event until it has been carried out."""
+        coordinator = self.coordinator
+        if coordinator.state != "RUNNING" or coordinator.migrating:
+            return
+        request = self._requests.migrations[0]
+        finished = coordinator.finished()
+        moves = {
+            task: worker
+            for task, worker in request.wanted.items()
+            if task not in finished and self.placed.get(task, worker) != worker
+        }
+        if not moves:
+            self._requests.migrations.popleft()
+            ended = [
+                self.plan.task_name(self.plan.by_number[task]) for task in sorted(request.wanted.keys() & finished)
+            ]
+            error = JobError(f"{', '.join(ended)} had ended already") if ended else None
+            self._out.append(Reply(request.number, error))
+            return
+        if now < self._move_after:
+            return
+        self._move_after = now + (self._options.epochs.interval_s or 0.0)  # a store that is gone refuses each epoch
+        self._obey(coordinator.migrate({**self.placed, **moves}, now), now)
+
+    # --- what the coordinator commands -----------------------------------------------------------------------
+
+    def _obey(self, commands: list[protocol.Command], now: float) -> None:
+        for command in commands:
+            self._note(now, command)
+            if self._decided is not None:
+                self._decided(command)
+            if isinstance(command, protocol.Start):
+                self._starts.append((now + command.after_s, command.worker))
+            elif isinstance(command, protocol.RemoveTasks):
+                self._remove_tasks(command)
+            elif isinstance(command, protocol.BuildTasks):
+                if command.change is not None and command.change.placed != self.placed:
+                    self._now_placed(command.change.placed)
+                self._make = (now + command.after_s, command)
+            elif isinstance(command, protocol.Save):
+                extra = command.manifest.extra
+                extra["parallelism"] = json.dumps(self.parallelism)
+                if self.lives.largest_ring:
+                    extra["ring_bytes"] = self.lives.largest_ring
+                self._out.append(SaveManifest(command.manifest))
+            elif isinstance(command, protocol.FallBack):
+                logger.warning("job %s goes back before epoch %d: %s", self.plan.name, command.epoch, command.reason)
+                self._out.append(FindOlder(command.epoch, command.reason))
+            elif isinstance(command, protocol.Fail):
+                self._fail(JobEnd("FAILED", command.reason), now)
+            elif isinstance(command, protocol.Trigger):
+                self._call_all("trigger", command.epoch, command.parking)
+            elif isinstance(command, protocol.Unpark):
+                self._call_all("unpark")
+            elif isinstance(command, protocol.SaveWholeState):
+                self._call_all("rewrite", command)
+            elif isinstance(command, protocol.ConnectTasks):
+                self._connect_tasks(command)
+            elif isinstance(command, protocol.Complete):
+                self._complete(command, now)
+            else:
+                assert isinstance(command, protocol.End)
+                self._call_all("end")
+
+    def _remove_tasks(self, command: protocol.RemoveTasks) -> None:
+        self.life.removed(planned=command.planned)
+        self._make = None  # the tasks of an earlier command are removed too, and are made by a later one
+        self._removing = set(self.running)
+
+        def answered(worker: int, answer: dict[str, Any], now: float) -> None:
+            self.lives.has_moved(worker, answer["address"])
+            for dead, size in answer["rings"].items():
+                self.lives.ring_has_grown(dead, size)
+            if removal is self._removal:
+                self._removing.discard(worker)
+
+        removal = self._removal = object()
+        dead = [worker for worker in range(self._options.workers) if worker not in self.running]
+        self._call_all("cut", command, dead, answered=answered)
+
+    def _make_tasks(self, command: protocol.BuildTasks) -> None:
+        self._out.append(UndoSinkRecords(command.tasks, command.generation, frozenset(self.plan.by_number)))
+        modes = {task: how for task, how in self.suspects.modes().items() if task in command.tasks}
+        addresses = self.lives.addresses()
+        for worker in sorted(self.running):
+
+            def answered(_: Any, now: float, worker: int = worker) -> None:
+                self._obey(self.coordinator.made(worker, command.generation, now), now)
+
+            def refused(error: PenstockError, now: float, worker: int = worker) -> None:
+                why = why_not_made(worker, getattr(error, "error", None))
+                if why is None:
+                    self._refused(error, now)
+                    return
+                reason, damaged = why
+                self._obey(self.coordinator.not_made(worker, command.generation, reason, damaged, now), now)
+
+            self._call(worker, "make", (command, addresses, modes), _Handler(answered, refused))
+
+    def _connect_tasks(self, command: protocol.ConnectTasks) -> None:
+        self._call_all("join", command)
+        if self.life.connected():
+            self.status.running()
+        self._out += [Reply(request) for request in self._requests.rescaling]
+        self._requests.rescaling.clear()
+
+    def _complete(self, command: protocol.Complete, now: float) -> None:
+        self._out.append(CommitSinkRecords(command.epoch))
+        self.suspects.completed()
+        self._completed_at = now
+
+        def answered(worker: int, ring_bytes: int, now: float) -> None:
+            self.lives.ring_has_grown(worker, ring_bytes)
+            if command.final:
+                self._obey(self.coordinator.committed(worker, command.epoch), now)
+
+        self._call_all("complete", command, answered=answered)
+
+    def _now_placed(self, placed: dict[int, int]) -> None:
+        before, self.placed = self.placed, dict(placed)
+        moves = sum(before.get(task, worker) != worker for task, worker in placed.items())
+        if moves:
+            self._placing.moved(moves)
+            logger.info("job %s: %d tasks run elsewhere", self.plan.name, moves)
+        self.status.place(self.placed, self.lives.infos())
+
+    # --- after each event ------------------------------------------------------------------------------------
+
+    def _settled(self, now: float) -> list[HostCommand]:
+        """Do what can be done now, and return all commands since the last event."""
+        if self.end is None:
+            if not self._failures and not self._cancelled:
+                self._release(now)
+                if self._requests.at_epoch:
+                    self._serve_requests(now)
+                if self._requests.migrations:
+                    self._serve_migrations(now)
+            self._end_if_over(now)
+        out, self._out = self._out, []
+        return out
+
+    def _release(self, now: float) -> None:
+        """Start processes, and make tasks, that nothing holds back any more."""
+        if self._removing:
+            return
+        due = [(at, worker) for at, worker in self._starts if at <= now]
+        self._starts = [(at, worker) for at, worker in self._starts if at > now]
+        for _, worker in due:
+            incarnation = self.lives.starting(worker)
+            ring_bytes = self.lives.ring_bytes(worker)
+            self._out.append(StartProcess(worker, incarnation, ring_bytes, self.plan, self.placed))
+        if self._make is not None and self._make[0] <= now:
+            (_, command), self._make = self._make, None
+            self._make_tasks(command)
+
+    def _fail(self, end: JobEnd, now: float) -> None:
+        if not self._failures:
+            self._failed_at = now
+        self._failures.append(end)
+
+    def _end_if_over(self, now: float) -> None:
+        end: JobEnd | None = None
+        if self._cancelled:
+            end = JobEnd("CANCELLED")
+        elif self._failures:
+            cause = next((end for end in self._failures if end.operator is not None), None)
+            if cause is None and self.running and now < self._failed_at + _CAUSE_S:
+                return
+            end = cause or self._failures[0]
+        elif not self.running and self.coordinator.state == ("ENDED" if self._options.has_store else "RUNNING"):
+            end = JobEnd("FINISHED")
+        if end is None:
+            return
+        self.end = end
+        self.life.end(end.state)
+        over = JobError(f"job {self.plan.name!r} has ended")
+        self._out += [Reply(request, over) for request in self._requests.all()]
+        self._requests.clear()
+        self._out.append(EndJob(end))
+
+    # --- what others may look at -----------------------------------------------------------------------------
+
+    def build_status(self, reports: list[dict[str, Any]], silent: Mapping[int, float], wall: float) -> dict[str, Any]:
+        """The job's status with the newest reports of workers; `silent`: how many seconds each of the workers that owe
+        an answer has owed it; `wall`: the wall-clock time in seconds."""
+        return self.status.build(self.life.state, reports, wall, silent)
+
+    def epochs_status(self, now: float) -> dict[str, Any]:
+        """What the status says of epochs, but for what the keeper of the store knows."""
+        coordinator = self.coordinator
+        return {
+            "complete": coordinator.epoch,
+            "begun": coordinator.begun,
+            "age_s": None if self._completed_at is None else now - self._completed_at,
+            "restarts": coordinator.restarts,
+            "last_failure": self.store_trouble or coordinator.last_failure,
+        }
+
+    def story(self) -> str:
+        """The last events and commands, for errors and tests."""
+        return "\n".join(f"{now:.4f} {what}"[:300] for now, what in self._story)
+
+    def _note(self, now: float, what: object) -> None:
+        self._story.append((now, what))
+
+
+@dataclass(frozen=True)
+class _Handler:
+    """What the answer to a call means."""
+
+    answered: Callable[[Any, float], None]
+    refused: Callable[[PenstockError, float], None]
+
+
+def _nothing(answer: Any, now: float) -> None:
+    """The answer says only that it is done."""
+
+
+def why_not_made(worker: int, error: Exception | None) -> tuple[str, bool] | None:
+    """Why a worker could not make its tasks, and whether what they had saved is damaged; None: trying again would end
+    alike, so the job fails."""
+    if isinstance(error, SnapshotDamaged):
+        return str(error), True
+    if isinstance(error, StoreError) and error.may_pass:
+        return f"what they had saved could not be read: {error}", False
+    if isinstance(error, PeerGone):
+        return f"worker {worker} cannot reach another: {error}", False
+    return None

@@ -1,0 +1,27 @@
+"""What a JobHost needs of placement, which is a floor above it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from penstock.runtime.program.plan import Plan
+
+
+class Placing(Protocol):
+    """Chooses the worker of each task (docs/papers.md: T10 to T12)."""
+
+    def first(self, plan: Plan) -> dict[int, int]:
+        """The worker of each task of a job that starts, by task number."""
+        ...
+
+    def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
+        """The worker of each task of a plan that has changed; `before`: the workers of the tasks until now."""
+        ...
+
+    def moved(self, tasks: int) -> None:
+        """So many tasks have begun to run on another worker."""
+        ...
+
+    def forget(self) -> None:
+        """Tasks have changed, so what was measured of them does not count any more."""
+        ...
