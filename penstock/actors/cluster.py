@@ -36,9 +36,9 @@ for _name in _PUT_OFF:
 from ray._private import auto_init_hook  # noqa: E402, PLC2701 - no public name tells this
 from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
 
-from penstock.actors import reaper  # noqa: E402
 from penstock.runtime import standard_streams  # noqa: E402
 from penstock.runtime.errors import ClusterGone, JobNotFound, NoCluster, PenstockError  # noqa: E402
+from penstock.runtime.host import reaper  # noqa: E402
 from penstock.runtime.host.status import ENDED  # noqa: E402
 
 logger = logging.getLogger(__name__)

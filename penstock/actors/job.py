@@ -18,10 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from penstock.actors import cluster
-from penstock.actors.collected import Encoded
-from penstock.actors.hangs import SilenceDetector
 from penstock.actors.job_master import JobEnd
-from penstock.actors.linger import Driver
 from penstock.actors.progress import Progress
 from penstock.placement.groups import release
 from penstock.runtime.errors import (
@@ -33,6 +30,9 @@ from penstock.runtime.errors import (
     StoreError,
     shorten,
 )
+from penstock.runtime.host.collected import Encoded
+from penstock.runtime.host.hangs import SilenceDetector
+from penstock.runtime.host.linger import Driver
 from penstock.runtime.host.status import ENDED
 from penstock.runtime.operators.windowing import late_words
 from penstock.runtime.records.codec import decode

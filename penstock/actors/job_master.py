@@ -30,15 +30,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError
 
-from penstock.actors.collected import Collected, Encoded, EncodedSinkRecords
-from penstock.actors.control import Refused
-from penstock.actors.hangs import Process, SilenceDetector
-from penstock.actors.linger import Driver, Drivers
-from penstock.actors.links import AllWorkers, Link, PendingAnswers
-from penstock.actors.notes import Notes
-from penstock.actors.resequencer import Resequencer
-from penstock.actors.store_keeper import SAVEPOINT, StoreKeeper
-from penstock.actors.worker import Outcome, Report, Worker, WorkerOptions
+from penstock.actors.elsewhere import process_of
+from penstock.actors.head_memory import HeadMemory
+from penstock.actors.worker import Worker
 from penstock.placement.groups import NotPlaced, PlacingCancelled
 from penstock.placement.options import PlacementOptions
 from penstock.runtime.epochs.coordinator import (
@@ -63,7 +57,17 @@ from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQ
 from penstock.runtime.epochs.restore import same_tasks
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import JobError, PenstockError, SnapshotDamaged, StoreError
+from penstock.runtime.host.collected import Collected, Encoded, EncodedSinkRecords
+from penstock.runtime.host.control import Refused
+from penstock.runtime.host.hangs import Process, SilenceDetector
+from penstock.runtime.host.linger import Driver, Drivers
+from penstock.runtime.host.links import AllWorkers, Link, PendingAnswers
+from penstock.runtime.host.notes import Notes
+from penstock.runtime.host.reporting import Report
+from penstock.runtime.host.resequencer import Resequencer
 from penstock.runtime.host.status import ENDED, State, StatusBuilder
+from penstock.runtime.host.store_keeper import SAVEPOINT, StoreKeeper
+from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
 from penstock.runtime.records.codec import decode
@@ -225,7 +229,7 @@ class JobMaster:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
             self._born_again = bool(context.was_current_actor_reconstructed)
-        self._notes = Notes(plan.name, context.get_actor_id())
+        self._notes = Notes(plan.name, context.get_actor_id(), HeadMemory())
         self._epochs_noted = False
         threading.Thread(target=self._supervise, name="penstock-supervise", daemon=True).start()
 
@@ -689,7 +693,7 @@ class JobMaster:
         self._infos[worker] = info
         with self._status_lock:
             self._status.place(self._placed, [self._infos[index] for index in sorted(self._infos)])
-        self._processes[worker] = Process(info["pid"], info["node_id"], self._actors[worker])
+        self._processes[worker] = process_of(info["pid"], info["node_id"], self._actors[worker])
         self._links[worker] = Link(worker, incarnation, info["control"])
         self._watchers[worker] = Watcher(info["blackbox"])
         self._workers.connect(worker, info["control"], info["pid"])

@@ -19,8 +19,6 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from penstock.actors import cluster, farewell
 from penstock.actors.job import Job, known_job, silent_status
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, JobOptions, in_parts
-from penstock.actors.store_keeper import SAVEPOINT
-from penstock.actors.worker import WorkerOptions
 from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.session import SparkOptions
 from penstock.placement.options import Method, PlacementOptions
@@ -31,6 +29,8 @@ from penstock.runtime.errors import FlowError, JobExists, JobNotFound, NoCluster
 from penstock.runtime.exchange.channel import WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.host.status import ENDED
+from penstock.runtime.host.store_keeper import SAVEPOINT
+from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.flow import check_flow

@@ -22,8 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.actors import control, handshake
-from penstock.actors.control import (
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.host import control, handshake
+from penstock.runtime.host.control import (
     ControlClient,
     ControlServer,
     ControlSession,
@@ -33,9 +34,8 @@ from penstock.actors.control import (
     Refused,
     _hang_up,
 )
-from penstock.actors.hangs import SilenceDetector
-from penstock.actors.links import AllWorkers, Link
-from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.hangs import SilenceDetector
+from penstock.runtime.host.links import AllWorkers, Link
 from tests.e2e.processes import LIMIT_S, wait_until
 
 
@@ -116,7 +116,7 @@ def test_nobody_waits_for_a_worker_that_is_silent_for_long(
         waited.append(len(futures))
         return wait(futures, timeout)
 
-    monkeypatch.setattr("penstock.actors.links.wait", note)
+    monkeypatch.setattr("penstock.runtime.host.links.wait", note)
     silent = Busy(0)
     silent.free.clear()
     workers.connect(0, end_of(silent.server), 100)
@@ -128,7 +128,7 @@ def test_nobody_waits_for_a_worker_that_is_silent_for_long(
 
 def test_a_paused_process_answers_again_and_gets_what_was_wished(workers: AllWorkers) -> None:
     code = (
-        "import sys, threading; from penstock.actors.control import ControlServer; stopped = []\n"
+        "import sys, threading; from penstock.runtime.host.control import ControlServer; stopped = []\n"
         "s = ControlServer({'status': lambda: len(stopped), 'stop': lambda: stopped.append(1)})\n"
         "print(repr((s.address, s.key)), flush=True); sys.stdin.read()"
     )

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.actors.notes import HeadMemory, Notes
+from penstock.actors.head_memory import HeadMemory
+from penstock.runtime.host.notes import Notes
 
 
 class Dict(dict[str, bytes]):
@@ -41,11 +42,10 @@ def test_another_actor_s_notes_on_a_job_of_that_name_do_not_count() -> None:
 
 @pytest.mark.ray
 def test_notes_are_with_the_head_of_the_cluster(cluster: str, fresh_name: Callable[[], str]) -> None:
-    notes = Notes(fresh_name(), "actor")
+    notes = Notes(fresh_name(), "actor", HeadMemory())
     assert not notes.noted("cancel")
     notes.note("cancel")
     assert notes.noted("cancel")
     notes.forget()
     notes.forget()
     assert not notes.noted("cancel")
-    assert isinstance(notes._memory, HeadMemory)

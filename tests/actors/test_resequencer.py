@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.resequencer import Resequencer
+from penstock.runtime.host.resequencer import Resequencer
 
 MESSAGES = [(sender, number) for sender in range(3) for number in range(5)]
 

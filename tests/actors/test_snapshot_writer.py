@@ -6,17 +6,17 @@ import queue
 
 import pytest
 
-from penstock.actors import worker
-from penstock.actors.worker import _SnapshotWriter
 from penstock.runtime.epochs.participant import Declined, EpochReport
+from penstock.runtime.host import reporting
+from penstock.runtime.host.reporting import SnapshotWriter
 
 LIMIT_S = 60
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[list[EpochReport]]:
-    monkeypatch.setattr(worker, "_GATHER_S", 0.2)
-    monkeypatch.setattr(worker, "_RETRY_S", 0.01)
+    monkeypatch.setattr(reporting, "_GATHER_S", 0.2)
+    monkeypatch.setattr(reporting, "_RETRY_S", 0.01)
     return queue.Queue()
 
 
@@ -25,7 +25,7 @@ def said(task: int) -> Declined:
 
 
 def test_what_the_tasks_of_a_worker_have_to_say_of_an_epoch_is_one_call(told: queue.Queue[list[EpochReport]]) -> None:
-    writer = _SnapshotWriter(told.put)
+    writer = SnapshotWriter(told.put)
     for task in range(3):
         writer.do(lambda task=task: writer.say(said(task)) is None)  # type: ignore[misc]
     assert told.get(timeout=LIMIT_S) == [said(0), said(1), said(2)]
@@ -36,7 +36,7 @@ def test_what_the_tasks_of_a_worker_have_to_say_of_an_epoch_is_one_call(told: qu
 
 
 def test_work_that_must_be_done_again_says_so_and_holds_up_what_is_behind(told: queue.Queue[list[EpochReport]]) -> None:
-    writer = _SnapshotWriter(told.put)
+    writer = SnapshotWriter(told.put)
     tries: list[int] = []
 
     def third_time() -> bool:

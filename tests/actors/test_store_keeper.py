@@ -13,14 +13,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.actors import store_keeper as keeper_module
-from penstock.actors.collected import Collected, EncodedSinkRecords
 from penstock.actors.job_master import JobMaster
-from penstock.actors.store_keeper import StoreKeeper
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Declined, EpochReport, Participant
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
+from penstock.runtime.host import store_keeper as keeper_module
+from penstock.runtime.host.collected import Collected, EncodedSinkRecords
+from penstock.runtime.host.store_keeper import StoreKeeper
 from penstock.runtime.records.codec import decode, encode
 from tests.epochs.dict_files import DictFiles
 
@@ -84,11 +84,7 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Watched:
     caplog.set_level(logging.WARNING)
-    for name in (
-        "penstock",
-        "penstock.actors",
-        "penstock.actors.store_keeper",
-    ):  # whatever tests before have done to them
+    for name in ("penstock", keeper_module.__name__):  # whatever tests before have done to them
         monkeypatch.setattr(logging.getLogger(name), "disabled", False)
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     return Watched(tmp_path)

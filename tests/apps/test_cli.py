@@ -20,11 +20,11 @@ import pytest
 
 import penstock
 from penstock.actors import progress
-from penstock.actors.reaper import descendants
 from penstock.apps import cli, text
 from penstock.apps.app import Prepared
 from penstock.apps.catalog import APPS
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.reaper import descendants
 from tests.e2e.processes import LIMIT_S, kill, wait_gone, wait_until
 
 

@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock.actors.cluster import find_master
 from penstock.actors.job import Job
-from penstock.actors.reaper import descendants
+from penstock.runtime.host.reaper import descendants
 from tests.e2e.processes import LIMIT_S, alive, kill, penstock_segments, ring_mappings, wait_gone, wait_until
 
 pytestmark = pytest.mark.ray

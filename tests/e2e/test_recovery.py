@@ -22,7 +22,7 @@ import ray
 import penstock as ps
 from penstock.actors.cluster import NAMESPACE, master_name
 from penstock.actors.job import Job
-from penstock.actors.reaper import descendants
+from penstock.runtime.host.reaper import descendants
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.worker.blackbox import Watcher
 from tests.e2e.jobs import run

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from penstock.actors.store_keeper import StoreKeeper
 from penstock.runtime.epochs import restore
 from penstock.runtime.epochs.coordinator import Complete, ConnectTasks, Coordinator, tasks_on
 from penstock.runtime.epochs.manifest import Blob, Manifest
@@ -26,6 +25,7 @@ from penstock.runtime.exchange.channel import LocalChannel, OutChannel
 from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, decode_batch
 from penstock.runtime.exchange.output_cache import Entry, OutputCache
+from penstock.runtime.host.store_keeper import StoreKeeper
 from penstock.runtime.operators.windowing import _Windowing, _WindowMap
 from penstock.runtime.state.keyed import KeyedDelta, KeyedLog, KeyedMap, KeyedValues, KeyedWhole, LoggedMap
 from penstock.runtime.state.timers import Timers

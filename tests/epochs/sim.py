@@ -30,8 +30,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.actors.collected import Collected
-from penstock.actors.store_keeper import _EPOCHS_KEPT, StoreKeeper
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
@@ -43,7 +41,9 @@ from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreUnreach
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.host import commands as host_commands
+from penstock.runtime.host.collected import Collected
 from penstock.runtime.host.job_host import Found, HostOptions, JobHost
+from penstock.runtime.host.store_keeper import _EPOCHS_KEPT, StoreKeeper
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.plan import Plan

@@ -1,1 +1,2 @@
-"""What the process of a JobMaster decides, apart from the epochs: a job from its start to its end, without Ray."""
+"""What a job's host and its workers do, whatever carries them: what the host decides from a job's start to its end
+(apart from the epochs), control sockets, a worker's process and its reports. Nothing here knows Ray."""

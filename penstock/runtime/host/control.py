@@ -5,7 +5,7 @@ The JobMaster does not call the Ray actor for this. The main thread of a Ray act
 pending one looks for signals a hundred times a second, which costs half a percent of a core in every idle worker. So a
 Worker runs its loop in the main thread, where Ray leaves it alone, and answers here in threads that sleep in the
 kernel. The server is an abstract Unix socket, of which no file is left, however the process ends. Both sides prove that
-they know the job's key before anything is unpickled (actors/handshake.py).
+they know the job's key before anything is unpickled (runtime/host/handshake.py).
 
 Every request has a number, and an answer names the request that it belongs to. So silence is never taken for an answer:
 a worker that was paused, or kept its interpreter busy, answers late, and its answer is matched with its request, or
@@ -26,9 +26,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from penstock.actors.handshake import admit, introduce, of_this_user, receive_frame, send_frame
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.handshake import admit, introduce, of_this_user, receive_frame, send_frame
 from penstock.runtime.records.pickling import copied, dumps, loads
 
 Handlers = dict[str, Callable[..., Any]]

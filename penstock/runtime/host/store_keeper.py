@@ -30,7 +30,7 @@ from penstock.runtime.epochs.store import Store, manifest_files, result_of
 from penstock.runtime.errors import SnapshotDamaged, StoreError
 
 if TYPE_CHECKING:
-    from penstock.actors.collected import Collected
+    from penstock.runtime.host.collected import Collected
     from penstock.runtime.program.plan import Plan
 
 logger = logging.getLogger(__name__)

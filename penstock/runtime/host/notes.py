@@ -1,15 +1,13 @@
 """Notes on a job that outlive its JobMaster and its store.
 
-They are in the memory of the cluster's head, which is what starts a JobMaster again: as long as it can do so, the notes
-are there. What must be known to the next life of a JobMaster, whatever has become of the store, is noted before anybody
-acts upon it.
+They are in the memory of whoever starts a JobMaster again (with Ray, the cluster's head): as long as it can do so, the
+notes are there. What must be known to the next life of a JobMaster, whatever has become of the store, is noted before
+anybody acts upon it.
 """
 
 from __future__ import annotations
 
 from typing import Literal, Protocol
-
-from penstock.actors.cluster import NAMESPACE
 
 #: "epochs": one was complete, so sinks may have committed. "stop", "cancel": somebody has asked for it.
 Note = Literal["epochs", "stop", "cancel"]
@@ -26,34 +24,14 @@ class Memory(Protocol):
     def delete(self, key: str) -> None: ...
 
 
-class HeadMemory:
-    """The key-value store of the head of the cluster that this process is connected to."""
-
-    def get(self, key: str) -> bytes | None:
-        from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC2701 - Ray has no public name for it
-
-        found: bytes | None = _internal_kv_get(key, namespace=NAMESPACE)
-        return found
-
-    def put(self, key: str, value: bytes) -> None:
-        from ray.experimental.internal_kv import _internal_kv_put  # noqa: PLC2701 - Ray has no public name for it
-
-        _internal_kv_put(key, value, namespace=NAMESPACE)
-
-    def delete(self, key: str) -> None:
-        from ray.experimental.internal_kv import _internal_kv_del  # noqa: PLC2701 - Ray has no public name for it
-
-        _internal_kv_del(key, namespace=NAMESPACE)
-
-
 class Notes:
     """The notes on a job, by one actor in all of its lives; what another actor has noted on a job of the same name, and
     could not `forget` as it was killed, does not count."""
 
-    def __init__(self, job: str, actor: str, memory: Memory | None = None) -> None:
+    def __init__(self, job: str, actor: str, memory: Memory) -> None:
         self._job = job
         self._actor = actor.encode()
-        self._memory = HeadMemory() if memory is None else memory
+        self._memory = memory
 
     def note(self, what: Note) -> None:
         """When this returns, later lives know it."""

@@ -14,11 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import ray
-
-from penstock.actors.reaper import start_time
+from penstock.runtime.host.reaper import start_time
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +51,17 @@ class Process:
     """A process of the job that may have to be killed. It is known by its node and start time, so that no other process
     with the same process id is killed in its place."""
 
-    def __init__(self, pid: int, node: str, actor: Any) -> None:
-        """To be made while the process lives. `actor`: the handle of its actor; `node`: its Ray node."""
+    def __init__(self, pid: int, elsewhere: Callable[[], None] | None = None) -> None:
+        """To be made while the process lives. `elsewhere`: how to kill it when it runs on another node; None when it
+        runs on this one."""
         self.pid = pid
-        self._actor = actor
-        self._here = node == ray.get_runtime_context().get_node_id()
-        self._started = start_time(pid) if self._here else None
+        self._elsewhere = elsewhere
+        self._started = start_time(pid) if elsewhere is None else None
 
     def kill(self) -> None:
-        """Kill the process. Ray may start its actor again."""
-        if not self._here:
-            ray.kill(self._actor, no_restart=False)
+        """Kill the process. Whatever carries the job may start it again."""
+        if self._elsewhere is not None:
+            self._elsewhere()
         elif self._started is not None and start_time(self.pid) == self._started:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

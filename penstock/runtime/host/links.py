@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
 
-from penstock.actors.control import ControlClient, End, Gone, Refused
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.control import ControlClient, End, Gone, Refused
 
 
 class Link:

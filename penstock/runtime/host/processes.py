@@ -1,0 +1,52 @@
+"""What a job needs of whoever starts its workers: Ray's actors, or child processes of the program."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.worker_process import Outcome
+
+
+class CannotStart(PenstockError):
+    """A worker's process could not be started. `kind`: "resources" when there is and will be no room for it, "program"
+    when the job's program cannot be loaded (then the job fails), "died" when it ended or was not ready in time."""
+
+    def __init__(
+        self, message: str, kind: Literal["resources", "program", "died"], operator: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.operator = operator
+
+
+class ProcessDied(PenstockError):
+    """A worker's process has ended before its run did; the text is what is known of the reason."""
+
+
+class WorkerHandle(Protocol):
+    """One life of a worker's process, which is ready to run."""
+
+    #: What WorkerProcess.prepare returned: index, pid, node_id, address, control, blackbox.
+    info: dict[str, Any]
+
+    def run(self) -> Outcome:
+        """Begin the run loop, and wait until it has ended. Raises ProcessDied."""
+        ...
+
+    def kill(self) -> None:
+        """End the process at once. Returns without waiting for its end."""
+        ...
+
+
+class Processes(Protocol):
+    """Starts the processes of a job's workers. Safe to use from several threads."""
+
+    def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> WorkerHandle:
+        """Start a process and make it ready to run; waits until `deadline` (of time.monotonic) at most. `ring_bytes`:
+        messages have been made for a ring of this size. `program`: see WorkerProcess.connect. Raises CannotStart."""
+        ...
+
+    def close(self) -> None:
+        """End all processes, and give back what was reserved for them."""
+        ...

@@ -1,0 +1,307 @@
+"""WorkerProcess: what a worker's process does for its job, whatever started the process (Ray, or the program itself).
+
+`prepare` makes the ring, `connect` the run loop without tasks, `run` is the run loop, in the process's main thread, and
+lasts until the job has ended. Everything else is asked for beside it by control threads (control.py says why): to make
+tasks, at the start and after failures, to begin and commit epochs; status, stop and cancel. Data travels by the rings,
+but for what Collect and Console sinks send to the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
+from penstock.runtime.epochs.participant import Participant
+from penstock.runtime.epochs.store import Store
+from penstock.runtime.errors import RecordError
+from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
+from penstock.runtime.host.control import ControlServer
+from penstock.runtime.host.hangs import Process, watch_master
+from penstock.runtime.host.reporting import Carrier, Reporter, SnapshotWriter
+from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.records.pickling import join
+from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
+from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
+from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
+from penstock.runtime.worker.wiring import Wiring
+
+# The longest that a barrier is put off, whatever the clocks of two nodes say.
+_TRIGGER_WAIT_MAX_NS = 50_000_000
+
+_PR_SET_TIMERSLACK = 29  # <linux/prctl.h>; the argument is in ns
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What `run()` was told that concerns a worker."""
+
+    ring_bytes: int | None  # None: the default, and larger when records call for it
+    window_bytes: int
+    cache_bytes: int = MEMORY_BYTES
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker's run ended; `error` is None when all its tasks finished or it was cancelled."""
+
+    worker: int
+    error: str | None = None
+    operator: str | None = None
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A JobMaster that is killed after so many seconds of silence, because its process may hang."""
+
+    process: Process
+    limit_s: float
+
+
+class WorkerProcess:
+    """See the module's docstring. Calls come in the order prepare, connect, run."""
+
+    def __init__(self, index: int, connect_bridge: Callable[[str, str], Bridge] | None = None) -> None:
+        """`connect_bridge`: connects to the bridge to Spark of this name on this node; None where there is no Spark."""
+        self._index = index
+        self._connect_bridge = connect_bridge
+        self._loop: RunLoop | None = None
+        self._transport: ShmTransport | None = None
+        self._participant: Participant | None = None
+        self._bridge: tuple[str, Bridge] | None = None
+        self._cancelled = False
+        self._stopped = False
+        self._made = False
+
+    def prepare(self, options: WorkerOptions, ring_at_least: int, node: str) -> dict[str, Any]:
+        """Make the ring; where this worker is. `ring_at_least`: messages have been made for a ring of this size;
+        `node`: the node that this process runs on."""
+        self._options = options
+        self._box = BlackBox()
+        self._transport = ShmTransport(self._index, options.ring_bytes, at_least=max(ring_at_least, RING_BYTES))
+        self._control = ControlServer(
+            {
+                "ping": lambda: None,
+                "status": self.status,
+                "load": self.load,
+                "traffic": self.traffic,
+                "stop": self.stop,
+                "cancel": self.cancel,
+                "cut": self.cut,
+                "make": self.make,
+                "join": self.join,
+                "trigger": self.trigger,
+                "unpark": self.unpark,
+                "rewrite": self.rewrite,
+                "complete": self.complete,
+                "end": self.end,
+                "divert": self.divert,
+                "undivert": self.undivert,
+            }
+        )
+        return {
+            "index": self._index,
+            "pid": os.getpid(),
+            "node_id": node,
+            "address": self._transport.address,
+            "control": (self._control.address, self._control.key),
+            "blackbox": self._box.address,
+        }
+
+    def connect(self, program: bytes, carrier: Carrier, incarnation: int, master: Watched | None) -> Outcome:
+        """Make the run loop. `program`: the plan, which worker has which task, and the store; without one the job has
+        no epochs. `carrier` carries reports to the JobMaster; `incarnation` tells this process from others of its
+        index. `master`: the JobMaster to watch; None when this process ends with it in any case, and nobody could start
+        it again."""
+        assert self._transport is not None
+        try:
+            plan: Plan
+            placed: dict[int, int]
+            store: Store | None
+            plan, placed, store = join(program)
+            self._reporter = Reporter(carrier, self._index, incarnation)
+            writer = SnapshotWriter(self._reporter.send)
+            self._participant = Participant(store, plan.key_groups, writer.say, writer.do)
+            wiring = Wiring(
+                plan,
+                placed,
+                self._index,
+                self._transport,
+                clock=time.monotonic_ns,
+                report=self._reporter.report,
+                window=self._options.window_bytes,
+                output_caches=OutputCaches(self._options.cache_bytes) if store is not None else None,
+                on_snapshot=self._participant.on_snapshot if store is not None else None,
+                on_motion=self._participant.on_motion if store is not None else None,
+            )
+            self._loop = self._participant.loop = RunLoop(
+                wiring, self._transport, time.monotonic_ns, self._box if store is not None else None
+            )
+            if master is not None:
+                watch_master(master.process, lambda: self._control.heard, master.limit_s, plan.name)
+        except Exception as error:
+            return self._outcome(error)
+        return Outcome(self._index)
+
+    def run(self) -> Outcome:
+        """The run loop, until the job has ended or this worker has failed."""
+        assert self._loop is not None
+        _end_by_signals()
+        self._box.watch_this_process()
+        _wake_on_time()
+        # How long the control thread waits for the interpreter beside a busy loop, several times a call.
+        sys.setswitchinterval(0.001)
+        if self._cancelled:
+            self._loop.cancel()
+        if self._stopped:
+            self._loop.stop()
+        try:
+            self._loop.run()
+            self._reporter.drain()
+        except BaseException as error:  # SystemExit would end the process, and the job start it again
+            return self._outcome(error)
+        return Outcome(self._index)
+
+    # --- answered by control threads ---------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Counters of this worker's tasks."""
+        tasks = self._loop.status() if self._loop is not None else []
+        ring_bytes = self._transport.ring_bytes if self._transport is not None else 0
+        return {"index": self._index, "time_ns": time.monotonic_ns(), "tasks": tasks, "ring_bytes": ring_bytes}
+
+    def load(self) -> tuple[int, list[dict[str, Any]]]:
+        """This worker's index and what its tasks have to do."""
+        return self._index, self._loop.load() if self._loop is not None else []
+
+    def traffic(self) -> tuple[int, list[dict[str, Any]]]:
+        """When it is (monotonic ns), and what this worker's tasks have sent to whom."""
+        return time.monotonic_ns(), self._loop.traffic() if self._loop is not None else []
+
+    def stop(self) -> None:
+        """End the sources; what they have read goes through."""
+        self._stopped = True
+        if self._loop is not None:
+            self._loop.stop()
+
+    def cancel(self) -> None:
+        """End at once."""
+        self._cancelled = True
+        if self._loop is not None:
+            self._loop.cancel()
+
+    def cut(self, command: RemoveTasks, lost: list[int]) -> dict[str, Any]:
+        """Take out tasks, and let go of workers that have died; how others reach this worker, and how large the rings
+        of the dead were."""
+        assert self._loop is not None
+        assert self._participant is not None
+        transport = self._transport
+        assert transport is not None
+        sizes = self._loop.call(lambda: transport.drop(lost)).result()
+        self._participant.cut(command).result()
+        return {"address": transport.address, "rings": sizes}
+
+    def make(self, command: BuildTasks, addresses: dict[int, str], modes: dict[int, RecordByRecordMode]) -> None:
+        """Attach to the other workers, and make this worker's tasks, of which some run record by record."""
+        assert self._loop is not None
+        assert self._participant is not None
+        transport = self._transport
+        assert transport is not None
+        others = {worker: address for worker, address in addresses.items() if worker != self._index}
+        self._loop.call(lambda: transport.connect(others)).result()
+        self._participant.make(command).result()
+        if modes:
+            loop = self._loop
+            loop.call(lambda: loop.run_record_by_record(modes)).result()
+        if not self._made:
+            self._made = True
+            self._loop.call(_keep_all).result()
+
+    def join(self, command: ConnectTasks) -> None:
+        """Tasks are there again."""
+        assert self._participant is not None
+        self._participant.join(command).result()
+
+    def trigger(self, epoch: int, at_ns: int, parking: frozenset[int]) -> None:
+        """Begin an epoch's barrier, at this wall-clock time if it is near; tasks of `parking` stop behind it."""
+        assert self._participant is not None
+        if parking:
+            self._participant.park(epoch, parking).result()
+        time.sleep(min(max(0, at_ns - time.time_ns()), _TRIGGER_WAIT_MAX_NS) / 1e9)
+        self._participant.trigger(epoch).result()
+
+    def unpark(self) -> None:
+        """No task is to move any more."""
+        assert self._participant is not None
+        self._participant.unpark().result()
+
+    def rewrite(self, command: SaveWholeState) -> None:
+        """What tasks have saved is lost: they save everything anew."""
+        assert self._participant is not None
+        self._participant.rewrite(command).result()
+
+    def complete(self, command: Complete) -> int:
+        """Commit an epoch; how large this worker's ring is now."""
+        assert self._participant is not None
+        assert self._transport is not None
+        self._participant.complete(command).result()
+        if command.final:
+            self._reporter.drain()
+        return self._transport.ring_bytes
+
+    def end(self) -> None:
+        """The job has ended well."""
+        assert self._participant is not None
+        self._participant.end().result()
+
+    def divert(self, divert: DivertRequest, bridge: str, node: str) -> None:
+        """Send the input of a chain's tasks through the bridge of this name, on this node."""
+        if self._bridge is None or self._bridge[0] != bridge:
+            assert self._connect_bridge is not None
+            self._bridge = (bridge, self._connect_bridge(bridge, node))
+        assert self._loop is not None
+        loop, link = self._loop, self._bridge[1]
+        loop.call(lambda: loop.divert(divert, link)).result()
+
+    def undivert(self, chain: int) -> None:
+        """Take the input of a chain's tasks up as records again."""
+        assert self._loop is not None
+        loop = self._loop
+        loop.call(lambda: loop.undivert(chain)).result()
+
+    def _outcome(self, error: BaseException) -> Outcome:
+        if isinstance(error, RecordError):
+            return Outcome(self._index, str(error), error.operator)
+        if isinstance(error, MessagesLost):
+            return Outcome(self._index, str(error))
+        text = "".join(traceback.format_exception(error))
+        return Outcome(self._index, f"worker {self._index} failed: {type(error).__name__}: {error}\n{text}")
+
+
+def _keep_all() -> None:
+    """What exists now lives as long as the job: without this each full collection walks all of it, which shows as
+    pauses of tens of milliseconds in every record's latency."""
+    gc.collect()
+    gc.freeze()
+
+
+def _end_by_signals() -> None:
+    """Let SIGTERM and SIGINT end this process, as SIGKILL does, and the job recover. As the exceptions that Ray and
+    Python make of them they would come out of whatever function of the user is running, and be taken for its error."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _wake_on_time() -> None:
+    """Let this thread's timed waits end when they are due: by default the kernel adds up to 50 us, which shows in the
+    latency of every paced record."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
