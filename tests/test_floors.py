@@ -104,7 +104,14 @@ def test_importing_penstock_is_light() -> None:
 def test_a_worker_s_process_loads_little() -> None:
     """Each worker of each job pays for what it loads. It loads the JobMaster's module too, as Ray loads the class of
     every actor of which a process has a handle; but neither what only a JobMaster does, nor what only a driver does."""
-    heavy = {"penstock.actors.run", "penstock.actors.dual", "penstock.actors.placer", "numpy", "pyarrow", "rich"}
+    heavy = {
+        "penstock.actors.run",
+        "penstock.actors.spark_carrier",
+        "penstock.actors.placer",
+        "numpy",
+        "pyarrow",
+        "rich",
+    }
     assert not heavy & loaded("import penstock.actors.worker, penstock.actors.job_master")
 
 

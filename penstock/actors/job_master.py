@@ -78,9 +78,10 @@ from penstock.runtime.worker.blackbox import Crash, Suspects, Watcher, is_stoppe
 from penstock.runtime.worker.run_loop import LoopEnded
 
 if TYPE_CHECKING:
-    from penstock.actors.dual import Dual, DualOptions
     from penstock.actors.nodes import Nodes
     from penstock.actors.placer import Placer
+    from penstock.actors.spark_carrier import SparkCarrier
+    from penstock.bridge.paradigm_scheduler import DualOptions
     from penstock.runtime.program.flow import Flow
 
 logger = logging.getLogger(__name__)
@@ -221,7 +222,7 @@ class JobMaster:
         self._parallelism: dict[str, int] = {}  # of operators that were rescaled
         self._completed_at: float | None = None
         self._failures: list[JobEnd] = []  # what ends the job
-        self._dual: Dual | None = None
+        self._spark_carrier: SparkCarrier | None = None
         context = ray.get_runtime_context()
         self._handle = context.current_actor
         node = context.get_node_id()
@@ -379,8 +380,8 @@ class JobMaster:
         self._ended.set()
         with self._console_more:
             self._console_more.notify_all()
-        if self._dual is not None:
-            self._anyway(self._dual.close)
+        if self._spark_carrier is not None:
+            self._anyway(self._spark_carrier.close)
         self._drivers.wait()
         self._anyway(self._remove_epochs)
         self._forget()
@@ -544,10 +545,15 @@ class JobMaster:
         if options.placement.replan_s is not None:
             threading.Thread(target=self._watch_traffic, name="penstock-traffic", daemon=True).start()
         if options.dual is not None:
-            from penstock.actors.dual import Dual  # loads pyarrow
+            from penstock.actors.spark_carrier import SparkCarrier  # loads pyarrow
 
-            name = self._plan.name
-            self._dual = Dual(lambda: self._plan, options.dual, name, lambda: self._ask_all("load"), self._tell)
+            self._spark_carrier = SparkCarrier(
+                self._plan,
+                options.dual,
+                options.hang_timeout_s,
+                ask=lambda: self._workers.ask("load", _CONTROL_S),
+                tell=self._tell,
+            )
         return None
 
     def _await(self, calls: list[Any], waits_for: Callable[[int], str]) -> list[Any]:
@@ -561,15 +567,26 @@ class JobMaster:
             _, late = ray.wait(calls, num_returns=len(calls), timeout=wait_s)
         return late
 
-    def _tell(self, worker: int, method: str, arguments: tuple[Any, ...]) -> None:
-        """Send a worker a message of the scheduler of paradigms. It may be lost, because the scheduler repeats it."""
+    def _tell(
+        self,
+        worker: int,
+        method: str,
+        arguments: tuple[Any, ...],
+        done: Callable[[], None],
+        refused: Callable[[str | None], None],
+    ) -> None:
+        """Send a worker a message of the paradigm scheduler; see spark_carrier.Tell."""
 
-        def refused(error: Refused) -> None:
-            logger.warning("job %s: worker %d: %s", self._plan.name, worker, error)
+        def not_done(error: Refused) -> None:
+            refused(None if isinstance(error.error, LoopEnded) else f"worker {worker}: {error}")
 
         def send() -> list[Command]:
             if worker in self._running:
-                self._links[worker].send(method, lambda: arguments, refused=refused)
+                self._links[worker].send(
+                    method, lambda: arguments, lambda _: done(), refused=not_done, gone=lambda: refused(None)
+                )
+            else:
+                refused(None)
             return []
 
         self._events.put(send)
@@ -1071,6 +1088,8 @@ class JobMaster:
         self._parallelism[operator] = parallelism
         self._keeper.extra["parallelism"] = json.dumps(self._parallelism)
         self._plan, self._placed = plan, placed
+        if self._spark_carrier is not None:
+            self._spark_carrier.plan_changed(plan)
         self._suspects.forget()  # tasks have other numbers
         self._placer.forget()
         with self._status_lock:
@@ -1220,7 +1239,7 @@ class JobMaster:
             state = "STOPPING" if self._stopping and self._state == "RUNNING" else self._state
         with self._status_lock:
             status = self._status.build(state, reports, time.time(), silent)
-        dual = {} if self._dual is None else {"dual": self._dual.status()}
+        dual = {} if self._spark_carrier is None else {"dual": self._spark_carrier.status()}
         starting = {} if self._waits_for is None else {"waits_for": self._waits_for}
         return {**status, **starting, **self._epochs_status(), "placement": self._placer.status(), **dual}
 

@@ -54,7 +54,7 @@ _look_again = threading.Event()  # never set
 _DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interval_min_s", "interval_max_s")
 
 if TYPE_CHECKING:
-    from penstock.actors.dual import DualOptions
+    from penstock.bridge.paradigm_scheduler import DualOptions
     from penstock.runtime.program.flow import Flow
     from penstock.runtime.program.plan import Plan
 
@@ -233,7 +233,7 @@ def dual_options(
         raise FlowError(f"spark={shorten(spark)}; it must be penstock.bridge.session.SparkOptions(...), or None")
     if dual == "off":
         return None
-    from penstock.actors.dual import DualOptions  # loads pyarrow
+    from penstock.bridge.paradigm_scheduler import DualOptions  # loads pyarrow
 
     if isinstance(dual, BurstOptions):
         return DualOptions(replace(dual, epoch_s=epoch_interval_s), spark or SparkOptions())

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray
+from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from penstock.actors import cluster
@@ -26,6 +27,7 @@ from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_needs, open_session
+from penstock.bridge.spark_life import SparkFacts
 from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
 from penstock.runtime.records.pickling import join, program
 
@@ -45,7 +47,7 @@ class SparkBridge:
         self._group: Any = None
         self._log = write_apart(_log_folder())
 
-    def prepare(self) -> dict[str, Any]:
+    def prepare(self) -> SparkFacts:
         """Start Spark, and try each range, so that all its code is compiled and loaded before the switch."""
         options = replace(self._options, put=ray.put)
         if options.kind != "pyspark" and options.existing is None and options.placement_group is None:
@@ -67,14 +69,14 @@ class SparkBridge:
                 costs[form.chain] = self._operations.prepare(form.chain)
             except Exception as error:  # a record that fails there, or that Spark would not treat alike
                 logger.info("the range %s could not be tried in Spark: %s", ", ".join(form.names), error)
-        return {
-            "session": session.describe(),
-            "costs": costs,
-            "bridge": os.getpid(),
-            "log": self._log,
-            "executors": dict(self.executors()),
-            "node": ray.get_runtime_context().get_node_id(),
-        }
+        return SparkFacts(
+            session=session.describe(),
+            costs=costs,
+            bridge=os.getpid(),
+            log=self._log,
+            executors=dict(self.executors()),
+            node=ray.get_runtime_context().get_node_id(),
+        )
 
     def answer(self, chain: int, position: int, batch: pa.Buffer | str) -> MicroBatchResult:
         """What the range of a chain before a position makes of a micro-batch: an Arrow stream, or the path by which it
@@ -84,7 +86,7 @@ class SparkBridge:
             (columns,) = pa.ipc.open_stream(source)
             return self._operations.answer(chain, position, columns)
 
-    # Not behind micro-batches: the JobMaster asks by it whether the bridge lives.
+    # In a group of its own, so that it does not wait for micro-batches: the JobMaster asks by it whether Spark lives.
     @ray.method(concurrency_group="life")  # type: ignore[untyped-decorator]
     def executors(self) -> list[tuple[str, int | None]]:
         """(id, process) of each executor, those on this machine with their process."""
@@ -135,12 +137,45 @@ def _reserve(options: SparkOptions) -> Any:
     return None if needs is None else placement_group([needs] * options.executors, strategy="PACK")
 
 
-def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> Any:
+class BridgeHandle:
+    """The JobMaster's end of a bridge: calls return at once, with a future of the answer."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self._actor = actor
+
+    def prepare(self) -> Future[SparkFacts]:
+        """See SparkBridge."""
+        return self._actor.prepare.remote().future()  # type: ignore[no-any-return]
+
+    def check(self) -> Future[Any]:
+        """The answer comes when the process and its session live."""
+        return self._actor.executors.remote().future()  # type: ignore[no-any-return]
+
+    def stop(self) -> Future[Any]:
+        """See SparkBridge."""
+        return self._actor.stop.remote().future()  # type: ignore[no-any-return]
+
+    def kill(self) -> None:
+        """End the process, if it lives."""
+        ray.kill(self._actor)
+
+
+def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> BridgeHandle:
     """Start the actor under a name by which workers find it."""
     actor = ray.remote(concurrency_groups={"life": 1})(SparkBridge).options(
         name=name, namespace=cluster.NAMESPACE, num_cpus=0, max_concurrency=_AT_A_TIME
     )
-    return actor.remote(options, program().dumps(forms))
+    return BridgeHandle(name, actor.remote(options, program().dumps(forms)))
+
+
+def why(error: BaseException) -> str:
+    """What has gone wrong in the bridge, in a few words where Ray has many."""
+    if isinstance(error, RayActorError):
+        return "the process that holds the Spark session has died"
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    return str(getattr(error, "cause", None) or error).strip()
 
 
 class BridgeLink(Bridge):

@@ -41,13 +41,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.bridge.columns import SESSION_SETTINGS
 from penstock.runtime.errors import PenstockError, shorten
-from penstock.runtime.units import Seconds
+from penstock.runtime.units import Seconds, above_zero
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,6 +117,8 @@ class SparkOptions:
     all. `cpus`: what of Ray's CPUs an executor of RayDP takes up; None: its cores, reserved for it; less, and it uses
     those that idle record tasks leave free. `python` is the interpreter for executors that run Python functions, this
     one unless named. `start_seconds` (or a timedelta) bounds the start, then the wait for executors, then the test.
+    `prepare_seconds` bounds all that a job does before its first micro-batch: room on the cluster, the session, and a
+    trial of the job's operators; ten times `start_seconds` unless given.
     """
 
     kind: Literal["auto", "raydp", "pyspark"] = "auto"
@@ -132,12 +135,20 @@ class SparkOptions:
     name: str = "penstock"
     python: str | None = None
     start_seconds: Seconds = Seconds(60.0)
+    prepare_seconds: float | timedelta | None = None
+
+    @property
+    def prepare_limit_s(self) -> float:
+        """After so many seconds a job gives up the Spark that it prepares."""
+        given = self.prepare_seconds
+        return 10 * self.start_seconds if given is None else above_zero(given, "prepare_seconds")
 
     def __post_init__(self) -> None:
         if self.cores < 1 or self.executors < 1:
             raise ValueError(f"a Spark session needs executors and cores, got {self.executors} of {self.cores}")
         if self.cpus is not None and self.cpus < 0:
             raise ValueError(f"cpus={self.cpus}; an executor takes up 0 of Ray's CPUs or more")
+        _ = self.prepare_limit_s  # raises what is wrong with it
 
 
 @dataclass(frozen=True)

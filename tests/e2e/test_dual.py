@@ -30,7 +30,7 @@ LIMIT_S = 240.0
 def test_windows_are_exact_while_the_job_switches_and_processes_die(
     cluster: str, fresh_name: Callable[[], str]
 ) -> None:
-    """That another bridge follows one that died: tests/actors/test_dual.py, and the switch campaign."""
+    """That another bridge follows one that died: tests/bridge/test_paradigm_scheduler.py, and the switch campaign."""
     case = CASES["windows"]
     flow = ps.Flow(fresh_name(), parallelism=2)
     lines = flow.read(ps.sources.Generator(case.line, 1_000), name="lines", parallelism=1).rebalance()

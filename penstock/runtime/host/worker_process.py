@@ -32,6 +32,7 @@ from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import join
 from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
+from penstock.runtime.worker.load import TaskLoad
 from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
 from penstock.runtime.worker.wiring import Wiring
 
@@ -179,9 +180,9 @@ class WorkerProcess:
         ring_bytes = self._transport.ring_bytes if self._transport is not None else 0
         return {"index": self._index, "time_ns": time.monotonic_ns(), "tasks": tasks, "ring_bytes": ring_bytes}
 
-    def load(self) -> tuple[int, list[dict[str, Any]]]:
-        """This worker's index and what its tasks have to do."""
-        return self._index, self._loop.load() if self._loop is not None else []
+    def load(self) -> list[TaskLoad]:
+        """What this worker's tasks have to do."""
+        return self._loop.load() if self._loop is not None else []
 
     def traffic(self) -> tuple[int, list[dict[str, Any]]]:
         """When it is (monotonic ns), and what this worker's tasks have sent to whom."""

@@ -26,6 +26,7 @@ from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.base import Transport
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
+from penstock.runtime.worker.load import TaskLoad, task_load
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
@@ -119,9 +120,9 @@ class RunLoop:
         """One plain dict a task: counters since the start, queue lengths, latency in us (sparse histograms)."""
         return [_task_status(task) for task in self.tasks]
 
-    def load(self) -> list[dict[str, Any]]:
-        """The part of status() that the scheduler of the paradigms goes by; operators as (name, records in, out)."""
-        return [_task_load(task) for task in self.tasks]
+    def load(self) -> list[TaskLoad]:
+        """The part of status() by which the paradigm scheduler decides."""
+        return [task_load(task) for task in self.tasks]
 
     def traffic(self) -> list[dict[str, Any]]:
         """What planning goes by, counted since each task was made: how long it ran, what waits for it, and what it has
@@ -348,24 +349,6 @@ def _close(tasks: list[Task], failed: bool) -> None:
         raise first
 
 
-def _task_load(task: Task) -> dict[str, Any]:
-    """What decides in which paradigm a task runs; cheap, as it is asked for all the time."""
-    diversion = task.diversion  # which may end meanwhile: this is another thread than the loop's
-    return {
-        "number": task.task.number,
-        "chain": task.task.chain,
-        "finished": task.finished,
-        "queued": task.queued + task.held,
-        "diverted": None if diversion is None else diversion.story.plain(),
-        "diversion_failed": task.diversion_failed,
-        "answered": task.answered,
-        "behind": task.behind(),
-        "under_way": 0 if diversion is None else diversion.records,
-        "busy_ns": task.busy_ns,
-        "operators": [(stage.context.operator.name, stage.records_in, stage.records_out) for stage in task.stages],
-    }
-
-
 def _task_status(task: Task) -> dict[str, Any]:
     operators = [
         {
@@ -379,7 +362,7 @@ def _task_status(task: Task) -> dict[str, Any]:
     ]
     mark = task.marks.current  # once: this is another thread than the loop's
     return {
-        **_task_load(task),
+        **task_load(task),
         "name": task.name,
         "blocked": task.blocked,
         "unsent": sum(channel.queued() for channel in task.channels),

@@ -652,6 +652,14 @@ class Task:
         if self.diversion is not None:
             self.diversion.leave()
 
+    def told_to_divert(self) -> DivertRequest | None:
+        """The diversion that the input follows, or will follow from the next barrier on. None: the input is processed
+        as records, or will be when all micro-batches are answered. Other threads may ask."""
+        waiting, diversion = self._divert, self.diversion  # in this order, because the first becomes the second
+        if diversion is not None:
+            return None if diversion.leaving else diversion.divert
+        return None if waiting is None else waiting[0]
+
     def _switch(self) -> None:
         if self._divert is not None and self.diversion is None:
             self.diversion = Diversion(self, *self._divert)

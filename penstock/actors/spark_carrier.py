@@ -1,0 +1,211 @@
+"""Carries out what the paradigm scheduler decides (docs/papers.md: D6): asks the workers for their load, starts and
+ends Spark, and tells the workers which tasks are to be diverted.
+
+The scheduler (bridge/paradigm_scheduler.py) has one thread here, which takes events one after the other; nothing else
+touches its state. Whatever has to wait is a future, or happens in another thread, and comes back as an event. So
+neither a silent worker nor a silent Spark holds up the scheduler, and nothing of this holds up the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+from penstock.actors import spark_bridge
+from penstock.bridge.forms import RangeForm
+from penstock.bridge.paradigm_scheduler import (
+    CheckSpark,
+    Command,
+    DivertTasks,
+    DualOptions,
+    EndSpark,
+    KillSpark,
+    ParadigmScheduler,
+    PrepareSpark,
+    UndivertTasks,
+    Warn,
+)
+from penstock.bridge.session import SparkOptions
+from penstock.bridge.spark_life import SparkFacts
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.worker.load import TaskLoad
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
+
+# How long the bridge may take to end Spark when the job ends, or has another plan.
+_STOP_S = 20.0
+
+
+class Bridge(Protocol):
+    """The process that holds a session, as `spark_bridge.start` returns it."""
+
+    name: str
+
+    def prepare(self) -> Future[SparkFacts]: ...
+
+    def check(self) -> Future[Any]: ...
+
+    def stop(self) -> Future[Any]: ...
+
+    def kill(self) -> None: ...
+
+
+class Tell(Protocol):
+    """Sends a worker a message, and calls `done`, or `refused` with the reason; without one, when the worker's process
+    has died or does not run."""
+
+    def __call__(
+        self,
+        worker: int,
+        method: str,
+        arguments: tuple[Any, ...],
+        done: Callable[[], None],
+        refused: Callable[[str | None], None],
+    ) -> None: ...
+
+
+_Event = Callable[[ParadigmScheduler], list[Command]]
+
+
+class SparkCarrier:
+    """See the module's docstring. `ask` returns the load of the workers that answer within a few seconds. The carrier
+    works until `close`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: DualOptions,
+        hang_timeout_s: float,
+        *,
+        ask: Callable[[], Mapping[int, Sequence[TaskLoad]]],
+        tell: Tell,
+        start: Callable[[str, SparkOptions, list[RangeForm]], Bridge] = spark_bridge.start,
+    ) -> None:
+        self._scheduler = ParadigmScheduler(plan, options, hang_timeout_s)
+        self._job = plan.name
+        self._options = options
+        self._ask = ask
+        self._tell = tell
+        self._start = start
+        self._bridges: dict[int, Bridge] = {}  # by life; those that are given up are taken out
+        self._enders: list[threading.Thread] = []
+        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._status = self._scheduler.status()  # as of the last event, for other threads
+        self._thread = threading.Thread(target=self._run, name="penstock-paradigms", daemon=True)
+        self._thread.start()
+        threading.Thread(target=self._look, name="penstock-loads", daemon=True).start()
+
+    def status(self) -> dict[str, Any]:
+        """The paradigm that each range of operators is in, and why."""
+        return self._status
+
+    def plan_changed(self, plan: Plan) -> None:
+        """The job has this plan from now on."""
+        self._events.put(lambda scheduler: scheduler.plan_changed(plan))
+
+    def close(self) -> None:
+        """Make no more decisions, and end Spark. Returns when Spark has ended, or was killed."""
+        if not self._over.is_set():
+            self._over.set()
+            self._events.put(lambda scheduler: scheduler.stop())
+            self._events.put(None)
+        self._thread.join()
+        for ender in self._enders:
+            ender.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            asked_s = time.monotonic()
+            loads: Mapping[int, Sequence[TaskLoad]] = {}
+            try:
+                loads = self._ask()
+            except Exception as error:  # a worker could not tell: the next look asks it again
+                logger.warning("job %s: the load of its workers is not known: %s", self._job, error)
+            self._events.put(partial(_looked, asked_s=asked_s, loads=loads))
+
+    def _run(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                for command in event(self._scheduler):
+                    self._do(command)
+                self._status = self._scheduler.status()
+            except Exception:  # a fault of ours must not end the job, which can do without Spark
+                logger.exception("job %s: the scheduler of the paradigms failed; it goes on", self._job)
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, PrepareSpark):
+            self._prepare(command)
+        elif isinstance(command, CheckSpark):
+            life = command.life
+            self._when_done(self._bridges[life].check(), life, lambda scheduler, _: scheduler.spark_answered(life))
+        elif isinstance(command, KillSpark):
+            if (bridge := self._bridges.pop(command.life, None)) is not None:
+                logger.info("job %s: Spark is killed: %s", self._job, command.reason)
+                bridge.kill()
+        elif isinstance(command, EndSpark):
+            if (bridge := self._bridges.pop(command.life, None)) is not None:
+                ender = threading.Thread(target=self._end, args=(bridge,), name="penstock-end-spark", daemon=True)
+                self._enders.append(ender)
+                ender.start()
+        elif isinstance(command, DivertTasks):
+            arguments = (command.divert, self._bridges[command.life].name, command.node)
+            self._send(command.worker, command.number, "divert", arguments)
+        elif isinstance(command, UndivertTasks):
+            self._send(command.worker, command.number, "undivert", (command.chain,))
+        else:
+            assert isinstance(command, Warn)
+            logger.warning("job %s: %s", self._job, command.text)
+
+    def _send(self, worker: int, number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        def done() -> None:
+            self._events.put(lambda scheduler: scheduler.done(time.monotonic(), number))
+
+        def refused(why: str | None) -> None:
+            self._events.put(lambda scheduler: scheduler.refused(time.monotonic(), number, why))
+
+        self._tell(worker, method, arguments, done, refused)
+
+    def _prepare(self, command: PrepareSpark) -> None:
+        life = command.life
+        try:
+            name = f"penstock.bridge.{self._job}.{life}.{time.time_ns():x}"  # none of a dead actor is used again
+            bridge = self._bridges[life] = self._start(name, self._options.spark, list(command.forms))
+            ready = bridge.prepare()
+        except Exception as error:
+            why = spark_bridge.why(error)
+            self._events.put(lambda scheduler: scheduler.spark_failed(time.monotonic(), life, why))
+            return
+        self._when_done(ready, life, lambda scheduler, facts: scheduler.spark_ready(time.monotonic(), life, facts))
+
+    def _when_done(
+        self, answer: Future[Any], life: int, then: Callable[[ParadigmScheduler, Any], list[Command]]
+    ) -> None:
+        def done(answer: Future[Any]) -> None:
+            error = answer.exception()
+            if error is None:
+                self._events.put(lambda scheduler: then(scheduler, answer.result()))
+                return
+            why = spark_bridge.why(error)
+            self._events.put(lambda scheduler: scheduler.spark_failed(time.monotonic(), life, why))
+
+        answer.add_done_callback(done)
+
+    def _end(self, bridge: Bridge) -> None:
+        try:
+            bridge.stop().result(_STOP_S)
+        except Exception as error:  # whatever keeps it from ending in order, it is killed next
+            logger.warning("job %s: Spark did not end by itself: %s", self._job, spark_bridge.why(error))
+        bridge.kill()
+
+
+def _looked(scheduler: ParadigmScheduler, *, asked_s: float, loads: Mapping[int, Sequence[TaskLoad]]) -> list[Command]:
+    return scheduler.looked(time.monotonic(), asked_s, loads)

@@ -1,0 +1,459 @@
+"""The scheduler of the two paradigms: it decides for each range of operators whether Ray tasks process its records one
+by one, or Spark in micro-batches (docs/papers.md: D2, D4, D6).
+
+The scheduler looks at the workers' counters a few times a second. For each chain with operators that can run in Spark,
+a `BurstDetector` decides whether they should, and the scheduler has the workers told. When a chain's input goes to
+Spark, `switch_range` says how many operators go with it, by the magnifications that were measured. The range may
+continue into other chains, whose own detectors then wait. By default the range is as long as operators can cross, and
+does not end where Eq. 8 ends it: in the paper, each operator costs a micro-batch of its own, but here a range is one
+job in Spark, and the longer the range is, the fewer records come back (`BurstOptions.range_below`).
+
+This module is without Ray, threads, clock and files. A *carrier* (actors/spark_carrier.py, or a test) calls the methods
+for the events, each with the time of a clock that does not go back, and carries out the commands that they return:
+
+    event                                   what it may lead to
+    looked: what the workers report         PrepareSpark, DivertTasks, UndivertTasks, CheckSpark, KillSpark, Warn
+    spark_ready, spark_failed               KillSpark
+    spark_answered                          nothing: Spark lives
+    done, refused: a worker's answer        CheckSpark, Warn
+    plan_changed                            EndSpark
+    stop                                    EndSpark
+
+The carrier has only to answer: each DivertTasks and UndivertTasks by `done` or `refused`, also when the worker's
+process has died; each PrepareSpark by `spark_ready` or `spark_failed`; each CheckSpark by `spark_answered` or
+`spark_failed`. Answers may take any time, and those of an earlier life of Spark may come or not.
+
+What must never happen:
+
+- A message without need. A worker is told only when its tasks, by its own last report, do otherwise than they should
+  (divert_requests.py). So a worker that was started again needs no special message, and one that is paused finds one
+  request for each chain when it continues.
+- A diversion that outlives Spark: when Spark is lost, all ranges return.
+- Spark killed without a reason (spark_life.py).
+- Decisions by the wrong plan. A rescale changes the plan while the scheduler runs. When the chains have changed,
+  everything that was known of ranges is void, and Spark is prepared again, because it has compiled the old ranges.
+  Until a worker has the new plan too, the scheduler ignores its reports, and the worker ignores the scheduler's
+  messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.bridge import parts
+from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Event
+from penstock.bridge.cost import BatchCost, Calibration
+from penstock.bridge.divert_requests import DivertRequests, is_diverted
+from penstock.bridge.forms import RangeForm, range_form
+from penstock.bridge.range import NoRange, switch_range
+from penstock.bridge.range_load import OperatorCounts, RangeMeter
+from penstock.bridge.session import SparkOptions
+from penstock.bridge.spark_life import SparkFacts, SparkLife, SparkState
+from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, DivertRequest
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.worker.load import TaskLoad
+
+# What Spark is assumed to cost before it was measured: on two cores a micro-batch costs about a quarter of a second,
+# and rows that stay columns go through at some hundred thousand a second.
+_FIRST_GUESS = Calibration(batch=BatchCost(0.25, 400_000.0))
+
+# When micro-batches are under way and none is answered for this long, Spark is asked whether it lives.
+_QUIET_S = 10.0
+
+# In an overload, all micro-batches that are under way together fit into Spark's memory, whatever Spark answers, and an
+# answer comes within seconds. But they are not so small that the fixed cost is most of the cost.
+_ROWS_UNDER_WAY = 600_000
+_ROWS_LEAST = 50_000
+
+
+@dataclass(frozen=True)
+class DualOptions:
+    """How a job uses Spark: the detector's options, and the session's."""
+
+    burst: BurstOptions
+    spark: SparkOptions
+
+
+@dataclass(frozen=True)
+class PrepareSpark:
+    """Start Spark, and try these ranges in it."""
+
+    life: int
+    forms: tuple[RangeForm, ...]
+
+
+@dataclass(frozen=True)
+class CheckSpark:
+    """Ask Spark whether it lives. There is no hurry."""
+
+    life: int
+
+
+@dataclass(frozen=True)
+class EndSpark:
+    """Let Spark end in order, and kill it when it does not."""
+
+    life: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class KillSpark:
+    """Kill what is left of Spark."""
+
+    life: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DivertTasks:
+    """Have a worker divert the tasks of a chain to the Spark of this life, which runs on this node."""
+
+    worker: int
+    number: int
+    divert: DivertRequest
+    life: int
+    node: str
+
+
+@dataclass(frozen=True)
+class UndivertTasks:
+    """Have a worker's tasks of a chain take up their input as records again."""
+
+    worker: int
+    number: int
+    chain: int
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Something that the user should know."""
+
+    text: str
+
+
+Command = PrepareSpark | CheckSpark | EndSpark | KillSpark | DivertTasks | UndivertTasks | Warn
+
+
+@dataclass
+class _Range:
+    """A range of operators of the job, and what has been measured of it."""
+
+    form: RangeForm
+    detector: BurstDetector
+    meter: RangeMeter = field(default_factory=RangeMeter)
+    decision: Decision | None = None
+    failed: str | None = None  # why the last diversion ended that did so by itself
+    parts: dict[int, int] = field(default_factory=dict)  # while it is in Spark: chain -> up to which position
+    extent: str = ""  # why it ends there
+
+    @property
+    def chains(self) -> list[int]:
+        """The chains whose tasks are diverted with this range."""
+        return list(self.parts) or [self.form.chain]
+
+
+@dataclass
+class _Look:
+    """What the workers have reported, of the tasks that belong to the plan."""
+
+    now: float
+    asked_s: float
+    reports: dict[int, list[TaskLoad]]  # by worker
+
+    def of_chain(self, chain: int) -> dict[int, list[TaskLoad]]:
+        """The tasks of a chain by worker; workers without any are left out."""
+        found = {worker: [t for t in tasks if t["chain"] == chain] for worker, tasks in self.reports.items()}
+        return {worker: tasks for worker, tasks in found.items() if tasks}
+
+    def tasks(self, *chains: int) -> list[TaskLoad]:
+        """The tasks of these chains, of all workers."""
+        return [task for chain in chains for tasks in self.of_chain(chain).values() for task in tasks]
+
+
+def _layout(plan: Plan) -> list[list[str]]:
+    """The operators of each chain."""
+    return [[operator.name for operator in chain.operators] for chain in plan.chains]
+
+
+def _is_of(task: TaskLoad, layout: list[list[str]]) -> bool:
+    """Whether a worker's task belongs to this plan."""
+    chain = task["chain"]
+    return chain < len(layout) and layout[chain] == [name for name, _, _ in task["operators"]]
+
+
+class ParadigmScheduler:
+    """See the module's docstring. `hang_timeout_s`: for how long Spark may owe an answer to CheckSpark."""
+
+    def __init__(self, plan: Plan, options: DualOptions, hang_timeout_s: float) -> None:
+        self._plan = plan
+        self._options = options
+        self._spark = SparkLife(options.spark.prepare_limit_s, hang_timeout_s)
+        self._requests = DivertRequests()
+        self._counts = OperatorCounts()
+        self._stays: dict[str, str] = {}  # chain -> why nothing of it can cross
+        self._ranges: list[_Range] = []
+        self._failures: dict[int, int] = {}  # of each task: its last diversion that ended by itself
+        self._warned: set[str] = set()  # since Spark was ready
+        self._looked_s: float | None = None
+        self._quiet_s = 0.0  # for how long micro-batches have been under way without an answer
+        self._answers = 0  # records that Spark had answered by the last look
+        self._find_ranges()
+
+    def status(self) -> dict[str, Any]:
+        """The paradigm that each range of operators is in, and why, as plain data."""
+        facts = self._spark.facts
+        return {
+            "mode": self._options.burst.mode,
+            "spark": self._spark.absence if facts is None else facts.session,
+            "processes": {} if facts is None else {"bridge": facts.bridge, "executors": dict(facts.executors)},
+            "ranges": [self._status(range_) for range_ in self._ranges],
+            "stays": dict(self._stays),
+        }
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def looked(self, now: float, asked_s: float, reports: Mapping[int, Sequence[TaskLoad]]) -> list[Command]:
+        """The workers were asked for their load at `asked_s`, and these, by their numbers, have answered. To be called
+        a few times a second, also when no worker answers."""
+        if self._spark.state is SparkState.STOPPED:
+            return []
+        passed = 0.0 if self._looked_s is None else now - self._looked_s
+        self._looked_s = now
+        commands: list[Command] = []
+        life, starting = self._spark.number, self._spark.state is SparkState.PREPARING
+        if life is not None and (why := self._spark.pass_time(passed)) is not None:
+            commands += self._lost(now, life, why, starting=starting)
+        layout = _layout(self._plan)
+        of_plan = {worker: [task for task in tasks if _is_of(task, layout)] for worker, tasks in reports.items()}
+        look = _Look(now, asked_s, of_plan)
+        self._counts.take(task for tasks in look.reports.values() for task in tasks)
+        for range_ in self._ranges:
+            own = look.tasks(range_.form.chain)
+            if self._leader(range_) is not None:
+                range_.meter.take_answers(own)
+                if range_.detector.state == "SWITCHING":  # it must not go by itself when its leader comes back
+                    range_.detector.happened("calm", now, "its operators are in Spark with those before them")
+            elif own:
+                commands += self._decide(range_, look)
+            elif range_.detector.state not in ("SWITCHING", "OPERATION"):
+                commands += self._undivert(range_, look)
+        return commands + self._watch_answers(look, passed)
+
+    def spark_ready(self, now: float, life: int, facts: SparkFacts) -> list[Command]:
+        """Spark was started, and the ranges were tried in it."""
+        if life != self._spark.number:  # it was given up meanwhile
+            return []
+        self._spark.ready(facts)
+        self._warned.clear()
+        self._quiet_s = 0.0
+        self._tell_detectors("ready", now)
+        for range_ in self._ranges:
+            if (cost := facts.costs.get(range_.form.chain)) is not None:
+                range_.detector.tried(cost)
+        return []
+
+    def spark_failed(self, now: float, life: int, why: str) -> list[Command]:
+        """Spark could not be started, or has told that it does not work, or its process has died."""
+        if life != self._spark.number:
+            return []
+        starting = self._spark.state is SparkState.PREPARING
+        return self._lost(now, life, self._spark.fail(why), starting=starting)
+
+    def spark_answered(self, life: int) -> list[Command]:
+        """Spark has answered to CheckSpark."""
+        if life == self._spark.number:
+            self._spark.answered()
+            self._quiet_s = 0.0
+        return []
+
+    def done(self, now: float, number: int) -> list[Command]:
+        """A worker has done what DivertTasks or UndivertTasks of this number says."""
+        self._requests.end(number, now, refused=False)
+        return []
+
+    def refused(self, now: float, number: int, why: str | None) -> list[Command]:
+        """A worker could not do what the command of this number says; `why` is None when its process has died."""
+        self._requests.end(number, now, refused=True)
+        return [] if why is None else [*self._warn(why), *self._doubt(why)]
+
+    def plan_changed(self, plan: Plan) -> list[Command]:
+        """The job has this plan from now on."""
+        before, self._plan = self._plan, plan
+        if _layout(plan) == _layout(before):
+            return []
+        self._find_ranges()
+        self._counts.forget_tasks()
+        life = self._spark.replace()
+        return [] if life is None else [EndSpark(life, "the job's operators were divided among its tasks anew")]
+
+    def stop(self) -> list[Command]:
+        """The job has ended; nothing follows."""
+        life = self._spark.stop()
+        return [] if life is None else [EndSpark(life, "the job has ended")]
+
+    # --- ranges ----------------------------------------------------------------------------------------------------
+
+    def _find_ranges(self) -> None:
+        self._stays, self._ranges = {}, []
+        for chain in self._plan.chains:
+            form = range_form(self._plan, chain)
+            if isinstance(form, str):
+                self._stays[chain.name] = form
+            else:
+                self._ranges.append(_Range(form, BurstDetector(self._options.burst, _FIRST_GUESS)))
+
+    def _leader(self, range_: _Range) -> _Range | None:
+        """The range that begins before this one and has taken its operators to Spark too."""
+        chain = range_.form.chain
+        return next((other for other in self._ranges if other is not range_ and chain in other.parts), None)
+
+    def _extend(self, range_: _Range) -> None:
+        """Find out how many operators go with a range that is about to go to Spark."""
+        forms = [one.form for one in self._ranges if not one.parts and self._leader(one) is None]
+        plan = self._plan
+        found = switch_range(
+            parts.vertices(plan, forms, self._counts.lately),
+            parts.head(plan, range_.form.chain),
+            parts.crosses(plan, forms),
+            below=self._options.burst.range_below,
+            absorb_ends=True,
+        )
+        range_.extent = found.reason
+        range_.parts = {} if isinstance(found, NoRange) else parts.parts(forms, found.operators)
+        range_.parts.setdefault(range_.form.chain, range_.form.position)
+
+    def _decide(self, range_: _Range, look: _Look) -> list[Command]:
+        detector = range_.detector
+        decision = detector.observe(range_.meter.observe(look.tasks(range_.form.chain), look.now))
+        range_.decision = decision
+        commands: list[Command] = []
+        if decision.warning is not None:
+            commands += self._warn(decision.warning)  # each range has it to say
+        if decision.prepare:
+            commands += self._prepare(look.now)
+        if detector.state == "SWITCHING" and not range_.parts:
+            self._extend(range_)
+        if (why := self._new_failure(look.tasks(*range_.chains))) is not None:
+            range_.failed = why
+            if detector.state in ("SWITCHING", "OPERATION"):
+                detector.happened("bridge lost", look.now, self._spark.with_log(why))
+            commands += self._doubt(why)
+        if detector.state in ("SWITCHING", "OPERATION"):
+            return commands + self._divert(range_, decision, look)
+        if not any(is_diverted(task) for task in look.tasks(*range_.chains)):
+            if detector.state == "RETURNING":
+                detector.happened("returned", look.now)
+            range_.parts = {}
+        return commands + self._undivert(range_, look)
+
+    def _divert(self, range_: _Range, decision: Decision, look: _Look) -> list[Command]:
+        life, facts = self._spark.number, self._spark.facts
+        if life is None or facts is None or self._spark.state is not SparkState.READY:
+            return []
+        tasks = look.tasks(*range_.chains)
+        running = [task for task in tasks if not task["finished"]]
+        commands: list[Command] = []
+        # Those of a worker that has not reported count too: what others are told must not change with its silence.
+        all_running = sum(self._plan.chains[chain].parallelism for chain in range_.chains) - len(tasks) + len(running)
+        rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * max(1, all_running))))
+        for chain, position in range_.parts.items():
+            names = tuple(operator.name for operator in self._plan.chains[chain].operators)
+            divert = DivertRequest(chain, position, decision.interval.seconds, True, rows, names)
+            for worker, tasks in look.of_chain(chain).items():
+                number = self._requests.begin_divert(worker, divert, tasks, look.asked_s)
+                if number is not None:
+                    commands.append(DivertTasks(worker, number, divert, life, facts.node))
+        if range_.detector.state == "SWITCHING" and running and all(task["diverted"] is not None for task in running):
+            range_.detector.happened("switched", look.now)
+        return commands
+
+    def _undivert(self, range_: _Range, look: _Look) -> list[Command]:
+        commands: list[Command] = []
+        for chain in range_.chains:
+            for worker, tasks in look.of_chain(chain).items():
+                number = self._requests.begin_undivert(worker, chain, tasks, look.asked_s)
+                if number is not None:
+                    commands.append(UndivertTasks(worker, number, chain))
+        return commands
+
+    def _new_failure(self, tasks: Sequence[TaskLoad]) -> str | None:
+        """Why a diversion has ended by itself, if one has since the last look."""
+        found = None
+        for task in tasks:
+            if task["diversion_failed"] is not None:
+                diversion, why = task["diversion_failed"]
+                if self._failures.get(task["number"]) != diversion:
+                    self._failures[task["number"]] = diversion
+                    found = found or why
+        return found
+
+    # --- Spark -----------------------------------------------------------------------------------------------------
+
+    def _prepare(self, now: float) -> list[Command]:
+        """Start Spark, unless it is there or being started."""
+        if self._spark.state is SparkState.READY:
+            self._tell_detectors("ready", now)
+        if self._spark.state is not SparkState.ABSENT:
+            return []
+        return [PrepareSpark(self._spark.prepare(), tuple(range_.form for range_ in self._ranges))]
+
+    def _doubt(self, why: str) -> list[Command]:
+        """Ask Spark whether it lives, unless it has been asked already."""
+        life = self._spark.number
+        if life is None or self._spark.state is not SparkState.READY:
+            return []
+        self._spark.doubt(why)
+        return [CheckSpark(life)]
+
+    def _watch_answers(self, look: _Look, passed: float) -> list[Command]:
+        """Doubt Spark when it owes answers and gives none for a while."""
+        answers = sum(range_.meter.records_in_spark for range_ in self._ranges)
+        stories = [task["diverted"] for tasks in look.reports.values() for task in tasks]
+        waiting = any(story["under_way"] for story in stories if story is not None)
+        self._quiet_s = self._quiet_s + passed if waiting and answers == self._answers else 0.0
+        self._answers = answers
+        return self._doubt(f"no micro-batch was answered for {self._quiet_s:.0f} s") if self._quiet_s > _QUIET_S else []
+
+    def _lost(self, now: float, life: int, why: str, *, starting: bool) -> list[Command]:
+        """Spark has been given up."""
+        if starting:
+            self._tell_detectors("prepare failed", now, why)
+        else:
+            for range_ in self._ranges:
+                # One that has told of a failure already waits for its next try.
+                if range_.detector.prepared or range_.detector.awaits_preparation:
+                    range_.detector.happened("bridge lost", now, why)
+        return [KillSpark(life, why)]
+
+    def _tell_detectors(self, event: Event, now: float, why: str = "") -> None:
+        for range_ in self._ranges:
+            if range_.detector.awaits_preparation:
+                range_.detector.happened(event, now, why)
+
+    def _warn(self, text: str) -> list[Command]:
+        if text in self._warned:
+            return []
+        self._warned.add(text)
+        return [Warn(text)]
+
+    # --- status ----------------------------------------------------------------------------------------------------
+
+    def _status(self, range_: _Range) -> dict[str, Any]:
+        parts_, form = range_.parts, range_.form
+        forms = [one.form for one in self._ranges if one.form.chain in parts_] if parts_ else [form]
+        leader = self._leader(range_) or range_
+        return {
+            "chain": form.chain,
+            "operators": [name for one in forms for name in one.before(parts_.get(one.chain, one.position)).names],
+            "partials": form.combiner is not None,
+            "extent": leader.extent,
+            "state": leader.detector.state,
+            "paradigm": "operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
+            "reason": "" if leader.decision is None else leader.decision.reason,
+            "figures": {} if leader.decision is None else vars(leader.decision.figures),
+            "records_in_spark": range_.meter.records_in_spark,
+            "failed": range_.failed,
+        }

@@ -1,0 +1,103 @@
+"""What the tasks of a job have done since they were last looked at: the measurements behind a switch (docs/papers.md:
+D2, D3). Made from the tasks' counters, which only grow, except that a task that was built again begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from penstock.bridge.burst import Observation
+from penstock.bridge.cost import MicroBatch
+from penstock.runtime.worker.load import TaskLoad
+
+# The weight of an operator's earlier counts at the next look: magnifications are those of the last ten seconds or so.
+_KEPT = 0.975
+
+
+class OperatorCounts:
+    """How many records each operator has received and emitted lately, as far as it ran record by record."""
+
+    def __init__(self) -> None:
+        self.lately: dict[str, tuple[float, float]] = {}
+        self._last: dict[tuple[int, str], tuple[int, int, bool]] = {}  # by the last look; whether it was diverted
+
+    def take(self, loads: Iterable[TaskLoad]) -> None:
+        """Add what was counted since the last look. Diverted tasks are left out: their operators count only the records
+        at the ends of the range."""
+        found: dict[str, tuple[int, int]] = {}
+        for task in loads:
+            diverted = task["diverted"] is not None
+            for name, taken, given in task["operators"]:
+                at = (task["number"], name)
+                taken_before, given_before, was_diverted = self._last.get(at, (0, 0, False))
+                self._last[at] = (taken, given, diverted)
+                if not (diverted or was_diverted) and taken >= taken_before and given >= given_before:
+                    so_far = found.get(name, (0, 0))
+                    found[name] = (so_far[0] + taken - taken_before, so_far[1] + given - given_before)
+        for name, (taken, given) in found.items():
+            kept = self.lately.get(name, (0.0, 0.0))
+            self.lately[name] = (_KEPT * kept[0] + taken, _KEPT * kept[1] + given)
+
+    def forget_tasks(self) -> None:
+        """Tasks have other numbers from now on. What was counted lately remains."""
+        self._last.clear()
+
+
+class RangeMeter:
+    """Measures one range: the tasks whose input waits before it."""
+
+    def __init__(self) -> None:
+        self.records_in_spark = 0  # that Spark has answered
+        self._observed = 0  # of these, by the last observation
+        # Of each task by the last observation: records taken in both paradigms, records that waited, ns busy.
+        self._done: dict[int, tuple[int, int, int]] = {}
+        self._answered: dict[int, int] = {}  # of each task: records that Spark has answered
+        self._seen: dict[int, tuple[int, int]] = {}  # of each task: its diversion, and the last micro-batch
+
+    def observe(self, tasks: Sequence[TaskLoad], now: float) -> Observation:
+        """What the tasks, one or more, did since the last observation."""
+        batches = self.take_answers(tasks)
+        in_spark, self._observed = self.records_in_spark - self._observed, self.records_in_spark
+        waiting = arrivals = more = busy_ns = 0
+        for task in tasks:
+            taken, busy = task["operators"][0][1], task["busy_ns"]
+            # What is under way in Spark waits too: it counts as taken when it is answered.
+            queue = task["queued"] + task["behind"] + task["under_way"]
+            waiting += queue
+            # Task by task: one whose worker has missed a look, or was started again, counts from where it was.
+            taken_before, queue_before, busy_before = self._done.get(task["number"], (taken, queue, busy))
+            self._done[task["number"]] = (taken, queue, busy)
+            more += max(0, taken - taken_before)
+            arrivals += max(0, taken - taken_before) + queue - queue_before
+            busy_ns += max(0, busy - busy_before)
+        return Observation(
+            now,
+            float(waiting),
+            arrivals=float(max(0, arrivals)),
+            processed=float(max(0, more - in_spark)),
+            busy_s=busy_ns / 1e9 / len(tasks),
+            batches=batches,
+        )
+
+    def take_answers(self, tasks: Iterable[TaskLoad]) -> tuple[MicroBatch, ...]:
+        """Count the records that Spark has answered. Returns the micro-batches by which Spark is measured."""
+        tasks = list(tasks)
+        batches: list[MicroBatch] = []
+        # Those under way share Spark's cores: each takes as much longer, and all together no less.
+        beside = max(1, sum(task["diverted"]["under_way"] for task in tasks if task["diverted"] is not None))
+        for task in tasks:
+            answered, before = task["answered"], self._answered.get(task["number"], 0)
+            self._answered[task["number"]] = answered
+            self.records_in_spark += answered - before if answered >= before else answered  # it was built again
+            story = task["diverted"]
+            if story is None:
+                continue
+            diversion, last = self._seen.get(task["number"], (story["id"], 0))
+            if diversion != story["id"]:
+                last = 0
+            for number, records, seconds in story["recent"]:
+                if number > last:
+                    self._seen[task["number"]] = (story["id"], number)
+                    if number > 1:  # the first loads and compiles
+                        batches.append(MicroBatch(records, seconds / beside))
+        return tuple(batches)

@@ -1,0 +1,160 @@
+"""The life of a job's Spark, as the paradigm scheduler knows it: from the request to start it to its loss.
+
+Each start of Spark is a *life* with a number of its own. What is told late of an earlier life concerns nobody any more.
+
+Spark is given up for a reason only: its start has failed, it has told that it does not work, its process has died, the
+ranges that it has compiled are no longer those of the job, or it has exceeded a limit that the options name. These
+limits are `SparkOptions.prepare_seconds` for the start, and `hang_timeout_s` of `run()` for the answer to the question
+whether it lives. Waiting counts only while the asking process itself runs: the time between two looks counts up to a
+few seconds, so a JobMaster that was paused does not take its own pause for Spark's silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.bridge.cost import BatchCost
+from penstock.runtime.lifecycle import Machine, State, Table
+
+# The most that one look adds to the time for which something has been waited for.
+_COUNTED_MAX_S = 5.0
+
+
+class SparkState(State):
+    """The states of a job's Spark."""
+
+    ABSENT = "ABSENT", "There is no Spark that could answer, and none is being started."
+    PREPARING = "PREPARING", "Spark is being started, and the ranges of the job are tried in it."
+    READY = "READY", "Spark answers micro-batches."
+    DOUBTED = "DOUBTED", "Spark has been asked whether it lives, and has not answered yet."
+    STOPPED = "STOPPED", "The job has ended."
+
+
+SparkEvent = Literal["prepare", "ready", "doubt", "answered", "failed", "too late", "replaced", "stop"]
+
+_THERE = (SparkState.PREPARING, SparkState.READY, SparkState.DOUBTED)
+
+SPARK_LIFE: Table[SparkState, SparkEvent] = Table(
+    SparkState,
+    SparkState.ABSENT,
+    {
+        (SparkState.ABSENT, "prepare"): SparkState.PREPARING,
+        (SparkState.PREPARING, "ready"): SparkState.READY,
+        (SparkState.READY, "doubt"): SparkState.DOUBTED,
+        (SparkState.DOUBTED, "answered"): SparkState.READY,
+        (SparkState.ABSENT, "stop"): SparkState.STOPPED,
+        **{(state, "failed"): SparkState.ABSENT for state in _THERE},
+        **{(state, "too late"): SparkState.ABSENT for state in (SparkState.PREPARING, SparkState.DOUBTED)},
+        **{(state, "replaced"): SparkState.ABSENT for state in _THERE},
+        **{(state, "stop"): SparkState.STOPPED for state in _THERE},
+    },
+    [
+        ("replaced", [SparkState.ABSENT, SparkState.STOPPED], "no Spark has compiled ranges"),
+        ("stop", [SparkState.STOPPED], "the job ends once"),
+    ],
+)
+
+
+@dataclass(frozen=True)
+class SparkFacts:
+    """What a Spark that is ready tells of itself."""
+
+    session: str  # one line for people
+    costs: Mapping[int, BatchCost | None]  # by chain: what a micro-batch costs, as far as a trial could tell
+    bridge: int  # the process that holds the session
+    log: str  # the file of what Spark writes
+    executors: Mapping[str, int | None]  # id -> process, where it is known
+    node: str  # on which the bridge runs
+
+
+class SparkLife:
+    """See the module's docstring. `prepare_s`, `silence_s`: the limits."""
+
+    def __init__(self, prepare_s: float, silence_s: float) -> None:
+        self._limits = {
+            SparkState.PREPARING: (prepare_s, "Spark was not ready within prepare_seconds={:g} seconds"),
+            SparkState.DOUBTED: (silence_s, "Spark has not answered for hang_timeout_s={:g} seconds"),
+        }
+        self._machine = Machine(SPARK_LIFE, "the job's Spark")
+        self._waited_s = 0.0  # in this state
+        self._number = 0
+        self._why = ""  # it is doubted
+        self.facts: SparkFacts | None = None  # while it is there
+        self.absence: str | None = None  # why it is not there, if that is to be said
+
+    @property
+    def state(self) -> SparkState:
+        """The state now."""
+        return self._machine.state
+
+    @property
+    def number(self) -> int | None:
+        """The number of the present life, None while there is none."""
+        return self._number if self.state in _THERE else None
+
+    def prepare(self) -> int:
+        """Spark is to be started. Returns the number of the new life."""
+        self._move("prepare")
+        self._number += 1
+        return self._number
+
+    def ready(self, facts: SparkFacts) -> None:
+        """Spark can answer."""
+        self._move("ready")
+        self.facts, self.absence = facts, None
+
+    def doubt(self, why: str) -> None:
+        """Spark is asked whether it lives."""
+        self._move("doubt", why)
+        self._why = why
+
+    def answered(self) -> None:
+        """Spark has answered that it lives."""
+        self._move("answered")
+
+    def fail(self, why: str) -> str:
+        """Spark could not be started, or has told that it does not work, or its process has died. Returns the reason
+        with what is known besides."""
+        return self._lose("failed", f"{self._why}; {why}" if self.state is SparkState.DOUBTED else why)
+
+    def pass_time(self, seconds: float) -> str | None:
+        """So much time has passed since the last look. When Spark has exceeded a limit, it is given up; returns the
+        reason then."""
+        if self.state not in self._limits:
+            return None
+        limit_s, text = self._limits[self.state]
+        self._waited_s += min(seconds, _COUNTED_MAX_S)
+        if self._waited_s < limit_s:
+            return None
+        why = text.format(limit_s)
+        return self._lose("too late", f"{why}, after: {self._why}" if self.state is SparkState.DOUBTED else why)
+
+    def replace(self) -> int | None:
+        """Give up the present life, because the ranges have changed. Returns its number if there was one."""
+        number = self.number
+        self._move("replaced")
+        self.facts = self.absence = None
+        return number
+
+    def stop(self) -> int | None:
+        """The job has ended. Returns the number of the present life if there was one."""
+        number = self.number
+        self._move("stop")
+        return number
+
+    def with_log(self, why: str) -> str:
+        """A failure, with the file in which Spark may have written more about it."""
+        return why if self.facts is None else f"{why}; what Spark wrote is in {self.facts.log}"
+
+    def _lose(self, event: SparkEvent, why: str) -> str:
+        was_ready = self.state is not SparkState.PREPARING
+        why = self.with_log(why)
+        self._move(event, why)
+        self.facts, self.absence = None, f"lost: {why}" if was_ready else f"not to be had: {why}"
+        return why
+
+    def _move(self, event: SparkEvent, why: str = "") -> None:
+        if self._machine.move(event, why):
+            self._waited_s = 0.0

@@ -1,0 +1,55 @@
+"""What a task tells of its load: the few counters by which the paradigm scheduler decides (bridge/)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from penstock.runtime.worker.task import Task
+
+
+class DivertLoad(TypedDict):
+    """The diversion that a task follows."""
+
+    interval_s: float
+    rows_max: int
+
+
+class TaskLoad(TypedDict):
+    """The load of one task, as plain data."""
+
+    number: int
+    chain: int
+    finished: bool
+    record_by_record: bool  # whether it takes its records one by one for a while, in which it cannot be diverted
+    queued: int  # records in its inbox
+    behind: int  # records that its source knows to be due but has not read
+    under_way: int  # records in micro-batches without an answer
+    divert: DivertLoad | None  # what it follows, or will follow from the next barrier on; None: records, now or soon
+    diverted: dict[str, Any] | None  # the story of its present diversion (operators/micro_batch.py)
+    diversion_failed: tuple[int, str] | None  # the last diversion that ended by itself, and why
+    answered: int  # records that Spark has answered, of all its diversions
+    busy_ns: int
+    operators: list[Any]  # (name, records in, records out)
+
+
+def task_load(task: Task) -> TaskLoad:
+    """The task's load. Cheap, because it is asked for several times a second; safe in another thread than the run
+    loop's."""
+    diversion = task.diversion  # read once, because it may end meanwhile
+    told = task.told_to_divert()
+    return {
+        "number": task.task.number,
+        "chain": task.task.chain,
+        "finished": task.finished,
+        "record_by_record": task.record_by_record is not None,
+        "queued": task.queued + task.held,
+        "behind": task.behind(),
+        "under_way": 0 if diversion is None else diversion.records,
+        "divert": None if told is None else {"interval_s": told.interval_s, "rows_max": told.rows_max},
+        "diverted": None if diversion is None else diversion.story.plain(),
+        "diversion_failed": task.diversion_failed,
+        "answered": task.answered,
+        "busy_ns": task.busy_ns,
+        "operators": [(stage.context.operator.name, stage.records_in, stage.records_out) for stage in task.stages],
+    }

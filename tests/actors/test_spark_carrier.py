@@ -1,0 +1,252 @@
+"""The carrier of the paradigm scheduler, with workers and a Spark that are made up: what a worker is told, what becomes
+of the process that holds the session, and what a user reads in the status. The decisions are tested without threads, in
+tests/bridge/test_paradigm_scheduler.py; real workers and a real Spark are in tests/e2e/test_dual.py."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from penstock.actors.spark_carrier import SparkCarrier
+from penstock.bridge.burst import BurstOptions
+from penstock.bridge.forms import RangeForm
+from penstock.bridge.paradigm_scheduler import DualOptions
+from penstock.bridge.session import SparkOptions
+from penstock.bridge.spark_life import SparkFacts
+from penstock.runtime.operators.micro_batch import DivertRequest
+from penstock.runtime.program.plan import replanned
+from penstock.runtime.worker.load import TaskLoad
+from tests.bridge.scheduled_job import FACTS, ScheduledJob
+from tests.bridge.test_paradigm_scheduler import words
+from tests.e2e.processes import wait_until
+
+
+class MadeUpBridge:
+    """A process that holds a session; the test answers its calls."""
+
+    def __init__(self, name: str, forms: list[RangeForm]) -> None:
+        self.name = name
+        self.forms = forms
+        self.did: list[str] = []
+        self.prepared: Future[SparkFacts] = Future()
+        self.checked: Future[Any] = Future()
+        self.stopped: Future[Any] = Future()
+
+    def prepare(self) -> Future[SparkFacts]:
+        return self.prepared
+
+    def check(self) -> Future[Any]:
+        self.did.append("check")
+        return self.checked
+
+    def stop(self) -> Future[Any]:
+        self.did.append("stop")
+        return self.stopped
+
+    def kill(self) -> None:
+        self.did.append("kill")
+
+
+class Job:
+    """Two workers that do what they are told, and what the carrier has made of Spark."""
+
+    def __init__(self, burst: BurstOptions, cannot_start: Exception | None = None) -> None:
+        self.bridges: list[MadeUpBridge] = []
+        self.cannot_start = cannot_start
+        self.cannot_tell: Exception | None = None
+        self.refusal: str | None = None
+        self.told: list[tuple[int, str, tuple[Any, ...]]] = []
+        self.workers = ScheduledJob(words(parallelism=1), burst)  # only its tasks are used
+        self.asked = threading.Semaphore(0)
+        self.carrier = SparkCarrier(
+            self.workers.plan,
+            DualOptions(burst, SparkOptions()),
+            60.0,
+            ask=self.ask,
+            tell=self.tell,
+            start=self.start,
+        )
+
+    def ask(self) -> Mapping[int, Sequence[TaskLoad]]:
+        self.asked.release()
+        if self.cannot_tell is not None:
+            raise self.cannot_tell
+        return {0: list(self.workers.tasks.values())}
+
+    def tell(
+        self,
+        worker: int,
+        method: str,
+        arguments: tuple[Any, ...],
+        done: Callable[[], None],
+        refused: Callable[[str | None], None],
+    ) -> None:
+        self.told.append((worker, method, arguments))
+        if self.refusal is not None:
+            refused(self.refusal)
+            return
+        if method == "divert":
+            for task in self.workers.chains[arguments[0].chain]:
+                task["divert"] = {"interval_s": arguments[0].interval_s, "rows_max": arguments[0].rows_max}
+        else:
+            for task in self.workers.chains[arguments[0]]:
+                task["divert"] = task["diverted"] = None
+        self.workers.barrier()
+        done()
+
+    def start(self, name: str, options: SparkOptions, forms: list[RangeForm]) -> MadeUpBridge:
+        if self.cannot_start is not None:
+            raise self.cannot_start
+        self.bridges.append(MadeUpBridge(name, forms))
+        return self.bridges[-1]
+
+    def spark(self, number: int = 0) -> MadeUpBridge:
+        """A Spark that is being prepared."""
+        wait_until(lambda: len(self.bridges) > number, "Spark is started")
+        return self.bridges[number]
+
+    def looks(self) -> None:
+        """Wait until the carrier has looked at the workers twice more."""
+        while self.asked.acquire(blocking=False):
+            pass
+        for _ in range(2):
+            assert self.asked.acquire(timeout=60)
+
+    def state(self) -> str:
+        return str(self.carrier.status()["ranges"][0]["state"])
+
+    def awaits(self, state: str) -> None:
+        wait_until(lambda: self.state() == state, f"the range is in {state}")
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    """In it, all records go to Spark as soon as Spark is ready."""
+    job = Job(BurstOptions(mode="spark-only"))
+    yield job
+    for bridge in job.bridges:
+        bridge.stopped.cancel()
+    job.carrier.close()
+
+
+def test_a_worker_hears_where_its_tasks_are_to_send_their_input(job: Job) -> None:
+    assert job.carrier.status()["spark"] is None
+    spark = job.spark()
+    job.looks()
+    assert job.told == []
+    spark.prepared.set_result(FACTS)
+    job.awaits("OPERATION")
+    job.looks()
+    ((worker, method, (divert, name, node)),) = job.told
+    assert (worker, method, name, node) == (0, "divert", spark.name, "here")
+    assert isinstance(divert, DivertRequest)
+    assert {form.chain for form in spark.forms} == {divert.chain}
+    assert job.carrier.status()["spark"] == "a session"
+    assert job.carrier.status()["processes"] == {"bridge": 4711, "executors": {"1": 4712}}
+
+
+def test_spark_ends_in_order_with_the_job_and_is_killed_once(job: Job) -> None:
+    spark = job.spark()
+    spark.prepared.set_result(FACTS)
+    job.awaits("OPERATION")
+    spark.stopped.set_result(None)
+    job.carrier.close()
+    assert spark.did == ["stop", "kill"]
+    job.carrier.close()
+    assert spark.did == ["stop", "kill"]
+    assert job.carrier.status()["spark"] == "a session", "the last status says what there was"
+
+
+def test_a_spark_that_does_not_end_is_killed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    spark = job.spark()
+    spark.prepared.set_result(FACTS)
+    job.awaits("OPERATION")
+    spark.stopped.set_exception(TimeoutError())
+    job.carrier.close()
+    assert spark.did == ["stop", "kill"]
+    assert "job words: Spark did not end by itself: it did not answer in time" in caplog.text
+
+
+def test_a_start_that_ends_after_the_job_leaves_nothing(job: Job) -> None:
+    spark = job.spark()
+    spark.stopped.set_result(None)
+    job.carrier.close()
+    spark.prepared.set_result(FACTS)
+    assert spark.did == ["stop", "kill"]
+
+
+def test_without_spark_the_user_reads_why_and_is_warned_once(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="penstock.actors.spark_carrier"):
+        spark = job.spark()
+        spark.prepared.set_exception(RuntimeError("there is no Java"))
+        wait_until(lambda: bool(caplog.records), "the warning is there")
+        job.looks()
+    assert job.carrier.status()["spark"] == "not to be had: there is no Java"
+    assert spark.did == ["kill"]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "job words: Spark could not be made ready (there is no Java)" in record.getMessage()
+    assert job.told == []
+
+
+def test_a_process_that_cannot_even_be_started_is_no_spark() -> None:
+    job = Job(BurstOptions(mode="off"))
+    job.carrier.close()
+    assert job.bridges == [], "never needed"
+
+    job = Job(BurstOptions(mode="spark-only"), RuntimeError("no resources"))
+    wait_until(lambda: job.carrier.status()["spark"] == "not to be had: no resources", "the reason is in the status")
+    job.carrier.close()
+
+
+def test_a_dead_spark_is_found_when_a_micro_batch_fails_and_all_tasks_take_up_records(job: Job) -> None:
+    spark = job.spark()
+    spark.prepared.set_result(FACTS)
+    job.awaits("OPERATION")
+    task = job.workers.chains[0][0]
+    job.workers.fail(task, "Lost: gone")
+    wait_until(lambda: spark.did == ["check"], "Spark is asked whether it lives")
+    assert job.carrier.status()["spark"] == "a session", "a question is no loss"
+    spark.checked.set_exception(RuntimeError("the JVM has gone"))
+    wait_until(lambda: spark.did == ["check", "kill"], "it is killed")
+    job.awaits("RECORD")
+    status = job.carrier.status()
+    assert status["spark"].startswith("lost: Lost: gone; the JVM has gone")
+    assert status["ranges"][0]["failed"] == "Lost: gone"
+    assert task["divert"] is None
+
+
+def test_another_plan_ends_the_spark_that_has_compiled_the_old_one(job: Job) -> None:
+    first = job.spark()
+    first.prepared.set_result(FACTS)
+    first.stopped.set_result(None)
+    job.awaits("OPERATION")
+    flow = job.workers.flow
+    job.workers.plan = replanned(flow.graph, job.workers.plan, "count", 2, chaining=True)
+    job.workers.make_tasks()
+    job.carrier.plan_changed(job.workers.plan)
+    second = job.spark(1)
+    wait_until(lambda: first.did == ["stop", "kill"], "the first has ended")
+    assert second.name != first.name, "a name of a dead actor is not used again"
+    second.prepared.set_result(FACTS)
+    job.awaits("OPERATION")
+    assert job.told[-1][2][1] == second.name
+
+
+def test_a_worker_that_refuses_or_cannot_tell_its_load_ends_nothing(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.refusal = "worker 0: divert: no"
+    spark = job.spark()
+    spark.checked.set_result([])
+    spark.prepared.set_result(FACTS)
+    wait_until(lambda: "job words: worker 0: divert: no" in caplog.text, "the user hears of it")
+    job.cannot_tell = RuntimeError("worker 0 could not answer")
+    job.looks()
+    assert "the load of its workers is not known: worker 0 could not answer" in caplog.text
+    job.refusal = job.cannot_tell = None
+    job.awaits("OPERATION")
+    assert "kill" not in spark.did

@@ -1,0 +1,367 @@
+"""A job on two workers and its Spark, in virtual time, around a ParadigmScheduler: workers and Spark do what they are
+told, or what a test has them do instead. Each command is checked when it is given (`_check`)."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.bridge.burst import BurstOptions
+from penstock.bridge.cost import BatchCost
+from penstock.bridge.forms import RangeForm
+from penstock.bridge.paradigm_scheduler import (
+    CheckSpark,
+    Command,
+    DivertTasks,
+    DualOptions,
+    EndSpark,
+    KillSpark,
+    ParadigmScheduler,
+    PrepareSpark,
+    UndivertTasks,
+    Warn,
+)
+from penstock.bridge.session import SparkOptions
+from penstock.bridge.spark_life import SparkFacts
+from penstock.runtime.operators.micro_batch import DiversionStats, DivertRequest
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.worker.load import TaskLoad
+
+LOOK_S = 0.25
+PREPARE_S = 120.0  # the limit on Spark's start
+HANG_S = 60.0  # the limit on Spark's silence
+COUNTED_MAX_S = 5.0  # what one look adds at most to the time that something was waited for
+
+DIED = "the process has died"
+
+FACTS = SparkFacts(
+    session="a session",
+    costs={0: BatchCost(0.125, 64_000.0)},
+    bridge=4711,
+    log="/logs/penstock-spark-4711.log",
+    executors={"1": 4712},
+    node="here",
+)
+
+
+@dataclass
+class Life:
+    """A start of Spark. STARTING until it is READY; PAUSED says nothing; DEAD was killed by others; GIVEN_UP was killed
+    or ended by the scheduler."""
+
+    forms: tuple[RangeForm, ...]
+    state: Literal["STARTING", "READY", "PAUSED", "DEAD", "GIVEN_UP"] = "STARTING"
+    was_ready: bool = False
+    asked: bool = False  # whether it owes an answer to CheckSpark
+    waited_s: float = 0.0  # for its start, or for this answer, as far as it counts
+    has_failed: bool = False  # and has said so
+    reason: str = ""  # why it was given up
+
+
+class ScheduledJob:
+    """See the module's docstring."""
+
+    def __init__(self, flow: Flow, burst: BurstOptions) -> None:
+        self.now = 100.0
+        self.flow = flow
+        self.plan = flow.plan(1)
+        self.lives: dict[int, Life] = {}
+        self.why_not: str | None = None  # Spark is not to be had
+        self.takes_long = False  # to start
+        self.silent: set[int] = set()  # workers that are paused: they neither report nor do anything
+        self.busy: set[int] = set()  # workers that report, but do not come to do what they are told
+        self.told: list[DivertTasks | UndivertTasks] = []  # by the last look
+        self.warnings: list[str] = []
+        self.stopped = False
+        self._inboxes: dict[int, deque[DivertTasks | UndivertTasks]] = {0: deque(), 1: deque()}
+        self._reported: dict[int, list[TaskLoad]] = {}  # by the last look
+        self._ids = iter(range(1, 10**9))
+        self.make_tasks()
+        options = DualOptions(burst, SparkOptions(prepare_seconds=PREPARE_S))
+        self.scheduler = ParadigmScheduler(self.plan, options, HANG_S)
+
+    # --- the workers -----------------------------------------------------------------------------------------------
+
+    def make_tasks(self) -> None:
+        """The workers' tasks, as of the plan."""
+        self.tasks: dict[int, TaskLoad] = {}
+        self.chains: dict[int, list[TaskLoad]] = {}
+        self.workers: dict[int, int] = {}
+        for task in self.plan.tasks:
+            load: TaskLoad = {
+                "number": task.number,
+                "chain": task.chain,
+                "finished": False,
+                "record_by_record": False,
+                "queued": 0,
+                "behind": 0,
+                "under_way": 0,
+                "divert": None,
+                "diverted": None,
+                "diversion_failed": None,
+                "answered": 0,
+                "busy_ns": 0,
+                "operators": [(operator.name, 0, 0) for operator in self.plan.chains[task.chain].operators],
+            }
+            self.tasks[task.number] = load
+            self.chains.setdefault(task.chain, []).append(load)
+            self.workers[task.number] = task.index % 2
+
+    def barrier(self, *chains: int) -> None:
+        """Tasks that are to be diverted are from now on; of all chains, unless some are named."""
+        for task in self._tasks(chains):
+            if task["divert"] is not None and task["diverted"] is None:
+                task["diverted"] = DiversionStats(next(self._ids)).plain()
+
+    def answers(self, *chains: int) -> None:
+        """All micro-batches are answered: tasks that are to take up records do."""
+        for task in self._tasks(chains):
+            if task["divert"] is None:
+                task["diverted"] = None
+
+    def fail(self, task: TaskLoad, why: str) -> None:
+        """A micro-batch of a task is not answered: it goes on with records."""
+        assert task["diverted"] is not None
+        task["diversion_failed"] = (task["diverted"]["id"], why)
+        task["divert"] = task["diverted"] = None
+
+    def rebuild(self, task: TaskLoad) -> None:
+        """A task was removed and built anew."""
+        task["divert"] = task["diverted"] = task["diversion_failed"] = None
+        task["answered"] = task["busy_ns"] = 0
+        task["operators"] = [(name, 0, 0) for name, _, _ in task["operators"]]
+
+    def restart(self, worker: int) -> None:
+        """A worker's process has died, and there is another."""
+        inbox = self._inboxes[worker]
+        while inbox:
+            self.do(self.scheduler.refused(self.now, inbox.popleft().number, None))
+        for number, task in self.tasks.items():
+            if self.workers[number] == worker:
+                self.rebuild(task)
+
+    def refuse(self, why: str | None) -> int:
+        """The workers refuse all that they have not come to. Returns how many requests these were."""
+        waiting = [command for inbox in self._inboxes.values() for command in inbox]
+        for inbox in self._inboxes.values():
+            inbox.clear()
+        for command in waiting:
+            self.do(self.scheduler.refused(self.now, command.number, why))
+        return len(waiting)
+
+    def calm(self) -> None:
+        """Whatever is disturbed comes to rest: all processes run, and nothing waits."""
+        self.silent, self.busy, self.why_not, self.takes_long = set(), set(), None, False
+        for task in self.tasks.values():
+            task["record_by_record"], task["queued"] = False, 0
+        if self.present is not None and self.present.state == "PAUSED":
+            self.present.state = "READY"
+
+    def change_plan(self, plan: Plan) -> None:
+        """The job has another plan, its workers not yet: `make_tasks`."""
+        self.plan = plan
+        self.do(self.scheduler.plan_changed(plan))
+
+    def _tasks(self, chains: Iterable[int] = ()) -> list[TaskLoad]:
+        return [task for task in self.tasks.values() if not chains or task["chain"] in chains]
+
+    def _follow(self, task: TaskLoad, divert: DivertRequest) -> None:
+        is_leaving = task["diverted"] is not None and task["divert"] is None
+        of_plan = divert.concerns(task["chain"], (name for name, _, _ in task["operators"]))
+        if of_plan and not (task["finished"] or task["record_by_record"] or is_leaving):
+            task["divert"] = {"interval_s": divert.interval_s, "rows_max": divert.rows_max}
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def look(self, times: int = 1, *, every: float = LOOK_S) -> None:
+        """Some looks, after each of which workers and Spark do what they were told."""
+        for _ in range(times):
+            self.now += every
+            self.told.clear()
+            for life in self.lives.values():
+                if life.state in ("STARTING", "READY", "PAUSED", "DEAD"):
+                    life.waited_s += min(every, COUNTED_MAX_S)
+            self._reported = {worker: self._reports(worker) for worker in sorted(set(self._inboxes) - self.silent)}
+            self.do(self.scheduler.looked(self.now, self.now, self._reported))
+            status = json.dumps(self.scheduler.status())
+            assert json.loads(status)["ranges"] is not None
+            self.obey()
+            self.settle()
+
+    def _reports(self, worker: int) -> list[TaskLoad]:
+        # As plain data that nobody changes afterwards.
+        return [
+            {**task, "operators": list(task["operators"]), "diverted": task["diverted"] and dict(task["diverted"])}
+            for number, task in self.tasks.items()
+            if self.workers[number] == worker
+        ]
+
+    def obey(self) -> None:
+        """The workers that are not paused do what they were told, and say so."""
+        for worker in set(self._inboxes) - self.silent - self.busy:
+            inbox = self._inboxes[worker]
+            while inbox:
+                command = inbox.popleft()
+                chain = command.divert.chain if isinstance(command, DivertTasks) else command.chain
+                for task in self._tasks([chain]):
+                    if self.workers[task["number"]] != worker:
+                        continue
+                    if isinstance(command, DivertTasks):
+                        self._follow(task, command.divert)
+                    else:
+                        task["divert"] = None
+                self.do(self.scheduler.done(self.now, command.number))
+
+    def settle(self) -> None:
+        """Spark does what it was told, unless that takes long."""
+        for number, life in list(self.lives.items()):
+            if life.state == "STARTING" and not self.takes_long:
+                if self.why_not is None:
+                    life.state, life.was_ready = "READY", True
+                    self.do(self.scheduler.spark_ready(self.now, number, FACTS))
+                else:
+                    life.has_failed = True
+                    self.do(self.scheduler.spark_failed(self.now, number, self.why_not))
+            elif life.asked and life.state == "READY":
+                life.asked = False
+                self.do(self.scheduler.spark_answered(number))
+            elif life.state == "DEAD" and not life.has_failed and (life.asked or not life.was_ready):
+                life.asked, life.has_failed = False, True
+                self.do(self.scheduler.spark_failed(self.now, number, DIED))
+
+    def stop(self) -> None:
+        """The job ends."""
+        self.do(self.scheduler.stop())
+        self.stopped = True
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def do(self, commands: list[Command]) -> None:
+        """Carry out commands, each of which is checked."""
+        for command in commands:
+            assert not self.stopped
+            if isinstance(command, PrepareSpark):
+                assert command.life == len(self.lives) + 1, "a number is not used again"
+                assert all(life.state == "GIVEN_UP" for life in self.lives.values()), "there is one Spark at a time"
+                self.lives[command.life] = Life(command.forms)
+            elif isinstance(command, CheckSpark):
+                life = self.lives[command.life]
+                assert life.state in ("READY", "PAUSED", "DEAD")
+                assert not life.asked, "it owes an answer already"
+                life.asked, life.waited_s = True, 0.0
+            elif isinstance(command, KillSpark):
+                self._check_kill(command)
+                life = self.lives[command.life]
+                life.state, life.reason = "GIVEN_UP", command.reason
+            elif isinstance(command, EndSpark):
+                life = self.lives[command.life]
+                assert life.state != "GIVEN_UP"
+                life.state, life.reason = "GIVEN_UP", command.reason
+            elif isinstance(command, Warn):
+                self.warnings.append(command.text)
+            else:
+                self._check_message(command)
+                self.told.append(command)
+                self._inboxes[command.worker].append(command)
+
+    def _check_kill(self, command: KillSpark) -> None:
+        life = self.lives[command.life]
+        assert life.state != "GIVEN_UP", "it is killed once"
+        assert command.reason
+        if life.has_failed:
+            return
+        limit_s = PREPARE_S if life.state == "STARTING" else HANG_S
+        assert life.state == "STARTING" or life.asked, "it was killed without a question"
+        assert life.waited_s >= limit_s, f"a silence of {life.waited_s} s is no reason"
+
+    def _check_message(self, command: DivertTasks | UndivertTasks) -> None:
+        worker = command.worker
+        chain = command.divert.chain if isinstance(command, DivertTasks) else command.chain
+        assert worker not in self.silent, "it has not reported"
+        for waiting in self._inboxes[worker]:
+            assert chain != (waiting.divert.chain if isinstance(waiting, DivertTasks) else waiting.chain), (
+                "one at a time"
+            )
+        tasks = [task for task in self._reported[worker] if task["chain"] == chain]
+        if isinstance(command, UndivertTasks):
+            assert any(task["divert"] is not None for task in tasks), "a message without need"
+            return
+        divert, life = command.divert, self.lives[command.life]
+        told: Any = {"interval_s": divert.interval_s, "rows_max": divert.rows_max}
+        assert any(task["divert"] != told and not task["finished"] for task in tasks), "a message without need"
+        assert life.state in ("READY", "PAUSED", "DEAD")
+        assert not life.asked, "Spark is doubted"
+        assert command.node == FACTS.node
+        assert divert.operators == tuple(operator.name for operator in self.plan.chains[chain].operators)
+        (form,) = (form for form in life.forms if form.chain == chain)
+        assert 1 <= divert.position <= form.position
+
+    # --- what is seen ----------------------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> Life | None:
+        """The Spark that was not given up."""
+        found = [life for life in self.lives.values() if life.state != "GIVEN_UP"]
+        return found[0] if found else None
+
+    def status(self, chain: int = 0) -> dict[str, Any]:
+        """The status of the range that begins with a chain."""
+        (found,) = (status for status in self.scheduler.status()["ranges"] if status["chain"] == chain)
+        assert isinstance(found, dict)
+        return found
+
+    def state(self, chain: int = 0) -> str:
+        """The state of the range that begins with a chain."""
+        return str(self.status(chain)["state"])
+
+    def states(self) -> set[str]:
+        """The states of all ranges."""
+        return {str(status["state"]) for status in self.scheduler.status()["ranges"]}
+
+    def diverts(self) -> dict[tuple[int, int], DivertRequest]:
+        """(worker, chain) -> what was told at the last look."""
+        return {(one.worker, one.divert.chain): one.divert for one in self.told if isinstance(one, DivertTasks)}
+
+    def undiverts(self) -> set[tuple[int, int]]:
+        """(worker, chain) of what was told at the last look."""
+        return {(one.worker, one.chain) for one in self.told if isinstance(one, UndivertTasks)}
+
+    def diverted(self) -> set[int]:
+        """The tasks that are diverted, or will be at the next barrier."""
+        return {task["number"] for task in self._tasks() if task["divert"] or task["diverted"]}
+
+    def index(self, operator: str) -> int:
+        """The chain that begins with an operator."""
+        return next(chain.index for chain in self.plan.chains if chain.operators[0].name == operator)
+
+    def into_operation(self) -> None:
+        """Look until all ranges are in Spark, in a mode that has them there."""
+        for _ in range(8):
+            self.look()
+            self.barrier()
+        assert self.states() == {"OPERATION"}
+
+
+def did(task: TaskLoad, taken: int, *, busy_s: float = 0.0, **load: int) -> None:
+    """A task has taken so many more records, and is in this state now."""
+    name, before, given = task["operators"][0]
+    task["operators"] = [(name, before + taken, given + taken), *task["operators"][1:]]
+    task["busy_ns"] += int(busy_s * 1e9)
+    task.update(load)  # type: ignore[typeddict-item]
+
+
+def ran(task: TaskLoad, **counts: tuple[int, int]) -> None:
+    """Operators of a task have taken and given so many more records."""
+    task["operators"] = [
+        (name, taken + counts.get(name, (0, 0))[0], given + counts.get(name, (0, 0))[1])
+        for name, taken, given in task["operators"]
+    ]
+
+
+def story(id_: int, *recent: tuple[int, int, float], under_way: int = 0) -> dict[str, Any]:
+    """What a diverted task tells: `recent` are (number, records, seconds)."""
+    return DiversionStats(id_, under_way=under_way, recent=deque(recent)).plain()

@@ -1,0 +1,808 @@
+"""The scheduler of the paradigms by its events and commands, in virtual time. What workers and Spark are told is also
+checked in each of these tests (scheduled_job.py)."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+import penstock as ps
+from penstock.bridge.burst import BurstOptions, Mode
+from penstock.bridge.session import SparkOptions
+from penstock.bridge.spark_life import SPARK_LIFE
+from penstock.runtime.errors import FlowError
+from penstock.runtime.operators.micro_batch import ROWS_MAX
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import replanned, rescaled
+from tests.bridge.flows import fork
+from tests.bridge.scheduled_job import DIED, FACTS, HANG_S, PREPARE_S, ScheduledJob, did, ran, story
+
+
+def start(flow: Flow | None = None, mode: Mode = "spark-only", **burst: float) -> ScheduledJob:
+    """A job whose Spark is ready at the look after the one that asks for it."""
+    return ScheduledJob(words() if flow is None else flow, BurstOptions(mode=mode, **burst))
+
+
+def words(parallelism: int = 2) -> Flow:
+    """One range: chain 0, two tasks."""
+    flow = Flow("words", parallelism=parallelism)
+    lines = flow.read(ps.sources.Memory(["x"]), name="lines").flat_map(str.split, name="words")
+    lines.key_by(str.lower).count(name="count").write(ps.sinks.Null(), name="out")
+    return flow
+
+
+def row() -> Flow:
+    """Three ranges, one downstream of the other: chains 0, 1 and 2."""
+    flow = Flow("row", parallelism=2)
+    lines = flow.read(ps.sources.Memory([]), name="read").map(str.strip, name="strip")
+    upper = lines.rebalance().map(str.upper, name="upper")
+    upper.rebalance().map(str.lower, name="lower").write(ps.sinks.Null(), name="out")
+    return flow
+
+
+def two() -> Flow:
+    """Two ranges that have nothing to do with each other: two sources."""
+    flow = Flow("two", parallelism=2)
+    flow.read(ps.sources.Memory([]), name="one").map(str.strip, name="strip").write(ps.sinks.Null(), name="a")
+    flow.read(ps.sources.Memory([]), name="other").map(str.upper, name="upper").write(ps.sinks.Null(), name="b")
+    return flow
+
+
+BOTH = {(0, 0), (1, 0)}  # chain 0 of both workers
+
+
+# --- status ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "off", "spark-only", "toggle"])
+@pytest.mark.parametrize("flow", [words, fork, row, two])
+def test_there_is_a_status_before_anything_has_happened(flow: Callable[[], Flow], mode: Mode) -> None:
+    job = start(flow(), mode)
+    status = json.loads(json.dumps(job.scheduler.status()))
+    assert (status["mode"], status["spark"], status["processes"]) == (mode, None, {})
+    covered = [one["chain"] for one in status["ranges"]]
+    assert len(covered) + len(status["stays"]) == len(job.plan.chains)
+    assert all(status["stays"].values()), "each has a reason"
+    for one in status["ranges"]:
+        names = [operator.name for operator in job.plan.chains[one["chain"]].operators]
+        assert set(one["operators"]) <= set(names)
+        assert (one["state"], one["paradigm"]) == ("RECORD", "record")
+        assert (one["reason"], one["figures"], one["extent"], one["failed"]) == ("", {}, "", None)
+        assert one["records_in_spark"] == 0
+
+
+def test_status_says_what_spark_is() -> None:
+    job = start()
+    job.look(2)
+    status = job.scheduler.status()
+    assert status["spark"] == "a session"
+    assert status["processes"] == {"bridge": 4711, "executors": {"1": 4712}}
+    assert status["ranges"][0]["operators"] == ["words"]
+    assert status["ranges"][0]["partials"]
+
+
+# --- there -------------------------------------------------------------------------------------------------------
+
+
+def test_every_worker_is_told_once_and_all_tasks_are_waited_for() -> None:
+    job = start()
+    job.takes_long = True
+    job.look()
+    assert job.state() == "PREPARING"
+    assert [form.chain for form in job.lives[1].forms] == [0]
+    job.settle()
+    job.takes_long = False
+    job.look()
+    assert job.told == []
+    job.look()
+    assert job.state() == "SWITCHING"
+    assert job.status()["paradigm"] == "record"
+    assert set(job.diverts()) == BOTH
+    assert {divert.position for divert in job.diverts().values()} == {job.lives[1].forms[0].position}
+    job.look(20)
+    assert (job.state(), job.told) == ("SWITCHING", []), "the tasks wait for a barrier, and need no other message"
+    one, other = job.chains[0]
+    one["diverted"] = story(1)
+    job.look()
+    assert job.state() == "SWITCHING"
+    other["diverted"] = story(2)
+    job.look()
+    assert job.state() == "OPERATION"
+    assert job.status()["paradigm"] == "operation"
+    job.look(20)
+    assert job.told == []
+    assert len(job.lives) == 1
+
+
+def test_a_worker_is_told_again_when_its_tasks_do_otherwise_than_they_should() -> None:
+    job = start()
+    job.into_operation()
+    job.restart(1)
+    job.look()
+    assert job.state() == "OPERATION"
+    assert set(job.diverts()) == {(1, 0)}
+    job.rebuild(job.chains[0][0])
+    job.look()
+    assert set(job.diverts()) == {(0, 0)}
+    job.look()
+    assert job.told == []
+
+
+def test_a_worker_that_does_not_come_to_it_finds_one_request() -> None:
+    job = start()
+    job.busy = {1}
+    job.look(2)
+    assert set(job.diverts()) == BOTH
+    for _ in range(40):
+        job.look()
+        assert job.told == []
+    job.busy = set()
+    job.look(2)
+    job.barrier()
+    job.look()
+    assert job.state() == "OPERATION"
+
+
+def test_a_request_ends_with_the_process_that_had_it() -> None:
+    job = start()
+    job.busy = {1}
+    job.look(2)
+    job.busy = set()
+    job.restart(1)
+    job.look(10)
+    job.barrier()
+    job.look()
+    assert job.state() == "OPERATION"
+
+
+def test_a_report_from_before_the_answer_to_a_request_leads_to_no_other() -> None:
+    job = start()
+    job.look()
+    job.now += 1
+    loads = {0: [dict(job.chains[0][0])]}
+    (command,) = job.scheduler.looked(job.now, job.now, loads)  # type: ignore[arg-type]
+    assert job.scheduler.done(job.now + 0.5, command.number) == []  # type: ignore[union-attr]
+    assert job.scheduler.looked(job.now + 0.6, job.now + 0.4, loads) == []  # type: ignore[arg-type]
+    again = job.scheduler.looked(job.now + 0.8, job.now + 0.7, loads)  # type: ignore[arg-type]
+    assert [type(one) for one in again] == [type(command)]
+
+
+def test_a_refusal_is_told_once_and_tried_again_after_a_while() -> None:
+    job = start()
+    job.look()
+    job.busy = {0, 1}
+    job.look()
+    assert job.refuse("divert: there is no such actor") == 2
+    assert job.warnings == ["divert: there is no such actor"]
+    assert job.lives[1].asked, "it may have died"
+    job.settle()
+    job.look(7)
+    assert job.told == []
+    job.look(2)
+    assert job.refuse("divert: there is no such actor") == 2
+    assert len(job.warnings) == 1
+
+
+def test_a_worker_that_does_not_report_is_told_when_it_does() -> None:
+    job = start()
+    job.silent = {1}
+    job.look(2)
+    assert set(job.diverts()) == {(0, 0)}
+    job.silent = set()
+    job.look()
+    assert set(job.diverts()) == {(1, 0)}
+
+
+def test_a_task_that_takes_records_one_by_one_is_told_when_it_is_through() -> None:
+    job = start()
+    one, _ = job.chains[0]
+    one["record_by_record"] = True
+    job.look(2)
+    assert set(job.diverts()) == {(1, 0)}
+    job.look(8)
+    job.barrier()
+    assert (job.state(), job.told) == ("SWITCHING", [])
+    one["record_by_record"] = False
+    job.look()
+    assert set(job.diverts()) == {(0, 0)}
+
+
+def test_tasks_that_have_finished_are_not_waited_for() -> None:
+    job = start()
+    one, other = job.chains[0]
+    other["finished"] = True
+    job.look(2)
+    assert set(job.diverts()) == {(0, 0)}
+    one["diverted"] = story(1)
+    job.look()
+    assert job.state() == "OPERATION"
+
+
+def test_when_all_have_finished_nothing_is_switched() -> None:
+    job = start()
+    for task in job.chains[0]:
+        task["finished"] = True
+    job.look(4)
+    assert job.state() == "SWITCHING"
+    assert job.told == []
+
+
+@pytest.mark.parametrize(("parallelism", "rows"), [(1, 300_000), (2, 150_000), (3, 100_000), (6, 50_000), (8, 50_000)])
+def test_all_micro_batches_under_way_at_a_time_fit_but_none_is_small(parallelism: int, rows: int) -> None:
+    job = start(words(parallelism))
+    job.look(2)
+    assert {divert.rows_max for divert in job.diverts().values()} == {rows}
+    assert rows <= ROWS_MAX
+
+
+def test_micro_batches_grow_with_each_task_that_finishes() -> None:
+    job = start(words(4))
+    job.look(2)
+    assert {divert.rows_max for divert in job.diverts().values()} == {75_000}
+    for task in job.chains[0][:2]:
+        task["finished"] = True
+    job.look()
+    assert {divert.rows_max for divert in job.diverts().values()} == {150_000}
+
+
+def test_a_range_takes_the_chains_downstream_along() -> None:
+    job = start(fork())
+    few, many = job.index("few"), job.index("many")
+    job.look(2)
+    assert set(job.diverts()) == {(worker, chain) for worker in (0, 1) for chain in (0, few, many)}
+    # Six tasks share what may be under way.
+    assert {divert.rows_max for divert in job.diverts().values()} == {50_000}
+    job.barrier(0, few)
+    job.look()
+    assert job.state() == "SWITCHING", "a chain's tasks are missing"
+    job.barrier(many)
+    job.look()
+    assert job.state() == "OPERATION"
+
+
+def test_what_a_trial_has_cost_is_known_of_its_range_alone() -> None:
+    job = start(two(), mode="auto", ahead=True)
+    other = job.index("other")
+    for _ in range(4):
+        for task in (*job.chains[0], *job.chains[other]):
+            did(task, 100, busy_s=0.1)
+        job.look()
+    assert job.status(0)["figures"]["operation_rate"] == FACTS.costs[0].rate  # type: ignore[union-attr]
+    assert job.status(other)["figures"]["operation_rate"] > FACTS.costs[0].rate  # type: ignore[union-attr]
+
+
+# --- and back ----------------------------------------------------------------------------------------------------
+
+
+def test_a_range_comes_back_when_nobody_is_diverted_any_more() -> None:
+    job = start(mode="toggle", toggle_s=2.0)
+    job.look(2)
+    assert job.state() == "RECORD"
+    assert job.told == [], "it is prepared, and has to wait for its turn"
+    job.look(every=2.0)
+    assert job.state() == "SWITCHING", "it was prepared ahead"
+    job.barrier()
+    job.look()
+    assert job.state() == "OPERATION"
+    job.look(every=2.0)
+    assert job.state() == "RETURNING"
+    assert job.status()["paradigm"] == "operation"
+    assert job.undiverts() == BOTH
+    job.chains[0][0]["diverted"] = None
+    job.look(4)
+    assert job.state() == "RETURNING", "one is missing yet"
+    assert job.told == [], "it knows"
+    job.answers()
+    job.look()
+    assert job.state() == "RECORD"
+    job.look()
+    assert job.told == []
+
+
+def test_who_is_diverted_while_he_should_not_be_is_told() -> None:
+    """As after a JobMaster's death: the next one finds tasks that its predecessor has sent to Spark."""
+    job = start(mode="toggle")
+    task = job.chains[0][1]
+    task["diverted"], task["divert"] = story(1), {"interval_s": 1.0, "rows_max": 100}
+    job.look()
+    assert job.state() == "RECORD"
+    assert job.undiverts() == {(1, 0)}
+    job.answers()
+    job.look()
+    assert job.told == []
+
+
+def test_a_task_that_still_waits_for_its_barrier_is_taken_back_too() -> None:
+    job = start(mode="toggle", toggle_s=2.0)
+    job.look(2)
+    job.look(every=2.0)
+    assert set(job.diverts()) == BOTH
+    job.lives[1].state = "DEAD"
+    job.barrier()
+    job.chains[0][1]["diverted"] = None
+    job.fail(job.chains[0][0], "Lost: gone")
+    job.look()
+    assert job.undiverts() == {(1, 0)}
+    assert job.state() == "RETURNING"
+    job.look()
+    assert job.state() == "RECORD"
+    assert job.diverted() == set()
+
+
+# --- micro-batches that fail -------------------------------------------------------------------------------------
+
+
+def test_a_failed_micro_batch_brings_its_range_back_and_counts_once() -> None:
+    job = start(two())
+    other = job.index("other")
+    job.into_operation()
+    job.fail(job.chains[0][0], "Lost: gone")
+    job.look()
+    assert job.state() == "RETURNING"
+    assert job.status()["failed"] == "Lost: gone"
+    assert job.undiverts() == {(1, 0)}
+    assert job.state(other) == "OPERATION", "the bridge lives"
+    job.answers()
+    job.look()
+    assert job.state() == "RECORD"
+    job.look(4)
+    assert "next try in 9 s" in job.status()["reason"], "counted once, though the task still tells of it"
+    assert job.status(other)["failed"] is None
+    assert [life.state for life in job.lives.values()] == ["READY"]
+
+
+def test_tasks_that_notice_the_same_loss_later_do_not_make_it_another() -> None:
+    """Each would double the time until Spark is tried again."""
+    job = start(words(4))
+    job.into_operation()
+    for task in job.chains[0]:
+        job.fail(task, "Lost: gone")
+        job.look()
+    job.look()
+    assert job.state() == "RECORD"
+    assert "next try in 9 s" in job.status()["reason"]
+
+
+def test_after_a_failure_it_goes_there_again_by_the_same_bridge() -> None:
+    job = start()
+    job.into_operation()
+    for task in job.chains[0]:
+        job.fail(task, "Lost: gone")
+    job.look()
+    assert job.state() == "RECORD", "nobody is diverted any more"
+    job.look(every=11.0)
+    assert job.state() == "SWITCHING"
+    job.barrier()
+    job.look()
+    assert job.state() == "OPERATION"
+    assert len(job.lives) == 1
+
+
+def test_a_dead_bridge_is_lost_for_all_ranges() -> None:
+    job = start(two())
+    other = job.index("other")
+    job.into_operation()
+    job.lives[1].state = "DEAD"
+    job.fail(job.chains[0][0], "Died: the actor is dead")
+    job.look()
+    assert job.states() == {"RETURNING"}
+    why = f"Died: the actor is dead; {DIED}; what Spark wrote is in {FACTS.log}"
+    assert (job.lives[1].state, job.lives[1].reason) == ("GIVEN_UP", why)
+    assert job.scheduler.status()["spark"] == f"lost: {why}"
+    assert job.scheduler.status()["processes"] == {}
+    job.look()
+    assert job.undiverts() == {(0, other), (1, other)}
+    job.answers()
+    job.look(2)
+    assert job.states() == {"RECORD"}
+    assert job.diverted() == set()
+
+    job.look(every=30.0)
+    job.look()
+    assert len(job.lives) == 2
+    assert job.states() == {"SWITCHING"}
+    assert {one.life for one in job.told} == {2}  # type: ignore[union-attr]
+    assert job.scheduler.status()["spark"] == "a session"
+
+
+def test_a_bridge_that_died_before_anything_went_there_is_found_by_the_worker_that_seeks_it() -> None:
+    job = start()
+    job.look()
+    job.lives[1].state = "DEAD"
+    job.busy = {0, 1}
+    job.look()
+    assert job.state() == "SWITCHING"
+    job.refuse("there is no such actor")
+    job.busy = set()
+    job.settle()
+    job.look()
+    assert job.lives[1].state == "GIVEN_UP"
+    job.look()
+    assert job.state() == "RECORD"
+    job.look(every=11.0)
+    job.look()
+    job.barrier()
+    job.look()
+    assert job.state() == "OPERATION"
+
+
+def test_a_switch_that_waits_for_its_barrier_is_not_given_up() -> None:
+    job = start()
+    job.look(20, every=10.0)
+    assert job.state() == "SWITCHING"
+    assert [life.state for life in job.lives.values()] == ["READY"]
+    assert not job.lives[1].asked
+
+
+# --- a Spark that is silent --------------------------------------------------------------------------------------
+
+
+def test_a_spark_that_is_silent_is_killed_when_it_exceeds_hang_timeout_s() -> None:
+    job = start()
+    job.into_operation()
+    job.lives[1].state = "PAUSED"
+    for task in job.chains[0]:
+        task["diverted"] = story(1, under_way=2)
+    job.look(int(HANG_S))
+    assert job.lives[1].asked, "it owes an answer for more than ten seconds"
+    job.look(int(HANG_S))
+    assert job.lives[1].state == "PAUSED", "not yet"
+    job.look(int(4 * HANG_S))
+    assert job.lives[1].state == "GIVEN_UP"
+    assert job.lives[1].reason == (
+        "Spark has not answered for hang_timeout_s=60 seconds, after: no micro-batch was answered for 10 s; what Spark "
+        f"wrote is in {FACTS.log}"
+    )
+    assert "hang_timeout_s=60" in job.scheduler.status()["spark"]
+    assert job.state() == "RETURNING"
+
+
+def test_a_pause_of_the_job_master_is_no_silence_of_spark() -> None:
+    job = start()
+    job.into_operation()
+    job.lives[1].state = "PAUSED"
+    job.fail(job.chains[0][0], "Lost: gone")
+    job.look()
+    job.look(every=10 * HANG_S)
+    assert job.lives[1].state == "PAUSED"
+
+
+def test_a_spark_that_takes_long_but_lives_is_left_alone() -> None:
+    job = start()
+    job.into_operation()
+    for task in job.chains[0]:
+        task["diverted"] = story(1, under_way=2)
+    job.look(1000)
+    assert job.state() == "OPERATION"
+    assert [life.state for life in job.lives.values()] == ["READY"]
+
+
+def test_nothing_is_asked_of_a_spark_that_answers_or_has_nothing_to_do() -> None:
+    job = start()
+    job.into_operation()
+    job.lives[1].state = "PAUSED"  # it would owe the answer for good
+    job.look(200)
+    assert not job.lives[1].asked
+    for n in range(1, 200):
+        did(job.chains[0][0], 10, answered=10 * n)
+        job.chains[0][0]["diverted"] = story(1, under_way=2)
+        job.look()
+    assert not job.lives[1].asked
+
+
+# --- no Spark ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flow", [words, two, fork])
+def test_without_spark_the_job_goes_on_and_says_so_once(flow: Callable[[], Flow]) -> None:
+    job = start(flow())
+    job.why_not = "there is no Java"
+    job.look(50)
+    job.look(50, every=30.0)
+    assert job.scheduler.status()["spark"] == "not to be had: there is no Java"
+    assert job.scheduler.status()["processes"] == {}
+    assert job.state() in ("RECORD", "PREPARING")
+    assert "there is no Java" in job.status()["reason"] or job.state() == "PREPARING"
+    assert len(job.warnings) == 1
+    assert "there is no Java" in job.warnings[0]
+    assert len(job.lives) > 1, "it is tried again"
+
+
+def test_it_is_tried_again_less_and_less_often() -> None:
+    job = start()
+    job.why_not = "no"
+    job.look(4 * 75)
+    assert len(job.lives) == 4, "at 0, 10, 30 and 70 s"
+
+
+def test_it_is_started_once_however_long_that_takes() -> None:
+    job = start(two())
+    job.takes_long = True
+    job.look(int(PREPARE_S))
+    assert len(job.lives) == 1
+    assert job.scheduler.status()["spark"] is None
+    job.takes_long = False
+    job.look(2)
+    assert len(job.lives) == 1
+    assert job.state() == "SWITCHING"
+
+
+def test_a_start_that_exceeds_prepare_seconds_is_given_up() -> None:
+    job = start(two())
+    job.takes_long = True
+    job.look(int(4 * PREPARE_S) + 1)
+    assert job.lives[1].state == "GIVEN_UP"
+    assert job.scheduler.status()["spark"] == "not to be had: Spark was not ready within prepare_seconds=120 seconds"
+    assert len(job.warnings) == 1
+    assert "prepare_seconds=120" in job.warnings[0]
+    job.do(job.scheduler.spark_ready(job.now, 1, FACTS))
+    assert job.told == [], "too late"
+    job.takes_long = False
+    job.look(every=11.0)
+    job.look()
+    assert len(job.lives) == 2
+    assert job.state() == "SWITCHING"
+
+
+def test_the_limit_of_a_start_is_named_in_the_options() -> None:
+    assert SparkOptions().prepare_limit_s == 600.0
+    assert SparkOptions(start_seconds=3).prepare_limit_s == 30.0
+    assert SparkOptions(prepare_seconds=7).prepare_limit_s == 7.0
+    with pytest.raises(FlowError, match="prepare_seconds"):
+        SparkOptions(prepare_seconds=0)
+
+
+# --- ranges that lead --------------------------------------------------------------------------------------------
+
+
+def test_a_range_that_is_led_waits_and_says_where_its_leader_is() -> None:
+    job = start(row())
+    job.into_operation()
+    job.look(2)
+    leader = job.status(0)
+    assert leader["state"] == "OPERATION"
+    assert leader["operators"] == ["strip", "upper", "lower"]
+    for chain in (1, 2):
+        led = job.status(chain)
+        assert [led[key] for key in ("state", "paradigm", "reason", "extent", "figures")] == [
+            leader[key] for key in ("state", "paradigm", "reason", "extent", "figures")
+        ]
+        assert led["failed"] is None
+    assert job.told == []
+
+
+def test_a_range_that_was_led_does_not_go_by_itself_when_its_leader_comes_back() -> None:
+    job = start(row(), mode="auto", k=0.2)
+
+    def work(looks: int, taken: int, queued: int) -> None:
+        for _ in range(looks):
+            for task in job.tasks.values():
+                did(task, taken, busy_s=0.25, queued=queued)
+            job.look()
+            job.barrier()
+
+    work(8, 100, 10**6)
+    assert job.states() == {"OPERATION"}, "all three were about to go, and the first has taken the others along"
+    work(80, 0, 0)
+    assert job.state(0) == "RETURNING"
+    job.answers()
+    job.look()
+    assert job.states() == {"RECORD"}
+
+
+def test_a_failure_anywhere_in_a_range_brings_all_of_it_back() -> None:
+    job = start(row())
+    job.into_operation()
+    job.fail(job.chains[2][1], "Lost: gone")
+    job.look()
+    assert job.state(0) == "RETURNING"
+    assert job.status(0)["failed"] == "Lost: gone"
+    assert job.undiverts() == {(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)}
+
+
+def test_records_of_a_range_that_is_led_are_in_spark_too() -> None:
+    job = start(row(), mode="toggle", toggle_s=2.0)
+    job.look(2)
+    job.look(every=2.0)
+    assert {chain for _, chain in job.diverts()} == {0, 1, 2}
+    job.barrier()
+    task = job.chains[1][0]
+    for n in range(1, 51):
+        did(task, 100, answered=100 * n)
+        task["diverted"] = story(1, *((i, 100, 0.1) for i in range(max(1, n - 31), n + 1)))
+        job.look(every=0.01)
+    assert job.status(1)["records_in_spark"] == 5_000
+    assert job.status(0)["records_in_spark"] == 0
+
+
+def test_a_chain_is_in_one_range_only() -> None:
+    """Else one takes its tasks back while the other sends them there, and neither ends."""
+    job = start(row(), mode="toggle", toggle_s=2.0)
+    for task in job.chains[0]:
+        task["finished"] = True  # it leads nobody, and the second range goes by itself
+    job.silent = {0, 1}
+    job.look(2)
+    job.silent = set()
+    job.look(2)
+    job.look(every=2.0)
+    for _ in range(40):
+        job.barrier()
+        job.answers()
+        job.look()
+        assert not {chain for _, chain in job.diverts()} & {chain for _, chain in job.undiverts()}
+
+
+# --- magnifications ----------------------------------------------------------------------------------------------
+
+
+def test_a_range_ends_where_the_magnifications_say() -> None:
+    job = start(fork(), range_below=1.0)
+    few, many = job.index("few"), job.index("many")
+    ran(job.chains[0][0], read=(10, 10), parse=(10, 10))
+    ran(job.chains[few][0], few=(10, 1))
+    ran(job.chains[many][0], many=(10, 100))
+    job.look(2)
+    assert {chain: divert.position for (_, chain), divert in job.diverts().items()} == {0: 2, few: 1, many: 1}
+    assert "'number' is handed 0.1 of what came" in job.status()["extent"]
+    assert job.status()["operators"] == ["parse", "few", "many"]
+
+
+# --- the end -----------------------------------------------------------------------------------------------------
+
+
+def test_spark_ends_with_the_job() -> None:
+    job = start()
+    job.into_operation()
+    job.stop()
+    assert (job.lives[1].state, job.lives[1].reason) == ("GIVEN_UP", "the job has ended")
+    job.fail(job.chains[0][0], "Lost: gone")
+    job.look(4)
+    job.stop()
+
+
+def test_a_start_that_ends_after_the_job_has_no_effect() -> None:
+    job = start()
+    job.takes_long = True
+    job.look()
+    job.stop()
+    assert job.lives[1].state == "GIVEN_UP"
+    job.do(job.scheduler.spark_ready(job.now, 1, FACTS))
+    job.do(job.scheduler.spark_failed(job.now, 1, "killed"))
+    assert job.scheduler.status()["spark"] is None
+
+
+def test_nothing_is_ended_that_was_never_needed() -> None:
+    job = start(mode="off")
+    job.look(20)
+    job.stop()
+    assert job.lives == {}
+    assert job.told == []
+
+
+# --- another plan ------------------------------------------------------------------------------------------------
+
+
+def test_after_a_rescale_of_what_was_fused_no_place_of_the_old_plan_is_told() -> None:
+    """One task of everything becomes a chain of the source's and one of the aggregate's."""
+    flow = words(parallelism=1)
+    job = start(flow)
+    job.into_operation()
+    job.change_plan(replanned(flow.graph, job.plan, "count", 2, chaining=True))
+    assert job.lives[1].state == "GIVEN_UP", "it has compiled the old plan's range"
+    job.look()  # the workers have the old plan still
+    assert job.told == []
+    job.make_tasks()
+    job.into_operation()
+    assert len(job.lives) == 2
+    assert job.status(0)["operators"] == ["words"]
+
+
+def test_a_rescale_that_leaves_the_chains_as_they_are_changes_nothing() -> None:
+    job = start()
+    job.into_operation()
+    job.change_plan(rescaled(job.plan, "count", 3))
+    job.look()
+    assert job.state() == "OPERATION"
+    assert len(job.lives) == 1
+
+
+def test_spark_that_was_started_for_an_old_plan_is_not_used() -> None:
+    flow = words(parallelism=1)
+    job = start(flow)
+    job.takes_long = True
+    job.look()
+    job.change_plan(replanned(flow.graph, job.plan, "count", 2, chaining=True))
+    job.make_tasks()
+    job.do(job.scheduler.spark_ready(job.now, 1, FACTS))
+    assert job.scheduler.status()["spark"] is None
+    job.takes_long = False
+    job.into_operation()
+    assert [life.state for life in job.lives.values()] == ["GIVEN_UP", "READY"]
+
+
+def test_every_state_of_spark_says_what_it_is_and_answers_its_end() -> None:
+    assert SPARK_LIFE.ends() == {SPARK_LIFE.states("STOPPED")}
+    for state in SPARK_LIFE.states:
+        assert state.sentence.endswith(".")
+        assert "stop" in SPARK_LIFE.possible(state)
+
+
+# --- all together ------------------------------------------------------------------------------------------------
+
+
+def torment(job: ScheduledJob, rng: random.Random) -> None:
+    """One look at a job to which anything may happen meanwhile."""
+    for task in job.tasks.values():
+        did(task, rng.randrange(1000), busy_s=rng.random() / 4, queued=rng.randrange(10_000))
+        story = task["diverted"]
+        if story is not None:
+            story["under_way"] = rng.randrange(3)
+            if rng.random() < 0.02:
+                job.fail(task, "Lost: gone")
+        if rng.random() < 0.01:
+            job.rebuild(task)
+        task["record_by_record"] = rng.random() < 0.02
+    if rng.random() < 0.02:
+        job.restart(rng.randrange(2))
+    job.silent = {rng.randrange(2)} if rng.random() < 0.1 else set()
+    job.busy = {rng.randrange(2)} if rng.random() < 0.2 else set()
+    job.why_not = "no" if rng.random() < 0.1 else None
+    job.takes_long = rng.random() < 0.2
+    if (spark := job.present) is not None and rng.random() < 0.02:
+        spark.state = rng.choice(["DEAD", "PAUSED"]) if spark.was_ready else "DEAD"
+    elif spark is not None and spark.state == "PAUSED" and rng.random() < 0.1:
+        spark.state = "READY"
+    if job.flow.name == "words" and rng.random() < 0.02:
+        operator, parallelism = rng.choice(["words", "count"]), rng.choice([1, 2, 3])
+        job.change_plan(replanned(job.flow.graph, job.plan, operator, parallelism, chaining=True))
+    if rng.random() < 0.1 and len(job.plan.tasks) != len(job.tasks):
+        job.make_tasks()
+    job.look(every=rng.choice([0.25, 0.25, 2.0]))
+    if rng.random() < 0.5:
+        job.barrier()
+    if rng.random() < 0.5:
+        job.answers()
+
+
+@pytest.mark.parametrize("mode", ["spark-only", "toggle", "auto"])
+def test_whatever_happens_to_workers_tasks_plans_and_spark(mode: Mode) -> None:
+    """Who is left alone after any story gets to where he should be; and when there is no Spark any more, nobody is
+    diverted."""
+    for seed in range(20):
+        print(f"seed {seed}")
+        rng = random.Random(seed)
+        job = start(rng.choice([words, fork, row, two])(), mode, toggle_s=2.0, backoff_first_s=1.0, backoff_max_s=8.0)
+        for _ in range(120):
+            torment(job, rng)
+        job.calm()
+        job.make_tasks()
+        states = set()
+        for _ in range(80):
+            job.look(every=2.0)
+            job.barrier()
+            job.answers()
+            states |= job.states()
+        if mode == "auto":
+            assert job.states() == {"RECORD"}
+        elif mode == "spark-only":
+            assert job.states() == {"OPERATION"}
+        else:
+            assert {"OPERATION", "RECORD"} <= states
+        if job.diverted():
+            lose_spark(job)
+            assert job.diverted() == set()
+        job.stop()
+
+
+def lose_spark(job: ScheduledJob) -> None:
+    """Spark dies for good, and one task notices."""
+    assert job.present is not None
+    job.present.state, job.why_not = "DEAD", "it is gone"
+    job.barrier()
+    job.fail(next(task for task in job.tasks.values() if task["diverted"] is not None), DIED)
+    for _ in range(6):
+        job.look()
+        job.answers()

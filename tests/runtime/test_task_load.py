@@ -1,0 +1,155 @@
+"""The load of a task, which is asked for while the task runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import penstock as ps
+from penstock.runtime.operators.micro_batch import Bridge, DiversionStats, DivertRequest, MicroBatchResult
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.transport.memory import MemoryNetwork
+from penstock.runtime.worker.diversion import Diversion
+from penstock.runtime.worker.load import task_load
+from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.wiring import build
+
+
+class Silent(Bridge):
+    """A bridge that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[Future[MicroBatchResult]] = []
+
+    def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
+        self.given.append(Future())
+        return self.given[-1]
+
+
+class Diverted:
+    """As much of a task as a diversion uses: `left` more micro-batches, of so many records each."""
+
+    def __init__(self, records: int) -> None:
+        self.records = records
+        self.left = 1
+        self.answered = 100
+        self.now = 0
+
+    def clock(self) -> int:
+        self.now += 10**9
+        return self.now
+
+    def has_barrier_to_take(self) -> bool:
+        return False
+
+    def has_timer_due(self) -> bool:
+        return False
+
+    def at_diverted_end(self) -> bool:
+        return False
+
+    def has_input_to_divert(self) -> bool:
+        return self.left > 0
+
+    def take_to_divert(self, divert: DivertRequest) -> tuple[list[Any], int, int]:
+        self.left -= 1
+        return [], self.records, 0
+
+    def take_up_diverted(self, records: int, stamp: int) -> None:
+        pass
+
+    def go_on_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
+        return iter(())
+
+
+def divert(task: Diverted, bridge: Silent) -> Diversion:
+    any_task: Any = task
+    return Diversion(any_task, DivertRequest(0, 1, 0.1, True), bridge, lambda: None)
+
+
+def test_records_under_way_can_be_counted_while_micro_batches_leave() -> None:
+    class Growing(int):
+        """A number during whose adding up another micro-batch leaves."""
+
+        def __radd__(self, other: int) -> int:
+            task.records, task.left = 5, 1
+            diversion.begin()
+            return other + int(self)
+
+    bridge = Silent()
+    task = Diverted(Growing(5))
+    diversion = divert(task, bridge)
+    diversion.begin()
+    assert len(bridge.given) == 1
+    assert diversion.records == 5
+    assert len(bridge.given) == 2
+    assert diversion.records == 10
+
+
+def test_a_task_counts_what_was_answered_through_all_its_diversions() -> None:
+    bridge, task = Silent(), Diverted(5)
+    diversion = divert(task, bridge)
+    diversion.begin()
+    bridge.given[0].set_result(MicroBatchResult([]))
+    diversion.begin()
+    assert task.answered == 105
+
+
+def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
+    ends = [SimpleNamespace(story=DiversionStats(3), records=7)]
+
+    class Ending:
+        task = SimpleNamespace(number=0, chain=0)
+        finished = False
+        queued = busy_ns = held = answered = 0
+        diversion_failed = record_by_record = None
+        stages: tuple[Any, ...] = ()
+
+        @property
+        def diversion(self) -> Any:
+            return ends.pop() if ends else None
+
+        def behind(self) -> int:
+            return 0
+
+        def told_to_divert(self) -> DivertRequest | None:
+            return None
+
+    task: Any = Ending()
+    load = task_load(task)
+    assert load["diverted"] is not None
+    assert load["diverted"]["id"] == 3
+    assert load["under_way"] == 7
+
+
+def test_a_load_tells_what_a_task_follows() -> None:
+    flow = ps.Flow("words")
+    flow.read(ps.sources.Memory(["x"]), name="lines").map(str.upper).write(ps.sinks.Null())
+    plan = flow.plan(1)
+    transport = MemoryNetwork(1).transport(0)
+    placed = {task.number: 0 for task in plan.tasks}
+    clock = time.monotonic_ns
+    loop = RunLoop(build(plan, placed, 0, transport, clock=clock, report=lambda _: None), transport, clock)
+    (load,) = loop.load()
+    assert (load["divert"], load["diverted"]) == (None, None)
+    loop.divert(DivertRequest(0, 1, 0.5, True, 10), Silent())
+    (load,) = loop.load()
+    assert load["divert"] == {"interval_s": 0.5, "rows_max": 10}
+    assert load["diverted"] is not None, "without epochs at once"
+    loop.divert(DivertRequest(0, 1, 0.25, True, 20), Silent())
+    assert loop.load()[0]["divert"] == {"interval_s": 0.25, "rows_max": 20}
+    loop.undivert(0)
+    (load,) = loop.load()
+    assert load["divert"] is None
+    assert load["diverted"] is not None, "until all micro-batches are answered"
+
+
+def test_a_task_of_another_plan_does_not_take_a_message_for_its_own() -> None:
+    divert = DivertRequest(1, 2, 0.1, True, operators=("a", "b"))
+    assert divert.concerns(1, ["a", "b"])
+    assert not divert.concerns(1, ["b"])
+    assert not divert.concerns(0, ["a", "b"])
+    assert DivertRequest(1, 2, 0.1, True).concerns(1, ["whatever"])
