@@ -23,6 +23,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
@@ -197,14 +199,12 @@ def about() -> dict[str, Any]:
             return None
 
     model = ""
-    memory = 0.0
     with open("/proc/cpuinfo") as file:
         for line in file:
             if line.startswith("model name"):
                 model = line.split(":", 1)[1].strip()
                 break
-    with open("/proc/meminfo") as file:
-        memory = int(file.readline().split()[1]) / 2**20
+    memory = psutil.virtual_memory().total / 2**30
     return {
         "machine": {
             "cpu": model or platform.machine(),
@@ -344,7 +344,7 @@ def job_processes(job: Any) -> list[int]:
 
 
 def cpu_ns(pid: int) -> int:
-    """The CPU time that all threads of a process have used, in ns."""
+    """The CPU time that all threads of a process have used, in ns; psutil has it in hundredths of a second only."""
     total = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
@@ -355,9 +355,8 @@ def cpu_ns(pid: int) -> int:
 def alive(pid: int) -> bool:
     """Whether a process exists and is no zombie."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 

@@ -28,6 +28,7 @@ from typing import Any
 # It reads that once, when it is loaded, and of a driver's uses it for nothing else. Process 1 never dies.
 _PUT_OFF = {"RAY_RAYLET_PID": "1"} if "ray" not in sys.modules and "RAY_RAYLET_PID" not in os.environ else {}
 os.environ.update(_PUT_OFF)
+import psutil  # noqa: E402 - Ray loads it too
 import ray  # noqa: E402
 
 for _name in _PUT_OFF:
@@ -194,7 +195,7 @@ def connect(
         logger.info("starting Ray on this machine, for this program alone, with %d CPUs", cpus)
         _init("local", num_cpus=cpus, include_dashboard=False, object_store_memory=store_bytes)
         _connection = _Connection(own=True)
-        reaper.start(reaper.descendants(os.getpid()))
+        reaper.start([process.pid for process in psutil.Process().children(recursive=True)])
 
 
 def _connected() -> bool:
@@ -227,8 +228,8 @@ def _init(address: str, *, local: bool = False, **options: Any) -> None:
         ray.init(address=address, namespace=NAMESPACE, logging_level=logging.WARNING, log_to_driver=True, **options)
     except (ConnectionError, PenstockError):
         raise
-    except Exception as error:
-        with contextlib.suppress(Exception):
+    except Exception as error:  # Ray raises errors of many classes, also bare RuntimeErrors and ValueErrors
+        with contextlib.suppress(Exception):  # the first error tells more
             ray.shutdown()  # what had started
         raise NoCluster(_told_of_init(address, error)) from error
     finally:

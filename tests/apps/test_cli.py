@@ -24,8 +24,7 @@ from penstock.apps import cli, text
 from penstock.apps.app import Prepared
 from penstock.apps.catalog import APPS
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host.reaper import descendants
-from tests.e2e.processes import LIMIT_S, kill, wait_gone, wait_until
+from tests.e2e.processes import LIMIT_S, descendants, kill, wait_gone, wait_until
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

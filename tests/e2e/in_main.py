@@ -20,6 +20,7 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import ray
 
 import penstock as ps
@@ -271,7 +272,7 @@ def first(directory: Path) -> None:
     beyond(job)
     master: int = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()))
     os.kill(master, signal.SIGKILL)
-    wait_until(lambda: os.path.exists(f"/proc/{master}") is False, "the JobMaster is gone")
+    wait_until(lambda: not psutil.pid_exists(master), "the JobMaster is gone")
     wait_until(lambda: running(job, 0), "the job runs again")
     job.rescale("keep", 2)
     job.savepoint(directory / "saved")

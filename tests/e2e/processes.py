@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 
+import psutil
+
 # Generous: conditions that hold within a second on an idle machine may take long on a busy one.
 LIMIT_S = 60.0
 
@@ -23,10 +25,14 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMI
 def alive(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one."""
+    return [process.pid for process in psutil.Process(pid).children(recursive=True)]
 
 
 def kill(pid: int) -> None:
@@ -37,9 +43,8 @@ def kill(pid: int) -> None:
 def command(pid: int) -> str:
     """What a process runs."""
     try:
-        with open(f"/proc/{pid}/cmdline") as line:
-            return line.read().replace("\0", " ")[:100]
-    except (FileNotFoundError, ProcessLookupError):
+        return " ".join(psutil.Process(pid).cmdline())[:100]
+    except psutil.NoSuchProcess:
         return ""
 
 
@@ -60,7 +65,6 @@ def penstock_segments() -> list[str]:
 def ring_mappings(pid: int) -> int:
     """How many shared-memory rings a process has mapped: anonymous files in /dev/shm."""
     try:
-        with open(f"/proc/{pid}/maps") as maps:
-            return sum("/dev/shm/#" in line for line in maps)
-    except (FileNotFoundError, ProcessLookupError):
+        return sum("/dev/shm/#" in mapping.path for mapping in psutil.Process(pid).memory_maps(grouped=False))
+    except psutil.NoSuchProcess:
         return 0

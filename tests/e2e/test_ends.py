@@ -13,13 +13,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import penstock as ps
 from penstock.actors.cluster import find_master
 from penstock.actors.job import Job
-from penstock.runtime.host.reaper import descendants
-from tests.e2e.processes import LIMIT_S, alive, kill, penstock_segments, ring_mappings, wait_gone, wait_until
+from tests.e2e.processes import (
+    LIMIT_S,
+    alive,
+    descendants,
+    kill,
+    penstock_segments,
+    ring_mappings,
+    wait_gone,
+    wait_until,
+)
 
 pytestmark = pytest.mark.ray
 
@@ -297,12 +306,8 @@ def test_idle_job_uses_little_cpu(cluster: str, fresh_name: Callable[[], str]) -
     job, pids = started(flow)
 
     def cpu_s() -> float:
-        total = 0.0
-        for pid in pids:
-            with open(f"/proc/{pid}/stat") as stat:
-                fields = stat.read().rsplit(")", 1)[1].split()
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return total
+        times = [psutil.Process(pid).cpu_times() for pid in pids]
+        return sum(each.user + each.system for each in times)
 
     wait_until(lambda: job.status()["read_per_s"] < 1, "the burst is over")
     before = cpu_s()

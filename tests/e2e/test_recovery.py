@@ -22,12 +22,11 @@ import ray
 import penstock as ps
 from penstock.actors.cluster import NAMESPACE, master_name
 from penstock.actors.job import Job
-from penstock.runtime.host.reaper import descendants
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.worker.blackbox import Watcher
 from tests.e2e.jobs import run
 from tests.e2e.kill_campaign import Tormentor, master_pid
-from tests.e2e.processes import LIMIT_S, alive, command, kill, penstock_segments, wait_gone, wait_until
+from tests.e2e.processes import LIMIT_S, alive, command, descendants, kill, penstock_segments, wait_gone, wait_until
 from tests.e2e.recovery_flows import FLOWS, parts
 
 pytestmark = pytest.mark.ray

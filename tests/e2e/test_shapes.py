@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import penstock as ps
@@ -37,8 +38,8 @@ class OrderCheck(ps.Process):
 
 def rss_bytes(pid: int) -> int:
     """Memory of a process that is not shared with others."""
-    with open(f"/proc/{pid}/smaps_rollup") as rollup:
-        return sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Private_"))
+    uss: int = psutil.Process(pid).memory_full_info().uss
+    return uss
 
 
 def test_interleaved_stages_small_rings_slow_end(cluster: str) -> None:
@@ -187,7 +188,7 @@ def test_status_is_plain_data(cluster: str, fresh_name: Callable[[], str]) -> No
     wait_until(lambda: job.status().get("read_per_s", 0) > 0, "a rate is known")
     status = json.loads(json.dumps(job.status()))
     for worker in status["workers"]:
-        assert os.path.exists(f"/proc/{worker['pid']}")
+        assert psutil.pid_exists(worker["pid"])
     job.cancel()
     job.wait(progress=False)
     assert status["state"] == "RUNNING"

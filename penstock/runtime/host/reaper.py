@@ -33,28 +33,17 @@ def start(pids: list[int]) -> subprocess.Popen[bytes]:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when it has ended."""
+    """Returns when a process started, in clock ticks since boot; None when the process has ended.
+
+    Not psutil's `create_time()`: it adds the time of boot by the system clock, which may be set between two looks, and
+    two processes that compare start times would disagree. The reaper could not load psutil either.
+    """
     try:
         with open(f"/proc/{pid}/stat") as stat:
             fields = stat.read().rsplit(")", 1)[1].split()
     except OSError:
         return None
     return None if fields[0] == "Z" else int(fields[19])
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one."""
-    children: dict[int, list[int]] = {}
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
-            children.setdefault(int(stat.read().rsplit(")", 1)[1].split()[1]), []).append(int(entry))
-    found: list[int] = []
-    todo = [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
 
 
 def main(arguments: list[str]) -> None:

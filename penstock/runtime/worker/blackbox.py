@@ -188,10 +188,11 @@ class Watcher:
 
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped a process of this machine (SIGSTOP, a debugger)."""
+    import psutil  # takes longer to load than a job on one machine takes to start its tasks, and is seldom needed
+
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except OSError:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.NoSuchProcess:
         return False
 
 
