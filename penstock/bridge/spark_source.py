@@ -189,7 +189,7 @@ def _written(df: DataFrame, place: str) -> int:
     try:
         writer = df.observe(counter, F.count(F.lit(1)).alias("rows")).write.mode("append")
         writer.option("parquet.block.size", _GROUP_BYTES).parquet(f"file://{place}")
-    except Exception as error:
+    except Exception as error:  # Spark's and py4j's errors have no class of their own in common
         raise SourceError(f"from_spark: Spark could not write the frame to {place!r}: {_essence(error)}") from error
     counted: list[int] = []
 

@@ -237,7 +237,7 @@ def _travelled(graph: Graph) -> dict[str, Operator]:
     """The operators as a worker gets them."""
     try:
         travelled: dict[str, Operator] = copied(graph.operators)
-    except Exception:
+    except Exception:  # find out whose fault it is, and name the operator
         for name, operator in graph.operators.items():
             check_picklable(vars(operator), f"operator {name!r}")
         raise

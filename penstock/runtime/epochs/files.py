@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from penstock.runtime.errors import PenstockError, StoreError, StoreUnreachable
+from penstock.runtime.errors import StoreError, StoreUnreachable
 from penstock.runtime.records.codec import Buffer
 from penstock.runtime.storage import filesystems
 from penstock.runtime.storage.directory_lock import DirectoryLock, is_locked
@@ -18,9 +18,6 @@ PIECE_BYTES = 1 << 20  # of a file, read at a time
 
 def store_error(what: str, error: Exception) -> StoreError:
     """The error of ours for one that a file system raised."""
-    if isinstance(error, PenstockError):
-        assert isinstance(error, StoreError)
-        return error
     number = error.errno if isinstance(error, OSError) else None
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     reason = filesystems.one_line(reason)
@@ -227,7 +224,7 @@ class ArrowFiles:
             self._write(hidden, parts)
             self._rename(hidden, target)
         except BaseException:
-            with suppress(Exception):
+            with suppress(Exception):  # the first error tells more
                 self._system.delete_file(hidden)
             raise
 

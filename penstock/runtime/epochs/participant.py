@@ -167,7 +167,7 @@ class Participant:
                     saved[task.number] = read_changed(plan, task, entries, store.pieces, other_program=other)
                 except (StoreError, FlowError):
                     raise
-                except Exception as error:
+                except Exception as error:  # the program's classes decide what unpickling them raises
                     if not other:
                         raise
                     raise FlowError(

@@ -171,7 +171,7 @@ def _encode_lists(
             places = [_put(part, segments) for part in parts]
             chunks.append(_Chunk(places[0], places[1] if values else _NOTHING, _NOTHING))
         chunks += [_Chunk(_NOTHING, _NOTHING, _put(parts[0], segments)) for parts in encode_columns(gone)]
-    except Exception as error:
+    except Exception as error:  # of the user's classes, which decide what pickling them raises
         raise _unsaved_entry(operator, keys or gone, values or keys or gone, error) from error
     if pickled:
         _check_keys(operator, keys, key_groups)
@@ -183,7 +183,7 @@ def _encode_or_say(
 ) -> list[Encoded]:
     try:
         return how(entries)
-    except Exception as error:
+    except Exception as error:  # as in _encode_lists
         raise _unsaved_entry(operator, list(entries), list(entries.values()), error) from error
 
 
@@ -203,7 +203,7 @@ def _each_group(key_groups: int) -> bytes:
 def _pickled(own: Any, operator: str) -> bytes:
     try:
         return dumps(own)
-    except Exception as error:
+    except Exception as error:  # as in _encode_lists
         raise _unsaved(operator, "its state", error, shorten(own)) from error
 
 
@@ -226,7 +226,7 @@ def _unsaved_entry(operator: str, keys: Sequence[Any], values: Sequence[Any], er
     for key, value in zip(keys, values, strict=True):
         try:
             dumps((key, value))
-        except Exception as cause:
+        except Exception as cause:  # as in _encode_lists
             return _unsaved(operator, f"the state of key {shorten(key)}, {shorten(value)},", cause, shorten(value))
     return _unsaved(operator, "its state", error)
 
@@ -272,9 +272,7 @@ class _Reading:
         try:
             (size,) = _LENGTH.unpack(self.take(_LENGTH.size))
             return _decoder.decode(self.take(size))
-        except StoreError:
-            raise  # there is no such snapshot, or nobody knows
-        except Exception as error:
+        except (struct.error, msgspec.MsgspecError) as error:
             raise SnapshotDamaged(f"a snapshot has no readable header: {error}") from error
 
 

@@ -37,7 +37,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain as one_after_the_other
 from tempfile import TemporaryFile, gettempdir
@@ -45,7 +45,7 @@ from typing import IO, Any, TypeVar
 
 from penstock.runtime.epochs.files import PIECE_BYTES, Files, open_files, store_error
 from penstock.runtime.epochs.manifest import Blob, Manifest, decode, encode
-from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
+from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.records.codec import Buffer
 from penstock.runtime.storage import filesystems
 from penstock.runtime.storage.directory_lock import DirectoryLocked
@@ -138,11 +138,10 @@ class Store:
         """Lock this store against other jobs until `release`, or until this process ends. An object store cannot be
         locked. Raises DirectoryLocked while another process has the lock."""
         try:
-            self._files.lock()
+            with self._trying("lock"):
+                self._files.lock()
         except DirectoryLocked:
             raise DirectoryLocked(self.locked_by_another()) from None
-        except Exception as error:
-            raise self._failed("lock", "", error) from error
 
     def release(self) -> None:
         """Let go of what `lock` took, if it did."""
@@ -163,11 +162,9 @@ class Store:
     def check(self) -> None:
         """Write a small file and delete it: raises StoreError now rather than at the first epoch."""
         name = f"{_SNAPSHOTS}/000000-check-{os.urandom(6).hex()}"
-        try:
+        with self._trying("write in"):
             self._files.write(name, [memoryview(b"Penstock was here")], False)
             self._files.delete(name)
-        except Exception as error:
-            raise self._failed("write in", "", error) from error
 
     def put(self, name: str, parts: Sequence[Buffer]) -> Blob:
         """Write a blob: the parts one after the other. When this returns it is there, for all readers.
@@ -193,10 +190,8 @@ class Store:
         """Write a file and its copy; with `flush` the file itself to the disk."""
 
         def write(name: str) -> None:
-            try:
+            with self._trying("write", name):
                 self._files.write(name, views, flush and not name.startswith(_COPIES))
-            except Exception as error:
-                raise self._failed("write", name, error) from error
 
         if self._files.remote:  # both at once: what a request takes is mostly waiting
             with ThreadPoolExecutor(1) as pool:
@@ -284,34 +279,29 @@ class Store:
                     size += memoryview(piece).nbytes
                     checksum = zlib.crc32(piece, checksum)
                     yield piece
-            except Exception as error:
+            except Exception as error:  # whatever it is; a file system may raise another in its place
                 not_made.append(error)
                 raise
 
         try:
-            self._files.write(name, counted(), False)
-        except Exception as error:
+            with self._trying("write", name):
+                self._files.write(name, counted(), False)
+        except StoreError:
             if not_made:
                 raise not_made[0] from not_made[0].__cause__
-            raise self._failed("write", name, error) from error
+            raise
         blob = Blob(name, size, checksum)
         self._write_again(blob, name, _copy_of(name))
         return blob
 
     def _write_again(self, blob: Blob, source: str, target: str) -> None:
         """Write one file of a blob from the other, which is checked on the way."""
-        try:
+        with self._trying("write", target):
             self._files.write(target, self._read_through(blob, source), False)
-        except Exception as error:
-            raise self._failed("write", target, error) from error
 
     def _get(self, blob: Blob, name: str) -> bytes:
-        try:
+        with self._trying("read", name, missing=f"; {blob.size:,} bytes were written."):
             data = self._files.read(name)
-        except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{self._path(name)} is missing; {blob.size:,} bytes were written.") from error
-        except Exception as error:
-            raise self._failed("read", name, error) from error
         return self._checked(blob, name, data)
 
     def _checked(self, blob: Blob, name: str, data: bytes) -> bytes:
@@ -331,14 +321,12 @@ class Store:
 
     def sizes(self) -> dict[str, int]:
         """How large the files of blobs and manifests are, and those of their copies, by name."""
-        try:
+        with self._trying("list"):
             return {
                 name: size
                 for folder in (_SNAPSHOTS, _MANIFESTS, _COPIES)
                 for name, size in self._files.sizes(folder).items()
             }
-        except Exception as error:
-            raise self._failed("list", "", error) from error
 
     def mend(self, blob: Blob, there: Mapping[str, int]) -> str | None:
         """Do as `examine` does when the files of a blob, by the names and sizes of what is `there`, are not as they
@@ -384,15 +372,11 @@ class Store:
         """These pieces of a blob, that came from a file of this name. SnapshotDamaged behind the last one when they are
         not what was put."""
         size = checksum = 0
-        try:
+        with self._trying("read", name, missing=f"; {blob.size:,} bytes were written."):
             for piece in pieces:
                 size += len(piece)
                 checksum = zlib.crc32(piece, checksum)
                 yield piece
-        except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{self._path(name)} is missing; {blob.size:,} bytes were written.") from error
-        except Exception as error:
-            raise self._failed("read", name, error) from error
         if size != blob.size:
             raise SnapshotDamaged(f"{self._path(name)} has {size:,} bytes; {blob.size:,} were written.")
         self._check_sum(blob, name, checksum)
@@ -403,19 +387,14 @@ class Store:
         data = encode(manifest)
         problems = []
         for name in _both(_manifest_name(manifest.epoch)):
-            try:
-                found: bytes | None = self._files.read(name)
-            except FileNotFoundError:
-                found = None
-            except Exception as error:
-                raise self._failed("read", name, error) from error
+            found: bytes | None = None
+            with self._trying("read", name), suppress(FileNotFoundError):
+                found = self._files.read(name)
             if found == data:
                 continue
             problems.append(f"{self._path(name)} is {'missing' if found is None else 'damaged'}.")
-            try:
+            with self._trying("write", name):
                 self._files.write(name, [memoryview(data)], True)
-            except Exception as error:
-                raise self._failed("write", name, error) from error
         return f"{' '.join(problems)} It was written again." if problems else None
 
     # --- manifests -----------------------------------------------------------------------------------------------
@@ -441,10 +420,8 @@ class Store:
 
         A job's next epoch is one more than the first of these, or than any that it has tried since.
         """
-        try:
+        with self._trying("list", _MANIFESTS):
             names = self._files.names(_MANIFESTS) + self._files.names(_COPIES)
-        except Exception as error:
-            raise self._failed("list", _MANIFESTS, error) from error
         found = map(_MANIFEST.fullmatch, names)
         return sorted({int(match.group(1)) for match in found if match}, reverse=True)
 
@@ -455,12 +432,8 @@ class Store:
 
     def _read_manifest(self, epoch: int, name: str) -> Manifest:
         where = self._path(name)
-        try:
+        with self._trying("read", name, missing=f": epoch {epoch} is not complete."):
             data = self._files.read(name)
-        except FileNotFoundError as error:
-            raise SnapshotDamaged(f"{where} is missing: epoch {epoch} is not complete.") from error
-        except Exception as error:
-            raise self._failed("read", name, error) from error
         manifest = decode(data, where)
         if (manifest.job, manifest.epoch) != (self.job, epoch):
             raise SnapshotDamaged(
@@ -474,12 +447,8 @@ class Store:
         for later in self.epochs():
             if later > epoch:
                 for name in _both(_manifest_name(later)):
-                    try:
+                    with self._trying("delete", name), suppress(FileNotFoundError):
                         self._files.delete(name)
-                    except FileNotFoundError:
-                        continue
-                    except Exception as error:
-                        raise self._failed("delete", name, error) from error
 
     def verify(self, manifest: Manifest) -> None:
         """Read all blobs of a manifest, in pieces. SnapshotDamaged when one cannot be trusted, nor its copy."""
@@ -534,27 +503,20 @@ class Store:
 
     def end(self, state: str) -> None:
         """Note that the job has ended and that nobody shall go on from its epochs, although they are still there."""
-        try:
+        with self._trying("write", _ENDED):
             self._files.write(_ENDED, [memoryview(state.encode())], False)
-        except Exception as error:
-            raise self._failed("write", _ENDED, error) from error
 
     def ended(self) -> str | None:
         """The state in which the job ended, where `end` noted that and `destroy` was not called since."""
-        try:
+        with self._trying("read", _ENDED), suppress(FileNotFoundError):
             return bytes(self._files.read(_ENDED)).decode()
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise self._failed("read", _ENDED, error) from error
+        return None
 
     def destroy(self) -> None:
         """Delete all that the store has written for the job, the note that it has ended last. Gone already is fine."""
-        try:
+        with self._trying("delete"):
             self._files.destroy((_SNAPSHOTS, _COPIES, _MANIFESTS), _is_ours)
             self._files.destroy((_MANIFESTS,), lambda name: _OUR_ENDED.fullmatch(name) is not None)
-        except Exception as error:
-            raise self._failed("delete", "", error) from error
 
     def _is_missing(self, name: str, manifest: Manifest) -> bool:
         """Whether the epoch is yet to be written: it is not there, or damaged."""
@@ -599,10 +561,8 @@ class Store:
 
     def _ours(self) -> list[str]:
         """All files that the store has written, hidden ones too."""
-        try:
+        with self._trying("list"):
             names = [name for folder in (_SNAPSHOTS, _COPIES, _MANIFESTS) for name in self._files.names(folder)]
-        except Exception as error:
-            raise self._failed("list", "", error) from error
         return [name for name in names if _is_ours(name)]
 
     def _delete(self, names: list[str]) -> int:
@@ -614,11 +574,11 @@ class Store:
             if silent:
                 return 0
             try:
-                self._files.delete(name)
-            except Exception as error:
-                problem = self._failed("delete", name, error)
-                silent = isinstance(problem, StoreUnreachable)
-                self._complain(problem)
+                with self._trying("delete", name):
+                    self._files.delete(name)
+            except StoreError as error:
+                silent = isinstance(error, StoreUnreachable)
+                self._complain(error)
                 return 0
             return 1
 
@@ -635,8 +595,18 @@ class Store:
     def _path(self, name: str) -> str:
         return f"{self.place}/{name}" if name else self.place
 
-    def _failed(self, doing: str, name: str, error: Exception) -> StoreError:
-        return store_error(f"cannot {doing} {self._path(name)}", error)
+    @contextmanager
+    def _trying(self, what: str, name: str = "", *, missing: str | None = None) -> Iterator[None]:
+        """Raises a StoreError in place of what a file system raises within; SnapshotDamaged where a file is missing
+        that must be there, for which `missing` says what follows from it."""
+        try:
+            yield
+        except PenstockError:
+            raise
+        except Exception as error:  # a file system of another machine raises what its libraries raise
+            if missing is not None and isinstance(error, FileNotFoundError):
+                raise SnapshotDamaged(f"{self._path(name)} is missing{missing}") from error
+            raise store_error(f"cannot {what} {self._path(name)}", error) from error
 
 
 def _opened_before(text: str, job: str, durable: bool) -> Store:

@@ -72,7 +72,7 @@ def encodable(batch: Batch, errors: ErrorHandler) -> Batch:
             encode([values[i]])
             if isinstance(batch, KeyedBatch):
                 encode([batch.keys[i]])
-        except Exception as error:
+        except Exception as error:  # the record's class decides what pickling it raises
             errors.handle(value, error)
         else:
             kept.append(i)
@@ -84,7 +84,7 @@ def encodable(batch: Batch, errors: ErrorHandler) -> Batch:
 def _travelling(letter: DeadLetter) -> DeadLetter:
     try:
         encode([letter])
-    except Exception:
+    except Exception:  # of the failed record that is in it, which may be anything
         return letter.shortened()
     return letter
 

@@ -138,7 +138,7 @@ class Closure:
         functions = self._functions or self._build()
         try:
             return functions["evaluate"](record)
-        except Exception as error:
+        except Exception as error:  # a record may be of a class of the user's, which raises what it likes
             raise self._explained(record, error) from error
 
     @property

@@ -42,7 +42,7 @@ def decoder(names: Iterable[str]) -> Callable[[Any], Any]:
                 raise TypeError(f"json takes a string, not {type(text).__name__}; decode it first")
         try:
             return quick(text)
-        except Exception:
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             found = parse(text)
             if not isinstance(found, dict):
                 return nothing

@@ -205,7 +205,7 @@ class ControlServer:
         try:
             method, arguments = loads(body)
             return dumps((True, self._handlers[method](*arguments)))
-        except Exception as error:
+        except Exception as error:  # whatever it is, who has asked waits for an answer
             return dumps((False, _portable(error)))
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ def _portable(error: Exception) -> Exception:
     """The error, or one with the same text when the error itself cannot be pickled."""
     try:
         copied(error)
-    except Exception:
+    except Exception:  # its class decides what pickling it raises
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
@@ -331,7 +331,7 @@ class ControlClient:
             method, future = found
             try:
                 good, result = loads(answer[_ANSWER.size :])
-            except Exception as error:
+            except Exception as error:  # its class may not load here, and other answers are still to come
                 good, result = False, error
             if good:
                 future.set_result(result)

@@ -53,7 +53,7 @@ class Link:
             except Refused as error:
                 if refused is not None:
                     refused(error)
-            except Exception as error:
+            except Exception as error:  # of `arguments`, maybe: without this thread no later command would be sent
                 if refused is not None:
                     refused(Refused(f"{method}: {type(error).__name__}: {error}", error))
             else:

@@ -422,7 +422,7 @@ class StoreKeeper:
                     replaced(task, old, put_together(self.store, old, key_groups, self.store, name))
                 except SnapshotDamaged:
                     self.do(partial(self._watch_over, old))
-        except Exception as error:
+        except Exception as error:  # whatever it is, a later epoch may bring it about, and nothing depends on it
             logger.warning("snapshots stay apart for now: %s: %s", type(error).__name__, error)
         finally:
             self._compacting.clear()

@@ -46,7 +46,7 @@ class _Columnar(Stage):
         plain = type(batch[0]) is dict
         try:
             out = self._closure(batch if plain else self._rows.many(batch))
-        except Exception:
+        except Exception:  # of whatever class it is, the same error comes again at the record that is to blame
             return apply(self._one_by_one, batch, self.errors)
         return out if plain or not self._filters else list(map(record_of, out))
 

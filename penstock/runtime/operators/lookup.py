@@ -78,7 +78,7 @@ class Lookup(Operator):
                     for record in records:
                         if (row := get(record[left])) is not None:
                             yield {**record, **row}
-                except Exception as error:
+                except Exception as error:  # of a user's record or key, for example of its __hash__
                     raise _explained(left, record, error) from error
 
             return Loop(context, inner)
@@ -89,7 +89,7 @@ class Lookup(Operator):
             try:
                 for record in records:
                     yield {**record, **get(record[left], nothing)}
-            except Exception as error:
+            except Exception as error:  # of a user's record or key, for example of its __hash__
                 raise _explained(left, record, error) from error
 
         return Loop(context, outer)

@@ -66,7 +66,7 @@ def encode(records: list[Any]) -> tuple[int, bytes]:
         return packed
     try:
         return PICKLE, dumps(records)
-    except Exception as error:
+    except Exception as error:  # the records' classes decide what pickling them raises
         raise _unsendable(records, error) from error
 
 
@@ -141,7 +141,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
         found = dict(zip(keys, values, strict=True))
     except CodecError:
         raise
-    except Exception as error:
+    except Exception as error:  # the keys' and values' classes decide what unpickling them raises
         raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {error}") from error
     if len(found) != len(keys):
         raise KeysNowEqual(keys)
@@ -157,7 +157,7 @@ def decode(code: int, payload: Buffer, *, trusted: bool = True) -> list[Any]:
         return decoder(payload)
     except CodecError:
         raise
-    except Exception as error:
+    except Exception as error:  # the records' classes decide what unpickling them raises
         if code == PICKLE:
             raise CodecError(
                 f"records cannot be unpickled here: {type(error).__name__}: {error}. The modules of their "
@@ -190,7 +190,7 @@ def _unsendable(records: list[Any], cause: Exception) -> CodecError:
     for index, record in enumerate(records):
         try:
             dumps(record)
-        except Exception as error:
+        except Exception as error:  # as above, in `encode`
             raise CodecError(
                 f"record {index} of {len(records)}, of type {type(record).__qualname__}, cannot be sent to "
                 f"another task: {type(error).__name__}: {error}. Emit plain data in its stead (numbers, "

@@ -74,11 +74,11 @@ def dumps(value: Any) -> bytes:
         # Quicker, and right here: what plain pickle can name can be imported, as the main script is another process's.
         try:
             return pickle.dumps(value, PROTOCOL)
-        except Exception:
+        except Exception:  # the value's class decides what pickling it raises; the last way's error is the one to tell
             pass
         try:
             return _dumped(_Plain, value)
-        except Exception:
+        except Exception:  # the same
             pass
     return _dumped(_Naming, value)
 

@@ -233,7 +233,7 @@ def describe(error: BaseException) -> str:
         return f"called sys.exit({'' if error.code is None else shorten(error.code)})"
     try:
         return f"{type(error).__name__}: {error}"
-    except BaseException as another:
+    except BaseException as another:  # a __str__ may call sys.exit(), too
         if is_interrupt(another):
             raise
         return f"{type(error).__name__} (whose __str__ raises)"
@@ -422,7 +422,7 @@ def check_picklable(value: Any, what: str) -> None:
     """Raise FlowError unless `value` can travel to a worker process."""
     try:
         dumps(value)
-    except Exception as error:
+    except Exception as error:  # the classes of what it refers to decide what pickling them raises
         code = getattr(value, "__code__", None)
         place = f" defined at {code.co_filename}:{code.co_firstlineno}" if code else ""
         part = culprit(value, dumps)

@@ -155,7 +155,7 @@ class Follower:
             files = sorted(epochs[epoch])
             try:
                 self._hand_over(files, epoch)
-            except Exception as error:
+            except Exception as error:  # of the user's function
                 raise JobError(self._says_no(epoch, error)) from error
             note_progress(self._names.directory, epoch)
             if not self._keep:

@@ -172,7 +172,7 @@ class RemoteFile(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # of the library; what was written is given up anyway
                 self._stream.close()
             super().close()
 
@@ -298,5 +298,5 @@ def _as_os_error(path: str) -> Iterator[None]:
         yield
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # file systems of other machines raise what their libraries raise
         raise OSError(f"{type(error).__name__}: {error}") from error

@@ -131,7 +131,7 @@ def open_remote(url: str, below: str = "", *, look: bool = True, attempts: int =
         return _open_fsspec(url, below, scheme, place)
     except BadPlace:
         raise
-    except Exception as error:
+    except Exception as error:  # each file system's library has errors of its own
         text = one_line(str(error).replace(url, place))  # the URL may have keys in it
         if "libhdfs" in text or "libjvm" in text:
             raise BadPlace(

@@ -157,7 +157,7 @@ class Diversion:
         task.take_up_diverted(item.records, item.stamp)
         try:
             answer = item.answer.result()
-        except Exception as error:
+        except Exception as error:  # of Spark, Ray or the bridge: whatever it is, the records are processed here
             self.story.failed = f"{type(error).__name__}: {error}"
             task.diversion_failed = (self.story.id, self.story.failed)
             self.leave()

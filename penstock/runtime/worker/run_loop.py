@@ -97,7 +97,7 @@ class RunLoop:
         def run() -> None:
             try:
                 future.set_result(function())
-            except BaseException as error:
+            except BaseException as error:  # it is the caller's, in the other thread, also when it is a SystemExit
                 future.set_exception(error)
 
         self._calls.append((run, future))
@@ -343,7 +343,7 @@ def _close(tasks: list[Task], failed: bool) -> None:
     for task in tasks:
         try:
             task.close(failed)
-        except Exception as error:
+        except Exception as error:  # the other tasks are to be closed whatever this one raises
             first = first or error
     if first is not None and not failed:
         raise first
