@@ -201,7 +201,7 @@ ANSWER_SCHEMA = "batch binary, greatest bigint"
 def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
     """A partition's answer as rows."""
     errors = ErrorHandler("bridge", "fail")
-    batches: list[bytes | None] = [b"".join(encode_batch(0, batch, 0, errors)) for batch in answer.batches]
+    batches: list[bytes | None] = [b"".join(encode_batch(0, batch, 0, errors)[1]) for batch in answer.batches]
     batches = batches or [None]
     return pa.record_batch(
         [pa.array(batches, pa.binary()), pa.array([answer.greatest] * len(batches), pa.int64())], ["batch", "greatest"]

@@ -17,7 +17,7 @@ from penstock.runtime.epochs.snapshot import counters_of, encode_snapshot
 from penstock.runtime.errors import FlowError, StoreError
 from penstock.runtime.operators.stateless import Map
 from penstock.runtime.program.flow import Flow
-from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
+from penstock.runtime.program.plan import Plan, TaskId, fused_by_key, replanned, rescaled
 from penstock.runtime.records import class_evolution
 from penstock.runtime.records.key_groups import key_groups
 from penstock.runtime.sinks.call import Null
@@ -60,20 +60,24 @@ def saved(plan: Plan, finished: bool = False) -> list[TaskEntry]:
         for exchange in plan.exchanges:
             if exchange.source == task.chain:  # what was skipped on the way
                 states[plan.chains[exchange.target].operators[0].name] = (None, (0, 0, 2, 0))
-        data = b"".join(encode_snapshot(states, GROUPS))
-        entries.append(
-            TaskEntry(
-                number=task.number,
-                name=plan.task_name(task),
-                index=task.index,
-                parallelism=chain.parallelism,
-                operators=[operator.name for operator in chain.operators],
-                finished=finished,
-                groups=plan.groups(task),
-                blobs=[Blob(f"snapshots/000001-{task.number}", len(data), 0, data)],
-            )
-        )
+        entries.append(entry_of(plan, task, states, finished))
     return entries
+
+
+def entry_of(plan: Plan, task: TaskId, states: Any, finished: bool = False) -> TaskEntry:
+    """What a manifest says of a task of a plan that saved these states."""
+    chain = plan.chains[task.chain]
+    data = b"".join(encode_snapshot(states, GROUPS))
+    return TaskEntry(
+        number=task.number,
+        name=plan.task_name(task),
+        index=task.index,
+        parallelism=chain.parallelism,
+        operators=[operator.name for operator in chain.operators],
+        finished=finished,
+        groups=plan.groups(task),
+        blobs=[Blob(f"snapshots/000001-{task.number}", len(data), 0, data)],
+    )
 
 
 def get(blob: Blob) -> bytes:
@@ -337,29 +341,16 @@ def test_state_of_an_unknown_kind_is_not_left_behind_in_silence() -> None:
         for operator in chain.operators:
             if operator.kind == "read":
                 states[operator.name] = (StageState(own=list(chain.splits[task.index])), (0, 0, 0, 0))
-        entries.append((task, chain, states))
-
-    def entry(task: Any, chain: Any, states: Any) -> TaskEntry:
-        data = b"".join(encode_snapshot(states, GROUPS))
-        return TaskEntry(
-            number=task.number,
-            name=plan.task_name(task),
-            index=task.index,
-            parallelism=chain.parallelism,
-            operators=[operator.name for operator in chain.operators],
-            finished=False,
-            groups=plan.groups(task),
-            blobs=[Blob(f"snapshots/000001-{task.number}", len(data), 0, data)],
-        )
+        entries.append((task, states))
 
     after = rescaled(plan, "remembers", 1)
-    saved = [entry(*each) for each in entries]
+    saved = [entry_of(plan, *each) for each in entries]
     for task in after.tasks:
         read_changed(after, task, saved, get)  # it has saved nothing: fine
-    for _, _, states in entries:
+    for _, states in entries:
         if "remembers" in states:
             states["remembers"] = (StageState(own="what it remembers"), (0, 0, 0, 0))
-    saved = [entry(*each) for each in entries]
+    saved = [entry_of(plan, *each) for each in entries]
     told = r"operator 'remembers' is a remember, and task .* has saved state of it, in format 1"
     task = next(task for task in after.tasks if "remembers" in [o.name for o in after.chains[task.chain].operators])
     with pytest.raises(StoreError, match=told):

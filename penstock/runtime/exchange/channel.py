@@ -43,8 +43,7 @@ from penstock.runtime.exchange.message import (
     HEAD,
     WATERMARK,
     decode_batch,
-    encodable,
-    encode_now,
+    encode_batch,
 )
 from penstock.runtime.exchange.output_cache import Entry, OutputCache
 from penstock.runtime.records.batch import Batch, approximate_bytes, concat, split
@@ -241,13 +240,10 @@ class LocalChannel(OutChannel):
             # The receiver gets the records themselves, and may change them: what is kept is a copy. Encoded also where
             # they cannot change: the batch would keep all its objects in memory, so that new ones come to lie in cold
             # memory, which costs WordCount a fifth of its throughput (benchmarks/checkpoint_cost.py).
-            try:
-                parts = encode_now(self.number, batch, stamp, self.generation)
-            except Exception:
-                batch = encodable(batch, self.errors)  # what could not come again must not come at all
-                if not batch:
-                    return
-                parts = encode_now(self.number, batch, stamp, self.generation)
+            # Only those that can be encoded: what could not be sent again must not be sent at all.
+            batch, parts = encode_batch(self.number, batch, stamp, self.errors, self.generation)
+            if not batch:
+                return
             size = max(approximate_bytes(batch), sum(map(len, parts)))  # nested records are larger than they look
         else:
             parts, size = (), approximate_bytes(batch)
@@ -324,13 +320,9 @@ class RemoteChannel(OutChannel):
             if len(batch) > limit:
                 batch, rest = split(batch, limit)
                 queue.appendleft((rest, stamp))
-            try:
-                message = encode_now(self.number, batch, stamp, self.generation)
-            except Exception:
-                batch = encodable(batch, self.errors)
-                if not batch:
-                    return
-                message = encode_now(self.number, batch, stamp, self.generation)
+            batch, message = encode_batch(self.number, batch, stamp, self.errors, self.generation)
+            if not batch:
+                return
             size = sum(map(len, message))
             if size <= self._transport.max_message:
                 break

@@ -12,7 +12,6 @@ epoch; of a watermark its time; of a grant the bytes granted.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.runtime.records.batch import Batch, KeyedBatch
@@ -42,15 +41,19 @@ GENERATION = struct.Struct("<I")
 GENERATION_AT = HEAD.size - GENERATION.size
 
 
-def encode_batch(channel: int, batch: Batch, stamp: int, errors: ErrorHandler, generation: int = 0) -> Sequence[bytes]:
-    """The parts of a data message; records that cannot be encoded go to `errors` and are left out."""
+def encode_batch(
+    channel: int, batch: Batch, stamp: int, errors: ErrorHandler, generation: int = 0
+) -> tuple[Batch, tuple[bytes, ...]]:
+    """Returns the records that can be encoded, and the parts of a data message of them. The others go to `errors`; when
+    none is left, the message is of an empty batch."""
     try:
-        return encode_now(channel, batch, stamp, generation)
-    except Exception:
-        return encode_now(channel, encodable(batch, errors), stamp, generation)
+        return batch, _encode(channel, batch, stamp, generation)
+    except Exception:  # the records' classes decide what pickling them raises
+        rest = _encodable(batch, errors)
+        return rest, _encode(channel, rest, stamp, generation)
 
 
-def encode_now(channel: int, batch: Batch, stamp: int, generation: int) -> tuple[bytes, ...]:
+def _encode(channel: int, batch: Batch, stamp: int, generation: int) -> tuple[bytes, ...]:
     if isinstance(batch, KeyedBatch):
         flags = KEYED | (PARTIAL if batch.partial else 0)
         key_codec, keys = encode(batch.keys)
@@ -61,7 +64,7 @@ def encode_now(channel: int, batch: Batch, stamp: int, generation: int) -> tuple
     return HEAD.pack(DATA, 0, codec, channel, stamp, len(batch), generation), payload
 
 
-def encodable(batch: Batch, errors: ErrorHandler) -> Batch:
+def _encodable(batch: Batch, errors: ErrorHandler) -> Batch:
     """The records that can be encoded one by one; a dead letter whose record cannot, with a description of it."""
     kept: list[int] = []
     values = list(batch.values if isinstance(batch, KeyedBatch) else batch)
