@@ -153,28 +153,6 @@ def switch_range(
     return SwitchRange(operators, head.name, ends, sources, "; ".join(stops) or "up to where the flow ends")
 
 
-def explain(vertices: Iterable[Vertex], crosses: Crosses) -> list[str]:
-    """A line for each operator, in the order of the flow: whether it can go to Spark, or why not."""
-    graph = _Graph(vertices)
-    lines = []
-    for name in graph.order:
-        vertex = graph.vertices[name]
-        if vertex.source:
-            able = "hands over columns" if vertex.hands_columns else "hands over records"
-            lines.append(f"{name!r}: a source, which {able}")
-            continue
-        reason = graph.obstacle(vertex, crosses)
-        if reason is not None:
-            lines.append(f"{name!r}: stays as records: {reason}")
-        elif vertex.mergeable:
-            lines.append(
-                f"{name!r}: can end a range: Spark makes partial results, its state stays with the record tasks"
-            )
-        else:
-            lines.append(f"{name!r}: can go to Spark")
-    return lines
-
-
 class _Graph:
     """The vertices by name, with what feeds each."""
 

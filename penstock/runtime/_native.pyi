@@ -44,9 +44,6 @@ class Message:
     def view(self) -> memoryview:
         """The payload, without a copy. Release the view before the message."""
 
-    def tobytes(self) -> bytes:
-        """A copy of the payload."""
-
     def release(self) -> None:
         """Give the room back; BufferError while views of it are in use."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bridge.range import Crosses, NoRange, SwitchRange, Vertex, explain, switch_range
+from penstock.bridge.range import Crosses, NoRange, SwitchRange, Vertex, switch_range
 
 
 def anything(name: str) -> str | None:
@@ -231,23 +231,6 @@ def test_what_is_not_a_flow_is_refused() -> None:
         switch_range([Vertex("a", ("b",)), Vertex("b", ("a",))], "a", anything)
     with pytest.raises(ValueError, match="'a' feeds 'b', which is not among"):
         switch_range([Vertex("a", ("b",))], "a", anything)
-
-
-def test_explain_says_of_each_operator_whether_it_can_cross() -> None:
-    vertices = [
-        Vertex("read", ("parse",), source=True, hands_columns=True),
-        Vertex("parse", ("count",)),
-        Vertex("count", ("session",), mergeable=True),
-        Vertex("session", ("write",)),
-        Vertex("write", sink=True),
-    ]
-    assert explain(vertices, all_but(session="a session window has no batch form")) == [
-        "'read': a source, which hands over columns",
-        "'parse': can go to Spark",
-        "'count': can end a range: Spark makes partial results, its state stays with the record tasks",
-        "'session': stays as records: a session window has no batch form",
-        "'write': stays as records: it is a sink, and commits by epochs",
-    ]
 
 
 # --- what holds on any graph ---------------------------------------------------------------------------------------

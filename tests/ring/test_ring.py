@@ -194,7 +194,7 @@ def test_large_messages_are_lent_and_hold_their_room() -> None:
         del lent[0]
         assert producer.try_write(9, bytes(1500))
         with pytest.raises(BufferError, match="released"):
-            lent[0].tobytes()
+            bytes(lent[0])
         assert ring.stats().used_slots == 2  # a flush and the new one
 
 
@@ -223,7 +223,7 @@ def test_a_closed_consumers_messages_cannot_be_read(ring: Ring) -> None:
     ((_, message),) = consumer.drain()
     consumer.close()
     with pytest.raises(BufferError):
-        message.tobytes()
+        bytes(message)
     with ring.consumer() as successor:
         assert all_of(successor) == [(0, b"hello")]
 
@@ -477,7 +477,7 @@ def test_handles_do_not_work_across_a_fork(ring: Ring) -> None:
                 with pytest.raises(RingForked, match="attach"):
                     call()
             with pytest.raises(BufferError):
-                message.tobytes()
+                bytes(message)
             producer.close()
             consumer.close()
             with Ring.attach(ring.address) as mine:
@@ -487,7 +487,7 @@ def test_handles_do_not_work_across_a_fork(ring: Ring) -> None:
         finally:
             os._exit(bad)
     assert os.waitpid(pid, 0)[1] == 0
-    assert message.tobytes() == b"x"
+    assert bytes(message) == b"x"
     assert [(t, bytes(p)) for t, p in consumer.drain()] == [(1, b"from the child")]
     assert producer.try_write(0, b"")
 

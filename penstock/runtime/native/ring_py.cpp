@@ -590,8 +590,6 @@ void bind_ring(nb::module_ &m) {
                         "until nothing refers to it; out of order is fine.")
         .def("view", [](nb::handle self) { return nb::steal(PyMemoryView_FromObject(self.ptr())); },
              nb::sig("def view(self) -> memoryview"), "The payload, without a copy. Release the view before the message.")
-        .def("tobytes", [](nb::handle self) { return nb::steal(PyBytes_FromObject(self.ptr())); },
-             nb::sig("def tobytes(self) -> bytes"), "A copy of the payload.")
         .def("release", &Message::release, "Give the room back; BufferError while views of it are in use.")
         .def("__len__", &Message::size);
 
