@@ -34,6 +34,8 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── Refused                   a worker could not do what the JobMaster asked for
     ├── Gone                      a worker will not answer: its process has gone, or the job has ended
     ├── PeerGone                  nobody is at another worker's address any more
+    ├── CannotStart               a worker's process could not be started
+    ├── ProcessDied               a worker's process has ended before its run did
     ├── LoopEnded                 a run loop was asked for something after its end
     ├── MessagesLost              a worker died while it wrote to this one; recovery sends the messages again
     └── RingError                 a ring, the shared-memory channel, cannot be made or opened as asked
@@ -53,7 +55,7 @@ These exceptions are no PenstockErrors. All but the last two are turned into one
 
     Exception
     ├── BadPlace                  a path or URL cannot be used as it is; says what to change
-    ├── _DidNotStart              an attempt to start Spark has failed
+    ├── DidNotStart               an attempt to start Spark has failed
     ├── _Mistyped                 a value in a CSV file is not of its column's type
     ├── _NotInSpark               a type has no exact counterpart in Spark
     ├── NotProved                 a peer has not proved that it knows the job's key; its connection is closed (OSError)

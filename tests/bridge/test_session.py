@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as TooLate
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.bridge import session as door
 from penstock.bridge.arrow import micro_batch, to_arrow
-from penstock.bridge.session import Java, Session, SparkOptions, SparkUnavailable, diagnose, open_session, self_test
+from penstock.bridge.session import Session, SparkOptions, SparkUnavailable, open_session
+from penstock.bridge.session.diagnosis import Java, diagnose
+from penstock.bridge.session.in_time import in_time
+from penstock.bridge.session.jvm import DidNotStart
+from penstock.bridge.session.opening import self_test
+from penstock.bridge.session.raydp_session import RevocableSettings
 
 pytest.importorskip("pyspark", reason="PySpark is not installed")
 
@@ -296,17 +301,17 @@ def test_a_wrong_answer_is_noticed(session: Session, monkeypatch: pytest.MonkeyP
 def test_late_success_is_undone() -> None:
     go = threading.Event()
     undone: list[str] = []
-    with pytest.raises(door.TooLate):
-        door._in_time(0.05, lambda: "late" if go.wait(20) else "never", go.set, undone.append)
+    with pytest.raises(TooLate):
+        in_time(0.05, lambda: "late" if go.wait(20) else "never", go.set, undone.append)
     assert undone == ["late"]
 
 
 def test_revoked_settings_cannot_be_read() -> None:
-    settings = door._RevocableSettings({"a": "b"})
+    settings = RevocableSettings({"a": "b"})
     assert dict(settings.items()) == {"a": "b"}
     assert type(pickle.loads(pickle.dumps(settings))) is dict
     settings.revoked = True
-    with pytest.raises(door._DidNotStart):
+    with pytest.raises(DidNotStart):
         settings.items()
 
 
