@@ -180,7 +180,7 @@ class SparkCarrier:
             name = f"penstock.bridge.{self._job}.{life}.{time.time_ns():x}"  # none of a dead actor is used again
             bridge = self._bridges[life] = self._start(name, self._options.spark, list(command.forms))
             ready = bridge.prepare()
-        except Exception as error:
+        except Exception as error:  # of Ray, of Spark, or of the actor: the scheduler must hear of it, whatever it is
             why = spark_bridge.why(error)
             self._events.put(lambda scheduler: scheduler.spark_failed(time.monotonic(), life, why))
             return

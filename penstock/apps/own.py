@@ -18,7 +18,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -71,12 +72,8 @@ def _flow(target: str) -> Flow:
             raise FlowError(f"{place} has {len(flows)} flows; say which one: {listed}")
         (found,) = flows.values()
     if callable(found) and not isinstance(found, Flow):
-        try:
+        with _running_users(f"{target} could not make its flow"):
             found = found()
-        except PenstockError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise FlowError(f"{target} could not make its flow: {_told(error)}") from error
     if not isinstance(found, Flow):
         raise FlowError(f"{target} is no flow, and no function that returns one: it is {type(found).__name__}")
     return found
@@ -126,12 +123,8 @@ def _file(path: str) -> ModuleType:
     before = set(sys.modules)
     sys.modules[name] = module  # dataclasses look their module up
     sys.path.insert(0, folder)  # as of a script: what is beside it can be imported
-    try:
+    with _running_users(f"{path} could not be loaded"):
         spec.loader.exec_module(module)
-    except PenstockError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise FlowError(f"{path} could not be loaded: {_told(error)}") from error
     for one in set(sys.modules) - before:
         file = getattr(sys.modules[one], "__file__", None)
         if file is not None and os.path.dirname(os.path.abspath(file)) == folder:
@@ -142,12 +135,19 @@ def _file(path: str) -> ModuleType:
 def _module(name: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # Ray's workers have it too
-    try:
+    with _running_users(f"module {name} could not be loaded"):
         return importlib.import_module(name)
+
+
+@contextmanager
+def _running_users(failure: str) -> Iterator[None]:
+    """Raises a FlowError in place of what the user's code raises within, which may be anything."""
+    try:
+        yield
     except PenstockError:
         raise
     except (Exception, SystemExit) as error:
-        raise FlowError(f"module {name} could not be loaded: {_told(error)}") from error
+        raise FlowError(f"{failure}: {_told(error)}") from error
 
 
 def _told(error: BaseException) -> str:
