@@ -18,7 +18,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from penstock.actors import cluster
-from penstock.actors.job_master import JobEnd
 from penstock.actors.progress import Progress
 from penstock.placement.groups import release
 from penstock.runtime.errors import (
@@ -31,6 +30,7 @@ from penstock.runtime.errors import (
     shorten,
 )
 from penstock.runtime.host.collected import Encoded
+from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.hangs import SilenceDetector
 from penstock.runtime.host.linger import Driver
 from penstock.runtime.host.status import ENDED

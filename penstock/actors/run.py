@@ -169,7 +169,6 @@ def run(
         origin = _savepoint(savepoint, plan, store)
     options = JobOptions(
         workers,
-        cpus_per_worker,
         start_timeout_s,
         WorkerOptions(ring_bytes, window_bytes, cache_bytes),
         EpochOptions(epoch_interval_s, epoch_timeout_s, max_restarts),
@@ -178,6 +177,7 @@ def run(
         attempts=max_attempts,
         hang_timeout_s=hang_timeout_s,
         savepoint=origin,
+        cpus_per_worker=cpus_per_worker,
         dual=both,
         placement=where,
     )

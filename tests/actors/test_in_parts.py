@@ -15,7 +15,7 @@ def test_arguments_are_small_and_make_up_the_whole() -> None:
     table = {f"w{i}": f"{i:01000d}" for i in range(500)}
     flow = ps.Flow("large")
     flow.read(ps.sources.Memory(["w1"])).map(lambda word: table[word]).write(ps.sinks.Null())
-    options = JobOptions(1, 1.0, 10.0, WorkerOptions(None, 1 << 20), EpochOptions())
+    options = JobOptions(1, 10.0, WorkerOptions(None, 1 << 20), EpochOptions())
     parts = in_parts(flow.plan(1), options, Program())
     assert len(parts) > 5
     assert max(map(len, parts)) < RAY_INLINES

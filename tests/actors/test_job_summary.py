@@ -12,8 +12,8 @@ from ray.exceptions import GetTimeoutError
 from penstock.actors import cluster
 from penstock.actors import job as job_module
 from penstock.actors.job import Job, summary
-from penstock.actors.job_master import JobEnd
 from penstock.actors.run import jobs
+from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.records.pickling import Program
 
 

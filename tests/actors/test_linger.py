@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.actors.job import end_cut_off, why_it_died
-from penstock.actors.job_master import JobEnd
 from penstock.runtime.errors import ClusterGone
+from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.linger import Driver, Drivers
 
 SLOW, OTHER = Driver("a", "node", 1, 10), Driver("b", "node", 2, 20)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ import pytest
 
 import penstock as ps
 from penstock.actors import cluster as joined
-from penstock.actors import job_master
-from penstock.actors.job_master import JobMaster, JobOptions
+from penstock.actors.job_master import JobOptions
 from penstock.actors.worker import WorkerOptions
 from penstock.runtime.epochs.manifest import Manifest
 from penstock.runtime.epochs.store import Store
+from penstock.runtime.host import opening
+from penstock.runtime.host.opening import Opening
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.storage.directory_lock import DirectoryLocked
 
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Store:
     """Of the job "job", which has failed after its first epoch."""
     store = Store.open(tmp_path, "job")
     flow = flow_to(ps.sinks.Null())
-    options = JobOptions(1, 1.0, 60.0, WorkerOptions(None, 1 << 20, 1 << 20), store=store, flow=flow)
+    options = JobOptions(1, 60.0, WorkerOptions(None, 1 << 20, 1 << 20), store=store, flow=flow)
     program = store.put("snapshots/00000001-program", [Program().dumps((flow, options))])
     store.write_manifest(
         Manifest(job="job", epoch=1, created=1.5, final=False, key_groups=8, tasks=[], program=program)
@@ -96,34 +96,29 @@ def test_a_job_that_ends_while_it_is_to_be_resumed(store: Store, monkeypatch: py
         ps.resume("job", checkpoints=Path(store.place).parent)
 
 
-def master_of(sink: ps.sinks.Sink) -> JobMaster:
-    """A JobMaster without its actor, which is about to hold what it needs."""
-    master = object.__new__(JobMaster)
-    master._plan = flow_to(sink).plan(1, check_sinks=False)
-    master._options = JobOptions(1, 1.0, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
-    master._locks, master._locks_store = [], False
-    master._cancelling = master._born_again = False
-    master._ended = threading.Event()
-    return master
+def opening_of(sink: ps.sinks.Sink) -> Opening:
+    """What is about to lock the places of a job without epochs."""
+    plan = flow_to(sink).plan(1, check_sinks=False)
+    notes: Any = None  # of a job without epochs nothing is noted
+    return Opening(plan, None, notes, again=False, resume=False, savepoint=None, program=None, cancelled=lambda: False)
 
 
 def test_of_two_jobs_that_write_to_one_folder_the_second_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_master, "_HOLD_S", -1.0)
-    first, second = master_of(ps.sinks.Files(tmp_path)), master_of(ps.sinks.Files(tmp_path, overwrite=True))
-    assert first._hold_places()
+    monkeypatch.setattr(opening, "_LOCK_S", -1.0)
+    first, second = opening_of(ps.sinks.Files(tmp_path)), opening_of(ps.sinks.Files(tmp_path, overwrite=True))
+    assert first.lock_places()
     with pytest.raises(DirectoryLocked, match=r"another job.*writes to .*another directory"):
-        second._hold_places()
-    for lock in first._locks:
-        assert lock is not None
-        lock.close()
-    assert second._hold_places()
+        second.lock_places()
+    (lock,) = first.locks
+    lock.close()
+    assert second.lock_places()
 
 
 def test_a_folder_that_was_filled_until_it_came_free_is_looked_at_again(tmp_path: Path) -> None:
-    master = master_of(ps.sinks.Files(tmp_path))  # its driver has looked, when there was nothing
+    found = opening_of(ps.sinks.Files(tmp_path))  # its driver has looked, when there was nothing
     (tmp_path / "part-00000.txt").touch()
     with pytest.raises(ps.FlowError, match="already holds 1 part files"):
-        master._hold_places()
+        found.lock_places()
 
 
 @pytest.mark.ray

@@ -141,6 +141,7 @@ class Checks:
                 self._remade = self._remade.union(*(self._behind[task] for task in self._remade))
                 possible = [self._back(lost[:n]) for n in range(len(lost) + 1)]
             self._wanted = None
+            assert command.epoch or not self.completed, "the job begins anew, and its sinks have committed"
             assert command.tasks in possible, f"{sorted(command.tasks)} go back when workers {lost} are lost"
             newest = max(self._cluster.store.manifests, default=0)
             assert command.epoch == newest or newest <= self._damaged, f"{newest} is complete, and {command}"

@@ -348,6 +348,10 @@ class Faults:
     pause_s: float = 0.1  # at most
     wakes: float = 0.0  # the chance that a dead process goes on for a moment, later
 
+    # What drivers ask for, and whoever watches processes.
+    asks: float = 0.0  # for the status
+    hangs: float = 0.0  # a process is taken for one that hangs; also when it has died since
+
     # The store.
     put: float = 0.0  # in an epoch of all tasks
     get: float = 0.0  # when all tasks go back
@@ -383,6 +387,7 @@ def faults_of(seed: int) -> Faults:
     tiny_disk = chance(0.1) and interval < 1  # what waits on it can go only when an epoch is complete
     pausing = random.Random(f"pauses {seed}")  # of its own: seeds without pauses are as they were before there were any
     pauses = pausing.choice((0, 0, 1, 3, 10))
+    asking = random.Random(f"asks {seed}")
     return Faults(
         workers=workers,
         spread=chance(0.8),
@@ -425,6 +430,8 @@ def faults_of(seed: int) -> Faults:
         pause_rate=pausing.choice((0.001, 0.01)),
         pause_s=pausing.choice((0.01, 0.1, 2.0)),
         wakes=pausing.choice((0.0, 0.5)) if pauses else 0.0,
+        asks=asking.choice((0.0, 0.001, 0.01)),
+        hangs=asking.choice((0.0, 0.0, 0.001)),
     )
 
 
@@ -616,6 +623,7 @@ class EpochCluster:
         self.faults = faults
         self.rng = random.Random(seed)
         self.disk = random.Random(f"disk {seed}")  # of its own: what is mended changes nothing else
+        self.others = random.Random(f"others {seed}")  # of its own too: who asks and watches
         self.made = made
         self.now = 1.0
         self.steps = 0
@@ -655,6 +663,7 @@ class EpochCluster:
         self.asked: dict[int, str] = {}  # rescales that have not begun: request, operator
         self.requests = 0  # of drivers
         self.replies: dict[int, Exception | None] = {}
+        self._watched: list[tuple[int, int]] = []  # processes that hang, of which the JobHost is not told yet
         self.remembered: tuple[Plan, dict[int, int]] | None = None  # a plan and a placement that were so once
         self.timers: list[tuple[float, int, bool, Callable[[], Any]]] = []  # when, number, the master's, what
         self.numbers = 0
@@ -711,6 +720,8 @@ class EpochCluster:
             return
         self.masters += 1
         self.asked.clear()
+        self._watched.clear()
+        self.answered_from = self.requests  # what an earlier master was asked died with it
         self.remembered = None
         self.host = JobHost(
             self.first_plan,
@@ -722,6 +733,9 @@ class EpochCluster:
             decided=self._decided,
         )
         self._looked_at = self.plan
+        if manifest is not None:
+            saved = {entry.number: entry.name for entry in manifest.tasks}
+            assert saved == {task.number: self.plan.task_name(task) for task in self.plan.tasks}, "another plan"
         self.keeper = StoreKeeper(self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False)
         if manifest is not None:
             self.store.forget_after(manifest.epoch)
@@ -825,16 +839,23 @@ class EpochCluster:
                 assert command.request not in self.replies, f"request {command.request} is answered twice"
                 self.replies[command.request] = command.error
                 self.asked.pop(command.request, None)
+            elif isinstance(command, host_commands.KillProcess):
+                hanging = self.processes.get(command.worker)
+                if hanging is None or hanging.incarnation != command.incarnation:
+                    continue  # it has died meanwhile, which the JobHost does not know yet
+                self._after(0.0, lambda p=hanging: self._kill(p) if p.alive else None, masters=False)
             elif isinstance(command, host_commands.TellAll):
                 assert command.what == "stop"
                 self._tell_to_stop()
             else:
-                assert isinstance(command, host_commands.EndJob), f"{command} of a job in which nothing hangs"
+                assert isinstance(command, host_commands.EndJob), f"{command}"
                 assert command == commands[-1], f"{commands[-1]} after the job's end"
                 self._ended(command.end)
         self.due = self.host.due()
 
     def _ended(self, end: host_commands.JobEnd) -> None:
+        open_ = set(range(self.answered_from + 1, self.requests + 1)) - self.replies.keys()
+        assert not open_, f"requests {sorted(open_)} never got a reply"
         if end.state == "FAILED" and "no older epoch" in (end.error or ""):
             self._fails(str(end.error))
             return
@@ -941,6 +962,36 @@ class EpochCluster:
         names = {plan.task_name(plan.by_number[task]): worker for task, worker in wanted.items()}
         self.requests += 1
         self._do(self.host.migrate(self.requests, names, self.now))
+
+    def _ask_for_status(self) -> None:
+        """A driver asks for the status; some workers answer, and what they say may be of a moment before."""
+        reports = [
+            {"index": process.worker, "time_ns": self.clock(), "tasks": process.loop.status(), "ring_bytes": 0}
+            for process in self.live
+            if process.paused_until <= self.now and self.others.random() < 0.8
+        ]
+        status = self.host.build_status(reports, {}, self.now)
+        self.counts["statuses"] += 1
+        plan = self.plan
+        assert [task["name"] for task in status["tasks"]] == [plan.task_name(task) for task in plan.tasks]
+        assert {task["number"]: task["worker"] for task in status["tasks"]} == self.placed
+        assert set(status["operators"]) == {operator.name for chain in plan.chains for operator in chain.operators}
+
+    def _hangs(self) -> None:
+        """Whoever watches processes takes one for one that hangs. It may have died since, and another one be there."""
+        self.progress = self.steps
+        if self._watched and self.others.random() < 0.5:
+            worker, incarnation = self._watched.pop()
+        elif self.live and self.kills:
+            process = self.others.choice(self.live)
+            worker, incarnation = process.worker, process.incarnation
+            if self.others.random() < 0.5:  # it is told later
+                self._watched.append((worker, incarnation))
+                return
+        else:
+            return
+        self.counts["processes that hang"] += 1
+        self._do(self.host.process_hangs(worker, incarnation, True, self.now))
 
     # --- processes -----------------------------------------------------------------------------------------------
 
@@ -1296,6 +1347,10 @@ class EpochCluster:
                 self._ask()
             if masters and self.migrations and random_() < 50 * faults.migration_rate:
                 self._migrate()
+            if masters and faults.asks and self.others.random() < 50 * faults.asks:
+                self._ask_for_status()
+            if masters and faults.hangs and self.others.random() < 50 * faults.hangs:
+                self._hangs()
             if faults.diversions and random_() < 50 * faults.diversions:
                 self._divert()
         paused = self._master_paused()

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from penstock.actors import status
+from penstock.runtime.host import status
 from penstock.runtime.host.job_state import ENDED, JobLife, JobState
 from penstock.runtime.lifecycle import InvalidTransition
 

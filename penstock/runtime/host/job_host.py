@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
@@ -52,7 +52,7 @@ from penstock.runtime.host.commands import (
     UndoSinkRecords,
 )
 from penstock.runtime.host.driver_requests import DriverRequests, MigrateRequest, RescaleRequest, SavepointRequest
-from penstock.runtime.host.job_state import JobLife
+from penstock.runtime.host.job_state import JobLife, JobState
 from penstock.runtime.host.status import StatusBuilder
 from penstock.runtime.host.worker_lives import WorkerLives
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
@@ -134,6 +134,7 @@ class JobHost:
                 self.lives.ring_has_grown(worker, int(manifest.extra["ring_bytes"]))
         self.suspects = Suspects(options.attempts)
         self.status = StatusBuilder(self.plan)
+        self.status.place(self.placed, [])
         self.life = JobLife(f"job {plan.name!r}")
         self.end: JobEnd | None = None
         self.store_trouble: str | None = None
@@ -183,7 +184,7 @@ class JobHost:
 
     def stop(self, now: float) -> list[HostCommand]:
         """End the sources; the job finishes when what they read has gone through."""
-        if self.life.stop():
+        if not self.life.stopping and self.life.stop():
             self._out.append(TellAll("stop"))
         return self._settled(now)
 
@@ -216,15 +217,29 @@ class JobHost:
         return self._settled(now)
 
     def process_not_started(
-        self, worker: int, incarnation: int, reason: str, now: float, end: JobEnd | None = None
+        self,
+        worker: int,
+        incarnation: int,
+        reason: str,
+        now: float,
+        *,
+        kind: Literal["resources", "program", "died"] = "died",
+        operator: str | None = None,
     ) -> list[HostCommand]:
-        """A worker's process could not be started. `end`: it never can be, so the job ends like this."""
+        """A worker's process could not be started. `kind`: "resources" when there is, and will be, no room for it;
+        "program" when it could not load the job's program, in an operator if that is known; "died" otherwise."""
         self._note(now, f"process {incarnation} of worker {worker} could not be started: {reason}")
         self.lives.not_started(worker, incarnation)
-        if end is not None:
-            self._fail(end, now)
+        first = self.life.state == JobState.STARTING
+        again = "" if first else f"worker {worker} could not be started again: "
+        if kind == "resources":
+            self._fail(JobEnd("FAILED", again + reason, kind="resources"), now)
+        elif kind == "program" and first:
+            self._fail(JobEnd("FAILED", reason, operator), now)
         elif self.end is None:
-            self._lost(worker, f"worker {worker} could not be started: {reason}", now)
+            text = again + reason if again else f"worker {worker} died while the job started: {reason}"
+            logger.warning("job %s: %s", self.plan.name, text)
+            self._lost(worker, text, now)
         return self._settled(now)
 
     def run_ended(
@@ -287,7 +302,10 @@ class JobHost:
     def _over(self, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
         """The worker's present process does nothing more; `then` comes before anything that waited for its answers."""
         self.lives.over(worker)
+        gone = [handler for of, handler in self._calls.values() if of == worker]
         self._calls = {number: call for number, call in self._calls.items() if call[0] != worker}
+        for handler in gone:
+            handler.gone()
         then()
         self._removing.discard(worker)
 
@@ -341,14 +359,26 @@ class JobHost:
                 handler.refused(error, now)
         return self._settled(now)
 
-    def call(self, worker: int, method: str, arguments: tuple[Any, ...]) -> list[HostCommand]:
-        """Call a worker for the scheduler of paradigms, which calls again when the worker does not do it."""
-        if self.end is None and worker in self.running:
+    def call(
+        self,
+        worker: int,
+        method: str,
+        arguments: tuple[Any, ...],
+        done: Callable[[], None],
+        refused: Callable[[str | None], None],
+    ) -> list[HostCommand]:
+        """Call a worker for the paradigm scheduler. Calls `done` when the worker has done it; `refused` with the
+        worker's reason, or with None when the worker's process, or its run loop, has ended."""
+        if self.end is not None or worker not in self.running:
+            refused(None)
+            return []
 
-            def refused(error: PenstockError, now: float) -> None:
-                logger.warning("job %s: worker %d: %s", self.plan.name, worker, error)
+        def not_done(error: PenstockError, now: float) -> None:
+            ended = isinstance(getattr(error, "error", None), LoopEnded)
+            refused(None if ended else f"worker {worker}: {error}")
 
-            self._call(worker, method, arguments, _Handler(_nothing, refused))
+        handler = _Handler(lambda answer, now: done(), not_done, lambda: refused(None))
+        self._call(worker, method, arguments, handler)
         out, self._out = self._out, []
         return out
 
@@ -730,10 +760,11 @@ class JobHost:
 
 @dataclass(frozen=True)
 class _Handler:
-    """What the answer to a call means."""
+    """What the answer to a call means, and what to do when the process has died before it answered."""
 
     answered: Callable[[Any, float], None]
     refused: Callable[[PenstockError, float], None]
+    gone: Callable[[], None] = lambda: None
 
 
 def _nothing(answer: Any, now: float) -> None:

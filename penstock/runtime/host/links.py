@@ -16,66 +16,54 @@ from penstock.runtime.host.control import ControlClient, End, Gone, Refused
 
 
 class Link:
-    """The commands for one process of a worker. For each command, the link's thread calls `answered(answer)`,
-    `refused(error)`, or `gone()` when the link is closed before there is an answer, because the process has died."""
+    """The calls to one process of a worker. The process does them in order, the next one when the last one is done. For
+    each call, the link's thread calls `answered(answer)` or `refused(error)`; neither when the link is closed before
+    there is an answer, because the process has died."""
 
-    def __init__(self, worker: int, incarnation: int, end: End) -> None:
-        self.worker = worker
-        self.incarnation = incarnation
+    def __init__(self, worker: int, end: End) -> None:
         self._line = ControlClient(end, f"penstock-line-{worker}")
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"penstock-link-{worker}", daemon=True).start()
 
     def send(
         self,
         method: str,
-        arguments: Callable[[], tuple[Any, ...]],
-        answered: Callable[[Any], None] | None = None,
-        refused: Callable[[Refused], None] | None = None,
-        gone: Callable[[], None] | None = None,
+        arguments: tuple[Any, ...],
+        answered: Callable[[Any], None],
+        refused: Callable[[Refused], None],
     ) -> None:
-        """Send a command after all earlier ones. `arguments` is called when it is the command's turn."""
-        self._commands.put((method, arguments, answered, refused, gone))
+        """Send a call after all earlier ones. Waits for nothing."""
+        self._calls.put((method, arguments, answered, refused))
 
     def close(self) -> None:
         """Send nothing more, and wait for no more answers."""
         self._line.close()
-        self._commands.put(None)
+        self._calls.put(None)
 
     def _run(self) -> None:
-        while (command := self._commands.get()) is not None:
-            method, arguments, answered, refused, gone = command
+        while (call := self._calls.get()) is not None:
+            method, arguments, answered, refused = call
             try:
-                answer = self._line.ask(method, *arguments()).result()
+                answer = self._line.ask(method, *arguments).result()
             except Gone:
-                if gone is not None:
-                    gone()
+                continue
             except Refused as error:
-                if refused is not None:
-                    refused(error)
-            except Exception as error:  # of `arguments`, maybe: without this thread no later command would be sent
-                if refused is not None:
-                    refused(Refused(f"{method}: {type(error).__name__}: {error}", error))
+                refused(error)
+            except Exception as error:  # the arguments or the answer cannot travel
+                refused(Refused(f"{method}: {type(error).__name__}: {error}", error))
             else:
-                if answered is not None:
-                    answered(answer)
+                answered(answer)
 
 
-_Command = tuple[
-    str,
-    Callable[[], tuple[Any, ...]],
-    Callable[[Any], None] | None,
-    Callable[[Refused], None] | None,
-    Callable[[], None] | None,
-]
+_Call = tuple[str, tuple[Any, ...], Callable[[Any], None], Callable[[Refused], None]]
 
 
 class _Questions:
     """The questions to one process of a worker. There is one question of each kind at a time."""
 
-    def __init__(self, worker: int, end: End, pid: int) -> None:
+    def __init__(self, worker: int, end: End, incarnation: int) -> None:
         self.worker = worker
-        self.pid = pid
+        self.incarnation = incarnation
         self._line = ControlClient(end, f"penstock-questions-{worker}")
         self._open: dict[str, tuple[float, Future[Any]]] = {}
         self._lock = threading.Lock()
@@ -117,9 +105,9 @@ class AllWorkers:
         self._standing_requests: list[str] = []
         self._lock = threading.Lock()
 
-    def connect(self, worker: int, end: End, pid: int) -> None:
+    def connect(self, worker: int, end: End, incarnation: int) -> None:
         """Ask this process of a worker from now on, in place of an earlier process. Waits for nothing."""
-        questions = _Questions(worker, end, pid)
+        questions = _Questions(worker, end, incarnation)
         with self._lock:
             before, self._workers[worker] = self._workers.get(worker), questions
             standing_requests = list(self._standing_requests)
@@ -168,8 +156,8 @@ class AllWorkers:
         return {worker: seconds for worker, seconds in found.items() if seconds > 0.0}
 
     def ping(self) -> list[tuple[int, int]]:
-        """Ping all workers. Returns those that have not answered the ping before this one, as (worker, process)."""
-        silent = [(questions.worker, questions.pid) for questions in self._all() if questions.waiting("ping")]
+        """Ping all workers. Returns those that have not answered the ping before this one, as (worker, incarnation)."""
+        silent = [(questions.worker, questions.incarnation) for questions in self._all() if questions.waiting("ping")]
         for questions in self._all():
             questions.ask("ping")
         return silent
@@ -182,25 +170,3 @@ class AllWorkers:
     def _all(self) -> list[_Questions]:
         with self._lock:
             return list(self._workers.values())
-
-
-class PendingAnswers:
-    """A wait for the answers of several workers, some of which may die before they answer."""
-
-    def __init__(self, workers: set[int]) -> None:
-        self._workers = set(workers)
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        if not workers:
-            self._over.set()
-
-    def done(self, worker: int) -> None:
-        """Note that a worker has answered, or has gone."""
-        with self._lock:
-            self._workers.discard(worker)
-            if not self._workers:
-                self._over.set()
-
-    def wait(self) -> None:
-        """Wait until all workers have answered or have gone."""
-        self._over.wait()

@@ -100,6 +100,11 @@ class WorkerLives:
         """What each worker's last process has said of itself, in the order of the workers."""
         return [life.info for _, life in sorted(self._lives.items()) if life.info is not None]
 
+    @property
+    def all_have_started(self) -> bool:
+        """Whether each worker has had a process that was ready."""
+        return all(life.info is not None for life in self._lives.values())
+
     def pid(self, worker: int) -> int | None:
         """The process id of the worker's last process."""
         info = self._lives[worker].info

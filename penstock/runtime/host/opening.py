@@ -1,0 +1,157 @@
+"""What is to be found out before a job can begin: whether nobody else uses its store and the folders of its sinks, and
+which epoch it goes on from.
+
+All of it waits for stores and directories, so it happens before there is a JobHost, in the thread that takes the job's
+events later.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from penstock.runtime.errors import StoreError
+from penstock.runtime.host.commands import EndState, JobEnd
+from penstock.runtime.host.job_host import Found
+from penstock.runtime.operators.ends import Write
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.storage.directory_lock import DirectoryLock, DirectoryLocked
+
+if TYPE_CHECKING:
+    from penstock.runtime.epochs.store import Store
+    from penstock.runtime.host.notes import Notes
+    from penstock.runtime.host.store_keeper import StoreKeeper
+
+logger = logging.getLogger(__name__)
+
+# A process that was killed is gone within a moment, and a job that has ended stays for some seconds (linger.py).
+_LOCK_S = 30.0
+# The time between two tries to take a lock that another process holds, and to use a store that does not answer.
+_LOCK_RETRY_S = 0.1
+STORE_RETRY_S = 1.0
+
+
+class Opening:
+    """Opens one job. `again`: the carrier has started the job again, because its first host has died; `resume`: a user
+    wants it to go on from the last complete epoch; `savepoint`: the store of the savepoint to go on from; `program`:
+    what the job is started with when nothing but the store is left. `cancelled` tells whether the job was cancelled
+    meanwhile."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        keeper: StoreKeeper | None,
+        notes: Notes,
+        *,
+        again: bool,
+        resume: bool,
+        savepoint: Store | None,
+        program: bytes | None,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self._plan = plan
+        self._keeper = keeper
+        self._notes = notes
+        self._again = again
+        self._resume = resume
+        self._savepoint = savepoint
+        self._program = program
+        self._cancelled = cancelled
+        self._never = threading.Event()
+        self.locks: list[DirectoryLock] = []  # to be closed when the job has ended
+        self.locks_store = False
+
+    def lock_places(self) -> bool:
+        """Let nobody else use the job's store, or fill the folders of its sinks. The last process that did, such as an
+        earlier host of this job that was killed, has a while to end. Returns False when the job was cancelled
+        meanwhile. Raises DirectoryLocked, and StoreError."""
+        store = None if self._keeper is None else self._keeper.store
+        until = time.monotonic() + _LOCK_S
+        sinks = [op.sink for chain in self._plan.chains for op in chain.operators if isinstance(op, Write)]
+        found: list[DirectoryLock | None] = []
+        for take in [*([] if store is None else [store.lock]), *(sink.lock for sink in sinks)]:
+            while True:
+                pause_s = _LOCK_RETRY_S
+                try:
+                    lock: DirectoryLock | None = take()
+                except DirectoryLocked:
+                    if time.monotonic() > until:
+                        raise
+                except StoreError as error:
+                    if not self._again or not error.may_pass:
+                        raise
+                    logger.warning("job %s waits for its store: %s", self._plan.name, error)
+                    pause_s = STORE_RETRY_S
+                else:
+                    found.append(lock)
+                    if lock is not None:
+                        self.locks.append(lock)
+                    break
+                if self._cancelled():
+                    return False
+                self._never.wait(pause_s)
+            self.locks_store = store is not None
+        if not (self._resume or self._again or self._savepoint is not None):
+            # The driver has looked, but another job may have filled the folder until it let go of it.
+            for sink, lock in zip(sinks, found[len(found) - len(sinks) :], strict=True):
+                if lock is not None:
+                    sink.check()
+        return True
+
+    def find(self) -> Found | JobEnd | None:
+        """What the job goes on from; a job that has been running waits for a store that is gone for a while. None: it
+        was cancelled meanwhile. A JobEnd: it had ended before its last host died. Raises StoreError."""
+        while not self._cancelled():
+            try:
+                state = self._keeper.store.ended() if self._keeper is not None and self._again else None
+                return self._find() if state is None else JobEnd(cast("EndState", state))
+            except StoreError as error:
+                if not self._again or not error.may_pass:
+                    raise
+                logger.warning("job %s waits for its store: %s", self._plan.name, error)
+                self._never.wait(STORE_RETRY_S)
+        return None
+
+    def _find(self) -> Found:
+        keeper, name = self._keeper, self._plan.name
+        if keeper is None:
+            return Found()
+        store = keeper.store
+        if self._resume or self._again:
+            found = store.latest()
+            if found is not None:
+                manifest, passed = found
+                for problem in passed:
+                    logger.warning("job %s passes over a damaged epoch: %s", name, problem)
+                begun = max(store.epochs())  # of damaged ones too: a number is used once
+                store.forget_after(manifest.epoch)
+                keeper.go_on_from(manifest)
+                return Found(manifest, None, begun)
+            if self._resume:  # from the beginning it would delete what the job has written
+                raise StoreError(
+                    f"there is no epoch of job {name!r} in {store.place} any more: it has ended meanwhile, "
+                    "elsewhere, or somebody has deleted its checkpoints"
+                )
+            if self._notes.noted("epochs"):  # so it would write again what its sinks have committed
+                raise StoreError(
+                    f"the JobMaster of {name!r} has died, and the epochs that were complete in "
+                    f"{store.place} are gone: somebody has deleted or moved them. From the beginning the job would "
+                    "write again what its sinks have written, so it was not started again. Put the directory back and "
+                    f"call penstock.resume({name!r}), or run the flow anew, and let its sinks write to "
+                    "another place or overwrite what they have written"
+                )
+        else:
+            store.destroy()  # what a job of this name left when it failed
+            store.check()
+        if self._program is not None:
+            keeper.program = keeper.put_program(self._program)
+        if self._savepoint is not None:
+            found = self._savepoint.latest(self._savepoint.verify)
+            assert found is not None, "the driver has looked"
+            keeper.go_on_from(replace(found[0], program=keeper.program), self._savepoint)
+            return Found(found[0], self._savepoint, found[0].epoch)
+        return Found()

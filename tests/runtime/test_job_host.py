@@ -1,0 +1,333 @@
+"""The JobHost in single scenes, event by event. The simulated cluster (tests/epochs) has it in whole jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.runtime.epochs.coordinator import EpochOptions
+from penstock.runtime.epochs.manifest import Blob
+from penstock.runtime.epochs.participant import Acknowledged, Declined
+from penstock.runtime.errors import JobError, PenstockError
+from penstock.runtime.host.commands import (
+    Call,
+    EndJob,
+    HostCommand,
+    JobEnd,
+    KillProcess,
+    MakeRoom,
+    Reply,
+    SaveManifest,
+    StartProcess,
+    TellAll,
+)
+from penstock.runtime.host.job_host import HostOptions, JobHost
+from penstock.runtime.lifecycle import InvalidTransition
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.sinks.call import Null
+from penstock.runtime.sources.memory import Memory
+
+
+def plan_of(workers: int) -> Plan:
+    """read > last, which are two tasks, on the workers in turn."""
+    flow = Flow("job", chaining=False)
+    flow.read(Memory([1]), name="read", parallelism=1).write(Null(), name="last", parallelism=1)
+    return flow.plan(workers)
+
+
+class InTurn:
+    """Places tasks on workers in turn."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def first(self, plan: Plan) -> dict[int, int]:
+        return self.grown(plan, {})
+
+    def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
+        return {task.number: before.get(task.number, task.number % self.workers) for task in plan.tasks}
+
+    def moved(self, tasks: int) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+class Refused(PenstockError):
+    """A worker's refusal as a carrier brings it, with what was raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Job:
+    """A JobHost whose carrier does at once what it is told, and says so, but for what `silent` names."""
+
+    def __init__(self, workers: int = 2, *, epochs: bool = True, max_restarts: int = 10) -> None:
+        options = EpochOptions(interval_s=1.0 if epochs else None, max_restarts=max_restarts)
+        self.host = JobHost(plan_of(workers), HostOptions(workers, options, has_store=epochs), InTurn(workers))
+        self.now = 100.0
+        self.silent: set[str] = set()
+        self.calls: list[Call] = []  # that have no answer yet
+        self.starts: list[StartProcess] = []  # likewise
+        self.saves: list[SaveManifest] = []
+        self.others: list[HostCommand] = []
+        self.take(self.host.start(self.now))
+
+    def take(self, commands: list[HostCommand]) -> None:
+        for command in commands:
+            if isinstance(command, Call):
+                if command.method in self.silent:
+                    self.calls.append(command)
+                else:
+                    self.answer(command)
+            elif isinstance(command, StartProcess):
+                self.starts.append(command)
+                if "start" not in self.silent:
+                    self.start()
+            elif isinstance(command, SaveManifest):
+                self.saves.append(command)
+            else:
+                self.others.append(command)
+
+    def start(self) -> None:
+        """The first process that was to be started is ready."""
+        command = self.starts.pop(0)
+        worker = command.worker
+        info = {"index": worker, "pid": 1000 + worker, "node_id": "n", "address": f"{worker}/{command.incarnation}"}
+        self.take(self.host.process_ready(worker, command.incarnation, info, self.now))
+
+    def answer(self, call: Call) -> None:
+        answer: Any = None
+        if call.method == "cut":
+            answer = {"address": f"{call.worker}/{call.incarnation}", "rings": {}}
+        elif call.method == "complete":
+            answer = 1 << 20
+        self.take(self.host.answered(call.worker, call.incarnation, call.number, answer, self.now))
+
+    def dies(self, worker: int) -> None:
+        incarnation = self.host.lives.incarnation(worker)
+        self.take(self.host.process_died(worker, incarnation, "it was killed", None, None, self.now))
+
+    def acknowledge(self, epoch: int, *, finished: bool = False) -> None:
+        """All tasks acknowledge an epoch."""
+        for task, generation in sorted(self.host.coordinator._generations.items()):
+            blob = Blob(f"snapshots/{epoch:08d}-{task}-{generation}", 1, 0)
+            self.said(Acknowledged(task, generation, epoch, finished, True, blob))
+
+    def said(self, what: Any) -> None:
+        worker = self.host.placed[what.task]
+        self.take(self.host.said(worker, self.host.lives.incarnation(worker), what, self.now))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.take(self.host.tick(self.now))
+
+    def saved(self) -> None:
+        """The first manifest that was to be saved is written."""
+        self.take(self.host.saved(self.saves.pop(0).manifest.epoch, self.now))
+
+    @property
+    def ends(self) -> list[JobEnd]:
+        return [command.end for command in self.others if isinstance(command, EndJob)]
+
+
+def running(workers: int = 2) -> Job:
+    job = Job(workers)
+    assert job.host.life.state == "RUNNING"
+    job.others.clear()
+    return job
+
+
+def test_a_job_starts_completes_an_epoch_and_finishes() -> None:
+    job = running()
+    job.tick(1.5)
+    job.acknowledge(1)
+    job.saved()
+    assert job.host.coordinator.epoch == 1
+    job.acknowledge(2, finished=True)
+    job.saved()
+    assert job.host.coordinator.state == "ENDED"
+    assert not job.ends, "the run loops have not ended"
+    for worker in (0, 1):
+        job.take(job.host.run_ended(worker, 1, None, None, job.now))
+    assert job.ends == [JobEnd("FINISHED")]
+    assert job.host.due() is None
+
+
+def test_a_job_whose_last_worker_dies_while_a_manifest_is_saved_has_not_finished() -> None:
+    """The coordinator puts the death off until it knows whether the manifest is there; nothing runs meanwhile."""
+    job = running(workers=1)
+    job.tick(1.5)
+    job.acknowledge(1)
+    job.silent.add("start")
+    job.dies(0)
+    assert not job.host.running
+    assert job.ends == []
+    job.saved()
+    assert job.ends == []
+    assert [start.incarnation for start in job.starts] == [2]
+    job.start()
+    assert job.host.life.state == "RUNNING"
+
+
+def test_processes_start_and_tasks_are_built_when_all_have_removed_theirs() -> None:
+    job = running(workers=3)
+    job.silent |= {"cut", "make"}
+    job.dies(1)
+    assert job.host.life.state == "RECOVERING"
+    assert [call.worker for call in job.calls] == [0, 2]
+    assert job.starts == []
+    job.answer(job.calls.pop(0))
+    assert job.starts == [], "worker 2 may still send what the new process must not get"
+    job.answer(job.calls.pop(0))
+    assert job.calls
+    assert {call.method for call in job.calls} == {"make"}
+    assert {call.incarnation for call in job.calls if call.worker == 1} == {2}
+    assert all(call.arguments[1][1] == "1/2" for call in job.calls), "the new address of worker 1"
+
+
+def test_who_dies_before_it_has_removed_its_tasks_holds_up_nobody() -> None:
+    job = running(workers=3)
+    job.silent.add("cut")
+    job.dies(1)
+    job.dies(0)
+    (call,) = (call for call in job.calls if call.worker == 2 and call.arguments[1] == [0, 1])
+    job.answer(next(one for one in job.calls if one.worker == 2 and one is not call))
+    assert job.host.life.state == "RECOVERING", "it has answered an earlier removal"
+    job.answer(call)
+    job.tick(1.0)  # the second restart without an epoch between waits
+    assert job.host.life.state == "RUNNING"
+    assert [life.incarnation for life in job.host.lives._lives.values()] == [2, 2, 1]
+
+
+def test_what_an_earlier_process_says_late_has_no_effect() -> None:
+    job = running()
+    job.silent |= {"make"}
+    job.dies(1)
+    job.dies(1)
+    job.tick(1.0)
+    (of_one,) = (call for call in job.calls if call.worker == 1 and call.incarnation == 3)
+    before = job.host.coordinator.generation
+    assert job.host.process_died(1, 2, "again", None, None, job.now) == []
+    assert job.host.said(1, 1, Declined(0, 99, 1, "no", True), job.now) == []
+    assert job.host.answered(1, 2, of_one.number, None, job.now) == []
+    assert job.host.run_ended(1, 1, "boom", None, job.now) == []
+    assert job.host.coordinator.generation == before
+    assert job.host.coordinator.restarts == 2
+
+
+def test_a_process_is_not_ready_twice() -> None:
+    job = running()
+    with pytest.raises(InvalidTransition, match="'ready' came in state RUNNING"):
+        job.host.process_ready(0, 1, {}, job.now)
+    with pytest.raises(InvalidTransition, match="the present one is 1"):
+        job.host.process_not_started(0, 7, "late", job.now)
+
+
+def test_a_task_that_could_not_write_has_room_made_when_that_may_help() -> None:
+    job = running()
+    job.tick(1.5)
+    generation = job.host.coordinator.generation
+    job.said(Declined(0, generation, 1, "full", may_pass=False))
+    assert job.others == []
+    job.said(Declined(1, generation, 1, "full", may_pass=True))
+    assert job.others == [MakeRoom()]
+
+
+def test_a_plan_that_was_changed_while_it_was_planned_anew_is_not_taken_up() -> None:
+    job = running()
+    plan, placed = job.host.plan, dict(job.host.placed)
+    wanted = dict.fromkeys(placed, 0)
+    elsewhere = dict.fromkeys(placed, 1)
+    assert job.host.better_placed(plan_of(2), placed, wanted, job.now) == [], "the plan is another one"
+    assert job.host.better_placed(plan, elsewhere, wanted, job.now) == [], "tasks have moved meanwhile"
+    job.take(job.host.migrate(1, {"last[0]": 1}, job.now))
+    assert job.others == [Reply(1)], "it is there already"
+    job.take(job.host.better_placed(plan, placed, wanted, job.now))
+    assert job.host.coordinator.migrating
+
+
+def test_requests_are_refused_with_what_is_wrong_and_end_with_the_job() -> None:
+    job = running()
+    job.take(job.host.migrate(1, {"nobody[0]": 1}, job.now))
+    job.take(job.host.migrate(2, {"last[0]": 9}, job.now))
+    job.take(job.host.rescale(3, "nobody", 2, job.now))
+    job.take(job.host.savepoint(4, "place", job.now))
+    job.take(job.host.cancel(job.now))
+    job.take(job.host.savepoint(5, "place", job.now))
+    replies = {command.request: str(command.error) for command in job.others if isinstance(command, Reply)}
+    assert "has no task 'nobody[0]'; it has: last[0], read[0]" in replies[1]
+    assert "there is no worker 9; the job has 0 to 1" in replies[2]
+    assert "nobody" in replies[3]
+    assert "has ended" in replies[4]
+    assert "has ended" in replies[5]
+    assert job.ends == [JobEnd("CANCELLED")]
+    without = Job(epochs=False)
+    (reply,) = without.host.savepoint(1, "place", without.now)
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.error, JobError)
+    assert "give run(epoch_interval_s=...)" in str(reply.error)
+
+
+def test_a_stop_is_told_once_also_when_it_is_asked_for_twice() -> None:
+    job = running()
+    job.take(job.host.stop(job.now))
+    job.take(job.host.stop(job.now))
+    assert job.others == [TellAll("stop")]
+    assert job.host.life.state == "STOPPING"
+    job.dies(1)
+    assert job.host.life.state == "STOPPING"
+
+
+def test_the_cause_of_a_failure_is_waited_for() -> None:
+    job = Job(epochs=False)
+    job.take(job.host.run_ended(0, 1, "worker 1 has gone", None, job.now))
+    assert job.ends == []
+    assert job.host.due() is not None
+    job.take(job.host.run_ended(1, 1, "ValueError in last", "last", job.now))
+    assert job.ends == [JobEnd("FAILED", "ValueError in last", "last")]
+    alone = Job(epochs=False)
+    alone.take(alone.host.run_ended(0, 1, "worker 1 has gone", None, alone.now))
+    alone.tick(1.0)
+    assert alone.ends == [JobEnd("FAILED", "worker 1 has gone")]
+
+
+def test_a_process_that_hangs_is_killed_and_counts_as_a_crash_unless_somebody_stopped_it() -> None:
+    job = running()
+    job.take(job.host.process_hangs(1, 1, True, job.now))
+    assert job.others == [KillProcess(1, 1)]
+    assert job.host.process_hangs(1, 0, True, job.now) == [], "an earlier process"
+    job.dies(1)
+    assert job.host.coordinator.restarts == 1
+
+
+def test_what_cannot_be_started_ends_the_job_or_costs_a_restart() -> None:
+    job = Job.__new__(Job)
+    for kind, ends in (("resources", True), ("program", True), ("died", False)):
+        job = running()
+        job.silent.add("start")
+        job.dies(1)
+        (start,) = job.starts
+        job.take(job.host.process_not_started(1, start.incarnation, "no", job.now, kind=kind))  # type: ignore[arg-type]
+        job.tick(1.0)
+        assert bool(job.ends) == (kind == "resources"), "a program that could be loaded once can be again"
+        first = Job.__new__(Job)
+        first.__dict__.update(host=JobHost(plan_of(1), job.host._options, InTurn(1)), now=1.0, others=[])
+        first.silent, first.calls, first.starts, first.saves = {"start"}, [], [], []
+        first.take(first.host.start(1.0))
+        first.take(first.host.process_not_started(0, 1, "no", 1.0, kind=kind))  # type: ignore[arg-type]
+        first.tick(1.0)
+        assert bool(first.ends) == ends
+
+
+def test_a_worker_that_refuses_ends_the_job_with_its_reason() -> None:
+    job = running()
+    job.silent.add("trigger")
+    job.tick(1.5)
+    call = job.calls[0]
+    job.take(job.host.refused(call.worker, call.incarnation, call.number, Refused(ValueError("no")), job.now))
+    job.tick(1.0)
+    assert job.ends == [JobEnd("FAILED", "no")]
