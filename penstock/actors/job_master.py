@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from penstock.actors.head_memory import HeadMemory
-from penstock.actors.ray_processes import RayProcesses
 from penstock.placement.options import PlacementOptions
 from penstock.runtime.errors import JobError
 from penstock.runtime.host.collected import Encoded
@@ -31,6 +30,7 @@ from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import Program, join
 
 if TYPE_CHECKING:
+    from penstock.actors.ray_processes import RayProcesses
     from penstock.bridge.paradigm_scheduler import DualOptions
     from penstock.runtime.host.placing import Placing
     from penstock.runtime.host.processes import Processes
@@ -152,6 +152,8 @@ class _RayCarrier:
 
     def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, Processes, Placing]:
         """See Carrier."""
+        from penstock.actors.ray_processes import RayProcesses  # knows placement, as Nodes does
+
         options, nodes = self._options, self._nodes
         nodes.reserve(self._plan.name, options.cpus_per_worker, options.start_timeout_s, cancelled)
         self._processes = RayProcesses(
