@@ -1,5 +1,6 @@
 """What the tasks of a job have done since they were last looked at: the measurements behind a switch
-(docs/papers.md: D2, D3). Made from the tasks' counters, which only grow, except that a task that was built again begins anew.
+(docs/papers.md: D2, D3). Made from the tasks' counters, which only grow, except that a task that was built again begins
+anew.
 """
 
 from __future__ import annotations
