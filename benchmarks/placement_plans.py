@@ -81,7 +81,7 @@ def run(bench: Bench) -> None:
                     began = time.perf_counter()
                     ours = partition(graph, fair, max(FACTOR, reached), seed=seed)
                     times.setdefault(family, []).append(time.perf_counter() - began)
-                    ratios.setdefault(family, []).append(graph.cut(ours) / graph.cut(theirs))
+                    ratios.setdefault(family, []).append(graph.edge_cut(ours) / graph.edge_cut(theirs))
                     over.setdefault(family, []).append(float(graph.loads(ours, nodes).max() * nodes / tasks) - 1)
                 bench.say(f"{tasks} tasks, {nodes} nodes: {seed + 1} of {seeds} seeds")
             for family in FAMILIES:

@@ -140,8 +140,8 @@ class _GatedReader(EventReader):
     def ready_in(self) -> float:
         return super().ready_in() if self._has_started() else _LOOK_S
 
-    def behind(self) -> int:
-        return super().behind() if self._has_started() else 0
+    def backlog(self) -> int:
+        return super().backlog() if self._has_started() else 0
 
     def _has_started(self) -> bool:
         is_open = self._gate.is_open()

@@ -26,7 +26,7 @@ from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobExists, JobNotFound, NoCluster, shorten
-from penstock.runtime.exchange.channel import WINDOW_BYTES
+from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.host.status import ENDED
 from penstock.runtime.host.store_keeper import SAVEPOINT
@@ -68,7 +68,7 @@ def run(
     detached: bool = False,
     address: str | None = None,
     ring_bytes: int | None = None,
-    window_bytes: int = WINDOW_BYTES,
+    window_bytes: int = CREDIT_WINDOW_BYTES,
     cache_bytes: int = MEMORY_BYTES,
     cpus_per_worker: float = 1.0,
     start_timeout_s: float | timedelta = 60.0,

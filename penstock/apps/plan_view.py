@@ -48,7 +48,7 @@ def by_node(topology: Topology, placed: Placement) -> Iterable[str]:
     graph = topology.graph
     for place, node in enumerate(placed.nodes):
         here = placed.node_of == place
-        across = graph.cut(here.astype(np.int64))
+        across = graph.edge_cut(here.astype(np.int64))
         yield f"{node.name}: {int(here.sum())} tasks, {across:.4g} of traffic with other nodes"
         for worker, of in enumerate(placed.workers):
             if of == place:
@@ -108,7 +108,7 @@ def _lines(topology: Topology, placed: Placement, left: Sequence[float], y: floa
         for b in range(a + 1, len(left)):
             both = np.where(placed.node_of == a, 0, np.where(placed.node_of == b, 1, 2))
             part = graph.part(np.flatnonzero(both < 2))
-            between[a, b] = part.cut(both[both < 2])
+            between[a, b] = part.edge_cut(both[both < 2])
     most = max(between.values(), default=0.0) or 1.0
     for (a, b), traffic in between.items():
         if traffic:

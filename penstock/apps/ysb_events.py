@@ -376,7 +376,7 @@ class EventReader(ColumnReader):
             return 0.0
         return max(0, int(self._due[self._at]) - self._clock()) / 1e9
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         if self.finished or (not self._paced and self._limit == _INDEX_MAX):
             return 0
         made = self._made

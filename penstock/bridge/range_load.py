@@ -63,7 +63,7 @@ class RangeMeter:
         for task in tasks:
             taken, busy = task["operators"][0][1], task["busy_ns"]
             # What is under way in Spark waits too: it counts as taken when it is answered.
-            queue = task["queued"] + task["behind"] + task["under_way"]
+            queue = task["queued"] + task["backlog"] + task["under_way"]
             waiting += queue
             # Task by task: one whose worker has missed a look, or was started again, counts from where it was.
             taken_before, queue_before, busy_before = self._done.get(task["number"], (taken, queue, busy))

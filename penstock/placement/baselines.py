@@ -245,7 +245,7 @@ def metis_parts(graph: TrafficGraph, shares: Floats, factor: float, seed: int) -
                 dtype=np.int64,
             )
             reached = float((graph.loads(found, len(fair)) / fair).max()) / (graph.total_cpu or 1.0) - 1
-            score = (max(0.0, reached - factor - _EPSILON), graph.cut(found))
+            score = (max(0.0, reached - factor - _EPSILON), graph.edge_cut(found))
             if best is None or score < best:
                 best, places = score, found
             if not score[0]:

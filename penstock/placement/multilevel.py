@@ -227,4 +227,4 @@ def _where_allowed(graph: TrafficGraph, places: Ints) -> Ints:
 
 
 def _badness(partition: Partition) -> tuple[float, float]:
-    return partition.overload, partition.cut
+    return partition.overload, partition.edge_cut

@@ -38,11 +38,11 @@ class Placement:
 
     def between_nodes(self, graph: TrafficGraph) -> float:
         """Returns the traffic that crosses nodes."""
-        return graph.cut(self.node_of)
+        return graph.edge_cut(self.node_of)
 
     def between_workers(self, graph: TrafficGraph) -> float:
         """Returns the traffic that crosses workers, on the same node or not."""
-        return graph.cut(self.worker_of)
+        return graph.edge_cut(self.worker_of)
 
     def intra_node_share(self, graph: TrafficGraph) -> float:
         """Returns which part of the traffic between different workers stays on its node (the paper's Table II); 1 when

@@ -57,9 +57,9 @@ class Partition:
         return np.array(self._places, dtype=np.int64)
 
     @property
-    def cut(self) -> float:
+    def edge_cut(self) -> float:
         """Returns the traffic between places."""
-        return self.graph.cut(self._places)
+        return self.graph.edge_cut(self._places)
 
     @property
     def overload(self) -> float:

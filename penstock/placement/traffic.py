@@ -96,7 +96,7 @@ class TrafficGraph:
     def _sources(self) -> Ints:
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
-    def cut(self, places: npt.ArrayLike) -> float:
+    def edge_cut(self, places: npt.ArrayLike) -> float:
         """Returns the edge cut: the traffic between tasks at different places. `places[v]` is any number that names the
         place of v."""
         at = np.asarray(places)

@@ -315,20 +315,20 @@ def test_how_far_a_reader_is_behind(splits: int) -> None:
     clock = Clock(START_MS * 1_000_000 - S)
     source = EventSource(Events(1, rate=1_000), duration_s=6, paced=True, splits=splits, clock=clock)
     tasks = readers(source, 2)
-    assert [reader.behind() for reader in tasks] == [0, 0]
+    assert [reader.backlog() for reader in tasks] == [0, 0]
     clock.now += 3 * S
-    assert sum(reader.behind() for reader in tasks) == 2_001
+    assert sum(reader.backlog() for reader in tasks) == 2_001
     assert len(tasks[0].read(100)) == 100
-    assert sum(reader.behind() for reader in tasks) == 1_901
+    assert sum(reader.backlog() for reader in tasks) == 1_901
     clock.now += 60 * S
-    assert sum(reader.behind() for reader in tasks) == 5_900
+    assert sum(reader.backlog() for reader in tasks) == 5_900
     while not tasks[0].finished:
         tasks[0].read_arrow(1_000)
-    assert tasks[0].behind() == 0
+    assert tasks[0].backlog() == 0
     (reader,) = readers(EventSource(Events(1), limit=100, splits=splits))
     reader.read(10)
-    assert reader.behind() == 90
-    assert readers(EventSource(Events(1), splits=splits))[0].behind() == 0
+    assert reader.backlog() == 90
+    assert readers(EventSource(Events(1), splits=splits))[0].backlog() == 0
 
 
 def test_the_source_travels_as_a_few_values() -> None:

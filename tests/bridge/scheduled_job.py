@@ -98,7 +98,7 @@ class ScheduledJob:
                 "finished": False,
                 "record_by_record": False,
                 "queued": 0,
-                "behind": 0,
+                "backlog": 0,
                 "under_way": 0,
                 "divert": None,
                 "diverted": None,

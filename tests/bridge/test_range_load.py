@@ -27,11 +27,11 @@ def test_records_wait_in_the_inbox_at_the_source_and_in_spark() -> None:
     one, other = both = tasks()
     meter = RangeMeter()
     did(one, 1_000, queued=10)
-    did(other, 0, behind=200)
+    did(other, 0, backlog=200)
     first = meter.observe(both, 100.0)
     assert (first.queue, first.arrivals, first.processed) == (210, 0, 0), "counting begins here"
     did(one, 100, busy_s=0.2, queued=5, under_way=40)
-    did(other, 50, busy_s=0.1, behind=180)
+    did(other, 50, busy_s=0.1, backlog=180)
     second = meter.observe(both, 100.0 + LOOK_S)
     assert second.queue == 225
     assert second.arrivals == 150 + 15
@@ -119,13 +119,13 @@ def test_counters_that_go_back_are_no_records() -> None:
     did(one, 1_000, busy_s=10.0)
     did(other, 1_000, busy_s=10.0)
     meter.observe(both, 1.0)
-    did(one, -600, busy_s=-10.0, behind=600)
+    did(one, -600, busy_s=-10.0, backlog=600)
     did(other, 30, busy_s=0.1)
     seen = meter.observe(both, 2.0)
     assert seen.processed == 30
     assert seen.busy_s == pytest.approx(0.05)
     assert seen.arrivals == 630, "what has to be read again waits again"
-    did(one, 100, busy_s=0.2, behind=500)
+    did(one, 100, busy_s=0.2, backlog=500)
     seen = meter.observe(both, 3.0)
     assert (seen.arrivals, seen.processed) == (0, 100)
     assert seen.busy_s == pytest.approx(0.1)

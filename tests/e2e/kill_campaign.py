@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock as ps
-from penstock.runtime.epochs.coordinator import _tasks_behind, tasks_on
+from penstock.runtime.epochs.coordinator import _tasks_downstream, tasks_on
 from tests.e2e import store_damage
 from tests.e2e.processes import penstock_segments, wait_gone
 from tests.e2e.recovery_flows import FLOWS, RecoveryFlow, hidden_files
@@ -77,7 +77,7 @@ class Kill:
     running_s: float | None = None
     full_s: float | None = None
     gap_before_s: float | None = None  # the longest time without progress, of tasks before the failure
-    gap_behind_s: float | None = None
+    gap_downstream_s: float | None = None
     rate_before: float | None = None  # of the sources before the failure while it was dealt with; 1: as always
     gap_status_s: float = 0.0  # between two samples: what can be seen
 
@@ -226,7 +226,7 @@ class Tormentor:
     def run(self, kills: int, pause_s: float = 2.0) -> None:
         """Run the job, with up to so many kills, each after a random pause; then look at everything."""
         plan = self.made.flow.plan(self.workers)
-        self._behind = _tasks_behind(plan)
+        self._downstream = _tasks_downstream(plan)
         self._sources = {task.number for task in plan.tasks if plan.chains[task.chain].source is not None}
         self._placed = {task.number: task.number % self.workers for task in plan.tasks}
         self.started = time.monotonic()
@@ -433,7 +433,7 @@ class Tormentor:
     def _gaps(self, watch: Watch, kill: Kill, at: float, back: Sample, victims: list[int]) -> None:
         """How long tasks made no progress, until half a second after the job ran again."""
         lost = tasks_on(self._placed, victims)
-        going_back = lost.union(*(self._behind[task] for task in lost))
+        going_back = lost.union(*(self._downstream[task] for task in lost))
         until = back.at + 0.5
         watch.wait(lambda s: s.at >= until, at, KILL_LIMIT_S)
         samples = [s for s in watch.samples if at - 2 * SAMPLE_S <= s.at <= until]
@@ -450,9 +450,9 @@ class Tormentor:
                 made += samples[-1].progress[task] - samples[0].progress[task]
                 usual += self._usual(watch, task, at) * spent
             kill.rate_before = made / usual if usual else None
-        behind = going_back - self._sources
-        if behind and not self._ending(samples[-1]):
-            kill.gap_behind_s = max(_longest_gap(samples, task) for task in behind)
+        downstream = going_back - self._sources
+        if downstream and not self._ending(samples[-1]):
+            kill.gap_downstream_s = max(_longest_gap(samples, task) for task in downstream)
 
     def _usual(self, watch: Watch, task: int, at: float) -> float:
         """The records a second that a task makes of the records due to it."""
@@ -505,7 +505,7 @@ class Figures:
                 if group
             },
             "gap_before_s": quantiles(kill.gap_before_s for kill in kills),
-            "gap_behind_s": quantiles(kill.gap_behind_s for kill in kills),
+            "gap_downstream_s": quantiles(kill.gap_downstream_s for kill in kills),
             "gap_status_s": quantiles(kill.gap_status_s or None for kill in kills),
             "rate_before": quantiles(kill.rate_before for kill in kills),
         }
@@ -605,7 +605,7 @@ def campaign(options: argparse.Namespace, place: Path) -> Figures:
                 f"[{done + len(run.kills):4}/{options.kills}] {time.monotonic() - begun:6.0f} s  {run.flow} seed "
                 f"{run.seed} at {kill.at_s:5.1f} s: {kill.kind:6} {' + '.join(kill.victims):34} running "
                 f"{seconds(kill.running_s)} s  full rate {seconds(kill.full_s)} s  sources elsewhere stood "
-                f"{seconds(kill.gap_before_s)} s, tasks behind {seconds(kill.gap_behind_s)} s",
+                f"{seconds(kill.gap_before_s)} s, tasks downstream {seconds(kill.gap_downstream_s)} s",
                 flush=True,
             )
 
@@ -671,7 +671,7 @@ def show(figures: Figures) -> None:
             line(f"full rate again: {kind}", summary[kind]["full_s"])
     print("\nlongest time without progress, s")
     line("sources before the failure", summary["gap_before_s"])
-    line("tasks behind it", summary["gap_behind_s"])
+    line("tasks downstream", summary["gap_downstream_s"])
     line("(between two looks)", summary["gap_status_s"])
     line("rate of those sources, 1 = as due", summary["rate_before"])
 

@@ -187,8 +187,8 @@ class _HeldReader(Reader):
     def ready_in(self) -> float | None:
         return HOLD_LOOK_S if self._held else self._reader.ready_in()
 
-    def behind(self) -> int:
-        return 0 if self._held else self._reader.behind()
+    def backlog(self) -> int:
+        return 0 if self._held else self._reader.backlog()
 
     def close(self) -> None:
         self._reader.close()

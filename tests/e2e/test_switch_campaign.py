@@ -76,7 +76,7 @@ def test_a_held_source_hands_out_no_more_until_its_file_is_there(tmp_path: Path,
 
     assert len(all_there_is()) == 2 * splits
     assert reader.ready_in() == HOLD_LOOK_S
-    assert reader.behind() == 0
+    assert reader.backlog() == 0
     assert not reader.finished
     ready.touch()
     assert len(all_there_is()) == 6 * splits

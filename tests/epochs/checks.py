@@ -65,7 +65,7 @@ class Checks:
         self._passes = 0
 
     def _look_at(self, plan: Plan) -> None:
-        self._behind = behind(plan)
+        self._downstream = downstream(plan)
         self._everybody = frozenset(task.number for task in plan.tasks)
 
     # --- what the coordinator says -------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ class Checks:
 
     def replanned(self, before: Plan, after: Plan, operator: str) -> None:
         """An operator is about to get another number of tasks."""
-        self._to_cut = self._with_behind(before, operator)
+        self._to_cut = self._with_downstream(before, operator)
         self._look_at(after)
-        self._remade = self._with_behind(after, operator)
+        self._remade = self._with_downstream(after, operator)
         if [chain.operators for chain in before.chains] != [chain.operators for chain in after.chains]:
             self._to_cut = frozenset(task.number for task in before.tasks)
             self._remade = self._everybody
@@ -99,15 +99,15 @@ class Checks:
             if memory is not None and entries[number].finished:
                 self._ended.append(memory)
 
-    def _with_behind(self, plan: Plan, operator: str) -> frozenset[int]:
+    def _with_downstream(self, plan: Plan, operator: str) -> frozenset[int]:
         chain = plan.chain_of(operator).index
         tasks = {task.number for task in plan.tasks if task.chain == chain}
-        return frozenset(tasks.union(*(self._behind[task] for task in tasks)))
+        return frozenset(tasks.union(*(self._downstream[task] for task in tasks)))
 
     def _back(self, workers: list[int]) -> frozenset[int]:
         placed = self._cluster.placed
         tasks = {task for task, worker in placed.items() if worker in workers}
-        return frozenset(tasks.union(*(self._behind[task] for task in tasks))) | self._remade
+        return frozenset(tasks.union(*(self._downstream[task] for task in tasks))) | self._remade
 
     def to_move(self, placed: dict[int, int]) -> None:
         """Tasks are to run elsewhere, from an epoch that has just begun."""
@@ -122,7 +122,7 @@ class Checks:
             for task, worker in self._wanted.items()
             if worker != self._cluster.placed[task] and not entries[task].finished
         )
-        return [moved, moved.union(*(self._behind[task] for task in moved))]
+        return [moved, moved.union(*(self._downstream[task] for task in moved))]
 
     def command(self, command: protocol.Command) -> None:
         """The coordinator has given a command."""
@@ -136,9 +136,11 @@ class Checks:
             elif self._wanted is not None and not lost and not self._all_back:
                 possible = self._moves()
                 self._remade = command.tasks
-                self._cluster.counts["moves" if command.tasks == possible[0] else "moves with those behind"] += 1
+                self._cluster.counts[
+                    "moves" if command.tasks == possible[0] else "migrations with those downstream"
+                ] += 1
             elif self._remade and command.tasks not in possible:  # a move that has failed: a recovery like any other
-                self._remade = self._remade.union(*(self._behind[task] for task in self._remade))
+                self._remade = self._remade.union(*(self._downstream[task] for task in self._remade))
                 possible = [self._back(lost[:n]) for n in range(len(lost) + 1)]
             self._wanted = None
             assert command.epoch or not self.completed, "the job begins anew, and its sinks have committed"
@@ -422,7 +424,7 @@ def _greatest(records: list[Any]) -> dict[Any, int]:
     return greatest
 
 
-def behind(plan: Plan) -> dict[int, frozenset[int]]:
+def downstream(plan: Plan) -> dict[int, frozenset[int]]:
     """Of each task all that its records can reach: by walking along the channels."""
     ahead: dict[int, list[int]] = {task.number: [] for task in plan.tasks}
     for exchange in plan.exchanges:

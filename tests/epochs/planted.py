@@ -173,10 +173,10 @@ def _old_credit() -> Any:
 def _held_up() -> Any:
     """A task whose receiver is being taken back waits for it."""
 
-    def cut(self: OutChannel) -> None:
+    def disconnect(self: OutChannel) -> None:
         self.connected = False
 
-    return _patch(OutChannel, "cut", cut)
+    return _patch(OutChannel, "disconnect", disconnect)
 
 
 @_plant(
@@ -227,8 +227,8 @@ def _slabs_too_soon() -> Any:
 @_plant(lambda faults: faults.kills > 0)
 def _too_much_goes_back() -> Any:
     """A worker takes out all of its tasks."""
-    cut = Wiring.cut
-    return _patch(Wiring, "cut", lambda self, numbers: cut(self, numbers | self.tasks.keys()))
+    remove_tasks = Wiring.remove_tasks
+    return _patch(Wiring, "remove_tasks", lambda self, numbers: remove_tasks(self, numbers | self.tasks.keys()))
 
 
 # --- state -----------------------------------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ def _only_the_lost_go_back() -> Any:
     again = Coordinator._again
 
     def careless(self: Coordinator, lost: Any, *rest: Any) -> Any:
-        with mock.patch.object(self, "_behind", dict.fromkeys(self._behind, frozenset())):
+        with mock.patch.object(self, "_downstream", dict.fromkeys(self._downstream, frozenset())):
             return again(self, lost, *rest)
 
     return _patch(Coordinator, "_again", careless)
@@ -608,13 +608,13 @@ def _old_ends() -> Any:
 def _moved_senders_wait() -> Any:
     """Only those who send to tasks that were made again are told to send, not these themselves."""
 
-    def join(self: Wiring, numbers: set[int], generation: int) -> None:
+    def connect_tasks(self: Wiring, numbers: set[int], generation: int) -> None:
         for channel, target in self._targets.items():
             if target in numbers and channel in self.out:
-                self.out[channel].join(generation)
-                self.behind[channel] = self.out[channel]
+                self.out[channel].connect(generation)
+                self.catching_up[channel] = self.out[channel]
 
-    return _patch(Wiring, "join", join)
+    return _patch(Wiring, "connect_tasks", connect_tasks)
 
 
 @_plant(_moves)
@@ -634,7 +634,7 @@ def _placed_as_before() -> Any:
 @_plant(lambda faults: faults.stop_at is not None and _somebody_dies(faults))
 def _stopped_while_made() -> Any:
     """A source that was made before its worker was told to stop, and joins after, reads on."""
-    make, renew = RunLoop.make, RunLoop._renew_tasks
+    make, renew = RunLoop.build_tasks, RunLoop._renew_tasks
 
     def told_when_made(self: RunLoop, numbers: set[int], *saved: Any) -> None:
         make(self, numbers, *saved)
@@ -649,7 +649,7 @@ def _stopped_while_made() -> Any:
 
     @contextlib.contextmanager
     def both() -> Iterator[None]:
-        with _patch(RunLoop, "make", told_when_made), _patch(RunLoop, "_renew_tasks", not_when_joined):
+        with _patch(RunLoop, "build_tasks", told_when_made), _patch(RunLoop, "_renew_tasks", not_when_joined):
             yield
 
     return both()

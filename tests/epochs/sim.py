@@ -1033,7 +1033,7 @@ class EpochCluster:
             transport,
             clock=self.clock,
             report=lambda reported: None,
-            window=self.faults.window,
+            credit_window=self.faults.window,
             output_caches=output_caches,
             on_snapshot=saved,
             on_motion=participant.on_motion,
@@ -1089,10 +1089,10 @@ class EpochCluster:
             answer = process.inbox.capacity
         elif call.method == "cut":
             transport.drop(call.arguments[1])
-            future = participant.cut(command)
+            future = participant.remove_tasks(command)
             answer = {"address": f"{process.worker}/{process.life}", "rings": {}}
         elif call.method == "join":
-            future = participant.join(command)
+            future = participant.connect_tasks(command)
         elif call.method == "end":
             future = participant.end()
         else:
@@ -1100,7 +1100,7 @@ class EpochCluster:
             command, addresses, _ = call.arguments
             transport.connect(addresses)
             try:
-                future = participant.make(command)
+                future = participant.build_tasks(command)
             except (StoreUnreachable, SnapshotDamaged) as error:
                 refused = Refused(error)
                 self._answer(process, lambda: self.host.refused(*_whose(process, call), refused, self.now))
@@ -1527,14 +1527,14 @@ class EpochCluster:
                     task.idle()
                 if task._waiting:
                     self.checks.not_held_up(task)
-        if loop.wiring.behind and (whole or random_() < 0.5):
-            waiting = len(loop.wiring.behind)
+        if loop.wiring.catching_up and (whole or random_() < 0.5):
+            waiting = len(loop.wiring.catching_up)
             loop._catch_up()
-            moved = moved or len(loop.wiring.behind) < waiting
+            moved = moved or len(loop.wiring.catching_up) < waiting
         if moved:
             self.checks.after(process)
         else:
-            process.inbox.quiet = complete and not loop.wiring.behind and not process.inbox.queues
+            process.inbox.quiet = complete and not loop.wiring.catching_up and not process.inbox.queues
         return moved
 
     def _damage(self, both: bool) -> None:
@@ -1590,7 +1590,7 @@ class EpochCluster:
             lines.append(
                 f"worker {process.worker}: inbox {process.inbox.used} bytes, commands {len(process.commands)}, answers "
                 f"{len(process.answers)}, said {len(process.said)}, work {len(process.work)}, behind "
-                f"{sorted(process.loop.wiring.behind)}"
+                f"{sorted(process.loop.wiring.catching_up)}"
             )
             for task in process.loop.tasks:
                 lines.append(

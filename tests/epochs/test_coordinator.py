@@ -32,7 +32,7 @@ from penstock.runtime.lifecycle import InvalidTransition
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.collect import Collect
-from tests.epochs.checks import behind
+from tests.epochs.checks import downstream
 from tests.runtime.sim import Trickle
 
 # a > b > c on workers 0, 1, 2, and beside them x > y on worker 3.
@@ -823,7 +823,7 @@ class Host:
         )
         self.c = Coordinator(PLAN, PLACED, WORKERS, options)
         self.now = 0.0
-        self.behind = behind(PLAN)
+        self.downstream = downstream(PLAN)
         self.starting: set[int] = set()
         self.alive: set[int] = set()
         self.making: list[tuple[int, int]] = []  # worker, generation
@@ -951,7 +951,7 @@ class Host:
             self.done(c.tick(self.now))
         elif what == "end":
             # A source ends, or a task that has nobody before it who has not.
-            before = {task for task in ALL if any(task in self.behind[other] for other in ALL - self.ended)}
+            before = {task for task in ALL if any(task in self.downstream[other] for other in ALL - self.ended)}
             self.ended |= {rng.choice(sorted(ALL - before - self.ended))} if ALL - before - self.ended else set()
         elif what == "die":
             worker = rng.choice(sorted(self.alive))
@@ -1176,7 +1176,7 @@ def test_after_a_move_a_death_takes_back_what_is_there_now() -> None:
     assert isinstance(cut, RemoveTasks)
     assert Y in cut.tasks
     before = Job().running(1)
-    assert Y not in before.c._behind[A]
+    assert Y not in before.c._downstream[A]
 
 
 def test_ended_tasks_stay_and_so_do_those_that_are_where_they_should_be() -> None:

@@ -43,8 +43,8 @@ ACTS = {
     "credit": 15,
     "complete": 7,
     "stale": 2,
-    "cut": 2,
-    "join": 5,
+    "disconnect": 2,
+    "connect": 5,
     "elsewhere": 1,
 }
 
@@ -289,7 +289,7 @@ class Model:
         self.channel.complete(self.rng.randint(0, self.channel.cache.completed))
         assert (len(self.channel.cache.entries), self.channel.cache.next) == before
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """The receiver dies or is taken back, as in RunLoop.cut; sometimes once more before it is there again."""
         if self.receiver is None and self.rng.random() < 0.7:
             return
@@ -297,16 +297,16 @@ class Model:
         self.due.clear()
         if isinstance(self.channel, LocalChannel):
             self.channel.deliver_to(Nobody())
-        self.channel.cut()
+        self.channel.disconnect()
         self.channel.complete(self.complete)
-        self.seen["cut"] += 1
+        self.seen["disconnect"] += 1
 
-    def join(self) -> None:
+    def connect(self) -> None:
         if self.receiver is not None:
             return
         self.generation += self.rng.randint(1, 3)
         self.receiver = self.new_receiver()
-        self.channel.join(self.generation)
+        self.channel.connect(self.generation)
         self.seen["ended before"] += [entry[0] for entry in self.channel.cache.entries] == [END]
 
     # ------------------------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class Model:
             if self.free and not self.ended:
                 self.act("end")
             before = self.state()
-            for name in ("join", "flush", "deliver", "take", "credit"):
+            for name in ("connect", "flush", "deliver", "take", "credit"):
                 self.act(name)
             idle = 0 if self.state() != before else idle + 1
         assert self.receiver is not None
@@ -377,7 +377,7 @@ class OutChannelOf:
 
     def __init__(self, cache: OutputCache) -> None:
         self.channel = LocalChannel(NUMBER + 1, Nobody(), errors_of(), cache=cache)  # type: ignore[arg-type]
-        self.channel.cut()
+        self.channel.disconnect()
         self.epoch = 0
 
     def act(self, rng: Random) -> None:
@@ -398,7 +398,7 @@ def test_replay(local: bool, tmp_path: Path) -> None:
         model = Model(seed, tmp_path, local)
         model.run(200 + 400 * (seed % 2))
         seen += model.seen
-    wanted = {"free while behind", "held up", "complete", "cut", "ended before", "spilled"}
+    wanted = {"free while behind", "held up", "complete", "disconnect", "ended before", "spilled"}
     wanted |= set() if local else {"dropped", "old credit"}
     assert all(seen[what] >= 10 for what in wanted), f"too little happens to test anything: {seen}"
 
@@ -462,9 +462,9 @@ def local(output_caches: OutputCaches, errors: ErrorHandler | None = None) -> tu
 
 def rejoin(channel: LocalChannel, generation: int) -> Recorder:
     task = Recorder()
-    channel.cut()
+    channel.disconnect()
     channel.deliver_to(task)
-    channel.join(generation)
+    channel.connect(generation)
     assert channel.flush()
     return task
 
@@ -479,7 +479,7 @@ def test_messages_come_again_byte_for_byte_but_for_their_generation(
         channel.push(batch, 10 * i)
         assert channel.flush()
         channel.barrier(i)
-    channel.cut()
+    channel.disconnect()
     channel.push(["while away"], 99)
     assert channel.flush()
     assert decode_batch(wire.sent[-1]).kind == DATA, "nothing is sent while the receiver is away, not even a barrier"
@@ -488,7 +488,7 @@ def test_messages_come_again_byte_for_byte_but_for_their_generation(
     if spill:
         channel.cache.spill()
     first, wire.sent = wire.sent, []
-    channel.join(generation)
+    channel.connect(generation)
     channel.push(["after"], 100)
     channel.end()
     assert channel.flush()
@@ -536,7 +536,7 @@ def test_a_receiver_of_the_same_worker_gets_what_was_made_and_not_what_another_m
 def test_what_is_made_while_the_receiver_is_away_is_not_spoiled_by_others_that_got_it() -> None:
     """A broadcast gives the same records to all; some of its receivers go on."""
     channel, _ = local(OutputCaches())
-    channel.cut()
+    channel.disconnect()
     records = [{"n": 1}, {"n": 2}]
     channel.push(records, 0)
     assert channel.flush()
@@ -600,7 +600,7 @@ def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: P
     """As before the failure. A file is read quicker than any flow takes it: all of it would go to disk, and each
     barrier behind what waits there, so that epochs take longer and longer."""
     channel, task = local(OutputCaches(10_000, directory=str(tmp_path)))
-    channel.window = 1000
+    channel.credit_window = 1000
     inbound = LocalInChannel(channel, 1)
     held_up = 0
 
@@ -617,9 +617,9 @@ def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: P
     run(200)
     assert held_up
     task = Recorder()
-    channel.cut()
+    channel.disconnect()
     channel.deliver_to(task)
-    channel.join(1)
+    channel.connect(1)
     held_up = 0
     run(5000)
     assert held_up, f"{channel.queued():,} records wait, and more with each step"
@@ -633,8 +633,8 @@ def test_a_record_that_failed_on_the_way_is_told_once() -> None:
     assert errors.skipped == 2
     for generation in (1, 2):
         wire.sent.clear()
-        channel.cut()
-        channel.join(generation)
+        channel.disconnect()
+        channel.connect(generation)
         assert channel.flush()
         batches = [decode_batch(message).batch for message in wire.sent]
         assert [record for batch in batches if isinstance(batch, list) for record in batch] == ["a", "b"]

@@ -24,7 +24,7 @@ def check_consolidation(tasks: int, pairs: Pairs) -> None:
     assert all(tuple(them) in pairs for them in members if len(them) == 2), pairs
     assert all(len(them) <= 2 for them in members), pairs
     assert not any(u in alone and v in alone for u, v in pairs), pairs
-    assert level.graph.total_traffic == graph.cut(level.parents), pairs
+    assert level.graph.total_traffic == graph.edge_cut(level.parents), pairs
 
 
 def check_split(tasks: int, pairs: Pairs) -> None:
@@ -40,7 +40,7 @@ def check_split(tasks: int, pairs: Pairs) -> None:
         else:
             assert frozenset(found) in near, (pairs, target)
             least = min(sum((u in side) != (v in side) for u, v in pairs) for side in near)
-            assert graph.cut(np.isin(np.arange(tasks), list(found))) >= least, (pairs, target)
+            assert graph.edge_cut(np.isin(np.arange(tasks), list(found))) >= least, (pairs, target)
 
 
 @cache

@@ -41,11 +41,11 @@ def small_graphs(most: int) -> int:
             best = least_cut_of_two(graph, bounds)
             paper = papers(graph, fair, FACTOR)
             bad = not fits(graph, found, bounds)
-            bad |= fits(graph, paper, bounds) and graph.cut(found) > graph.cut(paper)
+            bad |= fits(graph, paper, bounds) and graph.edge_cut(found) > graph.edge_cut(paper)
             if bad:
                 print(f"graph {sorted(pairs)} of {tasks} tasks: {found.tolist()}, best {best}")
             wrong += bad
-            above += graph.cut(found) > best
+            above += graph.edge_cut(found) > best
             count += 1
         print(f"graphs of up to {tasks} tasks: {count:,}; {above} above the optimum, {wrong} wrong", flush=True)
     return wrong
@@ -65,17 +65,17 @@ def topologies(count: int, most: int, seed: int) -> int:
         found, paper = partition(graph, fair, FACTOR), papers(graph, fair, FACTOR)
         fit = fits(graph, paper, bounds)
         papers_fit += fit
-        if not fits(graph, found, bounds) or (fit and graph.cut(found) > graph.cut(paper) + 1e-9):
+        if not fits(graph, found, bounds) or (fit and graph.edge_cut(found) > graph.edge_cut(paper) + 1e-9):
             wrong += 1
-            print(f"topology {number}: ours {graph.cut(found)}, the paper's {graph.cut(paper)}")
+            print(f"topology {number}: ours {graph.edge_cut(found)}, the paper's {graph.edge_cut(paper)}")
         best = least_cut(graph, bounds)
         if best is None:
             unsolved += 1
         elif best > 0:
-            ratios.append(graph.cut(found) / best)
+            ratios.append(graph.edge_cut(found) / best)
             equal += ratios[-1] < 1 + 1e-6
             if fit:
-                papers_ratios.append(graph.cut(paper) / best)
+                papers_ratios.append(graph.edge_cut(paper) / best)
         if number % 10 == 9:
             print(f"{number + 1} of {count} topologies, {time.monotonic() - began:.0f} s", flush=True)
     ordered = sorted(ratios)

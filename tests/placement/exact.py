@@ -94,7 +94,7 @@ def least_cut_by_force(graph: TrafficGraph, limits: Limits) -> float | None:
         if (graph.loads(at, len(limits.cpu)) <= limits.cpu * (1 + 1e-9)).all():
             memory = np.bincount(at, weights=graph.memory, minlength=len(limits.cpu))
             if (memory <= limits.memory).all():
-                cut = graph.cut(at)
+                cut = graph.edge_cut(at)
                 best = cut if best is None else min(best, cut)
     return best
 

@@ -43,14 +43,14 @@ def test_nodes_get_what_they_can_take() -> None:
     graph = TrafficGraph.of(12, [(v, v + 1, 1.0) for v in range(11)])
     places = assign(graph, np.array([1, 2, 3]) / 6, 0.05)
     assert np.bincount(places).tolist() == [2, 4, 6]
-    assert graph.cut(places) == 2
+    assert graph.edge_cut(places) == 2
 
 
 def test_parents_stay_together() -> None:
     """Four pairs that talk much: with at most four parents no pair is torn apart."""
     graph = TrafficGraph.of(8, [(0, 4, 9.0), (1, 5, 9.0), (2, 6, 9.0), (3, 7, 9.0), (0, 1, 1.0), (2, 3, 1.0)])
     places = assign(graph, np.array([0.5, 0.5]), 0.1, task_num_threshold=4)
-    assert graph.cut(places) == 0
+    assert graph.edge_cut(places) == 0
     assert places[:4].tolist() == places[4:].tolist()
 
 

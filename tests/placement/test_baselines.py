@@ -438,7 +438,7 @@ def test_metis_sees_traffic_that_is_next_to_nothing() -> None:
     """Four pairs, of which one has all the traffic but a trillionth: the others are not torn apart either."""
     pytest.importorskip("pymetis")
     graph = TrafficGraph.of(8, [(0, 4, 1e12), (1, 5, 1), (2, 6, 1), (3, 7, 1)])
-    assert graph.cut(metis_parts(graph, np.full(4, 0.25), FACTOR, 0)) == 0
+    assert graph.edge_cut(metis_parts(graph, np.full(4, 0.25), FACTOR, 0)) == 0
 
 
 def test_metis_needs_no_cpu_figures() -> None:
@@ -486,7 +486,7 @@ def test_metis_keeps_to_the_factor_and_is_at_its_best(graph: TrafficGraph, monke
         places = metis_parts(graph, np.full(3, 1 / 3), FACTOR, seed)
         assert np.bincount(places).max() <= limit
         balanced = [answer for answer in answers if np.bincount(answer).max() <= limit]
-        assert graph.cut(places) == min(graph.cut(answer) for answer in balanced)
+        assert graph.edge_cut(places) == min(graph.edge_cut(answer) for answer in balanced)
     first = [100, 50, 1] if len(graph) == 40 else [100]
     assert asked == {True: first * 4, False: [100] * 4}
 

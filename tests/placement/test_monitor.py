@@ -51,7 +51,7 @@ def test_rates_are_what_changed_between_two_looks() -> None:
     graph = monitor.topology(plan).graph
     assert graph.cpu.tolist() == pytest.approx([0.51, 0.01, 0.01, 0.01]), "cores, and what any task weighs"
     assert graph.total_traffic == pytest.approx(2_000 + RECORD_BYTES * 100)
-    assert graph.cut([0, 1, 0, 1]) == pytest.approx(0)
+    assert graph.edge_cut([0, 1, 0, 1]) == pytest.approx(0)
 
 
 def test_what_lasts_is_most_of_the_figure_after_two_half_lives() -> None:
@@ -64,7 +64,7 @@ def test_what_lasts_is_most_of_the_figure_after_two_half_lives() -> None:
     for second in range(11, 21):
         monitor.take(second * S, [says(0, sent={2: (0, 10_000), 3: (0, 1_000 * (second - 10))}), *others])
     graph = monitor.topology(plan).graph
-    assert graph.cut([0, 1, 0, 1]) == pytest.approx(750), "to 3"
+    assert graph.edge_cut([0, 1, 0, 1]) == pytest.approx(750), "to 3"
     assert graph.total_traffic == pytest.approx(1_000)
 
 

@@ -31,7 +31,7 @@ def test_every_small_graph_against_all_placements(tasks: int) -> None:
             bounds = limits(graph, places, 0.1)
             found = partition(graph, np.full(places, 1 / places), 0.1)
             assert fits(graph, found, bounds)
-            assert graph.cut(found) == least_cut_by_force(graph, bounds), (pairs, places)
+            assert graph.edge_cut(found) == least_cut_by_force(graph, bounds), (pairs, places)
 
 
 def test_near_the_optimum_and_never_above_the_papers() -> None:
@@ -46,11 +46,11 @@ def test_near_the_optimum_and_never_above_the_papers() -> None:
         found, paper = partition(graph, fair, 0.1), papers(graph, fair, 0.1)
         assert fits(graph, found, bounds)
         if fits(graph, paper, bounds):
-            assert graph.cut(found) <= graph.cut(paper) + 1e-9
+            assert graph.edge_cut(found) <= graph.edge_cut(paper) + 1e-9
         best = least_cut(graph, bounds)
         assert best is not None
-        assert graph.cut(found) >= best - 1e-6
-        ratios.append(graph.cut(found) / best if best else 1.0)
+        assert graph.edge_cut(found) >= best - 1e-6
+        ratios.append(graph.edge_cut(found) / best if best else 1.0)
     assert median(ratios) <= 1.05, ratios
 
 
@@ -90,9 +90,12 @@ def test_refinement_never_makes_it_worse(graph: TrafficGraph, places: int, seed:
         at = np.array([chance.choice(np.flatnonzero(row)) for row in graph.allowed])
     bounds = Limits(np.full(places, graph.total_cpu / places * 1.2), np.full(places, NO_LIMIT))
     refined = Partition(graph, bounds, at)
-    before = (refined.overload, refined.cut)
+    before = (refined.overload, refined.edge_cut)
     refined.improve()
-    assert (refined.overload, refined.cut) <= (before[0] + 1e-9, before[1] + 1e-9 if before[0] == 0 else float("inf"))
+    assert (refined.overload, refined.edge_cut) <= (
+        before[0] + 1e-9,
+        before[1] + 1e-9 if before[0] == 0 else float("inf"),
+    )
     after = Partition(graph, bounds, refined.places)
     assert refined.overload == pytest.approx(after.overload), "its own books are right"
     if graph.allowed is not None:
@@ -105,14 +108,14 @@ def test_single_moves_would_stay_in_this_hollow() -> None:
     graph = TrafficGraph.of(6, [(u, v, 1.0) for u, v in pairs])
     stuck = Partition(graph, Limits(np.array([3.0, 3.0]), np.array([NO_LIMIT] * 2)), np.array([0, 0, 1, 0, 1, 1]))
     stuck.improve()
-    assert stuck.cut == 0
+    assert stuck.edge_cut == 0
 
 
 def test_swaps_where_there_is_no_room_at_all() -> None:
     graph = TrafficGraph.of(4, [(0, 3, 1.0), (1, 2, 1.0)])
     full = Partition(graph, Limits(np.array([2.0, 2.0]), np.array([NO_LIMIT] * 2)), np.array([0, 0, 1, 1]))
     full.improve()
-    assert full.cut == 0
+    assert full.edge_cut == 0
     assert full.overload == 0
 
 
@@ -121,7 +124,7 @@ def test_an_overfull_place_gives_first() -> None:
     full = Partition(graph, Limits(np.array([2.0, 2.0]), np.array([NO_LIMIT] * 2)), np.array([0, 0, 0, 0]))
     full.improve()
     assert full.overload == 0
-    assert full.cut == 9
+    assert full.edge_cut == 9
 
 
 def test_memory_is_a_limit_too() -> None:
@@ -171,7 +174,7 @@ def test_large_graphs_are_not_worse_than_the_papers_way() -> None:
     fair = np.full(4, 0.25)
     found = partition(graph, fair, 0.1)
     assert fits(graph, found, limits(graph, 4, 0.1))
-    assert graph.cut(found) < graph.cut(papers(graph, fair, 0.1))
+    assert graph.edge_cut(found) < graph.edge_cut(papers(graph, fair, 0.1))
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 2])
@@ -191,9 +194,9 @@ def test_what_rounding_errors_gain_is_no_gain() -> None:
     for _ in range(6):
         for a in range(8):
             for b in range(a + 1, 8):
-                before = found.overload, found.cut
+                before = found.overload, found.edge_cut
                 if found._improve_pair(a, b) and found.overload == before[0]:
-                    gains.append(before[1] - found.cut)
+                    gains.append(before[1] - found.edge_cut)
     assert len(gains) > 20
     assert min(gains) > 1e-10 * graph.total_traffic
 
@@ -221,7 +224,7 @@ def test_large_graphs_keep_within_all_limits(seed: int) -> None:
     assert fits(graph, found, bounds)
     assert (np.bincount(found, weights=graph.memory, minlength=5) <= room).all()
     assert allowed[np.arange(tasks), found].all()
-    assert graph.cut(found) < 0.8 * graph.cut(pack(graph, fair, room))
+    assert graph.edge_cut(found) < 0.8 * graph.edge_cut(pack(graph, fair, room))
 
 
 def test_the_papers_way_is_no_excuse_for_a_task_where_it_may_not_run() -> None:

@@ -24,7 +24,7 @@ def crossing(edges: list[TrafficEdge], places: list[int]) -> float:
 @given(EDGES, PLACES)
 def test_what_crosses_is_the_sum_of_the_edges_whose_ends_are_apart(edges: list[TrafficEdge], places: list[int]) -> None:
     graph = TrafficGraph.of(TASKS, edges)
-    assert graph.cut(places) == crossing(edges, places)
+    assert graph.edge_cut(places) == crossing(edges, places)
     assert graph.total_traffic == crossing(edges, list(range(TASKS)))
 
 
@@ -56,7 +56,7 @@ def test_parents_have_what_crosses_between_their_tasks(
     graph = TrafficGraph.of(TASKS, edges, cpu=list(range(TASKS)))
     merged = graph.merged(np.array(parents), 4)
     of_tasks = [places[parent] for parent in parents]
-    assert merged.cut(places[:4]) == graph.cut(of_tasks)
+    assert merged.edge_cut(places[:4]) == graph.edge_cut(of_tasks)
     assert merged.loads(places[:4], 4).tolist() == graph.loads(of_tasks, 4).tolist()
 
 
@@ -65,7 +65,7 @@ def test_a_part_has_the_edges_inside(edges: list[TrafficEdge], some: set[int], p
     listed = sorted(some, reverse=True)
     part = TrafficGraph.of(TASKS, edges, cpu=list(range(TASKS))).part(np.array(listed))
     inside = [edge for edge in edges if edge[0] in some and edge[1] in some]
-    assert part.cut([places[v] for v in listed]) == crossing(inside, places)
+    assert part.edge_cut([places[v] for v in listed]) == crossing(inside, places)
     assert part.cpu.tolist() == listed
 
 
@@ -73,7 +73,7 @@ def test_an_anchor_stands_for_what_is_outside_and_stays_where_it_is() -> None:
     graph = TrafficGraph.of(2, [(0, 1, 5.0)]).with_anchors([(0, 1, 3.0), (1, 0, 2.0)], nodes=3)
     assert len(graph) == 4
     assert graph.cpu.tolist() == [1, 1, 0, 0]
-    assert graph.cut([1, 1, 1, 0]) == 2.0
+    assert graph.edge_cut([1, 1, 1, 0]) == 2.0
     assert graph.allowed is not None
     assert graph.allowed.tolist() == [[True] * 3, [True] * 3, [False, True, False], [True, False, False]]
 

@@ -138,7 +138,7 @@ class Cluster:
                 transport,
                 clock=self.clock,
                 report=lambda reported: self.outputs[reported.channel].extend(reported.records),
-                window=window,
+                credit_window=window,
             )
             self.loops.append(RunLoop(wiring, transport, self.clock))
         self.capacity = capacity

@@ -158,7 +158,7 @@ def test_the_error_names_the_edge_and_the_record() -> None:
 def test_messages_are_cut_to_size_and_only_too_large_records_fail(sizes: list[int], target: int) -> None:
     wire = Wire(max_message=300, target_message=target)
     errors = errors_of("dead_letter")
-    channel = RemoteChannel(1, 0, 0, wire, errors, window=10**9)
+    channel = RemoteChannel(1, 0, 0, wire, errors, credit_window=10**9)
     records = [b"%d" % (i % 10) * size for i, size in enumerate(sizes)]
     channel.push(records, 0)
     assert channel.flush()
@@ -172,7 +172,7 @@ def test_a_record_that_fails_is_let_go_once_however_its_batch_is_cut(kinds: list
     make = {"small": lambda: "s", "large": lambda: "l" * 120, "bad": Unpicklable, "too large": lambda: "t" * 500}
     wire = Wire(max_message=300)
     errors = errors_of("dead_letter")
-    channel = RemoteChannel(1, 0, 0, wire, errors, window=10**9)
+    channel = RemoteChannel(1, 0, 0, wire, errors, credit_window=10**9)
     if kinds:
         channel.push([make[kind]() for kind in kinds], 0)
     assert channel.flush()
@@ -333,7 +333,7 @@ def test_credit_inside_a_worker_never_blocks_for_good(lengths: list[int], window
 
 def test_credit_counts_what_was_sent_and_taken() -> None:
     wire = Wire(target_message=64)
-    out = RemoteChannel(3, 1, 0, wire, errors_of("fail"), window=100)
+    out = RemoteChannel(3, 1, 0, wire, errors_of("fail"), credit_window=100)
     out.push(["x" * 150], 0)
     out.push(["y"], 0)
     assert not out.flush()
@@ -349,7 +349,7 @@ def test_credit_counts_what_was_sent_and_taken() -> None:
 def test_what_waits_for_credit_travels_together(room: int) -> None:
     """Under load messages grow: what cannot be sent yet is not encoded piece by piece."""
     wire = Wire(room=room)
-    out = RemoteChannel(3, 1, 0, wire, errors_of("fail"), window=1)
+    out = RemoteChannel(3, 1, 0, wire, errors_of("fail"), credit_window=1)
     for i in range(20):
         out.push([i], i)
         assert out.flush() == (i == 0)
@@ -385,7 +385,7 @@ def test_no_room_is_told_apart_from_no_credit() -> None:
 def test_a_grant_that_waits_for_room_is_forgotten_when_its_channel_ends() -> None:
     """Or its worker would look for room every two milliseconds until the job ends."""
     due: dict[int, RemoteInChannel] = {}
-    into = RemoteInChannel(3, 0, 0, Wire(room=0), due, window=10)
+    into = RemoteInChannel(3, 0, 0, Wire(room=0), due, credit_window=10)
     into.take(10)
     assert list(due) == [3]
     into.ended = True
@@ -396,7 +396,7 @@ def test_a_grant_that_waits_for_room_is_forgotten_when_its_channel_ends() -> Non
 def test_a_grant_that_waits_for_room_is_sent_whole() -> None:
     wire = Wire(room=0)
     due: dict[int, RemoteInChannel] = {}
-    into = RemoteInChannel(3, 0, 0, wire, due, window=10)
+    into = RemoteInChannel(3, 0, 0, wire, due, credit_window=10)
     into.take(10)
     into.take(7)
     wire.room = 1

@@ -277,20 +277,20 @@ def test_a_receiver_that_goes_back_learns_the_last_watermark_of_a_complete_epoch
         channel.flush()
         assert said() == ["a", 4, 5, "b", ("barrier", 1), "c", 8]
     else:
-        channel.cut()
+        channel.disconnect()
         channel.flush()
     channel.complete(1)
     for generation in (2, 3):
-        channel.cut()
-        channel.join(generation)
+        channel.disconnect()
+        channel.connect(generation)
         assert channel.flush()
         assert said() == [5, "c", 8]
     channel.barrier(2)
     channel.barrier(3)
     channel.flush()
     channel.complete(3)
-    channel.cut()
-    channel.join(4)
+    channel.disconnect()
+    channel.connect(4)
     channel.flush()
     assert [one for one in said() if not isinstance(one, tuple)] == [8], "also when it is epochs old"
 

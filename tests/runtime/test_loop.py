@@ -135,7 +135,7 @@ def test_two_workers_in_two_threads() -> None:
     network = MemoryNetwork(2, 8192)
     tasks = len(flow.plan(1).tasks)
     placed = {task: task % 2 for task in range(tasks)}
-    made = [loop_of(flow, network.transport(w), placed, w, window=2000) for w in range(2)]
+    made = [loop_of(flow, network.transport(w), placed, w, credit_window=2000) for w in range(2)]
     threads = [threading.Thread(target=loop.run, daemon=True) for loop, _ in made]
     for thread in threads:
         thread.start()
@@ -176,9 +176,9 @@ def test_a_source_that_is_being_made_hears_of_a_stop() -> None:
         plan, dict.fromkeys(numbers, 0), 0, transport, clock=time.monotonic_ns, report=lambda reported: None
     )
     loop = RunLoop(wiring, transport, time.monotonic_ns)
-    loop.make(numbers, 1, 0, {number: ({}, False, True, None) for number in numbers})
+    loop.build_tasks(numbers, 1, 0, {number: ({}, False, True, None) for number in numbers})
     loop.stop()
-    loop.join(numbers, 1)
+    loop.connect_tasks(numbers, 1)
     assert [task.stopping for task in loop.tasks if isinstance(task, SourceTask)] == [True]
 
 

@@ -66,7 +66,7 @@ class World:
             transport,
             clock=lambda: self.now,
             report=lambda reported: None,
-            window=1 << 40,
+            credit_window=1 << 40,
             wall=lambda: self.now / 1e9,
             output_caches=OutputCaches() if epochs else None,
             on_snapshot=self.snapshots.append if epochs else None,

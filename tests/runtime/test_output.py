@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.runtime.errors import RecordError
-from penstock.runtime.exchange.channel import WINDOW_BYTES, OutChannel
+from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES, OutChannel
 from penstock.runtime.exchange.grouping import All, Custom, Forward, Global, Grouping, Key, Rebalance, Shuffle
 from penstock.runtime.exchange.output import COMBINED_KEYS_MAX, Output, make_output
 from penstock.runtime.exchange.output_cache import Entry
@@ -50,7 +50,7 @@ def output(
     grouping: Grouping, n: int, *, combiner: Aggregate | None = None, policy: OnError = "fail", sender: int = 0
 ) -> tuple[Output, list[Kept], ErrorHandler]:
     errors = ErrorHandler("step", policy, None, [] if policy == "dead_letter" else None)
-    channels = [Kept(i, errors, WINDOW_BYTES, None) for i in range(n)]
+    channels = [Kept(i, errors, CREDIT_WINDOW_BYTES, None) for i in range(n)]
     table = GROUPS.table(len(channels))
     made = make_output(grouping, list(channels), sender=sender, combiner=combiner, errors=errors, table=table)
     return made, channels, errors

@@ -254,7 +254,7 @@ def test_a_flow_passes_records_larger_than_ring_and_window(window: int) -> None:
             transport,
             clock=time.monotonic_ns,
             report=lambda reported: out.extend(reported.records),
-            window=window,
+            credit_window=window,
         )
         loops.append(RunLoop(wiring, transport, time.monotonic_ns))
     threads = [threading.Thread(target=loop.run, daemon=True) for loop in loops]

@@ -32,7 +32,7 @@ def loop_of(flow: Flow, window: int = 1 << 18) -> RunLoop:
         transport,
         clock=lambda: 0,
         report=lambda reported: None,
-        window=window,
+        credit_window=window,
     )
     return RunLoop(wiring, transport, lambda: 0)
 

@@ -365,7 +365,7 @@ class Coordinator:
         self._restart_backoff = Backoff(first_s, most_s, free=1)  # an epoch that completes ends it
         self._store_backoff = Backoff(first_s, most_s)  # for as long as the store does not give what is saved
         self._unreadable = False  # something of the last complete epoch is gone from the store
-        self._behind = _tasks_behind(plan)
+        self._downstream = _tasks_downstream(plan)
         # Until an epoch is complete that is all the job's own:
         self._change: Change | None = None
         self._changed = changed
@@ -644,11 +644,11 @@ class Coordinator:
             return []
         kept = _same_chains(self.plan, plan)
         before = {task.number for task in self.plan.tasks if task.chain not in kept}
-        before.update(*(self._behind[task] for task in before))
+        before.update(*(self._downstream[task] for task in before))
         self.plan, self.placed = plan, placed
-        self._behind = _tasks_behind(plan)
+        self._downstream = _tasks_downstream(plan)
         after = {task.number for task in plan.tasks if task.chain not in kept}
-        after.update(*(self._behind[task] for task in after))
+        after.update(*(self._downstream[task] for task in after))
         self._tasks = frozenset(task.number for task in plan.tasks)
         self._change, self._changed = Change(plan, placed), True
         self._undo(before | after)
@@ -739,7 +739,7 @@ class Coordinator:
         self._life.move("go back", reason)
         self._moving = None
         back = self._going_back | lost
-        back = back.union(*(self._behind[task] for task in back))
+        back = back.union(*(self._downstream[task] for task in back))
         self.generation += 1
         self._going_back = back
         self._making.clear()
@@ -765,7 +765,7 @@ class Coordinator:
         moved = self._elsewhere(placed, ended)
         if self.state is not _S.RUNNING or not moved:
             return []  # the epoch was the job's last
-        back = moved if moved <= parked else moved.union(*(self._behind[task] for task in moved))
+        back = moved if moved <= parked else moved.union(*(self._downstream[task] for task in moved))
         self.placed = {**self.placed, **{task: placed[task] for task in moved}}
         self._change = Change(self.plan, self.placed)
         self._going_back = back
@@ -861,23 +861,23 @@ def _among(names: Collection[str], blobs: Iterable[Blob]) -> bool:
     return any(blob.data is None and blob.name in names for blob in blobs)
 
 
-def _tasks_behind(plan: Plan) -> dict[int, frozenset[int]]:
+def _tasks_downstream(plan: Plan) -> dict[int, frozenset[int]]:
     """Of each task all tasks that its records can reach."""
     direct: dict[int, set[int]] = {task.number: set() for task in plan.tasks}
     for exchange in plan.exchanges:
         for sender in range(exchange.senders):
             targets = (plan.task(exchange.target, index).number for index in exchange.targets(sender))
             direct[plan.task(exchange.source, sender).number].update(targets)
-    behind: dict[int, frozenset[int]] = {}
+    downstream: dict[int, frozenset[int]] = {}
 
     def reach(task: int) -> frozenset[int]:
-        if task not in behind:
-            behind[task] = frozenset(direct[task]).union(*(reach(target) for target in direct[task]))
-        return behind[task]
+        if task not in downstream:
+            downstream[task] = frozenset(direct[task]).union(*(reach(target) for target in direct[task]))
+        return downstream[task]
 
     for task in direct:
         reach(task)
-    return behind
+    return downstream
 
 
 def _same_chains(before: Plan, after: Plan) -> set[int]:

@@ -115,30 +115,30 @@ class Participant:
         """Commit an epoch."""
         return self.loop.call(lambda: self.loop.complete(command.epoch))
 
-    def cut(self, command: RemoveTasks) -> Future[None]:
+    def remove_tasks(self, command: RemoveTasks) -> Future[None]:
         """Take tasks out."""
-        return self.loop.call(lambda: self.loop.cut(set(command.tasks), command.epoch))
+        return self.loop.call(lambda: self.loop.remove_tasks(set(command.tasks), command.epoch))
 
-    def make(self, command: BuildTasks) -> Future[None]:
+    def build_tasks(self, command: BuildTasks) -> Future[None]:
         """Make tasks again; raises StoreError when what they saved cannot be read."""
         saved = self.read(command)
 
-        def make() -> None:
+        def build_tasks() -> None:
             if command.change is not None:
                 self.loop.wiring.replan(command.change.plan, command.change.placed)
-            self.loop.make(set(command.tasks), command.generation, command.epoch, saved)
+            self.loop.build_tasks(set(command.tasks), command.generation, command.epoch, saved)
 
-        return self.loop.call(make)
+        return self.loop.call(build_tasks)
 
-    def join(self, command: ConnectTasks) -> Future[None]:
+    def connect_tasks(self, command: ConnectTasks) -> Future[None]:
         """Send tasks what they have missed."""
 
-        def join() -> None:
-            self.loop.join(set(command.tasks), command.generation)
+        def connect_tasks() -> None:
+            self.loop.connect_tasks(set(command.tasks), command.generation)
             for epoch in command.triggers:
                 self.loop.trigger(epoch, command.tasks)
 
-        return self.loop.call(join)
+        return self.loop.call(connect_tasks)
 
     def end(self) -> Future[None]:
         """The job has ended well."""

@@ -52,7 +52,7 @@ from penstock.runtime.transport.base import Transport
 
 # Bytes that may be outstanding in one channel. Below some 64 KiB a fast sender waits for grants between messages; far
 # above, a slow receiver lets much pile up, which is latency. The credit of a channel inside a worker is the same.
-WINDOW_BYTES = 256 * 1024
+CREDIT_WINDOW_BYTES = 256 * 1024
 
 
 class Receiver(Protocol):
@@ -74,9 +74,9 @@ class Receiver(Protocol):
 class OutChannel(ABC):
     """The sender's end. `push`, `barrier` and `end` queue, `flush` sends what credit and room allow."""
 
-    def __init__(self, number: int, errors: ErrorHandler, window: int, cache: OutputCache | None) -> None:
+    def __init__(self, number: int, errors: ErrorHandler, credit_window: int, cache: OutputCache | None) -> None:
         self.number = number
-        self.window = window
+        self.credit_window = credit_window
         self.generation = 0
         self.outstanding = 0
         self.queue: deque[tuple[Batch | Watermark | None, int]] = deque()  # None: a barrier, with its epoch
@@ -123,7 +123,7 @@ class OutChannel(ABC):
             while cache.unsent:
                 entry = cache.entries[cache.next]
                 is_data = entry[0] == DATA
-                if is_data and self.outstanding >= self.window:
+                if is_data and self.outstanding >= self.credit_window:
                     return False
                 if not self._send(entry):
                     self.stopped_by_room = True
@@ -133,7 +133,7 @@ class OutChannel(ABC):
                 cache.sent()
                 if self.catching_up and cache.first + cache.next >= self._until:
                     self.catching_up = False
-            if self.queue and self.queue[0][0] and self.outstanding >= self.window:  # records
+            if self.queue and self.queue[0][0] and self.outstanding >= self.credit_window:  # records
                 return False
             if not self._cache_next():
                 return True
@@ -193,12 +193,12 @@ class OutChannel(ABC):
         """No receiver goes back before this epoch any more."""
         self.cache.complete(BARRIER, END, WATERMARK, epoch)
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """The receiver is being taken back: send nothing."""
         self.connected = False
         self.catching_up = True
 
-    def join(self, generation: int) -> None:
+    def connect(self, generation: int) -> None:
         """The receiver is back at the last complete epoch: send all since then."""
         self._cache_all()
         self.connected = True
@@ -218,10 +218,10 @@ class LocalChannel(OutChannel):
         number: int,
         receiver: Receiver | None,
         errors: ErrorHandler,
-        window: int = WINDOW_BYTES,
+        credit_window: int = CREDIT_WINDOW_BYTES,
         cache: OutputCache | None = None,
     ) -> None:
-        super().__init__(number, errors, window, cache)
+        super().__init__(number, errors, credit_window, cache)
         self._receiver = receiver
         self._made: deque[tuple[int, Batch]] = deque()  # unsent batches as they were made, with their entries' numbers
 
@@ -229,9 +229,9 @@ class LocalChannel(OutChannel):
         """Hand everything to this task from now on: it has just been made."""
         self._receiver = receiver
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """See OutChannel."""
-        super().cut()
+        super().disconnect()
         self._made.clear()
 
     def _cache_batch(self, batch: Batch, stamp: int) -> None:
@@ -281,10 +281,10 @@ class RemoteChannel(OutChannel):
         task: int,
         transport: Transport,
         errors: ErrorHandler,
-        window: int = WINDOW_BYTES,
+        credit_window: int = CREDIT_WINDOW_BYTES,
         cache: OutputCache | None = None,
     ) -> None:
-        super().__init__(number, errors, window, cache)
+        super().__init__(number, errors, credit_window, cache)
         self.worker = worker
         self.task = task
         self._transport = transport
@@ -354,17 +354,17 @@ class RemoteChannel(OutChannel):
 class InChannel:
     """The receiver's end: counts what its task takes up, and what of it is still to be granted back."""
 
-    def __init__(self, number: int, window: int = WINDOW_BYTES, generation: int = 0) -> None:
+    def __init__(self, number: int, credit_window: int = CREDIT_WINDOW_BYTES, generation: int = 0) -> None:
         self.number = number
         self.generation = generation
         self.ended = False
-        self._window = window
+        self._credit_window = credit_window
         self._owed = 0
 
     def take(self, cost: int) -> None:
         """The task has taken up a batch of this cost."""
         self._owed += cost
-        if 2 * self._owed >= self._window:
+        if 2 * self._owed >= self._credit_window:
             self.grant()
 
     def grant(self) -> None:
@@ -376,7 +376,7 @@ class LocalInChannel(InChannel):
     """From a task of the same worker."""
 
     def __init__(self, sender: OutChannel, generation: int = 0) -> None:
-        super().__init__(sender.number, sender.window, generation)
+        super().__init__(sender.number, sender.credit_window, generation)
         self._sender = sender
 
     def grant(self) -> None:
@@ -394,10 +394,10 @@ class RemoteInChannel(InChannel):
         task: int,
         transport: Transport,
         due: dict[int, RemoteInChannel],
-        window: int = WINDOW_BYTES,
+        credit_window: int = CREDIT_WINDOW_BYTES,
         generation: int = 0,
     ) -> None:
-        super().__init__(number, window, generation)
+        super().__init__(number, credit_window, generation)
         self._worker = worker
         self._task = task
         self._transport = transport

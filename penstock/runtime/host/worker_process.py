@@ -139,7 +139,7 @@ class WorkerProcess:
                 self._transport,
                 clock=time.monotonic_ns,
                 report=self._reporter.report,
-                window=self._options.window_bytes,
+                credit_window=self._options.window_bytes,
                 output_caches=OutputCaches(self._options.cache_bytes) if store is not None else None,
                 on_snapshot=self._participant.on_snapshot if store is not None else None,
                 on_motion=self._participant.on_motion if store is not None else None,
@@ -208,7 +208,7 @@ class WorkerProcess:
         transport = self._transport
         assert transport is not None
         sizes = self._loop.call(lambda: transport.drop(lost)).result()
-        self._participant.cut(command).result()
+        self._participant.remove_tasks(command).result()
         return {"address": transport.address, "rings": sizes}
 
     def make(self, command: BuildTasks, addresses: dict[int, str], modes: dict[int, RecordByRecordMode]) -> None:
@@ -219,7 +219,7 @@ class WorkerProcess:
         assert transport is not None
         others = {worker: address for worker, address in addresses.items() if worker != self._index}
         self._loop.call(lambda: transport.connect(others)).result()
-        self._participant.make(command).result()
+        self._participant.build_tasks(command).result()
         if modes:
             loop = self._loop
             loop.call(lambda: loop.run_record_by_record(modes)).result()
@@ -230,7 +230,7 @@ class WorkerProcess:
     def join(self, command: ConnectTasks) -> None:
         """Tasks are there again."""
         assert self._participant is not None
-        self._participant.join(command).result()
+        self._participant.connect_tasks(command).result()
 
     def trigger(self, epoch: int, at_ns: int, parking: frozenset[int]) -> None:
         """Begin an epoch's barrier, at this wall-clock time if it is near; tasks of `parking` stop behind it."""

@@ -50,7 +50,7 @@ class Marking(Stage):
     def __init__(self, context: StageContext, operator: MakeWatermarks) -> None:
         super().__init__(context)
         self._time = operator.time
-        self._behind = operator.out_of_orderness_ms
+        self._out_of_orderness_ms = operator.out_of_orderness_ms
         self._grain = context.time_grain
         self._greatest: int | None = None  # time seen
         self._wrong_unit: RecordError | None = None
@@ -121,7 +121,7 @@ class Marking(Stage):
             return IDLE
         if self._greatest is None:
             return None
-        mark = self._greatest - self._behind
+        mark = self._greatest - self._out_of_orderness_ms
         return mark - mark % self._grain
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:

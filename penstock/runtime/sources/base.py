@@ -72,7 +72,7 @@ class Reader(ABC):
         `wake`. It is asked after a read() that returned less than its limit."""
         return 0.0
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Returns the backlog: how many records are ready that were not handed out, as far as is known. It may be asked
         at any time."""
         return 0

@@ -191,7 +191,7 @@ class LineReader(Reader):
                 self._next = 0
                 return
         if self._block is not None:
-            self._offsets[self._split.name] = self._behind(self._block, len(self._block.records))
+            self._offsets[self._split.name] = self._offset_after(self._block, len(self._block.records))
             self._before = self._block.data[-BEFORE:]
             self._block = None
         split = self._split
@@ -231,10 +231,10 @@ class LineReader(Reader):
 
     def offsets(self) -> dict[str, Any]:
         if self._split is not None and self._block is not None:
-            self._offsets[self._split.name] = self._behind(self._block, self._next)
+            self._offsets[self._split.name] = self._offset_after(self._block, self._next)
         return dict(self._offsets)
 
-    def _behind(self, block: Block, count: int) -> Any:
+    def _offset_after(self, block: Block, count: int) -> Any:
         """Returns the offset after the first records of a block."""
         offset = block.offset(count)
         if offset == ABANDONED:
@@ -243,7 +243,7 @@ class LineReader(Reader):
         before = self._before + block.data[max(0, read - BEFORE) : read]
         assert self._split is not None
         known = self._offsets[self._split.name]
-        return FilePosition.behind(offset, before) if before or known != offset else known
+        return FilePosition.after(offset, before) if before or known != offset else known
 
     def close(self) -> None:
         self.offsets()  # which must still be right afterwards

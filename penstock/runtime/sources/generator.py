@@ -182,7 +182,7 @@ class _Track:
             self.ended = True
         return range(first, first + count * self.stride, self.stride), stamp
 
-    def behind(self, now: int) -> int:
+    def backlog(self, now: int) -> int:
         """Returns how many records are due that have not been made. With random gaps it is an estimate."""
         if self.ended:
             return 0
@@ -285,9 +285,9 @@ class _GeneratorReader(Reader):
             return 0.0
         return max(0, min(time for time in due if time is not None) - self._clock()) / 1e9
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         now = self._clock()
-        return sum(track.behind(now) for track in self._active)
+        return sum(track.backlog(now) for track in self._active)
 
     def offsets(self) -> dict[str, Any]:
         return {track.name: track.made for track in self._tracks}

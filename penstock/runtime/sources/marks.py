@@ -44,7 +44,7 @@ class FilePosition(int):
     before: bytes = b""
 
     @classmethod
-    def behind(cls, position: int, before: bytes) -> FilePosition:
+    def after(cls, position: int, before: bytes) -> FilePosition:
         """Returns the position after these bytes, and keeps the last of them."""
         made = cls(position)
         made.before = before[-BEFORE:]

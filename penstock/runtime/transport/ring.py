@@ -203,17 +203,17 @@ class Ring:
         return self._handle.producer()
 
     def consumer(
-        self, wait: Wait = Wait.DEFAULT, *, window: int | None = None, zero_copy_min: int | None = 8 * 1024
+        self, wait: Wait = Wait.DEFAULT, *, read_ahead: int | None = None, zero_copy_min: int | None = 8 * 1024
     ) -> Consumer:
-        """The ring's one consumer; takes over from a dead one, and gets again what that had not released.
+        """Returns the ring's only consumer. It replaces a dead consumer, and gets again what that one had not released.
 
-        `window` bounds how many slots may be read ahead of one that is still being written (T5; all, by default).
-        Messages of at least `zero_copy_min` bytes come as `Message`; None: never.
+        `read_ahead` limits how many slots it reads ahead of a slot that is still being written (docs/papers.md: T5);
+        None: all slots. Messages of at least `zero_copy_min` bytes come as `Message`; None: no messages do.
         """
-        if window is not None and window < 1:
-            raise ValueError(f"window must be at least 1, not {window}")
+        if read_ahead is not None and read_ahead < 1:
+            raise ValueError(f"read_ahead must be at least 1, not {read_ahead}")
         lend_from = 1 << 63 if zero_copy_min is None else zero_copy_min
-        return self._handle.consumer(wait.max_spin_us, wait.adaptive, min(window or 0, self.slots), lend_from)
+        return self._handle.consumer(wait.max_spin_us, wait.adaptive, min(read_ahead or 0, self.slots), lend_from)
 
     def wake(self) -> None:
         """Make the consumer's drain() return, the one under way or else the next one that would wait."""

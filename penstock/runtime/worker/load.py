@@ -23,7 +23,7 @@ class TaskLoad(TypedDict):
     finished: bool
     record_by_record: bool  # whether it takes its records one by one for a while, in which it cannot be diverted
     queued: int  # records in its inbox
-    behind: int  # records that its source knows to be due but has not read
+    backlog: int  # records that its source knows to be due but has not read
     under_way: int  # records in micro-batches without an answer
     divert: DivertLoad | None  # what it follows, or will follow from the next barrier on; None: records, now or soon
     diverted: dict[str, Any] | None  # the story of its present diversion (operators/micro_batch.py)
@@ -44,7 +44,7 @@ def task_load(task: Task) -> TaskLoad:
         "finished": task.finished,
         "record_by_record": task.record_by_record is not None,
         "queued": task.queued + task.held,
-        "behind": task.behind(),
+        "backlog": task.backlog(),
         "under_way": 0 if diversion is None else diversion.records,
         "divert": None if told is None else {"interval_s": told.interval_s, "rows_max": told.rows_max},
         "diverted": None if diversion is None else diversion.story.plain(),

@@ -178,7 +178,7 @@ class RunLoop:
                     task.idle()
             if box is not None:
                 box.rest()
-            if self.wiring.behind:
+            if self.wiring.catching_up:
                 self._catch_up()
             self.passes += 1
             if ran:
@@ -226,10 +226,10 @@ class RunLoop:
             self.lost += lost
 
     def _catch_up(self) -> None:
-        behind = self.wiring.behind
-        for number, channel in list(behind.items()):
+        catching_up = self.wiring.catching_up
+        for number, channel in list(catching_up.items()):
             if channel.flush() and not channel.catching_up:
-                del behind[number]
+                del catching_up[number]
 
     # --- epochs; called in the loop's thread, between two passes -----------------------------------------------
 
@@ -272,9 +272,9 @@ class RunLoop:
         """The job has ended: `run` returns."""
         self._over = True
 
-    def cut(self, numbers: set[int], epoch: int) -> None:
+    def remove_tasks(self, numbers: set[int], epoch: int) -> None:
         """These tasks of the job go back to a complete epoch, the others stay."""
-        gone = self.wiring.cut(numbers)
+        gone = self.wiring.remove_tasks(numbers)
         self._renew_tasks()
         self.unpark()
         for task in gone:
@@ -283,10 +283,10 @@ class RunLoop:
         for task in self.tasks:
             task.complete(epoch)
 
-    def make(self, numbers: set[int], generation: int, epoch: int, saved: dict[int, Saved]) -> None:
+    def build_tasks(self, numbers: set[int], generation: int, epoch: int, saved: dict[int, Saved]) -> None:
         """Make those of the tasks that run here, from what was saved; they run when they are joined."""
         splits = {number: given for number, (_, _, _, given) in saved.items() if given is not None}
-        made = self.wiring.make(numbers, generation=generation, epoch=epoch, splits=splits)
+        made = self.wiring.build_tasks(numbers, generation=generation, epoch=epoch, splits=splits)
         for task in made:
             task.open()
             if generation > 1:  # not the first time that the job's tasks are made
@@ -302,9 +302,9 @@ class RunLoop:
             if task is not None and self.box is not None:
                 task.run_record_by_record(RecordByRecord(self.box, number, how, task.epoch))
 
-    def join(self, numbers: set[int], generation: int) -> None:
+    def connect_tasks(self, numbers: set[int], generation: int) -> None:
         """All of these tasks are there again: from now on they run."""
-        self.wiring.join(numbers, generation)
+        self.wiring.connect_tasks(numbers, generation)
         self._renew_tasks()
         self._begun = True
 
@@ -330,7 +330,7 @@ class RunLoop:
         if (
             self.wiring.grants_due
             or any(channel.stopped_by_room for task in self.tasks if task.blocked for channel in task.channels)
-            or any(channel.stopped_by_room for channel in self.wiring.behind.values())
+            or any(channel.stopped_by_room for channel in self.wiring.catching_up.values())
         ):
             self._room_wait = min(_ROOM_WAIT_MAX_S, 2 * self._room_wait or _ROOM_WAIT_FIRST_S)
             wait = self._room_wait if wait is None else min(wait, self._room_wait)

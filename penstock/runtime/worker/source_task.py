@@ -83,8 +83,8 @@ class SourceTask(Task):
         self._has_passed = True
         return self._triggers.popleft(), self._offsets()
 
-    def behind(self) -> int:
-        return self.reader.behind()
+    def backlog(self) -> int:
+        return self.reader.backlog()
 
     def has_input_to_divert(self) -> bool:
         return not self._at_end() and not (self.output_caches is not None and self.output_caches.full)

@@ -665,7 +665,7 @@ class Task:
             self.diversion = Diversion(self, *self._divert)
         self._divert = None
 
-    def behind(self) -> int:
+    def backlog(self) -> int:
         """Records that wait outside of the inbox, as far as is known."""
         return 0
 

@@ -15,7 +15,7 @@ from time import time
 from typing import Any
 
 from penstock.runtime.exchange.channel import (
-    WINDOW_BYTES,
+    CREDIT_WINDOW_BYTES,
     LocalChannel,
     LocalInChannel,
     OutChannel,
@@ -67,7 +67,7 @@ class Wiring:
         *,
         clock: Callable[[], int],
         report: Report,
-        window: int = WINDOW_BYTES,
+        credit_window: int = CREDIT_WINDOW_BYTES,
         output_caches: OutputCaches | None = None,
         on_snapshot: Callable[[Snapshot], None] | None = None,
         on_motion: Callable[[TaskId, int], None] | None = None,
@@ -82,12 +82,12 @@ class Wiring:
         self.out: dict[int, OutChannel] = {}  # by channel number
         self.remote_out: dict[int, RemoteChannel] = {}
         self.grants_due: dict[int, RemoteInChannel] = {}
-        self.behind: dict[int, OutChannel] = {}  # channels that are catching up, and block no task
+        self.catching_up: dict[int, OutChannel] = {}  # channels that are catching up, and block no task
         self.output_caches = output_caches
         self._transport = transport
         self._clock = clock
         self._report = report
-        self._window = window
+        self._credit_window = credit_window
         self._on_snapshot = on_snapshot
         self._on_motion = on_motion
         self._wall = wall
@@ -109,7 +109,7 @@ class Wiring:
         """The number of the task that a channel goes to; None when the plan has it no more."""
         return self._targets.get(channel)
 
-    def make(
+    def build_tasks(
         self,
         numbers: Iterable[int] | None = None,
         *,
@@ -140,30 +140,30 @@ class Wiring:
             built.connect()
         return tasks
 
-    def cut(self, numbers: set[int]) -> list[Task]:
+    def remove_tasks(self, numbers: set[int]) -> list[Task]:
         """These tasks go back: take out those that run here, and send the others nothing. Returns what was taken out,
         for the caller to close."""
         for channel, target in self._targets.items():
             if target in numbers and channel in self.out:
-                self.out[channel].cut()
+                self.out[channel].disconnect()
         gone = [self.tasks.pop(task.number) for task in self.mine(numbers) if task.number in self.tasks]
         for task in gone:
             for out in task.channels:
                 out.cache.clear()
                 self.out.pop(out.number, None)
                 self.remote_out.pop(out.number, None)
-                self.behind.pop(out.number, None)
+                self.catching_up.pop(out.number, None)
             for number in task.inputs:
                 self.grants_due.pop(number, None)
         return gone
 
-    def join(self, numbers: set[int], generation: int) -> None:
+    def connect_tasks(self, numbers: set[int], generation: int) -> None:
         """All of these tasks are there again: send them what they have missed, and let them send."""
         theirs = {out.number for number in numbers if number in self.tasks for out in self.tasks[number].channels}
         for channel, target in self._targets.items():
             if (target in numbers or channel in theirs) and channel in self.out:
-                self.out[channel].join(generation)
-                self.behind[channel] = self.out[channel]
+                self.out[channel].connect(generation)
+                self.catching_up[channel] = self.out[channel]
 
     def _make_task(self, task: TaskId, generation: int, epoch: int, splits: list[Split] | None) -> Task:
         plan = self.plan
@@ -238,7 +238,7 @@ class Wiring:
         """The receiver of a channel is to run on another worker: put what the channel keeps into one to there."""
         new = self._channel(old.number, target, old.errors)
         new.cache.completed = old.cache.completed
-        new.cut()
+        new.disconnect()
         for kind, stamp, batch in old.kept():
             if batch is not None:
                 new.push(batch, stamp)
@@ -250,7 +250,7 @@ class Wiring:
                 new.barrier(stamp)
         new.flush()
         old.cache.clear()
-        self.behind.pop(old.number, None)
+        self.catching_up.pop(old.number, None)
         self.out[old.number] = new
         for task in self.tasks.values():
             if old in task.channels:
@@ -264,8 +264,8 @@ class Wiring:
         if worker == self.worker and not self._apart:
             self.remote_out.pop(number, None)
             # While a plan changes the receiver is still to be made, and sets itself as the target then.
-            return LocalChannel(number, self.tasks.get(receiver), errors, self._window, cache)
-        channel = RemoteChannel(number, worker, receiver, self._transport, errors, self._window, cache)
+            return LocalChannel(number, self.tasks.get(receiver), errors, self._credit_window, cache)
+        channel = RemoteChannel(number, worker, receiver, self._transport, errors, self._credit_window, cache)
         self.remote_out[number] = channel
         return channel
 
@@ -281,7 +281,7 @@ class Wiring:
         task.remove_channels(channels)
         for channel in channels:
             channel.cache.clear()
-            for where in (self.out, self.remote_out, self.behind, self._targets):
+            for where in (self.out, self.remote_out, self.catching_up, self._targets):
                 where.pop(channel.number, None)
         fresh = self._connect_sender(new, sender, 1, completed, instead_of=output)
         # All channels have the same barriers and watermarks: what lies between two of them is dealt, then that follows.
@@ -322,7 +322,7 @@ class Wiring:
             channel = self._channel(number, receiver.number, errors)
             channel.cache.completed = epoch
             if generation:
-                channel.cut()
+                channel.disconnect()
             self.out[number] = channel
             self._targets[number] = receiver.number
             channels.append(channel)
@@ -351,7 +351,7 @@ class Wiring:
         else:
             task.add_input(
                 RemoteInChannel(
-                    number, worker, sender.number, self._transport, self.grants_due, self._window, generation
+                    number, worker, sender.number, self._transport, self.grants_due, self._credit_window, generation
                 )
             )
 
@@ -375,5 +375,5 @@ def _side(task: Task, exchange: Exchange, tag: str) -> list[Any] | None:
 def build(plan: Plan, workers: dict[int, int], worker: int, transport: Transport, **options: Any) -> Wiring:
     """A worker's wiring with all its tasks made; options as of Wiring."""
     wiring = Wiring(plan, workers, worker, transport, **options)
-    wiring.make()
+    wiring.build_tasks()
     return wiring
