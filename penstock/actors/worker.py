@@ -32,7 +32,7 @@ class Worker:
         silence it is killed."""
         pid, node, limit_s = watched
         return self._process.connect(
-            program, _RayCarrier(master), incarnation, Watched(process_of(pid, node, master), limit_s)
+            program, _RayReports(master), incarnation, Watched(process_of(pid, node, master), limit_s)
         )
 
     def run(self) -> Outcome:
@@ -40,18 +40,18 @@ class Worker:
         return self._process.run()
 
 
-class _RayCarrier:
+class _RayReports:
     """Carries reports as calls of the JobMaster."""
 
     def __init__(self, master: Any) -> None:
         self._master = master
 
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
-        """See Carrier."""
+        """See ReportSender."""
         return self._master.report.remote(worker, incarnation, number, item)
 
     def wait(self, reports: list[Any]) -> None:
-        """See Carrier."""
+        """See ReportSender."""
         ray.get(reports)
 
 

@@ -29,7 +29,7 @@ _GATHER_S = 0.005
 Report: TypeAlias = EncodedSinkRecords | list[EpochReport]
 
 
-class Carrier(Protocol):
+class ReportSender(Protocol):
     """How reports get from a worker's process to the JobMaster."""
 
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
@@ -45,8 +45,8 @@ class Reporter:
     """Carries what goes to the JobMaster, numbered: sinks' records, of which a bounded number of calls is under way,
     and what epochs have to say."""
 
-    def __init__(self, carrier: Carrier, worker: int, incarnation: int) -> None:
-        self._carrier = carrier
+    def __init__(self, sender: ReportSender, worker: int, incarnation: int) -> None:
+        self._sender = sender
         self._worker = worker
         self._incarnation = incarnation
         self._number = 0
@@ -58,18 +58,18 @@ class Reporter:
         channel, task, generation, epoch = reported.channel, reported.task, reported.generation, reported.epoch
         self._pending.append(self.send(EncodedSinkRecords(channel, encode(reported.records), task, generation, epoch)))
         if len(self._pending) > _REPORTS_MAX:
-            self._carrier.wait([self._pending.popleft()])  # the oldest: later ones wait for it at the other end
+            self._sender.wait([self._pending.popleft()])  # the oldest: later ones wait for it at the other end
 
     def send(self, item: Report) -> Any:
-        """Carry something, after all before it; what `Carrier.wait` takes."""
+        """Carry something, after all before it; what `ReportSender.wait` takes."""
         with self._lock:
             number = self._number
             self._number += 1
-            return self._carrier.report(self._worker, self._incarnation, number, item)
+            return self._sender.report(self._worker, self._incarnation, number, item)
 
     def drain(self) -> None:
         """Wait until all records have been taken."""
-        self._carrier.wait(list(self._pending))
+        self._sender.wait(list(self._pending))
         self._pending.clear()
 
 

@@ -26,7 +26,7 @@ from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.hangs import Process, watch_master
-from penstock.runtime.host.reporting import Carrier, Reporter, SnapshotWriter
+from penstock.runtime.host.reporting import Reporter, ReportSender, SnapshotWriter
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import join
@@ -118,18 +118,18 @@ class WorkerProcess:
             "blackbox": self._box.address,
         }
 
-    def connect(self, program: bytes, carrier: Carrier, incarnation: int, master: Watched | None) -> Outcome:
+    def connect(self, program: bytes, reports: ReportSender, incarnation: int, master: Watched | None) -> Outcome:
         """Make the run loop. `program`: the plan, which worker has which task, and the store; without one the job has
-        no epochs. `carrier` carries reports to the JobMaster; `incarnation` tells this process from others of its
-        index. `master`: the JobMaster to watch; None when this process ends with it in any case, and nobody could start
-        it again."""
+        no epochs. `reports` carries what this worker tells the JobMaster; `incarnation` tells this process from others
+        of its index. `master`: the JobMaster to watch; None when this process ends with it in any case, and nobody
+        could start it again."""
         assert self._transport is not None
         try:
             plan: Plan
             placed: dict[int, int]
             store: Store | None
             plan, placed, store = join(program)
-            self._reporter = Reporter(carrier, self._index, incarnation)
+            self._reporter = Reporter(reports, self._index, incarnation)
             writer = SnapshotWriter(self._reporter.send)
             self._participant = Participant(store, plan.key_groups, writer.say, writer.do)
             wiring = Wiring(

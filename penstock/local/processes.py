@@ -1,0 +1,175 @@
+"""Starts workers as child processes of the program (see `Processes` in runtime/host/processes.py).
+
+A worker's process is a fresh interpreter, not a fork of the program, which has threads and whatever libraries the user
+has loaded. It has a session of its own, so that Ctrl-C in the terminal reaches the program only, which ends the job in
+order.
+
+No worker may outlive the program, however the program ends. The kernel kills a worker when the *thread* that has
+started it ends. So one thread starts all workers of a job, and lives until the job has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from penstock.local import start_worker
+from penstock.local.worker import REPORT, StartMessage
+from penstock.runtime.host.control import ControlServer
+from penstock.runtime.host.handshake import receive_frame, send_frame
+from penstock.runtime.host.processes import CannotStart, ProcessDied
+from penstock.runtime.host.reporting import Report
+from penstock.runtime.host.worker_process import Outcome, WorkerOptions
+from penstock.runtime.records.pickling import dumps, loads
+
+# A process that has been killed is gone within this time, unless the kernel holds it.
+_GONE_S = 5.0
+
+
+class LocalProcesses:
+    """See the module's docstring."""
+
+    def __init__(self, job: str, options: WorkerOptions, report: Callable[[int, int, int, Report], None]) -> None:
+        """`report`: takes (worker, incarnation, number, report)."""
+        self._job = job
+        self._options = options
+        self._server = ControlServer({REPORT: report})
+        self._lock = threading.Lock()
+        self._closed = False
+        self._handles: list[LocalWorker] = []
+        self._wanted: queue.SimpleQueue[tuple[list[str], int, Future[subprocess.Popen[bytes]]] | None]
+        self._wanted = queue.SimpleQueue()
+        threading.Thread(target=self._spawn, name="penstock-starter", daemon=True).start()
+
+    def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> LocalWorker:
+        """See Processes."""
+        handle = self._started(worker)
+        message = StartMessage(worker, incarnation, self._options, ring_bytes, (self._server.address, self._server.key))
+        try:
+            answer = handle.exchange(dumps(message), program, deadline)
+        except TimeoutError:
+            handle.kill()
+            raise CannotStart(f"worker {worker} was not ready in time", "died") from None
+        except (EOFError, OSError):
+            handle.kill()
+            raise CannotStart(f"worker {worker} ended while it started: {handle.why_it_ended()}", "died") from None
+        if isinstance(answer, Outcome):
+            handle.kill()
+            assert answer.error is not None
+            raise CannotStart(answer.error, "program", answer.operator)
+        handle.info = answer
+        return handle
+
+    def close(self) -> None:
+        """See Processes. Returns when the processes have ended."""
+        with self._lock:
+            self._closed = True
+            handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.kill()
+        for handle in handles:
+            handle.why_it_ended()
+        self._wanted.put(None)
+        self._server.close()
+
+    def _started(self, worker: int) -> LocalWorker:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, os.path.abspath(start_worker.__file__), self._job, str(worker)]
+        command += [str(theirs.fileno()), str(os.getpid())]
+        process: Future[subprocess.Popen[bytes]] = Future()
+        with theirs, self._lock:
+            if self._closed:
+                ours.close()
+                raise CannotStart("the job has ended", "died")
+            self._wanted.put((command, theirs.fileno(), process))
+            try:
+                handle = LocalWorker(process.result(), ours)
+            except OSError as error:
+                ours.close()
+                raise CannotStart(f"worker {worker} cannot be started: {error}", "resources") from error
+            self._handles.append(handle)
+            return handle
+
+    def _spawn(self) -> None:
+        while (wanted := self._wanted.get()) is not None:
+            command, fd, started = wanted
+            try:
+                started.set_result(
+                    subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(fd,), start_new_session=True)
+                )
+            except Exception as error:
+                started.set_exception(error)
+
+
+class LocalWorker:
+    """One child process; see WorkerHandle."""
+
+    def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+        self._process = process
+        self._channel = channel
+        self.info: dict[str, Any] = {}
+
+    def exchange(self, message: bytes, program: bytes, deadline: float) -> Any:
+        """Tell the process what it starts with. Returns its answer. Raises TimeoutError, EOFError or OSError."""
+        self._channel.settimeout(max(0.001, deadline - time.monotonic()))
+        send_frame(self._channel, b"\0".join(os.fsencode(entry) for entry in sys.path if isinstance(entry, str)))
+        send_frame(self._channel, message)
+        send_frame(self._channel, program)
+        answer = loads(receive_frame(self._channel))
+        self._channel.settimeout(None)
+        return answer
+
+    def run(self) -> Outcome:
+        """See WorkerHandle."""
+        try:
+            send_frame(self._channel, b"run")
+            if self._has_said_something():
+                outcome: Outcome = loads(receive_frame(self._channel))
+                return outcome
+        except (EOFError, OSError):
+            pass
+        raise ProcessDied(self.why_it_ended())
+
+    def _has_said_something(self) -> bool:
+        """Wait until there is something to read, or the process has ended. A child of the process may keep the other
+        end of the socket open, so the end of the process does not always show there."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        try:
+            end = os.pidfd_open(self._process.pid)
+        except OSError:  # it has ended, or the kernel is an old one
+            return True
+        try:
+            poll.register(end, select.POLLIN)
+            ready = dict(poll.poll())
+        finally:
+            os.close(end)
+        return self._channel.fileno() in ready
+
+    def kill(self) -> None:
+        """See WorkerHandle."""
+        with suppress(OSError):
+            self._process.kill()
+
+    def why_it_ended(self) -> str:
+        """Wait until the process has ended, and say how it did."""
+        try:
+            code = self._process.wait(_GONE_S)
+        except subprocess.TimeoutExpired:
+            return "it cannot be reached any more"
+        if code < 0:
+            with suppress(ValueError):
+                return f"signal {signal.Signals(-code).name}"
+            return f"signal {-code}"
+        return f"exit code {code}"

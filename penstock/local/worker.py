@@ -1,0 +1,84 @@
+"""A worker in a child process of the program.
+
+The program and the process share a socket pair, which nobody else can reach. It carries what there is to say once:
+what to start with, what WorkerProcess.prepare has returned, the word to run, and how the run has ended. Everything else
+goes by the control sockets: commands to the worker, and in the other direction the worker's reports.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.runtime.host.control import ControlClient, End
+from penstock.runtime.host.handshake import receive_frame, send_frame
+from penstock.runtime.host.reporting import Report
+from penstock.runtime.host.worker_process import Outcome, WorkerOptions, WorkerProcess
+from penstock.runtime.records.pickling import dumps, loads
+from penstock.runtime.records.userfunc import describe
+
+#: The node of all processes of a local job, as the status shows it.
+NODE = "local"
+
+#: The method of the program's control server that takes reports.
+REPORT = "report"
+
+
+@dataclass(frozen=True)
+class StartMessage:
+    """What a worker's process starts with, beside the job's program. `reports`: where its reports go."""
+
+    worker: int
+    incarnation: int
+    options: WorkerOptions
+    ring_bytes: int
+    reports: End
+
+
+def serve(fd: int) -> None:
+    """Be the worker at the other end of this socket. Returns when the program has closed its end."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the process ends by a signal
+    with socket.socket(fileno=fd) as program:
+        try:
+            _serve(program)
+        except (EOFError, ConnectionError):  # the program has gone
+            os._exit(1)
+
+
+def _serve(program: socket.socket) -> None:
+    message: StartMessage = loads(receive_frame(program))
+    plan = receive_frame(program)
+    process = WorkerProcess(message.worker)
+    try:
+        info = process.prepare(message.options, message.ring_bytes, NODE)
+        outcome = process.connect(plan, _Reports(message.reports), message.incarnation, None)
+    except Exception as error:
+        outcome = Outcome(message.worker, f"worker {message.worker} cannot start: {describe(error)}")
+    if outcome.error is not None:
+        send_frame(program, dumps(outcome))
+        return
+    send_frame(program, dumps(info))
+    receive_frame(program)  # the word to run
+    send_frame(program, dumps(process.run()))
+    receive_frame(program)  # other workers, and the status, may still need this process
+
+
+class _Reports:
+    """Carries reports to the program's control server."""
+
+    def __init__(self, end: End) -> None:
+        self._client = ControlClient(end, "penstock-reports")
+
+    def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
+        """See ReportSender."""
+        return self._client.ask(REPORT, worker, incarnation, number, item)
+
+    def wait(self, reports: list[Future[Any]]) -> None:
+        """See ReportSender."""
+        for report in reports:
+            report.result()
