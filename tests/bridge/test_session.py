@@ -24,6 +24,7 @@ from penstock.bridge.session.in_time import in_time
 from penstock.bridge.session.jvm import DidNotStart
 from penstock.bridge.session.opening import self_test
 from penstock.bridge.session.raydp_session import RevocableSettings
+from tests.e2e.processes import alive
 
 pytest.importorskip("pyspark", reason="PySpark is not installed")
 
@@ -43,14 +44,6 @@ def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> bool:
             return False
         never.wait(0.02)
     return True
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
@@ -189,7 +182,7 @@ def test_a_start_that_hangs_is_ended(fake_java: Any) -> None:
     folder = fake_java("17.0.1", "echo $$ > $(dirname $0)/pid; exec sleep 600")
     with pytest.raises(SparkUnavailable, match=r"timed out: no session after 2 s.*`start_seconds`"):
         open_session(SparkOptions(kind="pyspark", start_seconds=2))
-    assert wait_until(lambda: not runs(int((folder / "pid").read_text()))), "the fake java still runs"
+    assert wait_until(lambda: not alive(int((folder / "pid").read_text()))), "the fake java still runs"
 
 
 def test_what_java_says_as_it_fails_is_heard(fake_java: Any) -> None:
@@ -217,7 +210,7 @@ def session() -> Iterator[Session]:
     pids = [executor.pid for executor in opened.executors()] if opened.spark.sparkContext._jsc else []
     opened.stop()
     opened.stop()
-    assert wait_until(lambda: not any(runs(pid) for pid in pids if pid)), "the JVM has outlived its session"
+    assert wait_until(lambda: not any(alive(pid) for pid in pids if pid)), "the JVM has outlived its session"
 
 
 @needs_java

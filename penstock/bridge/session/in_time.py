@@ -26,7 +26,7 @@ def in_time(
     def run() -> None:
         try:
             value = work()
-        except BaseException as error:
+        except BaseException as error:  # it is the caller's, in the other thread
             with contextlib.suppress(InvalidStateError):
                 outcome.set_exception(error)
             return

@@ -101,7 +101,7 @@ class Jvm:
             self._killed = True
             process = self._process
         if self.gateway is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # its JVM may have gone
                 self.gateway.shutdown()
         if process is not None:
             self._end(process)

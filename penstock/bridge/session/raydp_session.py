@@ -137,11 +137,11 @@ def _end_raydp() -> None:
     import raydp.context
     from pyspark import SparkContext
 
-    with contextlib.suppress(TooLate, Exception):
+    with contextlib.suppress(Exception):  # what it leaves is ended below
         in_time(STOP_SECONDS, raydp.context.stop_spark)
     gateway: Any = SparkContext._gateway
     if gateway is not None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # its JVM may have gone
             gateway.shutdown()
         process = gateway.proc
         if process is not None:
