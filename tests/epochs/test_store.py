@@ -8,6 +8,7 @@ import pickle
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.epochs.files import ArrowFiles
-from penstock.runtime.epochs.manifest import Blob, Manifest, encode
+from penstock.runtime.epochs.manifest import FORMAT, Blob, Manifest, encode
 from penstock.runtime.epochs.store import INLINE_BYTES, Store, result_of
 from penstock.runtime.errors import SnapshotDamaged, StoreError, StoreUnreachable
 from tests.epochs.dict_files import DictFiles, accepted
@@ -332,12 +333,14 @@ def test_what_does_not_answer_is_not_passed_over(store: Store) -> None:
         store.latest(unreachable)
 
 
-def test_a_newer_format_is_not_passed_over(store: Store) -> None:
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 7])
+def test_another_format_is_not_passed_over_and_not_touched(store: Store, other: int) -> None:
     store.write_manifest(manifest(1))
-    body = encode(manifest(2))[34:-2].replace(b'"version":1', b'"version":9')
+    body = encode(replace(manifest(2), version=other))[34:-2]
     overwrite(store, "manifests/0000000002.json", b'{"checksum":"%08x","manifest":%b}\n' % (zlib.crc32(body), body))
-    with pytest.raises(StoreError, match="has format 9"):
-        store.latest()
+    for use in (store.latest, store.check_format):
+        with pytest.raises(StoreError, match=f"has format {other}"):
+            use()
     assert store.collect(1) == 0
     assert store.epochs() == [2, 1]
 

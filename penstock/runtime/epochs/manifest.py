@@ -4,7 +4,7 @@ An epoch is complete exactly when its manifest is there and whole, so a reader m
 whole one: the file carries a checksum over all of its bytes, and is accepted only when it is byte for byte what
 `encode` makes. It must never hold what only this release can read without saying so: it carries its format's version.
 
-    {"checksum":"5f0c1a2b","manifest":{"version":1,"job":"wordcount","epoch":12,...}}
+    {"checksum":"5f0c1a2b","manifest":{"version":2,"job":"wordcount","epoch":12,...}}
 
 It is JSON, of one line, and not msgpack: whoever looks for what went wrong has `jq` or `python -m json.tool` and no
 Penstock, and a manifest is too small and too rare for the difference in size and speed to matter. Bytes are base64.
@@ -23,8 +23,9 @@ import msgspec
 
 from penstock.runtime.errors import SnapshotDamaged, StoreError
 
-#: The version of the format that this release writes; it reads this one and older ones.
-FORMAT = 1
+#: The version of the format that this release writes, and the only one that it reads. It counts all that is saved: the
+#: manifests, the snapshots that they refer to, and the flow with its options, from which `resume` starts a job.
+FORMAT = 2
 
 # The frame stays as it is in all versions: with another one a manifest of a newer release would look damaged.
 _FRAME = b'{"checksum":"%08x","manifest":%b}\n'
@@ -108,20 +109,22 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes, where: str) -> Manifest:
     """The manifest of these bytes; `where` they came from is for messages.
 
-    SnapshotDamaged when they are not exactly what `encode` made; StoreError when a newer release made them.
+    SnapshotDamaged when they are not exactly what `encode` made; StoreError when a release with another format made
+    them.
     """
     body = data[_BEFORE:-_AFTER]
     if _frame(body) != data:
         raise SnapshotDamaged(f"{where} is damaged: its {len(data):,} bytes do not have the checksum that they should.")
     try:
         version = _read_version(body).version
-        if version <= FORMAT:
+        if version == FORMAT:
             return _read_manifest(body)
     except msgspec.MsgspecError as error:
         raise SnapshotDamaged(f"{where} is whole, but no manifest: {error}.") from error
     raise StoreError(
-        f"{where} has format {version}, this release of Penstock reads formats up to {FORMAT}. "
-        "Run the job with the release that wrote it or a newer one, or start it anew with another checkpoint store."
+        f"{where} has format {version}, and this release of Penstock reads format {FORMAT}. Nothing was changed. Go on "
+        "with the release of Penstock that wrote it, or start the job anew with another checkpoints= place, or another "
+        "name."
     )
 
 

@@ -512,6 +512,12 @@ class Store:
             return bytes(self._files.read(_ENDED)).decode()
         return None
 
+    def check_format(self) -> None:
+        """Raise StoreError when another release has written here, in a format that this one does not read."""
+        for epoch in self.epochs():
+            with suppress(SnapshotDamaged):
+                self.read_manifest(epoch)
+
     def destroy(self) -> None:
         """Delete all that the store has written for the job, the note that it has ended last. Gone already is fine."""
         with self._trying("delete"):

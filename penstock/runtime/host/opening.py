@@ -145,6 +145,7 @@ class Opening:
                     "another place or overwrite what they have written"
                 )
         else:
+            store.check_format()
             store.destroy()  # what a job of this name left when it failed
             store.check()
         if self._program is not None:
