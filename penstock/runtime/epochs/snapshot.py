@@ -1,18 +1,18 @@
-"""A task's snapshot as bytes, and back: from any number of tasks' snapshots to any number of tasks.
+"""Snapshots as bytes: encodes what a task saves, and reads it back for the same or other tasks.
 
     header bytes u32 | header (msgpack) | segments
 
-The header names each operator of the task with its counters, where its own state stands, and for each keyed map where
-its entries stand. A map's entry says whether it is whole or builds on the snapshots before it. Entries are not sorted
-by key group: that took most of the time for which a snapshot stops its task, and only who goes on with another plan
-needs it. They sort what they read.
+The header names each operator of the task with its counters, with the place of the operator's own state, and with the
+places of the entries of each keyed map. For each map it also says whether the snapshot has the whole map, or only
+changes to earlier snapshots. Entries are not sorted by key group, because sorting took most of the time for which a
+snapshot stops its task. Only a reader with another plan needs the order, and sorts what it reads.
 
-Entries stand in frames of about 2 MiB (codec.FRAME_BYTES). Whoever reads a snapshot does so from the front to the back,
-in pieces, and needs the memory of one frame beside what it reads. Whoever puts snapshots together reads the oldest of
-them, which may be very large, in the same way.
+Entries stand in frames of about 2 MiB (codec.FRAME_BYTES). A reader goes through a snapshot from the front to the back,
+in pieces, and needs the memory of one frame in addition to what it keeps. A compaction reads its oldest snapshot, which
+may be very large, in the same way.
 
-State of a job with another parallelism, or of a changed flow, is matched by the names of operators and of their maps;
-it must never depend on task numbers or on which operators shared a task.
+State is matched by the names of operators and of their maps. It must never depend on task numbers, or on which
+operators shared a task, because a job may continue with another parallelism or a changed flow.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ _LENGTH = struct.Struct("<I")
 States = dict[str, "tuple[StageState | None, Counters]"]
 
 
-#: A snapshot's bytes, or what reads them piece by piece.
+#: The bytes of a snapshot, or a function that reads them piece by piece.
 Bytes: TypeAlias = Buffer | Iterator[Buffer]
 
-# What is put together is in memory up to so many bytes, then in a file without a name.
+# The result of a compaction is in memory up to this many bytes, and then in a file without a name.
 _SPOOL_BYTES = 8 << 20
 _NOTHING = (0, 0)
 _SOME = 1 << 16  # entries
 
 
 class _Chunk(msgspec.Struct, array_like=True):
-    """Some entries: codec and bytes of keys, of values, and of keys that are gone. Of a whole map the keys are a dict,
-    and the values there."""
+    """Some entries: the codec and the bytes of their keys, of their values, and of the keys that are gone. For a whole
+    map, the keys are a dict with the values."""
 
     keys: tuple[int, int]
     values: tuple[int, int]
@@ -83,17 +83,17 @@ class _Chunk(msgspec.Struct, array_like=True):
 class _Map(msgspec.Struct, array_like=True):
     name: str
     whole: bool
-    merge: str  # how its values merge into those before, for merge_of; "": they take their place
+    merge: str  # how its values merge into earlier ones, for merge_of; "": they replace the earlier ones
     chunks: list[_Chunk]
-    known: int = -1  # of KeyedValues; -1: it is none
-    placed: int = 1  # of KeyedValues: so many of the chunks are its keys and, behind them, its values
-    size: int = -1  # entries that the map has with these changes; -1: not known
+    known: int = -1  # the field of KeyedValues; -1: this is none
+    placed: int = 1  # for KeyedValues: the number of chunks that contain its keys and then its values
+    size: int = -1  # the number of entries that the map has after these changes; -1: unknown
 
 
 class _Operator(msgspec.Struct, array_like=True):
     name: str
     counted: tuple[int, int, int]
-    own: int  # bytes; 0: none
+    own: int  # in bytes; 0: there is none
     maps: list[_Map]
     late: int = 0
 
@@ -112,7 +112,8 @@ _decoder = msgspec.msgpack.Decoder(_Header)
 
 
 def encode_snapshot(states: States, key_groups: int) -> list[Buffer]:
-    """The parts of a snapshot's bytes; raises RecordError for state that cannot be saved."""
+    """Encodes a task's state. Returns the parts of the snapshot's bytes. Raises RecordError for state that cannot be
+    saved."""
     segments: list[Buffer] = []
     operators = []
     for name, (state, counters) in states.items():
@@ -162,7 +163,7 @@ def _encode_log(log: KeyedLog, segments: list[Buffer]) -> list[_Chunk]:
 def _encode_lists(
     operator: str, keys: list[Any], values: list[Any], gone: list[Any], key_groups: int, segments: list[Buffer]
 ) -> list[_Chunk]:
-    """Keys with their values, or without, and keys that are gone."""
+    """Encodes keys with their values, or without values, and keys that are gone."""
     chunks = []
     pickled = False
     try:
@@ -171,7 +172,7 @@ def _encode_lists(
             places = [_put(part, segments) for part in parts]
             chunks.append(_Chunk(places[0], places[1] if values else _NOTHING, _NOTHING))
         chunks += [_Chunk(_NOTHING, _NOTHING, _put(parts[0], segments)) for parts in encode_columns(gone)]
-    except Exception as error:  # of the user's classes, which decide what pickling them raises
+    except Exception as error:  # the user's classes decide what pickling them raises
         raise _unsaved_entry(operator, keys or gone, values or keys or gone, error) from error
     if pickled:
         _check_keys(operator, keys, key_groups)
@@ -188,7 +189,7 @@ def _encode_or_say(
 
 
 def _check_keys(operator: str, keys: list[Any], key_groups: int) -> None:
-    """Whether keys that were pickled can be sorted by key group; others can for sure."""
+    """Checks that pickled keys can be sorted by key group. Other keys always can."""
     try:
         partition(keys, (), _each_group(key_groups), key_groups)
     except KeyTypeError as error:
@@ -196,7 +197,7 @@ def _check_keys(operator: str, keys: list[Any], key_groups: int) -> None:
 
 
 def _each_group(key_groups: int) -> bytes:
-    """A table by which `partition` sorts by key group."""
+    """Returns a table by which `partition` sorts entries by key group."""
     return array("H", range(key_groups)).tobytes()
 
 
@@ -219,8 +220,8 @@ def _unsaved(operator: str, what: str, error: Exception, record: str = "") -> Re
 
 
 def _unsaved_entry(operator: str, keys: Sequence[Any], values: Sequence[Any], error: Exception) -> RecordError:
-    """Of a list that cannot be encoded, the first entry that is to blame. There may be values whose keys come from
-    elsewhere; then all that is known of the entry is its value."""
+    """Returns the error for the first entry of a list that cannot be encoded. The keys of the values may be unknown;
+    then the error names the value alone."""
     if len(keys) != len(values):
         keys = ["?"] * len(values)
     for key, value in zip(keys, values, strict=True):
@@ -232,7 +233,7 @@ def _unsaved_entry(operator: str, keys: Sequence[Any], values: Sequence[Any], er
 
 
 class _Reading:
-    """A snapshot's bytes, taken front to back."""
+    """The bytes of a snapshot, read from the front to the back."""
 
     def __init__(self, snapshot: Bytes) -> None:
         whole = isinstance(snapshot, bytes | bytearray | memoryview)
@@ -260,7 +261,7 @@ class _Reading:
             size -= step
 
     def end(self) -> None:
-        """There must be no more; this also lets who reads the pieces see the end of what they read."""
+        """Checks that there are no more bytes. This also lets the reader of the pieces see the end of its input."""
         more = len(self._piece) + sum(map(len, self._pieces))
         if more:
             raise SnapshotDamaged(
@@ -268,7 +269,7 @@ class _Reading:
             )
 
     def header(self) -> _Header:
-        """What the snapshot says that it holds; this comes first."""
+        """Reads the header, which comes first."""
         try:
             (size,) = _LENGTH.unpack(self.take(_LENGTH.size))
             return _decoder.decode(self.take(size))
@@ -277,17 +278,17 @@ class _Reading:
 
 
 def holding(snapshot: Bytes) -> set[str]:
-    """The operators that have state in a snapshot, or what changed of it."""
+    """Returns the operators that have state, or changes of state, in a snapshot."""
     return {operator.name for operator in _Reading(snapshot).header().operators if operator.own or operator.maps}
 
 
 def counters_of(snapshot: Bytes) -> dict[str, Counters]:
-    """The counters of each operator in a snapshot of a task; no state is looked at."""
+    """Returns the counters of each operator in a task's snapshot, without reading any state."""
     return {operator.name: operator.counters for operator in _Reading(snapshot).header().operators}
 
 
 class Merged:
-    """The states of some tasks put together: operator -> map -> entries, for some key groups."""
+    """The combined states of several tasks: operator -> map -> entries, for some key groups."""
 
     def __init__(self, key_groups: int) -> None:
         self.key_groups = key_groups
@@ -296,8 +297,8 @@ class Merged:
     def add_task(
         self, snapshots: Iterable[Bytes], groups: Container[int] | None, operators: Container[str] | None = None
     ) -> None:
-        """Add the state of one task: its snapshots, oldest first, the oldest whole; of these key groups and operators
-        (None: all). They are taken one by one, so that they need not all be in memory."""
+        """Adds the state of one task from its snapshots, the oldest (a base) first, for these key groups and operators
+        (None: all). The snapshots are read one by one, so they need not all be in memory."""
         chain = Chain(self.key_groups, operators, complete=True)
         for snapshot in snapshots:
             chain.add(snapshot)
@@ -324,14 +325,14 @@ def _now_equal(operator: str, key: str) -> FlowError:
     )
 
 
-#: The value of a key that is gone, while snapshots are put together.
+#: The value of a key that is gone, while snapshots are combined.
 _GONE = object()
 
 
 @dataclass
 class _Placed:
-    """All values of a map, as KeyedValues has them, in frames as they were encoded: they are decoded once they are
-    wanted, which is not when others come that take their place."""
+    """All values of a map, as in KeyedValues, in encoded frames. They are decoded only when somebody needs them, and
+    never when later values replace them."""
 
     known: int
     keys: list[Any]
@@ -344,24 +345,28 @@ class _Placed:
 
 @dataclass
 class Chain:
-    """A task's state, brought up from snapshot to snapshot. Without those before the first (not `complete`) it is what
-    the snapshots say of it: of maps that are whole in one only from behind that on, which is noted as their base; of
-    others it is noted what was merged into them, and which keys are gone from them."""
+    """The state of a task, brought up to date snapshot by snapshot. When the first snapshots are missing, it is not
+    `complete`, and contains only what the given snapshots say. If one of these has a whole map, the map's state counts
+    from this snapshot on, which `bases` notes. For other maps it contains what was merged into them, and which keys are
+    gone."""
 
     key_groups: int
     wanted: Container[str] | None = None  # operators; None: all
     complete: bool = False
     operators: dict[str, SavedState] = field(default_factory=dict)
-    count: int = 0  # snapshots so far
-    bases: dict[tuple[str, str], int] = field(default_factory=dict)  # maps, by operator and name: snapshots
-    logged: dict[tuple[str, str], str] = field(default_factory=dict)  # with what merges the log
-    # All values of maps. What came later is among the entries where these are not complete. Where they are nothing did:
-    # the values are put in their places when something does, once instead of with every snapshot.
+    count: int = 0  # the number of snapshots so far
+    # by operator and name of the map: the number of the snapshot that has the whole map
+    bases: dict[tuple[str, str], int] = field(default_factory=dict)
+    # by operator and name of the map: how its log merges
+    logged: dict[tuple[str, str], str] = field(default_factory=dict)
+    # All values of maps. When a chain is not complete, later changes are among the entries. In a complete chain the
+    # values are put into their places only when a later change needs them, once and not for every snapshot.
     values: dict[tuple[str, str], _Placed] = field(default_factory=dict)
-    sizes: dict[tuple[str, str], int] = field(default_factory=dict)  # entries of maps, where the last snapshot says it
+    # the number of entries of maps, if the last snapshot says it
+    sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, snapshot: Bytes) -> None:
-        """Bring the state up to the next snapshot."""
+        """Takes the next snapshot, and brings the state up to date."""
         reading = _Reading(snapshot)
         header = reading.header()
         for operator in header.operators:
@@ -393,14 +398,14 @@ class Chain:
         self.count += 1
 
     def states(self) -> dict[str, SavedState]:
-        """The states, by operator."""
+        """Returns the states, by operator."""
         if self.complete:
             for place in list(self.values):
                 self._settle(place)
         return self.operators
 
     def delta(self, place: tuple[str, str], entries: dict[Any, Any]) -> Delta | _Placed:
-        """What the snapshots say of a map without a base, in one."""
+        """Returns, as one change, what the snapshots say of a map without a base."""
         later: KeyedLog | KeyedDelta
         if place in self.logged:
             frames = encode_columns(list(entries), list(entries.values()))
@@ -452,7 +457,7 @@ class Chain:
                 entries.pop(key, None)
 
     def _place(self, place: tuple[str, str], kept: _Map, entries: dict[Any, Any], reading: _Reading) -> None:
-        """Take up all values of a map, but put none in its place yet."""
+        """Takes all values of a map, but puts none into its place yet."""
         new: list[Any] = []
         values: list[Encoded] = []
         for chunk in kept.chunks[: kept.placed]:
@@ -467,7 +472,7 @@ class Chain:
                 raise SnapshotDamaged(
                     f"a snapshot has values for {kept.known:,} keys of earlier ones, which have {len(entries):,}"
                 )
-            # What lies behind the known entries came from a log, and is among the new keys.
+            # The entries after the known ones came from a log, and are among the new keys.
             for key in list(islice(reversed(entries), len(entries) - kept.known)):
                 del entries[key]
             _put_in(entries, dict.fromkeys(new))
@@ -475,7 +480,7 @@ class Chain:
                 raise KeysNowEqual([*entries, *new])
         else:
             before = self.values.get(place)
-            if before is not None:  # what the earlier built on
+            if before is not None:  # what the earlier snapshot built on
                 if before.known + len(before.keys) != kept.known:
                     raise SnapshotDamaged(
                         f"a snapshot builds on {kept.known:,} keys, where {before.known + len(before.keys):,} were "
@@ -488,7 +493,8 @@ class Chain:
         self.values[place] = _Placed(kept.known, new, values)
 
     def _settle(self, place: tuple[str, str]) -> None:
-        """Give a map its values, in its order, frame by frame; no key comes or goes."""
+        """Puts the values of a map into their places, in the order of the map, frame by frame. No key is added or
+        removed."""
         placed = self.values.pop(place)
         operator, name = place
         entries = self.operators[operator].maps[name]
@@ -502,7 +508,7 @@ class Chain:
 
 
 def _put_in(entries: dict[Any, Any], new: dict[Any, Any]) -> None:
-    """Add entries of other keys; KeysNowEqual when they are the same."""
+    """Adds entries with other keys. Raises KeysNowEqual when a key is there already."""
     size = len(entries) + len(new)
     entries.update(new)
     if len(entries) != size:
@@ -510,7 +516,7 @@ def _put_in(entries: dict[Any, Any], new: dict[Any, Any]) -> None:
 
 
 def _size(kept: _Map) -> int:
-    """The bytes of a map's entries."""
+    """Returns the number of bytes of a map's entries."""
     return sum(length for chunk in kept.chunks for _, length in (chunk.keys, chunk.values, chunk.gone))
 
 
@@ -522,7 +528,7 @@ def _lists(chunk: _Chunk, reading: _Reading) -> list[list[Any]]:
 
 
 def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *columns: list[Any]) -> list[list[Any]]:
-    """Those of the keys, and what stands beside them in the columns, that are of these key groups."""
+    """Returns those of the keys that belong to these key groups, with the values beside them in the columns."""
     found: list[list[Any]] = [[] for _ in range(1 + len(columns))]
     if not keys:
         return found
@@ -534,7 +540,7 @@ def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *column
 
 
 def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Some at a time, so that little is in memory twice."""
+    """Yields these entries a few at a time, so that little of them is in memory twice."""
     items = iter(entries.items())
     while some := dict(islice(items, _SOME)):
         keys, values = _of_groups(groups, key_groups, list(some), list(some.values()))
@@ -542,10 +548,11 @@ def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) 
 
 
 def compact(snapshots: Sequence[Buffer | Callable[[], Iterator[Buffer]]], key_groups: int) -> Iterator[Buffer]:
-    """One snapshot that says what consecutive snapshots of a task, oldest first, say together; whole as the first.
+    """Returns one snapshot that says the same as consecutive snapshots of a task, the oldest first. It is whole if the
+    first one is.
 
-    What is whole is never in memory but for a frame, what changed after it is: so there is a base of any size, and its
-    changes, one value a key. The result waits in a file without a name until its sizes are known.
+    Of a base, only one frame is in memory at a time. All later changes are in memory, with one value for each key. So
+    the base may have any size. The result waits in a file without a name until the sizes in its header are known.
     """
     chain = Chain(key_groups)
     for snapshot in snapshots:
@@ -581,7 +588,7 @@ def _opened(snapshot: Buffer | Callable[[], Iterator[Buffer]]) -> Bytes:
 
 
 def _frames(snapshot: Bytes, operator: str, title: str) -> Iterator[tuple[int, Buffer]]:
-    """The frames of a map that is whole in a snapshot."""
+    """Yields the frames of a map that is whole in a snapshot."""
     reading = _Reading(snapshot)
     for found in reading.header().operators:
         reading.skip(found.own)
@@ -596,14 +603,14 @@ def _frames(snapshot: Bytes, operator: str, title: str) -> Iterator[tuple[int, B
 
 
 def _merged(chain: Chain, place: tuple[str, str], base: Iterator[tuple[int, Buffer]]) -> Iterator[tuple[int, Buffer]]:
-    """The frames of a map that is whole, with all that came later."""
+    """Yields the frames of a whole map, with all later changes."""
     operator, title = place
     later = chain.operators[operator].maps[title]
     merge = merge_of(chain.logged[place]) if place in chain.logged else None
     placed = chain.values.get(place)
 
     def brought_up(entries: dict[Any, Any]) -> bool:
-        """Bring entries up to what came later, which is done with then."""
+        """Applies the later changes to these entries. Changes that were applied are removed."""
         changed = later.keys() & entries.keys()
         values = list(map(later.pop, changed))
         if merge is not None:
@@ -624,7 +631,7 @@ def _merged(chain: Chain, place: tuple[str, str], base: Iterator[tuple[int, Buff
             continue
         entries = decode_map(codec, data)
         if placed is not None:
-            # What lies behind the known entries came from a log, and is among the new keys.
+            # The entries after the known ones came from a log, and are among the new keys.
             keys = list(islice(entries, max(0, placed.known - at)))
             at += len(keys)
             entries = _with_values(keys, values)
@@ -646,16 +653,17 @@ def _merged(chain: Chain, place: tuple[str, str], base: Iterator[tuple[int, Buff
 
 
 def _with_values(keys: list[Any], values: Iterator[Any]) -> dict[Any, Any]:
-    found = dict(zip(keys, values, strict=False))  # in this order: of the values none is taken too many
+    found = dict(zip(keys, values, strict=False))  # in this order, so that no value too many is taken
     if len(found) != len(keys):
         raise SnapshotDamaged("a snapshot has fewer values than keys")
     return found
 
 
 def worth_compacting(sizes: Sequence[int], run: int = 8) -> int | None:
-    """From which of a task's snapshots on, of these sizes, to put all into one: the earliest behind which there are
-    `run` and none is larger than the others together. So whatever is written again becomes part of something at least
-    twice its size, which can happen only a few times however long the job runs. None: not now."""
+    """Returns the index of the first of a task's snapshots, of these sizes, that should be compacted into one with all
+    later ones. It is the earliest index from which on there are at least `run` snapshots, of which none is larger than
+    the others together. So bytes that are written again become part of something at least twice their size, which can
+    happen only a few times, however long the job runs. Returns None when no compaction is worth it yet."""
     total = sum(sizes)
     for first in range(len(sizes) - run + 1):
         if 2 * max(sizes[first:]) <= total:
@@ -665,5 +673,5 @@ def worth_compacting(sizes: Sequence[int], run: int = 8) -> int | None:
 
 
 def names(operators: Iterable[str]) -> str:
-    """Names in a message."""
+    """Lists names for a message."""
     return ", ".join(map(repr, operators)) or "none"

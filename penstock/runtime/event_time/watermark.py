@@ -1,15 +1,15 @@
-"""Event time: what a watermark is, and how a task knows its own.
+"""Watermarks: what a watermark is, and how a task finds its own.
 
-A *watermark* of t says: from here on, records of times before t are late. It goes from a `MakeWatermarks` operator
-(runtime/operators/watermarks.py) down every channel, in order with the records, so it never overtakes one. A task's
-watermark is the least of those of its channels; channels whose sender is *idle*, because its input has fallen silent,
-do not count, nor do those that have ended. When none is left that counts it comes to the greatest that any has said,
-and then the task is idle itself. It never goes back, and comes to the end of time when all channels have ended: one
-that is idle may yet have records.
+A *watermark* of t says that records of times before t are late from here on. The stage of a watermark operator
+(runtime/operators/watermarks.py) sends it into every channel, in order with the records, so a watermark must never
+overtake a record. A task's watermark is the least watermark of its channels. Two kinds of channels do not count: those
+that have ended, and those whose sender is *idle* because its input has stopped. When no channel counts any more, the
+task takes the greatest watermark of all channels, and becomes idle itself. A task's watermark never goes back. It is
+the end of time only when all channels have ended, because an idle channel may have records again.
 
-Times are whole milliseconds since 1970, UTC. Nothing in the runtime needs finer watermarks than the windows of the
-flow have ends and cleanings: all of them are multiples of the flow's *grain*, so watermarks are cut down to one, and a
-job with windows of ten seconds sends one in ten seconds.
+Times are whole milliseconds since 1970, UTC. A flow needs no watermarks between the times at which its windows end or
+are removed. All of these are multiples of the flow's *grain*, so watermarks are rounded down to the grain: a job with
+windows of ten seconds sends one watermark in ten seconds.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError
 
-#: The watermark of a channel by which no record will come.
+#: The watermark of a channel on which no more records will come.
 END_OF_TIME = 1 << 62
 
-#: Times are between this and its negative, durations below it, so that no sum of a few comes near the marks around it.
+#: All times lie between this number and its negative, and all durations are below it. So the sum of a few of them stays
+#: away from the special values near the limits of 64 bits.
 TIME_MAX = 1 << 60
 
-#: What a channel says instead of a watermark while its sender's input is silent.
+#: What a channel carries instead of a watermark while its sender's input is idle.
 IDLE = -(1 << 62)
 
-# Seconds since 1970 of times that records most likely have: from September 2001 to the end of 2100.
+# The times that records most likely have, in seconds since 1970: from September 2001 to the end of 2100.
 _SECONDS_FROM, _SECONDS_TO = 1_000_000_000, 4_133_980_800
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -39,7 +40,7 @@ _MS = timedelta(milliseconds=1)
 
 
 class Watermark:
-    """A watermark among batches."""
+    """A watermark among the batches of an inbox."""
 
     __slots__ = ("value",)
 
@@ -47,22 +48,23 @@ class Watermark:
         self.value = value
 
     def __len__(self) -> int:
-        """It has no records."""
+        """A watermark has no records."""
         return 0
 
 
 class Watermarks:
-    """The watermarks of a task's channels, and the task's."""
+    """The watermarks of a task's channels, and the watermark of the task."""
 
     def __init__(self) -> None:
-        self.current: int | None = None  # None: nothing is known yet; IDLE: no input
-        self.again = False  # what was taken last is to be taken once more, behind what it has let go now
+        self.current: int | None = None  # None: no watermark is known yet; IDLE: no channel has input
+        # the task must take its last watermark a second time, after the outputs that the watermark has released
+        self.again = False
         self._of: dict[int, int] = {}
-        self._greatest = IDLE  # that the task's own has been
-        self._said = IDLE  # the greatest of any channel
+        self._greatest = IDLE  # the greatest watermark that the task has had
+        self._said = IDLE  # the greatest watermark of any channel
 
     def take(self, channel: int, value: int, channels: Collection[int]) -> bool:
-        """A channel's watermark, of all the task's channels; True when the task's own has changed."""
+        """Takes a watermark of one of the task's channels. Returns True when the task's own watermark has changed."""
         self._of[channel] = value
         self.again = False
         if value != END_OF_TIME:
@@ -87,7 +89,8 @@ class Watermarks:
 
 
 def as_ms(time: Any) -> int:
-    """A record's time in whole milliseconds since 1970: of a number, as it is; of a datetime with a time zone."""
+    """Returns a record's time in whole milliseconds since 1970. A number stays as it is; a datetime must have a time
+    zone."""
     if isinstance(time, datetime):
         if time.tzinfo is None:
             raise TypeError(f"the time {time!r} has no time zone; use an aware datetime, or milliseconds since 1970")
@@ -101,7 +104,7 @@ def as_ms(time: Any) -> int:
 
 
 def other_unit(time: Any) -> str | None:
-    """The unit in which a number is a time of the years 2001 to 2100, where that unit is not milliseconds."""
+    """Returns the unit in which a number is a time of the years 2001 to 2100, if this unit is not milliseconds."""
     if isinstance(time, int | float | Integral) and not isinstance(time, bool):
         for unit, a_second in (("seconds", 1), ("microseconds", 10**6)):  # nanoseconds are above TIME_MAX, or nearly
             if _SECONDS_FROM * a_second <= float(time) < _SECONDS_TO * a_second:
@@ -110,12 +113,13 @@ def other_unit(time: Any) -> str | None:
 
 
 def are_plain(times: list[Any]) -> bool:
-    """Whether these are times for which as_ms would do nothing: whole numbers, none far out."""
+    """Whether as_ms would leave these times unchanged: they are whole numbers within the limits."""
     return set(map(type, times)) == {int} and min(times) >= -TIME_MAX and max(times) <= TIME_MAX
 
 
 def duration_ms(duration: float | timedelta, what: str, least: int = 1) -> int:
-    """A duration in seconds, or a timedelta, in whole milliseconds; FlowError when it is not at least `least`."""
+    """Returns a duration, given in seconds or as a timedelta, in whole milliseconds. Raises FlowError when it is less
+    than `least`."""
     if isinstance(duration, timedelta):
         ms = duration / _MS
     elif isinstance(duration, int | float) and not isinstance(duration, bool):

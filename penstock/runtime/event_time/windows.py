@@ -1,8 +1,9 @@
-"""Windows: which spans of event time a record belongs to.
+"""Windows: the periods of event time that a record belongs to.
 
-A window is [start, end), in milliseconds since 1970, UTC. Tumbling windows follow each other; sliding ones begin every
-`slide` and last `size`, so that a record belongs to several. Both are aligned to 1970 plus an offset, as everywhere.
-Sessions, whose windows depend on the records, will be another kind.
+A window is [start, end), in milliseconds since 1970, UTC. Tumbling windows follow each other. Sliding windows begin
+every `slide` and last for `size`, so a record belongs to several of them. Both are aligned to 1970 plus an offset, as
+in other systems. Session windows, which depend on the records, would be another kind. Whether a record belongs to a
+window must depend on nothing but its time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock.runtime.units import renamed
 @checks_options
 class Sliding:
     """Windows of `size_s` seconds, of which one begins every `slide_s` seconds, aligned to `offset_s` after 1970. All
-    three are seconds or timedeltas. The starts and ends of windows are in milliseconds since 1970, as all times are."""
+    three are seconds or timedeltas. The starts and ends of windows are in milliseconds since 1970, like all times."""
 
     @renamed(size="size_s", slide="slide_s", offset="offset_s")
     def __init__(self, size_s: float | timedelta, slide_s: float | timedelta, offset_s: float | timedelta = 0) -> None:
@@ -37,16 +38,16 @@ class Sliding:
 
     @property
     def grain(self) -> int:
-        """Milliseconds of which all starts and ends are multiples."""
+        """The number of milliseconds of which all starts and ends are multiples."""
         return math.gcd(self.size, self.slide, self.offset)
 
     def last_starts(self, times: Iterable[int]) -> list[int]:
-        """The start of the last window that each of these times belongs to."""
+        """Returns for each of these times the start of the last window that it belongs to."""
         slide, offset = self.slide, self.offset
         return [time - (time - offset) % slide for time in times]
 
     def starts(self, time: int) -> range:
-        """The starts of all windows that a time belongs to, the last first."""
+        """Returns the starts of all windows that a time belongs to, the last one first."""
         last = time - (time - self.offset) % self.slide
         return range(last, time - self.size, -self.slide)
 

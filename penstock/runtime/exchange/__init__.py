@@ -1,2 +1,3 @@
-"""How records get from one task to the tasks of the next operator: groupings, messages, channels with credit, and
-what is kept for replay."""
+"""Sends records from the tasks of one operator to the tasks of the next: groupings, messages, channels with credit, the
+inbox, and the caches for replay.
+"""

@@ -1,28 +1,23 @@
-"""Channels between tasks, and the credit that bounds what is under way in them (invariants 1 to 3).
+"""Channels between tasks, and the credit that limits how many bytes are outstanding in each channel.
 
-A channel goes from one sender task to one receiver task and keeps order. The receiver grants a *window* of bytes; the
-sender may send while less than a window is outstanding, that is sent but not yet taken up by the receiver task. So a
-worker can always take in everything that reaches it: its inboxes are bounded by the windows, and one slow task holds
-up only those who send to it. The sender counts by what it sent, the receiver grants back what its task has taken up,
-in lots of half a window.
+A channel leads from one sender task to one receiver task, and keeps the order of records. Bytes are outstanding from
+the time they are sent until the receiver's task has taken them up. The sender may send while less than a *credit
+window* is outstanding. So a worker can always receive what reaches it: the credit windows limit its inboxes, and a slow
+task holds up only the tasks that send to it. The sender counts the bytes that it has sent. The receiver grants credit
+for the bytes that its task has taken up, in lots of half a credit window.
 
-Why no deadlock: a sender is stopped only while at least a window is outstanding, of which the receiver, once it has
-taken up all of it, owes more than half a window and therefore grants. Grants never wait for credit, nor do barriers
-and ends, but for the data before them. A task that may not send is not run, but its worker goes on.
+Why nothing deadlocks: a sender stops only while at least a credit window is outstanding. When the receiver has taken up
+all of it, the receiver owes more than half a credit window, and therefore grants. Grants never wait for credit, and
+barriers and ends wait only for the records before them. When a task may not send, its worker skips the task and runs
+the others.
 
-In a job with epochs a channel keeps what it has sent since the last complete epoch
-(runtime/exchange/output_cache.py). When its receiver is taken back, the channel is *cut*: what the sender makes goes
-into the cache only, and its task is not held up. When the receiver is there again the channel is *joined* to it under
-a new *generation* and sends all that the cache holds; until it has sent what was there when it was joined its task is
-still not held up. Messages of an older generation are dropped wherever they arrive.
+In a job with epochs, a channel keeps what it has sent since the last complete epoch (runtime/exchange/output_cache.py).
+When its receiver goes back, the channel is *disconnected*: the sender's records only fill the cache, and the sender is
+not held up. When the receiver has been built again, the channel is *connected* to it under a new *generation*, and
+sends everything that the cache holds. Until it has sent what was in the cache at that moment, its sender is still not
+held up. A message of an older generation is dropped wherever it arrives. The caches are docs/papers.md: D5.
 
-On the wire a message is a head, then the payload:
-
-    kind u8 | flags u8 | codec u16 | channel u32 | stamp i64 | count u32 | generation u32
-    (keyed: key codec u16 | key bytes u32)
-
-`stamp` is when the oldest record of the batch entered the job, time.monotonic_ns() of this machine; of a barrier its
-epoch; of a watermark its time; of a grant the bytes granted.
+A channel must never change the order of records, and must never let a record pass a barrier.
 """
 
 from __future__ import annotations
@@ -50,65 +45,71 @@ from penstock.runtime.records.batch import Batch, approximate_bytes, concat, spl
 from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
 from penstock.runtime.transport.base import Transport
 
-# Bytes that may be outstanding in one channel. Below some 64 KiB a fast sender waits for grants between messages; far
-# above, a slow receiver lets much pile up, which is latency. The credit of a channel inside a worker is the same.
+# The credit window: the number of bytes that may be outstanding in one channel. Below some 64 KiB, a fast sender waits
+# for grants between messages. With a much larger window, much waits for a slow receiver, which is latency. A channel
+# inside a worker has the same credit window.
 CREDIT_WINDOW_BYTES = 256 * 1024
 
 
 class Receiver(Protocol):
-    """The task at the end of a channel, as the channel sees it."""
+    """The task at the end of a channel, as far as the channel knows it."""
 
     def receive(self, channel: int, batch: Batch, stamp: int, cost: int) -> None:
-        """Take a batch; `cost` bytes of the channel's window are used until it is taken up."""
+        """Takes a batch into the inbox. It uses `cost` bytes of the channel's credit window until the task takes it
+        up."""
 
     def receive_barrier(self, channel: int, epoch: int) -> None:
-        """What comes after this by the channel belongs to the next epoch."""
+        """Takes a barrier. What follows it in this channel belongs to the next epoch."""
 
     def receive_watermark(self, channel: int, value: int) -> None:
-        """What comes after this by the channel is of this time or late."""
+        """Takes a watermark. What follows it in this channel is not earlier than this time, or late."""
 
     def receive_end(self, channel: int) -> None:
-        """Nothing more comes by this channel."""
+        """Takes the end of this channel. Nothing follows it."""
 
 
 class OutChannel(ABC):
-    """The sender's end. `push`, `barrier` and `end` queue, `flush` sends what credit and room allow."""
+    """The sender's end of a channel. `push`, `barrier`, `watermark` and `end` put something into the queue, and `flush`
+    sends as much of the queue as credit and room allow."""
 
     def __init__(self, number: int, errors: ErrorHandler, credit_window: int, cache: OutputCache | None) -> None:
         self.number = number
         self.credit_window = credit_window
         self.generation = 0
         self.outstanding = 0
-        self.queue: deque[tuple[Batch | Watermark | None, int]] = deque()  # None: a barrier, with its epoch
+        self.queue: deque[tuple[Batch | Watermark | None, int]] = deque()  # None stands for a barrier, with its epoch
         self.cache = cache or OutputCache()
-        self.ended = False  # the end is in the cache
+        self.ended = False  # the cache has the end
         self.connected = True
-        self.catching_up = False  # what the cache holds is still to be sent: the task is not held up
-        self.stopped_by_room = False  # the last flush found no room in the transport: no message will tell its end
-        self.records = 0  # made so far
-        self.bytes = 0  # of these; encoded where they are kept or sent, else about
+        self.catching_up = False  # the cache has messages that the receiver missed, so the task is not held up
+        # the last flush found no room in the transport, and no message will tell when there is room
+        self.stopped_by_room = False
+        self.records = 0  # produced so far
+        self.bytes = 0  # of these records: encoded size if they are kept or sent, else an estimate
         self.errors = errors
         self._ending = False
-        self._until = 0  # the number of the first entry behind those to be sent before the task is held up again
+        self._until = 0  # the number of the first entry after which the task may be held up again
 
     def push(self, batch: Batch, stamp: int) -> None:
-        """Queue a batch behind what is queued; the caller flushes, and runs no further while flush says False."""
+        """Adds a batch to the end of the queue. The caller then flushes, and runs no further while `flush` returns
+        False."""
         self.queue.append((batch, stamp))
 
     def barrier(self, epoch: int) -> None:
-        """Queue a barrier."""
+        """Adds a barrier to the queue."""
         self.queue.append((None, epoch))
 
     def watermark(self, value: int) -> None:
-        """Queue a watermark."""
+        """Adds a watermark to the queue."""
         self.queue.append((Watermark(value), 0))
 
     def end(self) -> None:
-        """Queue the end of the stream."""
+        """Adds the end of the stream to the queue."""
         self._ending = True
 
     def flush(self) -> bool:
-        """Send what is queued; True when the task may go on, False when it must be called again before."""
+        """Sends what is queued. Returns True when the task may run, and False when `flush` must be called again
+        before."""
         self.stopped_by_room = False
         if self.connected and self._send_all():
             return True
@@ -143,7 +144,7 @@ class OutChannel(ABC):
             pass
 
     def _cache_next(self) -> bool:
-        """Move something from the queue into the cache; False when there is nothing."""
+        """Moves something from the queue into the cache. Returns False when the queue is empty."""
         if self.queue:
             batch, stamp = self.queue.popleft()
             if batch is None:
@@ -164,24 +165,25 @@ class OutChannel(ABC):
 
     @abstractmethod
     def _cache_batch(self, batch: Batch, stamp: int) -> None:
-        """Put a batch that was taken from the queue into the cache, in the form in which it is sent."""
+        """Puts a batch that was taken from the queue into the cache, in the form in which it is sent."""
 
     @abstractmethod
     def _send(self, entry: Entry) -> bool:
-        """Send an entry; False when there is no room."""
+        """Sends an entry of the cache. Returns False when there is no room."""
 
     def granted(self, credit: int) -> None:
-        """The receiver has taken up so many bytes."""
+        """Takes credit for this many bytes, which the receiver has taken up."""
         self.outstanding -= credit
 
     def queued(self) -> int:
-        """Records that wait for credit or room."""
-        waiting = sum(len(batch) for batch, _ in list(self.queue) if batch is not None)  # a copy: other threads may ask
+        """Returns the number of records that wait for credit or room."""
+        # a copy, because other threads may call this
+        waiting = sum(len(batch) for batch, _ in list(self.queue) if batch is not None)
         return waiting + (self.cache.unsent_records() if self.cache.unsent else 0)
 
     def kept(self) -> Iterator[tuple[int, int, Batch | None]]:
-        """All that has been made since the last complete epoch, in order, for a channel that is given up: (kind, stamp
-        or epoch, batch)."""
+        """Yields everything that was produced since the last complete epoch, in order, as (kind, stamp or epoch,
+        batch). The channel itself is given up."""
         self._cache_all()
         for entry in self.cache.entries:
             kind, stamp, *_ = entry
@@ -190,28 +192,29 @@ class OutChannel(ABC):
     # --- epochs --------------------------------------------------------------------------------------------------
 
     def complete(self, epoch: int) -> None:
-        """No receiver goes back before this epoch any more."""
+        """Drops what the cache keeps for epochs before this one, because no receiver will go back further."""
         self.cache.complete(BARRIER, END, WATERMARK, epoch)
 
     def disconnect(self) -> None:
-        """The receiver is being taken back: send nothing."""
+        """Sends nothing any more, because the receiver goes back."""
         self.connected = False
         self.catching_up = True
 
     def connect(self, generation: int) -> None:
-        """The receiver is back at the last complete epoch: send all since then."""
+        """Sends everything since the last complete epoch, because the receiver is back at this epoch."""
         self._cache_all()
         self.connected = True
         self.generation = generation
         self.outstanding = 0
         self.cache.rewind()
-        # Not until everything is sent: a sender quicker than its receiver would never again be held up.
+        # The task is held up again before everything is sent. A sender that is faster than its receiver would otherwise
+        # never be held up again.
         self._until = self.cache.first + len(self.cache.entries)
         self.catching_up = self.cache.unsent
 
 
 class LocalChannel(OutChannel):
-    """To a task of the same worker: a batch is handed over as it is."""
+    """A channel to a task of the same worker. It hands each batch over without encoding it."""
 
     def __init__(
         self,
@@ -223,10 +226,11 @@ class LocalChannel(OutChannel):
     ) -> None:
         super().__init__(number, errors, credit_window, cache)
         self._receiver = receiver
-        self._made: deque[tuple[int, Batch]] = deque()  # unsent batches as they were made, with their entries' numbers
+        # unsent batches as they were produced, with the numbers of their entries
+        self._made: deque[tuple[int, Batch]] = deque()
 
     def deliver_to(self, receiver: Receiver) -> None:
-        """Hand everything to this task from now on: it has just been made."""
+        """Sends everything to this task from now on, which has just been built."""
         self._receiver = receiver
 
     def disconnect(self) -> None:
@@ -237,10 +241,11 @@ class LocalChannel(OutChannel):
     def _cache_batch(self, batch: Batch, stamp: int) -> None:
         cache = self.cache
         if cache.keeps:
-            # The receiver gets the records themselves, and may change them: what is kept is a copy. Encoded also where
-            # they cannot change: the batch would keep all its objects in memory, so that new ones come to lie in cold
-            # memory, which costs WordCount a fifth of its throughput (benchmarks/checkpoint_cost.py).
-            # Only those that can be encoded: what could not be sent again must not be sent at all.
+            # The receiver gets the records themselves, and may change them. So the cache keeps an encoded copy, even of
+            # records that cannot change: the batch would keep all its objects in memory, and new objects would then lie
+            # in memory that is not in the processor's caches, which costs WordCount a fifth of its throughput
+            # (benchmarks/checkpoint_cost.py). Records that cannot be encoded are not sent, because they could not be
+            # sent again.
             batch, parts = encode_batch(self.number, batch, stamp, self.errors, self.generation)
             if not batch:
                 return
@@ -272,7 +277,8 @@ class LocalChannel(OutChannel):
 
 
 class RemoteChannel(OutChannel):
-    """To a task of another worker: batches are encoded, a list at a time, and cut to the transport's message size."""
+    """A channel to a task of another worker. It encodes batches, a list at a time, into messages that fit the
+    transport."""
 
     def __init__(
         self,
@@ -288,19 +294,19 @@ class RemoteChannel(OutChannel):
         self.worker = worker
         self.task = task
         self._transport = transport
-        self._record_bytes = 64.0  # smoothed; decides how many records go into a message
+        self._record_bytes = 64.0  # a smoothed mean, which decides how many records go into a message
 
     def _send(self, entry: Entry) -> bool:
         parts = self.cache.parts(entry)
         if self.generation and self.catching_up:
-            # It may have been made under an older generation.
+            # The end may have been encoded under an older generation.
             head = parts[0]
             stamped = bytes(head[:GENERATION_AT]) + GENERATION.pack(self.generation) + bytes(head[HEAD.size :])
             parts = (stamped, *parts[1:])
         return self._transport.send(self.worker, self.task, parts)
 
     def _cache_batch(self, batch: Batch, stamp: int) -> None:
-        """Encode the next message, of the batch and what is queued behind it as far as it fits."""
+        """Encodes the next message. It contains the batch, and as much of what follows in the queue as fits."""
         limit = max(1, int(self._transport.target_message / self._record_bytes))
         queue = self.queue
         if len(batch) < limit and queue and queue[0][0]:
@@ -352,7 +358,8 @@ class RemoteChannel(OutChannel):
 
 
 class InChannel:
-    """The receiver's end: counts what its task takes up, and what of it is still to be granted back."""
+    """The receiver's end of a channel: counts the bytes that its task has taken up, and how many of them are not
+    granted yet."""
 
     def __init__(self, number: int, credit_window: int = CREDIT_WINDOW_BYTES, generation: int = 0) -> None:
         self.number = number
@@ -362,18 +369,18 @@ class InChannel:
         self._owed = 0
 
     def take(self, cost: int) -> None:
-        """The task has taken up a batch of this cost."""
+        """Notes that the task has taken up a batch of this cost."""
         self._owed += cost
         if 2 * self._owed >= self._credit_window:
             self.grant()
 
     def grant(self) -> None:
-        """Give the owed credit back to the sender."""
+        """Grants the owed credit to the sender."""
         raise NotImplementedError
 
 
 class LocalInChannel(InChannel):
-    """From a task of the same worker."""
+    """The receiver's end of a channel from a task of the same worker."""
 
     def __init__(self, sender: OutChannel, generation: int = 0) -> None:
         super().__init__(sender.number, sender.credit_window, generation)
@@ -385,7 +392,8 @@ class LocalInChannel(InChannel):
 
 
 class RemoteInChannel(InChannel):
-    """From a task of another worker. Grants that find no room wait in `due`, which the run loop retries."""
+    """The receiver's end of a channel from a task of another worker. A grant that finds no room is noted in `due`, and
+    the run loop sends it again."""
 
     def __init__(
         self,

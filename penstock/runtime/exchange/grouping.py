@@ -1,7 +1,6 @@
-"""Groupings: which task of the consumer a record goes to (docs/papers.md: A2, W1).
+"""Groupings: the rules that choose the receiving task of a record (docs/papers.md: A2, W1).
 
-A grouping is plain data on an edge of the graph. How a list of records is dealt to tasks is
-`runtime/exchange/output.py`'s.
+A grouping is plain data on an edge of the graph. `runtime/exchange/output.py` divides lists of records by it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Grouping:
-    """Base: `name` is the field's word for it, shown by `flow.explain()`."""
+    """The base class. `name` is the usual word for the grouping, which `flow.explain()` shows."""
 
     @property
     def name(self) -> str:
@@ -22,38 +21,40 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Forward(Grouping):
-    """Task i feeds task i; needs equal parallelism; may be fused into one task."""
+    """Task i sends to task i. Both operators need the same parallelism, and may be fused into one task."""
 
 
 @dataclass(frozen=True)
 class Rebalance(Grouping):
-    """Round-robin: every consumer task gets an equal share of each producer task's records."""
+    """In turn: each receiving task gets an equal share of each sending task's records."""
 
 
 @dataclass(frozen=True)
 class Shuffle(Grouping):
-    """Random: equal shares in the mean, no fixed pattern between neighbouring records."""
+    """At random: equal shares on average, without a fixed pattern between neighbouring records."""
 
 
 @dataclass(frozen=True)
 class All(Grouping):
-    """Broadcast: every record goes to every consumer task."""
+    """To all: every record goes to every receiving task (broadcast)."""
 
 
 @dataclass(frozen=True)
 class Global(Grouping):
-    """Every record goes to the consumer's first task."""
+    """Every record goes to the first receiving task."""
 
 
 @dataclass(frozen=True)
 class Key(Grouping):
-    """Records with equal keys meet in one task: key -> key group (stable hash) -> task."""
+    """By key: records with equal keys go to the same task. A stable hash maps the key to a key group, which belongs to
+    a task."""
 
     selector: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Custom(Grouping):
-    """`chooser(record, n_tasks)` returns the index of the consumer task, 0 <= index < n_tasks."""
+    """By a function of the user: `chooser(record, n_tasks)` returns the index of the receiving task, 0 <= index <
+    n_tasks."""
 
     chooser: Callable[[Any, int], int]

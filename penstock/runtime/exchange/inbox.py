@@ -1,13 +1,12 @@
-"""A task's inbox: what has come by its channels, aligned on barriers.
+"""A task's inbox: what has arrived in its channels and is not processed yet, aligned at barriers.
 
-When a barrier comes by a channel, what follows it by that channel belongs to the next epoch and is *held*; when every
-channel that is still open has brought the barrier, and all that came before is taken up, the inbox is *aligned*: the
-task saves its state, passes the barrier on and lets the inbox go on. Held records are within their channel's window,
-so alignment takes no more memory than a slow task does.
+When a barrier has arrived in a channel, whatever follows it there belongs to the next epoch, and is *held back*. When
+every open channel has brought the barrier, and the task has taken up everything before it, the inbox is *aligned*: the
+task saves its state, passes the barrier on, and lets the inbox continue. Records that are held back still count in
+their channel's credit window, so alignment takes no more memory than a slow task does.
 
-Watermarks stand among the records, with the cost 0.
-
-It must never let a record pass a barrier, nor change the order within a channel.
+Watermarks stand among the records, with the cost 0. The inbox must never let a record pass a barrier, nor change the
+order within a channel.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from collections import deque
 from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.records.batch import Batch
 
-#: What was held: a batch with stamp and cost, a barrier (None, epoch, 0) or an end (None, None, 0).
+#: What is held back: a batch with its stamp and cost, a barrier (None, epoch, 0), or an end (None, None, 0).
 _Held = tuple[Batch | Watermark | None, int | None, int]
 
 
 class Inbox:
-    """See the module's docstring. `open` are the channels that have not ended."""
+    """See the module's docstring. `open` contains the channels that have not ended."""
 
     def __init__(self) -> None:
         self.open: set[int] = set()
         self.ready: deque[tuple[int, Batch | Watermark, int, int]] = deque()  # (channel, batch, stamp, cost)
-        self.epoch = 0  # of the barrier that is being aligned
+        self.epoch = 0  # the epoch of the barrier that is being aligned
         self._held: dict[int, deque[_Held]] = {}
 
     def put(self, channel: int, batch: Batch | Watermark, stamp: int, cost: int) -> None:
-        """Take a batch or a watermark that came by a channel."""
+        """Takes a batch or a watermark that has arrived in a channel."""
         held = self._held
         if held and channel in held:
             held[channel].append((batch, stamp, cost))
@@ -39,7 +38,7 @@ class Inbox:
             self.ready.append((channel, batch, stamp, cost))
 
     def put_barrier(self, channel: int, epoch: int) -> None:
-        """Take a barrier."""
+        """Takes a barrier."""
         held = self._held
         if channel in held:
             held[channel].append((None, epoch, 0))
@@ -51,7 +50,7 @@ class Inbox:
         held[channel] = deque()
 
     def put_end(self, channel: int) -> None:
-        """Nothing more comes by this channel."""
+        """Takes the end of a channel."""
         if channel in self._held:
             self._held[channel].append((None, None, 0))
             return
@@ -60,16 +59,17 @@ class Inbox:
 
     @property
     def aligned(self) -> bool:
-        """The barrier of `epoch` is next."""
+        """Whether the task has taken up everything before the barrier of `epoch`, and the barrier has arrived in every
+        channel."""
         return bool(self._held) and not self.ready and len(self._held) == len(self.open)
 
     @property
     def at_end(self) -> bool:
-        """Nothing is left and nothing will come."""
+        """Whether the inbox is empty and all channels have ended."""
         return not self.open and not self.ready
 
     def go_on(self) -> None:
-        """The barrier has been dealt with: what was held behind it is next."""
+        """Continues after the barrier: releases what was held back."""
         held, self._held = self._held, {}
         for channel, entries in held.items():
             for batch, stamp, cost in entries:

@@ -1,12 +1,13 @@
-"""Messages between workers: how a batch, a barrier, a watermark, an end and a grant of credit look as bytes.
+"""Messages between workers: batches, barriers, watermarks, ends and grants of credit as bytes.
 
-On the wire a message is a head, then the payload:
+A message is a head and then the payload:
 
     kind u8 | flags u8 | codec u16 | channel u32 | stamp i64 | count u32 | generation u32
     (keyed: key codec u16 | key bytes u32)
 
-`stamp` is when the oldest record of the batch entered the job, time.monotonic_ns() of this machine; of a barrier its
-epoch; of a watermark its time; of a grant the bytes granted.
+`stamp` is the time at which the oldest record of the batch entered the job, by time.monotonic_ns() of this machine. For
+a barrier it is the epoch, for a watermark its time, for a grant the number of bytes. One head for a list of records is
+docs/papers.md: T4.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def encode_batch(
     none is left, the message is of an empty batch."""
     try:
         return batch, _encode(channel, batch, stamp, generation)
-    except Exception:  # the records' classes decide what pickling them raises
+    except Exception:  # the classes of the records decide what pickling them raises
         rest = _encodable(batch, errors)
         return rest, _encode(channel, rest, stamp, generation)
 
@@ -65,7 +66,8 @@ def _encode(channel: int, batch: Batch, stamp: int, generation: int) -> tuple[by
 
 
 def _encodable(batch: Batch, errors: ErrorHandler) -> Batch:
-    """The records that can be encoded one by one; a dead letter whose record cannot, with a description of it."""
+    """Returns the records that can be encoded one by one. A dead letter whose record cannot be encoded gets a
+    description of the record instead."""
     kept: list[int] = []
     values = list(batch.values if isinstance(batch, KeyedBatch) else batch)
     for i, value in enumerate(values):
@@ -75,7 +77,7 @@ def _encodable(batch: Batch, errors: ErrorHandler) -> Batch:
             encode([values[i]])
             if isinstance(batch, KeyedBatch):
                 encode([batch.keys[i]])
-        except Exception as error:  # the record's class decides what pickling it raises
+        except Exception as error:  # the class of the record decides what pickling it raises
             errors.handle(value, error)
         else:
             kept.append(i)
@@ -87,13 +89,14 @@ def _encodable(batch: Batch, errors: ErrorHandler) -> Batch:
 def _travelling(letter: DeadLetter) -> DeadLetter:
     try:
         encode([letter])
-    except Exception:  # of the failed record that is in it, which may be anything
+    except Exception:  # the failed record in the dead letter may be anything
         return letter.shortened()
     return letter
 
 
 class Decoded(NamedTuple):
-    """A message: `stamp` is its epoch or the granted bytes where it has no records, and so no batch."""
+    """A decoded message. A message without records has no batch, and `stamp` is its epoch or the number of granted
+    bytes."""
 
     kind: int
     channel: int
@@ -103,7 +106,7 @@ class Decoded(NamedTuple):
 
 
 def decode_batch(message: Buffer) -> Decoded:
-    """Nothing returned refers to the message."""
+    """Decodes a message. Nothing that is returned refers to the message's memory."""
     kind, flags, codec, channel, stamp, count, generation = HEAD.unpack_from(message)
     if kind != DATA:
         return Decoded(kind, channel, stamp, generation, None)

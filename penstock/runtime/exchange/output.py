@@ -1,7 +1,8 @@
-"""A task's outputs: how a list of records is dealt to the channels of one exchange (docs/papers.md: A2, W1).
+"""A task's outputs: divide lists of records among the channels of an exchange (docs/papers.md: A2, W1).
 
-`emit` takes what the chain made, `flush` lets it leave. Between the two an output may combine (two-phase
-aggregation); the task flushes at the end of each step, so nothing waits for a timer.
+`emit` takes a batch from the chain, and `flush` sends it. Between the two calls an output may combine records by key
+(two-phase aggregation). The task flushes at the end of each step, so no record waits for a timer. An output must never
+send records of one key to two tasks.
 """
 
 from __future__ import annotations
@@ -17,25 +18,27 @@ from penstock.runtime.records.key_groups import partition, without_bad_keys
 from penstock.runtime.records.userfunc import ErrorHandler, select
 from penstock.runtime.state.aggregate import Aggregate, add_all
 
-# A combiner's keys leave at the latest when there are this many: bounds the memory of a step over many keys.
+# A combiner sends its partial results when it has this many keys, which bounds the memory of a step with many keys.
 COMBINED_KEYS_MAX = 32_768
 
 
 class Output:
-    """All to the first channel: forward, global, and every grouping towards a single task but key."""
+    """Sends everything to the first channel: for forward, global, and every grouping except by key when there is one
+    receiver."""
 
     def __init__(self, channels: list[OutChannel]) -> None:
         self.channels = channels
 
     def emit(self, batch: Batch, stamp: int) -> None:
-        """Deal a non-empty batch, which the output may keep, to the channels' queues."""
+        """Divides a batch, which is not empty and which the output may keep, among the queues of the channels."""
         self.channels[0].push(batch, stamp)
 
     def flush(self) -> None:
-        """Nothing is held back any longer."""
+        """Sends what a combiner still holds."""
 
     def repartition(self, batch: Batch, stamp: int) -> None:
-        """Deal a batch that was dealt before, by an output of the same exchange when it had other channels."""
+        """Divides a batch of cached messages once more. An output of the same exchange had divided it among other
+        channels."""
         self.emit(batch, stamp)
 
 
@@ -46,7 +49,7 @@ class _Broadcast(Output):
 
 
 class _Deal(Output):
-    """Round-robin over the channels; with a `chance`, from a random start for every batch."""
+    """In turn over the channels. With a `chance`, each batch starts at a random channel."""
 
     def __init__(self, channels: list[OutChannel], start: int, chance: random.Random | None) -> None:
         super().__init__(channels)
@@ -89,7 +92,8 @@ class _Chosen(Output):
 
 
 class _Keyed(Output):
-    """By key: key function, then (with a combiner) one partial a key, then key group -> task."""
+    """By key: the key function gives the key, a combiner (if any) makes one partial result for each key, and the key
+    group chooses the task."""
 
     def __init__(
         self,
@@ -108,7 +112,7 @@ class _Keyed(Output):
         self._stamp = 0
 
     def emit(self, batch: Batch, stamp: int) -> None:
-        if isinstance(batch, KeyedBatch):  # partials that the operation stream has made
+        if isinstance(batch, KeyedBatch):  # partial results of the operation stream
             self._deal(batch, stamp)
             return
         records, keys = select(self._selector, batch, self._errors)
@@ -118,7 +122,7 @@ class _Keyed(Output):
                 self._deal(KeyedBatch(keys, records), stamp)
             return
         if self._errors.policy != "fail":
-            # A partial stands for many records: each record of a bad key must be found before they become one.
+            # A partial result stands for many records. So a record with a bad key must be found before it is combined.
             keys, records = without_bad_keys(keys, records, self._errors)
         keys, values = combiner.prepare(keys, records, self._errors)
         if not self._partials:
@@ -140,10 +144,10 @@ class _Keyed(Output):
     def _deal(self, batch: KeyedBatch, stamp: int) -> None:
         n = len(self.channels)
         try:
-            # One receiver still needs keys that hash, or a later rescale could not place them.
+            # Keys must have a hash even when there is only one receiver, or a later rescale could not assign them.
             shares = partition(batch.keys, (batch.values,), self._table, n)
         except KeyTypeError:
-            # A partial is nothing that a user has seen: its key is named.
+            # A user has never seen the partial result, so the message names its key.
             named = batch.keys if batch.partial else batch.values
             keys, values = without_bad_keys(batch.keys, batch.values, self._errors, named)
             shares = partition(keys, (values,), self._table, n)
@@ -161,8 +165,8 @@ def make_output(
     errors: ErrorHandler,
     table: bytes | None,
 ) -> Output:
-    """The output of one sender task over its channels of an exchange; `sender` staggers the tasks' round-robins.
-    `table` says which receiver owns each key group; only a key grouping needs one."""
+    """Creates the output of a sender task over its channels of an exchange. `sender` makes the tasks start their turns
+    at different channels. `table` says which receiver owns each key group, and only a grouping by key needs it."""
     if isinstance(grouping, Key):
         assert table is not None
         return _Keyed(channels, grouping, combiner, table, errors)

@@ -1,15 +1,16 @@
-"""The replay-able part of a channel: what its sender has made since the last complete epoch (docs/papers.md: D5, RUD).
+"""Output caches: keep what each channel has sent since the last complete epoch, so that it can be sent again.
 
-Each channel has an `OutputCache`: its messages in order, with the barriers between them. Messages are dropped when an
-epoch is complete, which says that no receiver will ever go back before it. When a receiver fails, or goes back because
-a task before it failed, the cache is sent again from its start: the sender computes nothing again.
+Each channel has an `OutputCache` with its messages in order, and the barriers between them. When an epoch is complete,
+no receiver will go back to a time before it, and the older messages are dropped. When a receiver fails, or goes back
+because a task upstream of it failed, the channel sends its cache again from the start, and the sender computes nothing
+again.
 
-The paper gives every operator an input cache and an output cache. Here the two ends of a channel share one, kept where
-it survives the receiver's death: at the sender. The input cache of a source is its input, and the offsets saved with
-each epoch.
+This is the replay-able up- and downstream of docs/papers.md: D5. The paper gives every operator an input cache and an
+output cache. Here the two ends of a channel share one cache. It is at the sender, where it survives the receiver's
+death. For a source, its input and the offsets that each epoch saves serve as the input cache.
 
-Messages of some size are copied into *slabs*, which are used again and again: what was encoded is let go at once, and
-lies where the next message will be encoded, instead of all over the heap until an epoch completes.
+Larger messages are copied into *slabs*, which are reused. So the memory of an encoded message is free at once for the
+next one; otherwise messages would lie all over the heap until an epoch completes.
 
 `OutputCaches` limits the memory of all caches of a worker together. Past the limit, the largest cache is written to a
 file that has no name, so nothing is left of the file however the process ends. A cache must never hold an object that a
@@ -28,49 +29,49 @@ from typing import Any, NamedTuple
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.transport.base import Buffer
 
-# What the caches of a worker may hold in memory. A second of 100,000 records of 500 bytes is 50 MB.
+# The bytes of memory that the caches of a worker may use. One second of 100,000 records of 500 bytes is 50 MB.
 MEMORY_BYTES = 64 * 1024 * 1024
 
-# When this much waits on disk, the sources of the worker read no more until an epoch completes: something is wrong
-# with the epochs, and going on would only fill the disk.
+# When the caches have this many bytes on disk, the sources of the worker stop reading until an epoch completes.
+# Something is wrong with the epochs, and further messages would only fill the disk.
 DISK_BYTES = 4 * 1024 * 1024 * 1024
 
 
-# The same for their number: what stands for a message that is on disk stays in memory.
+# The same limit for the number of messages on disk, because the entry of each message stays in memory.
 DISK_MESSAGES = 1_000_000
 
-# What an entry takes in memory besides its bytes.
+# The memory that an entry uses in addition to its bytes.
 ENTRY_BYTES = 300
 
-# Messages from this size on are copied into slabs. A cache's slabs grow with what it holds, between these sizes.
+# Messages of at least this size are copied into slabs. The slabs of a cache grow with its contents, between these two
+# sizes.
 SLAB_MESSAGE = 2048
 _SLAB_LEAST = 16 * 1024
 _SLAB_MOST = 1024 * 1024
 
 
 class OnDisk(NamedTuple):
-    """Where the bytes of a message are."""
+    """The place of a message's bytes in a file."""
 
     file: Any
     offset: int
     size: int
 
 
-#: One message of a channel: (kind, stamp or a barrier's epoch, records, bytes, then its parts or where they are, which
-#: is OnDisk or slab, beginning, end).
-#: One flat tuple: a tuple of nothing but bytes and numbers cannot be garbage, and the garbage collector lets go of it
-#: when it comes to it first; it would look through a hundred thousand objects or nested tuples again, in pauses of
-#: milliseconds.
+#: One message of a channel: (kind, stamp or the epoch of a barrier, number of records, number of bytes), and then
+#: either the parts of the message, or OnDisk, or slab, start, end. An entry is one flat tuple, because a tuple of bytes
+#: and numbers cannot be part of a cycle, and the garbage collector stops tracking it at its first visit. Objects or
+#: nested tuples, of which there are a hundred thousand, would be visited again and again, in pauses of milliseconds.
 Entry = tuple[Any, ...]
 
-# How many new messages come before twice as many dropped ones are let go of. All at once would stop the task for
-# milliseconds; with each message, the garbage collector, which counts what was made less what went, would not run
-# until there is much for it to look through.
+# After this many new messages, twice as many dropped ones are freed. Freeing all of them at once would stop the task
+# for milliseconds. Freeing some with each message would balance the garbage collector's counter, which would then not
+# run until there is much to visit.
 _LET_GO = 512
 
 
 class OutputCaches:
-    """The caches of one worker together: bounds what they hold in memory."""
+    """All output caches of a worker: limits the memory that they use together."""
 
     def __init__(
         self, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES, directory: str | None = None
@@ -78,47 +79,48 @@ class OutputCaches:
         self.memory_bytes = memory_bytes
         self.disk_bytes = disk_bytes
         self.directory = directory or tempfile.gettempdir()
-        self.used = 0  # bytes in memory, with ENTRY_BYTES for each message there
+        self.used = 0  # bytes in memory, and ENTRY_BYTES for each message in memory
         self.spilled = 0  # bytes on disk
         self.spilled_messages = 0
         self._caches: weakref.WeakSet[OutputCache] = weakref.WeakSet()
-        self._slabs: dict[int, list[bytearray]] = {}  # by size, those that nothing is in
-        self._slab_bytes = 0  # of those
-        self._file: Callable[[], Any] = lambda: None  # a weak reference: entries keep the file that they are in
+        self._slabs: dict[int, list[bytearray]] = {}  # free slabs, by size
+        self._slab_bytes = 0  # bytes of the free slabs
+        # a weak reference: the entries keep the file alive that they are in
+        self._file: Callable[[], Any] = lambda: None
         self._file_bytes = 0
 
     @property
     def full(self) -> bool:
-        """Sources should read no more before an epoch completes."""
+        """Whether sources should stop reading until an epoch completes."""
         return self.spilled >= self.disk_bytes or self.spilled_messages >= DISK_MESSAGES
 
     def cache(self) -> OutputCache:
-        """A cache of this worker."""
+        """Creates a cache for a channel of this worker."""
         cache = OutputCache(self)
         self._caches.add(cache)
         return cache
 
     def make_room(self) -> None:
-        """Send the largest cache to disk."""
+        """Writes the largest cache to disk."""
         max(self._caches, key=lambda cache: cache.in_memory).spill()
 
     def slab(self, size: int) -> bytearray:
-        """Room for messages."""
+        """Returns memory for messages."""
         if free := self._slabs.get(size):
             self._slab_bytes -= size
             return free.pop()
         return bytearray(size)
 
     def free(self, slab: bytearray) -> None:
-        """Nothing in a slab will be read again."""
+        """Takes back a slab that nobody will read any more."""
         size = len(slab)
         if 2 * (self._slab_bytes + size) <= self.memory_bytes:
             self._slab_bytes += size
             self._slabs.setdefault(size, []).append(slab)
 
     def write(self, messages: Iterable[Sequence[Buffer]]) -> list[OnDisk]:
-        """Write messages to a file; where each of them is. The caches share files: one for each time that some cache
-        is sent to disk would, with many channels, use up the descriptors of the process."""
+        """Writes messages to a file, and returns the place of each of them. All caches share files: with many channels,
+        a file for each spill would use up the descriptors of the process."""
         file = self._file()
         if file is None or self._file_bytes >= self.memory_bytes:
             file = tempfile.TemporaryFile(dir=self.directory, buffering=0)  # noqa: SIM115 - its entries keep it
@@ -132,7 +134,7 @@ class OutputCaches:
                 written = os.pwrite(file.fileno(), view, end)
                 view, end = view[written:], end + written
             places.append(OnDisk(file, start, end - start))
-        self._file_bytes = end  # what failed half-way is written over
+        self._file_bytes = end  # what a failed write has left is overwritten
         return places
 
 
@@ -144,32 +146,33 @@ class OutputCache:
         self.entries: list[Entry] = []
         self.next = 0
         self.in_memory = 0
-        self.completed = 0  # the last epoch that was dropped
-        self.first = 0  # the number of the first entry; each has one
-        self._signals: list[tuple[int, int]] = []  # of each barrier and end: its number, `_total` before it
-        self._total = 0  # what all entries so far counted for in memory
-        self._on_disk = 0  # entries
-        self._dropped: list[Entry] = []  # to be let go of by and by
-        self._slabs: deque[tuple[int, bytearray]] = deque()  # and the number of the first entry behind those in it
-        self._slab_used = 0  # bytes of the last one
+        self.completed = 0  # the last epoch whose messages were dropped
+        self.first = 0  # the number of the first entry; all entries are numbered
+        self._signals: list[tuple[int, int]] = []  # for each barrier and end: its number, and `_total` before it
+        self._total = 0  # the memory of all entries so far, dropped ones included
+        self._on_disk = 0  # the number of entries on disk
+        self._dropped: list[Entry] = []  # entries to be freed a few at a time
+        # with the number of the first entry after those in the slab
+        self._slabs: deque[tuple[int, bytearray]] = deque()
+        self._slab_used = 0  # the used bytes of the last slab
         self._output_caches = output_caches
 
     @property
     def keeps(self) -> bool:
-        """Entries stay after they are sent."""
+        """Whether entries stay after they were sent."""
         return self._output_caches is not None
 
     @property
     def unsent(self) -> bool:
-        """There is an entry to send."""
+        """Whether there is an entry to send."""
         return self.next < len(self.entries)
 
     def unsent_records(self) -> int:
-        """Records in the entries that are still to be sent."""
+        """Returns the number of records in the entries that are not sent yet."""
         return sum(entry[2] for entry in self.entries[self.next :])
 
     def append(self, entry: Entry) -> None:
-        """Add an entry behind all others."""
+        """Adds an entry after all others."""
         output_caches = self._output_caches
         if output_caches is None:
             self.entries.append(entry)
@@ -189,7 +192,7 @@ class OutputCache:
                 output_caches.make_room()
 
     def _in_slab(self, entry: Entry, output_caches: OutputCaches) -> Entry:
-        """The entry, its bytes copied into a slab."""
+        """Copies the bytes of an entry into a slab, and returns the entry that refers to them."""
         parts = entry[4:]
         start = self._slab_used
         end = start + sum(map(len, parts))
@@ -212,14 +215,14 @@ class OutputCache:
         return (*entry[:4], slab, start, end)
 
     def _free_slabs(self, first: int) -> None:
-        """No entry before this one is in memory any more."""
+        """Frees the slabs that have only entries before this one, because none of these is in memory any more."""
         slabs, output_caches = self._slabs, self._output_caches
         while slabs and slabs[0][0] <= first:
             assert output_caches is not None
             output_caches.free(slabs.popleft()[1])
 
     def sent(self) -> None:
-        """The next entry has been sent."""
+        """Notes that the next entry has been sent."""
         self.next += 1
         if self._output_caches is None:
             del self.entries[: self.next]
@@ -227,9 +230,9 @@ class OutputCache:
             self.next = 0
 
     def complete(self, barrier: int, end: int, watermark: int, epoch: int) -> None:
-        """Drop what came before the barrier of `epoch`, and that barrier, but for the last watermark: a receiver that
-        goes back must learn it. `barrier`, `end` and `watermark` are the kinds of such entries. A sender that ended
-        before the epoch has no such barrier: only its end is kept."""
+        """Drops the entries before the barrier of `epoch`, and the barrier itself. It keeps the last watermark before
+        it, because a receiver that goes back must learn it. `barrier`, `end` and `watermark` are the kinds of these
+        entries. When the sender ended before the epoch, there is no such barrier, and only the end is kept."""
         if epoch <= self.completed:
             return
         self.completed = epoch
@@ -252,15 +255,15 @@ class OutputCache:
             self._signals.insert(0, (self.first, total))
 
     def rewind(self) -> None:
-        """Send everything again."""
+        """Starts again with the first entry."""
         self.next = 0
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drops all entries."""
         self._drop(len(self.entries), self._total)
 
     def parts(self, entry: Entry) -> tuple[Buffer, ...]:
-        """The bytes of an entry's message."""
+        """Returns the bytes of an entry's message."""
         place = entry[4]
         if isinstance(place, bytearray):
             return (memoryview(place)[entry[5] : entry[6]],)
@@ -269,7 +272,7 @@ class OutputCache:
         return entry[4:]
 
     def spill(self) -> None:
-        """Move what is in memory to disk."""
+        """Writes the entries that are in memory to disk."""
         assert self._output_caches is not None
         output_caches = self._output_caches
         entries = self.entries
@@ -294,8 +297,8 @@ class OutputCache:
         self._free_slabs(self.first + len(entries))
 
     def _drop(self, some: int, total: int) -> None:
-        """Drop the first entries; `total` is what the last of them left behind in `_total`. Their sizes are not looked
-        up one by one where it can be helped: that takes a millisecond."""
+        """Drops the first entries. `total` is the value of `_total` after the last of them, so that their sizes need
+        not be added up one by one, which would take a millisecond."""
         output_caches, old = self._output_caches, self.entries
         in_memory = not self._on_disk
         if output_caches is not None and in_memory:
@@ -308,13 +311,14 @@ class OutputCache:
                     output_caches.spilled_messages -= 1
                 elif entry[3]:
                     self._leave_memory(entry[3] + ENTRY_BYTES)
-        # Not a list of what is dropped: the garbage collector would look through a long list that is new.
+        # No list of the dropped entries is created, because the garbage collector would visit every entry of a long new
+        # list.
         self.entries = old[some:]
         self.next = max(0, self.next - some)
         self.first += some
         self._free_slabs(self.first)
         self._signals = [signal for signal in self._signals if signal[0] >= self.first]
-        self._dropped = old if output_caches is not None and in_memory else []  # a file goes with its last entry
+        self._dropped = old if output_caches is not None and in_memory else []  # a file is deleted with its last entry
 
     def _leave_memory(self, counted: int) -> None:
         assert self._output_caches is not None

@@ -1,1 +1,1 @@
-"""What operators keep between records: keyed values with their changes, aggregates and timers."""
+"""What operators remember between records: keyed state with its changes, aggregates, and timers."""

@@ -1,11 +1,11 @@
-"""Keyed aggregates: how each one combines records before they travel, and merges into a task's state.
+"""Keyed aggregates: how each one combines records before they are sent, and merges the results into a task's state.
 
-An aggregate is mergeable (two-phase aggregation): the sender adds a list of records to an empty state, which makes at
-most one partial a key, and `merge` adds those partials to the state of the task that owns the keys. When no exchange
-stands between, records are added to the state itself. What `result` makes of a state value is what the user sees.
+An aggregate works in two phases. The sender adds a list of records to an empty state, which gives at most one partial
+result for each key. `merge` adds these partial results to the state of the task that owns the keys. When no exchange
+stands between, records are added to the state directly. The user sees what `result` makes of a value of the state.
 
-Addition is re-associated by that, so float sums may differ in the last digit between runs, as they do in any
-parallel aggregation.
+The two phases change the order of additions. So sums of floats may differ in the last digit between runs, as in any
+parallel aggregation. An aggregate must never add a record to the state twice, also when another record fails.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from penstock.runtime.records.userfunc import ErrorHandler, select_values
 
 
 class Aggregate(ABC):
-    """One aggregate over the values of a key; `selector` picks the value from a record, None takes the record."""
+    """One aggregate over the values of a key. `selector` takes the value from a record; None takes the record
+    itself."""
 
     name: str
-    merging = ""  # how partials merge, for `merge_of`; "": only the aggregate itself can
-    identity_result = True  # result() returns the state value itself
-    total = False  # whether it takes any values, so that neither adding nor merging ever fails
+    merging = ""  # how partial results merge, for `merge_of`; "": only this aggregate can merge them
+    identity_result = True  # whether `result` returns the value of the state unchanged
+    total = False  # whether it accepts all values, so that neither adding nor merging can fail
 
     def __init__(self, selector: Callable[[Any], Any] | None = None) -> None:
         self.selector = selector
@@ -38,44 +39,45 @@ class Aggregate(ABC):
 
     @property
     def state_kind(self) -> str:
-        """What its state is, in words: what one kind has saved, no other goes on with."""
+        """Describes the kind of the state in words. State of one kind is never given to an operator of another kind."""
         return self.name
 
     def new_state(self) -> dict[Any, Any]:
-        """An empty state: key -> partial."""
+        """Returns an empty state: key -> partial result."""
         return {}
 
     def prepare(self, keys: list[Any], records: list[Any], errors: ErrorHandler) -> tuple[list[Any], list[Any]]:
-        """Keys and values to add for keyed records; records that fail go to `errors`."""
+        """Returns the keys and values to add for keyed records. Records that fail go to `errors`."""
         return (keys, records) if self.selector is None else select_values(self.selector, keys, records, errors)
 
     def shipped(self, state: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
-        """(keys, partials) of a state, as they travel."""
+        """Returns the keys and the partial results of a state, in the form in which they are sent."""
         return list(state), list(state.values())
 
     @abstractmethod
     def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
-        """Add records to the state: the parallel iterators give key and selected value of each.
+        """Adds records to the state. The two iterators give the key and the selected value of each record.
 
-        When one raises, the iterators stand behind that record and the records before it are in the state,
-        so the caller can tell which it was and go on with the same iterators.
+        When a record raises an error, the iterators stand after this record, and the records before it are in the
+        state. So the caller knows which record failed, and can continue with the same iterators.
         """
 
     @abstractmethod
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
-        """Add partials, as `add` made them in another process, to the state."""
+        """Adds partial results, which `add` has made in another process, to the state."""
 
     def partials(self, values: list[Any]) -> list[Any]:
-        """Selected values of records as partials: to merge these does what adding the records does."""
+        """Returns the selected values of records as partial results. Merging these has the same effect as adding the
+        records."""
         return values
 
     def result(self, partial: Any) -> Any:
-        """What the user sees of a state value."""
+        """Returns what the user sees of a value of the state."""
         return partial
 
 
 class Count(Aggregate):
-    """How many records a key has had; `selector` is not used."""
+    """The number of records of a key. `selector` is not used."""
 
     name = merging = "count"
     total = True
@@ -97,19 +99,19 @@ class Count(Aggregate):
 
 
 def _of_record(value: Any, error: TypeError) -> TypeError:
-    """The error of adding; of a whole record, what to say instead."""
+    """Returns the error of adding a value. For a whole record, it says what to do instead."""
     if isinstance(value, dict):
         return TypeError(f'{error}: whole records cannot be added; say what of them, as in sum("price")')
     return error
 
 
-# Values of these types can be added to, and compared with, a value of their own type: a key's first value of another
-# type is tried. Otherwise a null that came first would be the result, and each good value behind it would fail.
+# Values of these types can be added to, and compared with, values of their own type: a key's first value of another
+# type is tried out. Otherwise a null that came first would become the result, and each good value after it would fail.
 _PLAIN = frozenset({int, float, bool, str, bytes})
 
 
 class Sum(Aggregate):
-    """The sum of the selected values, which must be numbers (or support +, starting from their first value)."""
+    """The sum of the selected values. They must be numbers, or support +, starting from the first value."""
 
     name = merging = "sum"
 
@@ -118,7 +120,8 @@ class Sum(Aggregate):
         try:
             for key, value in zip(keys, values, strict=True):
                 if key in state:
-                    state[key] = state[key] + value  # not +=: the sum so far may be a list that somebody holds
+                    # not +=, because the sum so far may be a list that somebody else refers to
+                    state[key] = state[key] + value
                 else:
                     if type(value) not in _PLAIN:
                         add(value, value)
@@ -131,7 +134,7 @@ class Sum(Aggregate):
 
 
 class Min(Aggregate):
-    """The least of the selected values."""
+    """The least selected value."""
 
     name = merging = "min"
 
@@ -149,7 +152,7 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The greatest of the selected values."""
+    """The greatest selected value."""
 
     name = merging = "max"
 
@@ -167,7 +170,7 @@ class Max(Aggregate):
 
 
 class Mean(Aggregate):
-    """The mean of the selected values; its partial is (sum, number)."""
+    """The mean of the selected values. A partial result is (sum, number)."""
 
     name = merging = "mean"
     identity_result = False
@@ -194,20 +197,20 @@ class Mean(Aggregate):
         return total / n
 
 
-#: The aggregates of one value a record, by name.
+#: The aggregates of one value of each record, by name.
 MERGEABLE: dict[str, Aggregate] = {aggregate.name: aggregate() for aggregate in (Count, Sum, Min, Max, Mean)}
 
 _PARTS = "agg of "
 
 
 def merging_parts(parts: Iterable[str]) -> str:
-    """How tuples of such parts merge (`expressions.aggregates`), for `merge_of`."""
+    """Says how tuples of these parts merge (`expressions.aggregates`), for `merge_of`."""
     return _PARTS + ",".join(parts)
 
 
 def merge_of(merging: str) -> Adder:
-    """What merges partials, by what `merging` of their aggregate says: snapshots name it, and whoever reads them has
-    nothing else of the flow."""
+    """Returns the function that merges partial results, from the `merging` of their aggregate. Snapshots contain
+    `merging`, so that they can be read without the flow."""
     if merging.startswith(_PARTS):
         return merge_function(tuple(merging.removeprefix(_PARTS).split(",")))
     if merging not in MERGEABLE:
@@ -226,10 +229,11 @@ def add_all(
     errors: ErrorHandler,
     records: list[Any] | None = None,
 ) -> None:
-    """add(state, keys, values) over whole lists; records that fail go to `errors`, the others are added.
+    """Calls add(state, keys, values) for whole lists. Records that fail go to `errors`, and all others are added.
 
-    `records`: what the values were taken from, to name what has failed; without them, or when they are not as many as
-    the values, the values are named."""
+    `records` are the records that the values were taken from, and name what has failed. When they are missing, or are
+    not as many as the values, the values are named instead.
+    """
     named = values if records is None or len(records) != len(values) else records
     key_iterator, value_iterator = iter(keys), iter(values)
     while True:

@@ -1,17 +1,19 @@
-"""State that survives: what a stage gives to a snapshot, and gets back.
+"""Keyed state: what an operator remembers for each key, what a stage saves in a snapshot, and what it gets back.
 
-Keyed state is a map from keys to values; a snapshot holds only what has changed since the last one (a *delta*), or
-everything (it is *whole*). There are two ways to know what has changed:
+Keyed state is a map from keys to values. A snapshot contains either only what has changed since the last one (a
+*delta*), or the whole map. There are two ways to find out what has changed:
 
-- `KeyedMap` notes the entries that a batch has changed, right behind it, while they are in the processor's caches:
-  looking them up again at the barrier would stop the task for many times as long.
-- `LoggedMap`, for aggregates, keeps the partials that were merged, encoded: no look-up at all. Whoever reads them back
+- `KeyedMap` notes the entries that a batch has changed right after the batch, while they are in the processor's caches.
+  Looking them up again at the barrier would stop the task for many times as long.
+- `LoggedMap`, for aggregates, keeps the partial results that were merged, encoded. Nothing is looked up. A reader
   merges them again.
 
-Both give up noting where much of the map changes, and save all values and no key that was saved before
-(`KeyedValues`): as long as nothing is removed the keys keep their order, and the keys are most of what there is to
-touch. When that builds on too little they want to be saved whole, and say so (`wants_whole`). Values may be changed in
-place by their owner after a delta was taken, so whoever takes one must encode it before the stage runs again.
+When much of a map changes in each epoch, both stop noting. They save all values, and only the keys that were not saved
+before (`KeyedValues`). As long as no key is removed, the keys keep their order, and the keys are the larger part of the
+work. When a snapshot would build on too little, the map asks to be saved whole (`wants_whole`).
+
+The owner of a map may change values in place after a delta was taken. So the delta must be encoded before the stage
+runs again, or the snapshot would show changes that came after the barrier.
 """
 
 from __future__ import annotations
@@ -27,29 +29,31 @@ from penstock.runtime.state.aggregate import Aggregate
 
 _GONE: Any = object()
 
-#: A list as `codec.encode` returns it.
+#: A list in the form in which `codec.encode` returns it.
 Encoded = tuple[int, bytes]
 
-# Records that are encoded together by a log: enough to be quick, few enough to be in the processor's caches still.
+# The number of records that a log encodes together: enough to be fast, and few enough to be still in the processor's
+# caches.
 _CHUNK_RECORDS = 4096
 
-# Deltas since the last whole snapshot may hold so many times the entries of the map: reading a task back takes as long.
+# A map is saved whole when the deltas since the last whole snapshot have this many times its entries, because it takes
+# as long to read them back.
 _DELTAS_MOST = 2
 
-# As many values cost about as much as one entry, written and read.
+# This many values cost about as much as one entry to write and read.
 _VALUES_COST = 16
 
-# And as many hold the task up for about as long.
+# This many values hold up the task for about as long as one entry.
 _VALUES_HOLD = 4
 
-# Epochs for which nothing is noted of a map of which much changes, before it is tried again.
+# When much of a map changes, nothing is noted for this many epochs. Then noting is tried again.
 _BLIND_EPOCHS = 16
 
 
 @dataclass
 class KeyedDelta:
-    """Changes of a keyed map: `values[i]` is now that of `keys[i]`, `gone` have none any more. `size`: how many entries
-    the map has then; -1: not known."""
+    """The changes of a keyed map. `values[i]` is the new value of `keys[i]`, and the keys in `gone` have no value any
+    more. `size` is the number of entries that the map has then; -1: unknown."""
 
     keys: list[Any]
     values: list[Any]
@@ -59,15 +63,15 @@ class KeyedDelta:
 
 @dataclass
 class KeyedWhole:
-    """All entries of a keyed map: the map itself, which must be encoded before it changes."""
+    """All entries of a keyed map. This is the map itself, which must be encoded before it changes."""
 
     entries: dict[Any, Any]
 
 
 @dataclass
 class KeyedLog:
-    """What was merged into a keyed map: pairs of encoded keys and encoded partials, in order. `merge` says how, for
-    `aggregate.merge_of`; `size` as of KeyedDelta."""
+    """What was merged into a keyed map: pairs of encoded keys and encoded partial results, in order. `merge` says how
+    to merge them, for `aggregate.merge_of`. `size` has the same meaning as in KeyedDelta."""
 
     chunks: list[tuple[Encoded, Encoded]]
     merge: str
@@ -76,35 +80,35 @@ class KeyedLog:
 
 @dataclass
 class KeyedValues:
-    """All values of a keyed map, in its order. Its first `known` keys are those of the last snapshot of it that was
-    whole or of this kind, then come `keys`. `values`: the map itself, which must be encoded before it changes."""
+    """All values of a keyed map, in its order. The first `known` keys are those of its last snapshot that was whole or
+    of this kind, and `keys` follow them. `values` is the map itself, which must be encoded before it changes."""
 
     known: int
     keys: list[Any]
     values: dict[Any, Any]
 
 
-#: What a snapshot holds of a keyed map.
+#: What a snapshot contains of a keyed map.
 Delta = KeyedDelta | KeyedWhole | KeyedLog | KeyedValues
 
 
 @dataclass
 class StageState:
-    """What a stage saves: keyed maps by name, and something of the task's own that must be picklable."""
+    """What a stage saves: its keyed maps by name, and anything picklable of the task's own."""
 
     maps: dict[str, Delta] = field(default_factory=dict)
     own: Any = None
 
 
-#: Of an operator in a task: records in, records out, records skipped, records late. A task also has the counters of the
-#: operators that its records go to next: what was skipped on the way there.
+#: The counters of an operator in a task: records in, records out, records skipped, records late. A task also has
+#: counters for the operators that its records go to next: the records that were skipped on the way there.
 Counters: TypeAlias = tuple[int, int, int, int]
 
 
 @dataclass
 class SavedState:
-    """What a stage gets back: whole maps, of the keys that its task owns, and what earlier tasks saved as their own.
-    `own` has one entry where the operator has as many tasks as before, else any number."""
+    """What a stage gets back: whole maps with the keys that its task owns, and what earlier tasks have saved as their
+    own. `own` has one entry when the operator has as many tasks as before, and otherwise any number."""
 
     maps: dict[str, dict[Any, Any]] = field(default_factory=dict)
     own: list[Any] = field(default_factory=list)
@@ -112,22 +116,22 @@ class SavedState:
 
 
 class _Saved:
-    """What both kinds of map have in common: what of a map was saved since it was last saved whole."""
+    """What both kinds of map share: how much of a map was saved since it was last saved whole."""
 
     def __init__(self, values: dict[Any, Any], tracked: bool) -> None:
         self.values = values
         self._tracked = tracked
-        self._saved = 0  # entries in deltas since the last whole one
-        self._known: int | None = None  # entries whose place was saved since this began; None: none were
+        self._saved = 0  # the number of entries in deltas since the last whole snapshot
+        self._known: int | None = None  # the number of entries whose place was saved since then; None: of none
 
     def restore(self, saved: dict[Any, Any]) -> None:
-        """Start from saved values."""
+        """Starts from saved values."""
         dict.update(self.values, saved)
-        self._known = None  # of what is behind deltas, only who reads them all knows the order
+        self._known = None  # only a reader of all deltas knows the order of the entries after them
 
     @property
     def _builds_on_much(self) -> bool:
-        """All values, without the keys that were saved before, are worth saving."""
+        """Whether all values, without the keys that were saved before, are worth saving."""
         entries = len(self.values)
         return self._known is not None and 2 * self._known >= entries and self._saved <= _DELTAS_MOST * entries
 
@@ -144,17 +148,18 @@ class _Saved:
 
 
 class KeyedMap(_Saved):
-    """A keyed map with note of what has changed. Without `tracked` (a job without epochs) it notes nothing."""
+    """A keyed map that notes what has changed. It notes nothing when `tracked` is false, in a job without epochs."""
 
     def __init__(self, values: dict[Any, Any], tracked: bool) -> None:
         super().__init__(values, tracked)
         self._fresh: dict[Any, Any] | None = {} if tracked else None  # None: everything may have changed
-        self._any_gone = False  # among those
-        self._noted = 0  # changes since the last delta; a key may come several times
-        self._blind = 0  # epochs to come in which nothing is noted
+        self._any_gone = False  # whether keys among the noted ones were removed
+        self._noted = 0  # the number of changes since the last delta; a key may count several times
+        self._blind = 0  # for this many more epochs nothing is noted
 
     def note(self, keys: Collection[Any]) -> None:
-        """These keys may have new values, or none any more; of those removed, `removed` has been told too."""
+        """Notes that these keys may have new values, or may have been removed. For removed keys, `removed` was called
+        already."""
         if not self._tracked:
             return
         self._noted += len(keys)
@@ -163,7 +168,7 @@ class KeyedMap(_Saved):
             return
         try:
             fresh.update(zip(keys, map(values.__getitem__, keys), strict=True))
-        except (KeyError, TypeError):  # some key has no value, or not even a hash
+        except (KeyError, TypeError):  # some key has no value, or cannot be hashed
             self._any_gone = True
             for key in keys:
                 with suppress(TypeError):
@@ -173,18 +178,19 @@ class KeyedMap(_Saved):
             self._fresh, self._blind = None, _BLIND_EPOCHS
 
     def removed(self) -> None:
-        """Some key was taken out. When it comes back it has another place, so the order that was saved is void."""
+        """Notes that some key was removed. If it comes back, it gets another place, so the order that was saved no
+        longer holds."""
         self._known = None
 
     @property
     def wants_whole(self) -> bool:
-        """The next delta had better be whole."""
+        """Whether the next delta should be whole."""
         if self._fresh is None:
             return self._noted > 0 and not self._builds_on_much
         return self._saved + len(self._fresh) > _DELTAS_MOST * len(self.values)
 
     def delta(self, whole: bool) -> KeyedDelta | KeyedWhole | KeyedValues:
-        """The changes since the last delta, or everything."""
+        """Returns the changes since the last delta, or everything."""
         assert self._tracked
         values, fresh, noted = self.values, self._fresh, self._noted
         if fresh is None:
@@ -211,21 +217,22 @@ class KeyedMap(_Saved):
 
 
 class LoggedMap(_Saved):
-    """The keyed map of an aggregate, with a log of what was merged into it. Without `tracked` it logs nothing."""
+    """The keyed map of an aggregate, with a log of what was merged into it. It logs nothing when `tracked` is false."""
 
     def __init__(self, values: dict[Any, Any], aggregate: Aggregate, tracked: bool) -> None:
         super().__init__(values, tracked)
         self._aggregate = aggregate
         self._logging = tracked
-        self._spoiled = False  # the values have changed otherwise than by what was logged
-        self._keys: list[Any] = []  # not yet encoded
+        self._spoiled = False  # the values have changed in a way that the log does not show
+        self._keys: list[Any] = []  # not encoded yet
         self._partials: list[Any] = []
         self._chunks: list[tuple[Encoded, Encoded]] = []
-        self._merged = 0  # records since the last delta
-        self._blind = 0  # epochs to come in which nothing is logged
+        self._merged = 0  # the number of records since the last delta
+        self._blind = 0  # for this many more epochs nothing is logged
 
     def log(self, keys: list[Any], values: list[Any], partial: bool) -> None:
-        """These values have been added to those of these keys, or merged when they are partials; all of them."""
+        """Logs that all these values were added to the values of these keys, or merged when they are partial
+        results."""
         if not self._tracked:
             return
         self._merged += len(keys)
@@ -241,19 +248,19 @@ class LoggedMap(_Saved):
             self._encode()
 
     def lose(self) -> None:
-        """The values have changed in a way that cannot be logged: the next delta will be whole."""
+        """Notes that the values have changed in a way that cannot be logged. The next delta will be whole."""
         self._spoiled = True
         self._stop()
 
     @property
     def wants_whole(self) -> bool:
-        """The next delta had better be whole."""
+        """Whether the next delta should be whole."""
         if self._logging:
             return self._saved + self._merged > _DELTAS_MOST * max(_CHUNK_RECORDS, len(self.values))
         return self._spoiled or (self._merged > 0 and not self._builds_on_much)
 
     def delta(self, whole: bool) -> Delta:
-        """The changes since the last delta, or everything."""
+        """Returns the changes since the last delta, or everything."""
         assert self._tracked
         if self._keys and not whole:
             self._encode()
@@ -274,7 +281,7 @@ class LoggedMap(_Saved):
     def _encode(self) -> None:
         try:
             self._chunks.append((encode(self._keys), encode(self._partials)))
-        except Exception:  # who saves the map whole finds out which value it is
+        except Exception:  # whoever saves the map whole finds out which value it is
             self.lose()
         else:
             self._keys, self._partials = [], []

@@ -1,7 +1,7 @@
-"""Processing-time timers of a keyed stage: for each key the times at which it wants to be called.
+"""Timers of a keyed stage: for each key, the times at which the key wants to be called.
 
-Times are seconds since 1970 (time.time()), so that they mean the same after a restart on another machine. Timers are
-part of the keyed state: they are saved with each epoch and move with their keys. A timer that is due fires once.
+Times are wall-clock seconds since 1970 (time.time()), so they mean the same after a restart on another machine. Timers
+are keyed state: each epoch saves them, and they are reassigned with their keys. A timer must never be called twice.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from penstock.runtime.state.keyed import KeyedMap
 
 
 class Timers:
-    """See the module's docstring. `saved` is the map that goes into snapshots: key -> its times, sorted."""
+    """See the module's docstring. `saved` is the map that snapshots contain: key -> its times, sorted."""
 
     def __init__(self, tracked: bool) -> None:
         self._times: dict[Any, tuple[float, ...]] = {}
         self.saved = KeyedMap(self._times, tracked)
-        # (time, number, key); a key that has no such time any more is passed over. The number spares keys a comparison.
+        # (time, number, key). An entry whose key no longer has the time is skipped. The number makes comparing keys
+        # unnecessary.
         self._heap: list[tuple[float, int, Any]] = []
         self._number = 0
 
@@ -26,7 +27,7 @@ class Timers:
         return sum(map(len, self._times.values()))
 
     def set(self, key: Any, at: float) -> None:
-        """Fire for the key at this time; setting the same time again changes nothing."""
+        """Sets a timer for the key at this time. Setting the same time again changes nothing."""
         times = self._times.get(key, ())
         if at not in times:
             self._times[key] = tuple(sorted((*times, at)))
@@ -34,7 +35,7 @@ class Timers:
             self._push(key, at)
 
     def cancel(self, key: Any, at: float | None) -> None:
-        """Forget the key's timer of this time (None: all of its timers); one that is not set is no error."""
+        """Cancels the key's timer of this time, or all its timers (None). It is no error if there is none."""
         times = self._times.get(key)
         if times is None:
             return
@@ -47,7 +48,7 @@ class Timers:
         self.saved.note((key,))
 
     def next(self) -> float | None:
-        """When the first timer is due; None: there is none."""
+        """Returns the time of the first timer, or None when there is none."""
         heap = self._heap
         while heap:
             at, _, key = heap[0]
@@ -57,7 +58,7 @@ class Timers:
         return None
 
     def due(self, now: float) -> list[tuple[float, Any]]:
-        """The (time, key) of all timers due, in order of time; they are still set."""
+        """Returns (time, key) of all timers that are due, by time. They stay set."""
         fired = []
         while (at := self.next()) is not None and at <= now:
             _, _, key = heapq.heappop(self._heap)
@@ -65,14 +66,14 @@ class Timers:
         return fired
 
     def take(self, key: Any, at: float) -> bool:
-        """Unset a timer that `due` gave; False when it was cancelled since."""
+        """Removes a timer that `due` returned. Returns False when it was cancelled meanwhile."""
         if at not in self._times.get(key, ()):
             return False
         self.cancel(key, at)
         return True
 
     def restore(self, saved: dict[Any, tuple[float, ...]]) -> None:
-        """Go on from saved timers."""
+        """Starts from saved timers."""
         self.saved.restore(saved)
         for key, times in saved.items():
             for at in times:

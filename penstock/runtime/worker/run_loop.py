@@ -1,13 +1,16 @@
-"""The run loop of a worker: takes in what has arrived, runs tasks in turn, sleeps when there is nothing to do.
+"""The run loop of a worker: receives messages, gives each task a step in turn, and sleeps when there is nothing to do.
 
-One thread runs it. In every pass the loop first empties the transport's inbox into the tasks' inboxes (bounded by
-credit, see runtime/exchange/channel.py, so this never has to stop), then gives each runnable task one step, in the
-order of the plan, so that a lone record passes all stages of a worker in one pass; a task with nothing to do lets its
-sinks write what they hold. With nothing runnable the loop waits for a message, a wake-up or the next due source. It
-never waits for room: a task that cannot send is passed over (invariants 1, 2, 6).
+One thread runs the loop. In each pass, the loop first moves all messages from the transport's inbox into the inboxes of
+the tasks. It never has to stop there, because credit bounds the inboxes of the tasks (runtime/exchange/channel.py).
+Then each runnable task gets one step, in the order of the plan, so a single record passes all stages of a worker in one
+pass. When a task has nothing to do, its sinks write the records that they hold back. When no task is runnable, the loop
+waits for a message, a wake-up, or the time at which a source is due. The loop must never wait for room: it skips a task
+that cannot send.
 
-What the coordinator of a job's epochs wants of a worker (runtime/epochs/) is done here between two passes: begin a
-barrier, commit an epoch, take tasks back. Other threads ask for it with `call`.
+The commands of the coordinator (runtime/epochs/) are carried out between two passes: begin a barrier, commit an epoch,
+remove and build tasks. Other threads pass them to the loop with `call`.
+
+A step takes a batch of what is ready (docs/papers.md: A1).
 """
 
 from __future__ import annotations
@@ -31,30 +34,31 @@ from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
 
-# While another worker's inbox is full nothing tells us when it has room again, so the loop looks again after this
-# long, doubling up to the maximum. The receiver is busy with our messages meanwhile: looking costs it nothing.
+# While the inbox of another worker is full, no message tells this worker when there is room again. So the loop tries
+# again after this time, which doubles up to the maximum. The receiver is busy with this worker's messages meanwhile, so
+# trying costs it nothing.
 _ROOM_WAIT_FIRST_S = 0.0001
 _ROOM_WAIT_MAX_S = 0.002
 
 
 class LoopEnded(PenstockError):
-    """What was asked of a run loop came after its end."""
+    """The run loop was asked for something after its end."""
 
 
 class MessagesLost(PenstockError):
-    """A worker died while it wrote to this one: what it was sending is gone, and recovery must replay it."""
+    """A worker died while it wrote a message to this worker. The message is lost, and recovery must send it again."""
 
 
 Result = TypeVar("Result")
 
-#: What a task goes on from: each operator's state, whether the task had ended, and whether its next snapshot must be
-#: whole; and the splits of a source.
+#: The saved state from which a task continues: the state of each operator, whether the task had ended, whether its next
+#: snapshot must be whole, and the splits of a source.
 Saved = tuple[dict[str, SavedState], bool, bool, "list[Split] | None"]
 
 
 class RunLoop:
-    """Runs the tasks of one worker. `run` returns when `cancel` was called or all tasks have finished (in a job with
-    epochs: and the last one is committed), or raises."""
+    """Runs the tasks of one worker. `run` returns when `cancel` was called, or when all tasks have finished; in a job
+    with epochs, when the last epoch is committed too. It raises an error when a task has failed."""
 
     def __init__(
         self, wiring: Wiring, transport: Transport, clock: Callable[[], int], box: BlackBox | None = None
@@ -66,10 +70,10 @@ class RunLoop:
         self.tasks: list[Task] = list(wiring.tasks.values())
         self.cancelled = False
         self.passes = 0
-        self.lost: list[str] = []  # messages that were, with their senders; recovery sends them again
+        self.lost: list[str] = []  # lost messages, with their senders; recovery sends the messages again
         self._stopping = False
         self._over = False
-        self._begun = bool(wiring.tasks)  # else the tasks are still to be made
+        self._begun = bool(wiring.tasks)  # if there are no tasks yet, they are built later
         self._ended = False
         self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()
         self._room_wait = 0.0
@@ -78,12 +82,12 @@ class RunLoop:
     # --- called from other threads -----------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End as soon as possible, without finishing."""
+        """Ends the loop as soon as possible, without finishing the tasks."""
         self.cancelled = True
         self.transport.wake()
 
     def stop(self) -> None:
-        """End the sources; what they have read goes through all the way."""
+        """Ends the sources. The records that they have read are still processed by all tasks."""
         self._stopping = True
         for source in self._sources:
             source.stop()
@@ -91,13 +95,15 @@ class RunLoop:
         self.transport.wake()
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Run a function between two passes; LoopEnded when the loop ends before."""
+        """Runs a function in the loop's thread, between two passes. The future raises LoopEnded when the loop ends
+        before."""
         future: Future[Result] = Future()
 
         def run() -> None:
             try:
                 future.set_result(function())
-            except BaseException as error:  # it is the caller's, in the other thread, also when it is a SystemExit
+            # the error belongs to the caller in the other thread, even if it is a SystemExit
+            except BaseException as error:
                 future.set_exception(error)
 
         self._calls.append((run, future))
@@ -107,7 +113,7 @@ class RunLoop:
         return future
 
     def do_calls(self) -> None:
-        """Do what other threads have asked for; for the loop's thread."""
+        """Runs the functions that other threads have passed to `call`. Only the loop's thread calls this."""
         while self._calls:
             self._calls.popleft()[0]()
 
@@ -117,16 +123,17 @@ class RunLoop:
                 self._calls.popleft()[1].set_exception(LoopEnded("the run loop has ended"))
 
     def status(self) -> list[dict[str, Any]]:
-        """One plain dict a task: counters since the start, queue lengths, latency in us (sparse histograms)."""
+        """Returns a dict of plain data for each task: counters since its start, queue lengths, and latency in
+        microseconds as sparse histograms."""
         return [_task_status(task) for task in self.tasks]
 
     def load(self) -> list[TaskLoad]:
-        """The part of status() by which the paradigm scheduler decides."""
+        """Returns the part of `status` by which the paradigm scheduler decides."""
         return [task_load(task) for task in self.tasks]
 
     def traffic(self) -> list[dict[str, Any]]:
-        """What planning goes by, counted since each task was made: how long it ran, what waits for it, and what it has
-        sent to each other task, as (task, records, bytes)."""
+        """Returns what placement needs to know of each task, counted since the task was built: how long it ran, how
+        many records wait for it, and what it has sent to each other task, as (task, records, bytes)."""
         return [
             {
                 "number": task.task.number,
@@ -145,7 +152,8 @@ class RunLoop:
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """See the class. Tasks are opened at the start and closed at the end, also after an error."""
+        """Runs the tasks, as the class describes. It opens the tasks at the start, and closes them at the end, also
+        after an error."""
         failed = True
         try:
             for task in self.tasks:
@@ -185,8 +193,8 @@ class RunLoop:
                 self._room_wait = 0.0
                 continue
             if self._over if epochs else self._begun and all(task.finished for task in self.tasks):
-                # A worker with nothing left still takes in messages until the job ends: it has none to expect. Others
-                # may want to move their inboxes, for which they would wait for its word.
+                # A worker whose tasks have all ended still receives messages until the job ends, although no records
+                # come. Other workers may replace their rings by larger ones, and then wait for this worker's reply.
                 if epochs or self.transport.leave():
                     return
                 deliver(receive(_ROOM_WAIT_MAX_S))
@@ -206,7 +214,8 @@ class RunLoop:
             task = tasks.get(number)
             input_ = None if task is None else task.inputs.get(channel)
             if task is None or input_ is None or input_.generation != generation:
-                continue  # of a task or a sender that was taken back since, or of a plan that has changed
+                # the message is for or from a task that has been removed, or of a plan that is no longer valid
+                continue
             if kind == DATA:
                 assert batch is not None
                 task.receive(channel, batch, stamp, len(message))
@@ -234,76 +243,76 @@ class RunLoop:
     # --- epochs; called in the loop's thread, between two passes -----------------------------------------------
 
     def trigger(self, epoch: int, tasks: Container[int] | None = None) -> None:
-        """Let the sources (None: all) begin an epoch's barrier."""
+        """Makes the sources (None: all) begin the barrier of an epoch."""
         for source in self._sources:
             if tasks is None or source.task.number in tasks:
                 source.trigger(epoch)
 
     def park(self, epoch: int, tasks: Container[int]) -> None:
-        """These tasks stop behind an epoch's barrier, if they have not passed it yet."""
+        """Makes these tasks stop after the barrier of an epoch, unless the barrier has passed them already."""
         for task in self.tasks:
             if task.task.number in tasks:
                 task.park(epoch)
 
     def unpark(self) -> None:
-        """No task is to move any more."""
+        """Lets all parked tasks continue, because no task migrates any more."""
         for task in self.tasks:
             task.unpark()
 
     def complete(self, epoch: int) -> None:
-        """An epoch is complete."""
+        """Tells all tasks that an epoch is complete."""
         for task in self.tasks:
             task.complete(epoch)
 
     def divert(self, divert: DivertRequest, bridge: Bridge) -> None:
-        """The tasks of a chain send their input through the operation stream, from the next barrier on."""
+        """Sends the input of a chain's tasks to the operation stream, from the next barrier on."""
         self._due = self.tasks
         for task in self.tasks:
             if divert.concerns(task.task.chain, (stage.context.operator.name for stage in task.stages)):
                 task.divert(divert, bridge, self.transport.wake, at_once=not self.wiring.epochs)
 
     def undivert(self, chain: int) -> None:
-        """The tasks of a chain take up their input as records again."""
+        """Lets the tasks of a chain process their input as records again."""
         for task in self.tasks:
             if task.task.chain == chain:
                 task.undivert()
 
     def end(self) -> None:
-        """The job has ended: `run` returns."""
+        """Makes `run` return, because the job has ended."""
         self._over = True
 
     def remove_tasks(self, numbers: set[int], epoch: int) -> None:
-        """These tasks of the job go back to a complete epoch, the others stay."""
+        """Removes those of these tasks that run here. They go back to a complete epoch. The other tasks stay."""
         gone = self.wiring.remove_tasks(numbers)
         self._renew_tasks()
         self.unpark()
         for task in gone:
-            with suppress(Exception):  # what it did is undone anyway
+            with suppress(Exception):  # what this task has done since the epoch is undone anyway
                 task.close(True)
         for task in self.tasks:
             task.complete(epoch)
 
     def build_tasks(self, numbers: set[int], generation: int, epoch: int, saved: dict[int, Saved]) -> None:
-        """Make those of the tasks that run here, from what was saved; they run when they are joined."""
+        """Builds those of these tasks that run here, from their saved state. They run after `connect_tasks`."""
         splits = {number: given for number, (_, _, _, given) in saved.items() if given is not None}
         made = self.wiring.build_tasks(numbers, generation=generation, epoch=epoch, splits=splits)
         for task in made:
             task.open()
-            if generation > 1:  # not the first time that the job's tasks are made
+            if generation > 1:  # not when the job's tasks are built for the first time
                 states, finished, whole_next, _ = saved[task.task.number]
                 task.restore(epoch, states, finished=finished, whole_next=whole_next)
-                states.clear()  # the maps were taken over: not to have those of the next task twice as well
+                states.clear()  # the tasks have taken over the maps, so those of the next task are not in memory twice
 
     def run_record_by_record(self, modes: dict[int, RecordByRecordMode]) -> None:
-        """These tasks, by number, take records one by one. They have just been made, and have got none yet: places are
-        counted from there."""
+        """Puts these tasks, by number, into record-by-record mode. They have just been built and have received no
+        record yet, because the places of records are counted from here."""
         for number, how in modes.items():
             task = self.wiring.tasks.get(number)
             if task is not None and self.box is not None:
                 task.run_record_by_record(RecordByRecord(self.box, number, how, task.epoch))
 
     def connect_tasks(self, numbers: set[int], generation: int) -> None:
-        """All of these tasks are there again: from now on they run."""
+        """Lets these tasks run from now on. All of them have been built again, also in other workers."""
         self.wiring.connect_tasks(numbers, generation)
         self._renew_tasks()
         self._begun = True
@@ -311,9 +320,9 @@ class RunLoop:
     def _renew_tasks(self) -> None:
         self.tasks = list(self.wiring.tasks.values())
         self._sources = [task for task in self.tasks if isinstance(task, SourceTask)]
-        # Those that run without a message.
+        # The tasks that can run without a message.
         self._due = [task for task in self.tasks if task.timed or task.gathering or isinstance(task, SourceTask)]
-        # Another thread that calls `stop` sets the flag before it reads the list of sources, so no source is missed.
+        # `stop`, in another thread, sets its flag before it reads the list of sources, so no source is missed.
         if self._stopping:
             for source in self._sources:
                 source.stop()
@@ -321,7 +330,7 @@ class RunLoop:
     # -----------------------------------------------------------------------------------------------------------
 
     def _wait(self) -> float | None:
-        """Seconds to wait for a message; None: until one comes."""
+        """Returns for how many seconds to wait for a message; None: until a message comes."""
         wait: float | None = None
         for task in self._due:
             ready = task.ready_in()
@@ -338,12 +347,12 @@ class RunLoop:
 
 
 def _close(tasks: list[Task], failed: bool) -> None:
-    """Close all tasks; the first error is raised when nothing else went wrong before."""
+    """Closes all tasks. The first error of closing is raised only when nothing had failed before."""
     first: Exception | None = None
     for task in tasks:
         try:
             task.close(failed)
-        except Exception as error:  # the other tasks are to be closed whatever this one raises
+        except Exception as error:  # the other tasks must be closed too
             first = first or error
     if first is not None and not failed:
         raise first
@@ -360,7 +369,7 @@ def _task_status(task: Task) -> dict[str, Any]:
         }
         for stage in task.stages
     ]
-    mark = task.marks.current  # once: this is another thread than the loop's
+    mark = task.marks.current  # read once, because the loop's thread may change it meanwhile
     return {
         **task_load(task),
         "name": task.name,

@@ -1,8 +1,10 @@
-"""From a plan to the tasks of one worker, connected to each other and to the transport; and again after a failure.
+"""Builds the tasks of one worker from the plan, and connects them to each other and to the transport.
 
-`Wiring` is one worker's part of a job. `make` builds tasks, all at the start, and after a failure those that go back:
-these are built anew from what was saved, while the tasks before them stay as they are and only their channels are
-pointed at the new ones. It must never touch a task that is not asked for.
+`Wiring` is one worker's part of a job. `build_tasks` builds all tasks at the start of the job, and after a failure
+those that go back. These are built anew from their snapshots. The tasks upstream of them stay as they are, and only
+their channels are connected to the new tasks. A wiring must never touch a task that it was not asked to change.
+
+That only the affected tasks go back is docs/papers.md: D5.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from penstock.runtime.worker.task import Snapshot, Steps, Task, TaskOptions
 
 @dataclass(frozen=True)
 class SinkRecords:
-    """Records that a sink's task sends to the driver's side, and the epoch that they will be committed with."""
+    """Records that a sink's task sends towards the driver, and the epoch with which they will be committed."""
 
     channel: str
     records: list[Any]
@@ -52,10 +54,10 @@ Report = Callable[[SinkRecords], None]
 
 
 class Wiring:
-    """One worker's part of a job: the tasks that `workers` (task number -> worker) gives to `worker`.
+    """One worker's part of a job: the tasks that `workers` (task number -> worker) assigns to `worker`.
 
-    `output_caches` and `on_snapshot` are None in a job without epochs. `apart`: let records pass between tasks of this
-    worker as they do between workers.
+    `output_caches` and `on_snapshot` are None in a job without epochs. With `apart`, records pass between two tasks of
+    this worker as if the tasks ran in different workers.
     """
 
     def __init__(
@@ -93,8 +95,8 @@ class Wiring:
         self._wall = wall
         self._apart = apart
         self._steps = steps or Steps()
-        self._targets: dict[int, int] = {}  # task number by channel number
-        self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and sender task
+        self._targets: dict[int, int] = {}  # by channel number: the number of the receiving task
+        self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and number of the sending task
 
     @property
     def epochs(self) -> bool:
@@ -102,11 +104,11 @@ class Wiring:
         return self.output_caches is not None
 
     def mine(self, numbers: Iterable[int]) -> list[TaskId]:
-        """Those of the tasks that this worker runs, in the plan's order."""
+        """Returns those of the tasks that this worker runs, in the order of the plan."""
         return [self.plan.by_number[n] for n in sorted(numbers) if self.workers.get(n) == self.worker]
 
     def target_of(self, channel: int) -> int | None:
-        """The number of the task that a channel goes to; None when the plan has it no more."""
+        """Returns the number of the task that a channel leads to, or None when the plan no longer has the channel."""
         return self._targets.get(channel)
 
     def build_tasks(
@@ -117,8 +119,8 @@ class Wiring:
         epoch: int = 0,
         splits: dict[int, list[Split]] | None = None,
     ) -> list[Task]:
-        """Build the tasks (None: all) that this worker runs, and connect them. Tasks made for a `generation` above 0
-        send nothing before `join`. `splits` replaces those that sources have by the plan, by task number."""
+        """Builds the tasks (None: all) that this worker runs, and connects them. Tasks of a `generation` above 0 send
+        nothing before `connect_tasks`. `splits`, by task number, replaces the splits that the plan gives to sources."""
         numbers = {task.number for task in self.plan.tasks} if numbers is None else set(numbers)
         made = self.mine(numbers)
         plan = self.plan
@@ -130,7 +132,7 @@ class Wiring:
             for sender in (task for task in made if task.chain == exchange.source):
                 self._connect_sender(exchange, sender, generation, epoch)
         for exchange in self.plan.exchanges:
-            # Also those that stay, while tasks that they receive from move.
+            # This loop also covers tasks that stay where they are while a task that sends to them migrates.
             for receiver in (task.task for task in self.tasks.values() if task.task.chain == exchange.target):
                 for sender in (plan.task(exchange.source, origin) for origin in exchange.origins(receiver.index)):
                     if receiver.number in numbers or sender.number in numbers:
@@ -141,8 +143,8 @@ class Wiring:
         return tasks
 
     def remove_tasks(self, numbers: set[int]) -> list[Task]:
-        """These tasks go back: take out those that run here, and send the others nothing. Returns what was taken out,
-        for the caller to close."""
+        """Removes those of the tasks that run here, and disconnects the channels that lead to any of them. Returns the
+        removed tasks, which the caller has to close."""
         for channel, target in self._targets.items():
             if target in numbers and channel in self.out:
                 self.out[channel].disconnect()
@@ -158,7 +160,8 @@ class Wiring:
         return gone
 
     def connect_tasks(self, numbers: set[int], generation: int) -> None:
-        """All of these tasks are there again: send them what they have missed, and let them send."""
+        """Connects the channels from and to these tasks, which have all been built again. The channels then send what
+        the receivers have missed."""
         theirs = {out.number for number in numbers if number in self.tasks for out in self.tasks[number].channels}
         for channel, target in self._targets.items():
             if (target in numbers or channel in theirs) and channel in self.out:
@@ -220,8 +223,9 @@ class Wiring:
         return stage
 
     def replan(self, plan: Plan, workers: dict[int, int]) -> None:
-        """Go on with another plan. Tasks that it does not have, or has otherwise, have been cut; those that stay, and
-        send to such, deal what they have kept to the new plan's tasks, which are still to be made and joined."""
+        """Continues with another plan. Tasks that are not in the new plan, or that it describes differently, have been
+        removed already. Tasks that stay, and that send to an operator whose number of tasks has changed, repartition
+        their cached messages among the operator's new tasks, which are built and connected afterwards."""
         before, self.plan = self.plan, plan
         there, self.workers = self.workers, workers
         for old, new in zip(before.exchanges, plan.exchanges, strict=False):
@@ -235,7 +239,8 @@ class Wiring:
                 self._redirect(self.out[channel], target)
 
     def _redirect(self, old: OutChannel, target: int) -> None:
-        """The receiver of a channel is to run on another worker: put what the channel keeps into one to there."""
+        """Replaces a channel whose receiver migrates to another worker: the new channel gets everything that the old
+        one's cache keeps."""
         new = self._channel(old.number, target, old.errors)
         new.cache.completed = old.cache.completed
         new.disconnect()
@@ -258,12 +263,12 @@ class Wiring:
                 task.channels_changed()
 
     def _channel(self, number: int, receiver: int, errors: ErrorHandler) -> OutChannel:
-        """A channel to a task, wherever it runs."""
+        """Creates a channel to a task, whether the task runs in this worker or in another one."""
         cache = self.output_caches.cache() if self.output_caches is not None else None
         worker = self.workers[receiver]
         if worker == self.worker and not self._apart:
             self.remote_out.pop(number, None)
-            # While a plan changes the receiver is still to be made, and sets itself as the target then.
+            # While the plan changes, the receiver may not be built yet. It sets itself as the target when it is.
             return LocalChannel(number, self.tasks.get(receiver), errors, self._credit_window, cache)
         channel = RemoteChannel(number, worker, receiver, self._transport, errors, self._credit_window, cache)
         self.remote_out[number] = channel
@@ -272,11 +277,11 @@ class Wiring:
     def _repartition(self, old: Exchange, new: Exchange, sender: TaskId) -> None:
         task = self.tasks[sender.number]
         output = self._outputs.pop((old.index, sender.number))
-        output.flush()  # what a step that was interrupted has combined
+        output.flush()  # send what the combiner has kept from a step that was interrupted
         channels = output.channels
         parts = [deque(channel.kept()) for channel in channels]
         if isinstance(new.grouping, All):
-            del parts[1:]  # all have the same
+            del parts[1:]  # every channel has the same records
         completed = max(channel.cache.completed for channel in channels)
         task.remove_channels(channels)
         for channel in channels:
@@ -284,7 +289,8 @@ class Wiring:
             for where in (self.out, self.remote_out, self.catching_up, self._targets):
                 where.pop(channel.number, None)
         fresh = self._connect_sender(new, sender, 1, completed, instead_of=output)
-        # All channels have the same barriers and watermarks: what lies between two of them is dealt, then that follows.
+        # All channels have the same barriers and watermarks. So the records between two of them are repartitioned
+        # first, and then the barrier or watermark is sent.
         while any(parts):
             mark: tuple[int, int, Batch | None] | None = None
             for part in parts:
@@ -311,7 +317,8 @@ class Wiring:
         plan = self.plan
         task = self.tasks[sender.number]
         target = plan.chains[exchange.target].operators[0]
-        # What fails on the way (key functions, choosers, codecs) is a failure of the operator it goes to.
+        # When a record fails on the way (in a key function, a chooser or a codec), the failure counts for the operator
+        # that receives the record.
         step = f" (on the way from {exchange.operator!r})"
         letters = _side(task, exchange, letters_of(target.name))
         errors = ErrorHandler(target.name, target.on_error, target.declared_at, letters, step)
@@ -357,7 +364,7 @@ class Wiring:
 
 
 def _name_failures(stages: list[Stage]) -> None:
-    """A fused key function's failures are the keyed operator's."""
+    """Gives the failures of a fused key function the name of the keyed operator."""
     for key_by, keyed in pairwise(stages):
         if key_by.context.operator.kind == "key_by":
             key_by.errors.operator = keyed.context.operator.name
@@ -365,7 +372,8 @@ def _name_failures(stages: list[Stage]) -> None:
 
 
 def _side(task: Task, exchange: Exchange, tag: str) -> list[Any] | None:
-    """The records of a side output of the operator that an exchange leaves; None when nobody takes them."""
+    """Returns the list that collects the side output that an exchange carries, or None when no exchange carries this
+    output."""
     for stage in task.stages:
         if stage.context.operator.name == exchange.operator:
             return stage.context.side.get(tag)
@@ -373,7 +381,7 @@ def _side(task: Task, exchange: Exchange, tag: str) -> list[Any] | None:
 
 
 def build(plan: Plan, workers: dict[int, int], worker: int, transport: Transport, **options: Any) -> Wiring:
-    """A worker's wiring with all its tasks made; options as of Wiring."""
+    """Returns a worker's wiring with all its tasks built. The options are those of Wiring."""
     wiring = Wiring(plan, workers, worker, transport, **options)
     wiring.build_tasks()
     return wiring
