@@ -39,29 +39,18 @@ if TYPE_CHECKING:
 #: A part of fewer rows is not worth a task of its own.
 MIN_PART_ROWS = 2048
 
-_POOL = "spark.scheduler.pool"
-
 
 @contextlib.contextmanager
 def micro_batch(
-    session: Session, batch: pa.Table | pa.RecordBatch | bytes, *, parts: int | None = None, pool: str | None = None
+    session: Session, batch: pa.Table | pa.RecordBatch | bytes, *, parts: int | None = None
 ) -> Iterator[DataFrame]:
-    """A batch as a DataFrame, for as long as the block lasts: collect within it.
-
-    Micro-batches in flight at the same time come from threads of their own; `pool` names the share of the cluster that
-    this thread's jobs belong to. Use the same few names again: Spark keeps a pool for every name.
-    """
+    """A batch as a DataFrame, for as long as the block lasts: collect within it. Micro-batches in flight at the same
+    time come from threads of their own."""
     held: list[Any] = []
-    context = session.spark.sparkContext
-    before = context.getLocalProperty(_POOL) if pool else None
-    if pool:
-        context.setLocalProperty(_POOL, pool)
     try:
         yield to_dataframe(session, batch, parts=parts, held=held)
     finally:
         held.clear()
-        if pool:
-            context.setLocalProperty(_POOL, before)
 
 
 def to_dataframe(

@@ -29,11 +29,11 @@ class Topology:
         return len(self.components)
 
 
-def of_plan(plan: Plan, rates: Mapping[int, float] | None = None) -> Topology:
-    """Returns the topology of a physical plan, with traffic estimated from the plan's shape. `rates` has the output of
-    chains (units a second, by chain index) whose output is not simply their input."""
+def of_plan(plan: Plan) -> Topology:
+    """Returns the topology of a physical plan, with traffic estimated from the plan's shape: a source puts out a unit a
+    second, and an operator as much as it takes in."""
     number = {task.number: position for position, task in enumerate(plan.tasks)}
-    out = _rates(plan, dict(rates or {}))
+    out = _rates(plan)
     edges: list[TrafficEdge] = []
     for exchange in plan.exchanges:
         for sender in range(exchange.senders):
@@ -74,8 +74,9 @@ def with_data(plan: Plan, topology: Topology, places: Mapping[str, int]) -> Traf
     return graph.with_anchors(anchors, 1 + max(places.values())) if anchors else graph
 
 
-def _rates(plan: Plan, known: dict[int, float]) -> dict[int, float]:
-    """Returns the output of each chain."""
+def _rates(plan: Plan) -> dict[int, float]:
+    """Returns the output of each chain, in units a second."""
+    known: dict[int, float] = {}
     into: dict[int, list[Exchange]] = {chain.index: [] for chain in plan.chains}
     for exchange in plan.exchanges:
         into[exchange.target].append(exchange)

@@ -41,13 +41,6 @@ def test_each_source_puts_out_a_unit_and_operators_what_they_take_in() -> None:
     assert len(traffic) == 6 + 12
 
 
-def test_known_rates_stand_in_for_guesses() -> None:
-    flow = Flow("f", chaining=False)
-    flow.read(Here(None), name="in", parallelism=1).map(str, name="mid", parallelism=1).write(Null(), parallelism=1)
-    traffic = {(u, v): t for u, v, t in edges_of(of_plan(flow.plan(1), {0: 50.0}).graph)}
-    assert traffic == {(0, 1): 50.0, (1, 2): 50.0}
-
-
 def test_sources_are_drawn_to_their_data() -> None:
     """Wherever the plan has put their splits."""
     flow = Flow("f", chaining=False)

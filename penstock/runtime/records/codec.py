@@ -6,8 +6,6 @@ native pass that packs a list finds out; everything else is pickled. The choice 
 beside it as a small number, so the two ends of an edge need not agree on anything beforehand.
 
 Decoding copies: nothing returned may refer to the payload, which can be shared memory about to be reused.
-Bytes from a peer that has not proved it belongs to the job are decoded with `trusted=False`, which never
-unpickles.
 One object referred to by two records of a list may come out as two equal objects.
 """
 
@@ -50,6 +48,7 @@ _decode_any: _Decode = msgspec.msgpack.Decoder(list[Any]).decode
 _decode_map: Callable[[Buffer], dict[Any, Any]] = msgspec.msgpack.Decoder(dict[Any, Any]).decode
 # Grows by one decoder for each arity seen, at most MOST_ARITY.
 _decoders: dict[int, _Decode] = {
+    PICKLE: loads,
     TEXT: msgspec.msgpack.Decoder(list[str]).decode,
     SCALARS: _decode_any,
     NESTED: _decode_any,
@@ -148,11 +147,11 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
     return found
 
 
-def decode(code: int, payload: Buffer, *, trusted: bool = True) -> list[Any]:
-    """Decode what `encode` returned. With `trusted=False` a pickled payload raises CodecError unread."""
+def decode(code: int, payload: Buffer) -> list[Any]:
+    """Decode what `encode` returned."""
     decoder = _decoders.get(code)
     if decoder is None:
-        decoder = _find_decoder(code, trusted)
+        decoder = _decoder_of_tuples(code)
     try:
         return decoder(payload)
     except CodecError:
@@ -167,14 +166,7 @@ def decode(code: int, payload: Buffer, *, trusted: bool = True) -> list[Any]:
         raise CodecError(f"received {size} bytes that are no list of code {code}: {error}") from error
 
 
-def _find_decoder(code: int, trusted: bool) -> _Decode:
-    if code == PICKLE:
-        if not trusted:
-            raise CodecError(
-                "refused to unpickle records from a peer that has not proved it belongs to this job: "
-                "unpickling may execute code"
-            )
-        return loads
+def _decoder_of_tuples(code: int) -> _Decode:
     arity = code >> KIND_BITS
     if code & ((1 << KIND_BITS) - 1) != TUPLES or not 1 <= arity <= MOST_ARITY:
         raise CodecError(f"unknown codec {code}; the peer may run another version of Penstock")

@@ -209,13 +209,12 @@ def test_a_job_that_fails_says_why_and_leaves_the_session_well(session: Session)
 
 def test_several_micro_batches_in_flight(session: Session) -> None:
     def one(n: int) -> int:
-        with micro_batch(session, pa.table({"i": range(n * 1000)}), pool=f"range-{n % 2}") as frame:
+        with micro_batch(session, pa.table({"i": range(n * 1000)})) as frame:
             (row,) = to_arrow(frame.groupBy().sum("i")).to_pylist()
             return int(row["sum(i)"])
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(one, range(1, 9))) == [sum(range(n * 1000)) for n in range(1, 9)]
-    assert session.spark.sparkContext.getLocalProperty("spark.scheduler.pool") is None
 
 
 def memory_files() -> list[str]:
