@@ -9,6 +9,7 @@ from typing import Any
 from penstock.runtime.epochs.coordinator import COORDINATOR
 from penstock.runtime.host.job_state import JOB
 from penstock.runtime.lifecycle import Table
+from penstock.runtime.worker.task_state import TASK
 
 PAGE = Path(__file__).parents[2] / "docs" / "states.md"
 
@@ -41,6 +42,13 @@ SECTIONS: list[tuple[str, str, Table[Any, Any]]] = [
         "While the coordinator is RUNNING, a manifest may be on its way to the store, and tasks may be about to move; "
         "neither is a state, as epochs go on meanwhile.",
         COORDINATOR,
+    ),
+    (
+        "A task",
+        "What a task does with its next step. The table is in `penstock/runtime/worker/task_state.py`. Whether "
+        "channels wait for room or credit, and whether operators have gathered records, is no state: both come and go "
+        "with single steps.",
+        TASK,
     ),
 ]
 

@@ -564,7 +564,7 @@ def _says_that_it_stops() -> Any:
 
     def goes_on(self: Task, epoch: int, finished: bool) -> None:
         save(self, epoch, finished)
-        self.parked = False
+        self._life.move("unpark")
 
     return _patch(Task, "_save", goes_on)
 

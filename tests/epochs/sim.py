@@ -1596,7 +1596,7 @@ class EpochCluster:
                 lines.append(
                     f"  {task.task.number} {task.name}: generation {task.generation}, epoch {task.epoch}, finished "
                     f"{task.finished}, blocked {task.blocked}, queued {task.queued}, open {sorted(task.inbox.open)}, "
-                    f"held {sorted(task.inbox._held)}, ending {task._ending}"
+                    f"held {sorted(task.inbox._held)}, {task.state}"
                 )
                 lines += [
                     f"    -> {type(channel).__name__} {channel.number}: outstanding {channel.outstanding}, queued "

@@ -18,6 +18,7 @@ from penstock.runtime.operators.process import ProcessContext
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.worker.source_task import SourceTask
+from penstock.runtime.worker.task_state import AT_END
 from tests.epochs.campaign import campaign, main, run_seed
 from tests.epochs.flows import epoch_flow
 from tests.epochs.planted import PLANTED
@@ -217,10 +218,10 @@ def test_epochs_quicker_than_a_worker_do_not_stop_its_sources() -> None:
 
         def ended() -> bool:
             nonlocal next_epoch
-            while len(source._triggers) < 3 and not source._ending:
+            while len(source._triggers) < 3 and source.state not in AT_END:
                 source.trigger(next_epoch)
                 next_epoch += 1
-            return source._ending
+            return source.state in AT_END
 
         cluster.until(ended)
         assert source.stages[0].records_in == 100

@@ -214,7 +214,7 @@ class Cluster:
             for task in loop.tasks:
                 lines.append(
                     f"  {task.name}: finished {task.finished}, blocked {task.blocked}, queued {task.queued}, "
-                    f"open inputs {task.inbox.open}, ending {task._ending}"
+                    f"open inputs {task.inbox.open}, {task.state}"
                 )
                 lines += [
                     f"    -> {type(channel).__name__} {channel.number}: outstanding {channel.outstanding}, "

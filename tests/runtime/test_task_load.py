@@ -15,6 +15,7 @@ from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.load import task_load
 from penstock.runtime.worker.run_loop import RunLoop
+from penstock.runtime.worker.task_state import TaskState
 from penstock.runtime.worker.wiring import build
 
 
@@ -31,6 +32,8 @@ class Silent(Bridge):
 
 class Diverted:
     """As much of a task as a diversion uses: `left` more micro-batches, of so many records each."""
+
+    state = TaskState.DIVERTED
 
     def __init__(self, records: int) -> None:
         self.records = records
@@ -112,7 +115,7 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
         def diversion(self) -> Any:
             return ends.pop() if ends else None
 
-        def behind(self) -> int:
+        def backlog(self) -> int:
             return 0
 
         def told_to_divert(self) -> DivertRequest | None:
@@ -135,6 +138,8 @@ def test_a_load_tells_what_a_task_follows() -> None:
     loop = RunLoop(build(plan, placed, 0, transport, clock=clock, report=lambda _: None), transport, clock)
     (load,) = loop.load()
     assert (load["divert"], load["diverted"]) == (None, None)
+    for task in loop.tasks:
+        task.open()
     loop.divert(DivertRequest(0, 1, 0.5, True, 10), Silent())
     (load,) = loop.load()
     assert load["divert"] == {"interval_s": 0.5, "rows_max": 10}

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.records.batch import Batch
+from penstock.runtime.worker.task_state import TaskState
 
 if TYPE_CHECKING:
     from penstock.runtime.state.keyed import StageState
@@ -63,7 +64,6 @@ class Diversion:
     def __init__(self, task: Task, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
         self.task = task
         self.divert = divert
-        self.leaving = False
         self.story = DiversionStats(task.clock())
         self._bridge = bridge
         self._wake = wake
@@ -75,9 +75,10 @@ class Diversion:
         """Records under way; other threads may ask."""
         return sum(item.records for item in tuple(self._queue) if isinstance(item, _UnderWay))
 
-    def leave(self) -> None:
-        """Take nothing more up; the task goes on with records when all is answered."""
-        self.leaving = True
+    @property
+    def leaving(self) -> bool:
+        """Whether the task takes nothing more up, and goes on with records when all is answered."""
+        return self.task.state is TaskState.RETURNING
 
     def runnable(self) -> bool:
         """Whether `begin` would do something."""
@@ -117,7 +118,7 @@ class Diversion:
                     self.story.under_way -= 1
                     return self._outputs(head)
             elif self._is_over():
-                self.task.diversion = None
+                self.task.all_answered()
                 return None
             elif self.task.has_timer_due():
                 return self.task.fire()
@@ -160,7 +161,7 @@ class Diversion:
         except Exception as error:  # of Spark, Ray or the bridge: whatever it is, the records are processed here
             self.story.failed = f"{type(error).__name__}: {error}"
             task.diversion_failed = (self.story.id, self.story.failed)
-            self.leave()
+            task.undivert()
             return task.run_diverted(item.input)
         story = self.story
         story.batches += 1

@@ -15,6 +15,7 @@ from penstock.runtime.sources.base import ColumnReader, Reader, Split, together
 from penstock.runtime.state.keyed import StageState
 from penstock.runtime.worker.blackbox import SOURCE
 from penstock.runtime.worker.task import Task, TaskOptions
+from penstock.runtime.worker.task_state import AT_REST
 
 
 class SourceTask(Task):
@@ -55,7 +56,7 @@ class SourceTask(Task):
 
     def trigger(self, epoch: int) -> None:
         """Begin an epoch's barrier at the next step. A source that has ended has said so already."""
-        if not self._ending and not self._ended_before:
+        if self._life.move("trigger"):
             self._triggers.append(epoch)
 
     def wake(self) -> None:
@@ -64,7 +65,7 @@ class SourceTask(Task):
 
     def ready_in(self) -> float | None:
         timer = super().ready_in()
-        if self.finished or self.blocked or self.parked or self._due == float("inf") or self.diversion is not None:
+        if self.blocked or self._due == float("inf") or self.diversion is not None or self.state in AT_REST:
             return timer
         due = max(0.0, self._due - self.clock() / 1e9)
         return due if timer is None else min(due, timer)
@@ -139,7 +140,7 @@ class SourceTask(Task):
         return wait is not None and wait <= 0
 
     def _at_end(self) -> bool:
-        return self.stopping or self._ended_before or self.reader.finished
+        return self.stopping or self.reader.finished
 
     def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
         if stage is not self.stages[0]:

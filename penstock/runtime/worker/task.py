@@ -13,6 +13,9 @@ In a job with epochs a task saves its state when its inbox is aligned on a barri
 two steps: a snapshot is never taken of a step that is half done. It tells `on_snapshot`, which must encode the states
 before it returns.
 
+The table `TASK` (runtime/worker/task_state.py; docs/states.md draws it) has the states of a task's life: `step` and
+`runnable` go by them, and a command that is impossible in a state is refused.
+
 In a job with event time a task also passes on watermarks (runtime/event_time/watermark.py), behind all outputs of
 what it had taken up before.
 """
@@ -30,6 +33,7 @@ from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Waterm
 from penstock.runtime.exchange.channel import InChannel, OutChannel
 from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.output import Output
+from penstock.runtime.lifecycle import Machine
 from penstock.runtime.operators.base import Gathering, Stage, run_stages
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.operators.step_size import STEP_NS, StepSize
@@ -41,6 +45,11 @@ from penstock.runtime.state.keyed import Counters, SavedState, StageState
 from penstock.runtime.worker.blackbox import MADE, Poison, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import RecentHistogram
+from penstock.runtime.worker.task_state import AT_END, AT_REST, TASK, TaskState
+
+# Members of an Enum are slow to look up in some releases of Python.
+_MADE, _READY, _RUNNING, _PARKED = TaskState.MADE, TaskState.READY, TaskState.RUNNING, TaskState.PARKED
+_ENDING, _DRAINING, _FINISHED, _CLOSED = TaskState.ENDING, TaskState.DRAINING, TaskState.FINISHED, TaskState.CLOSED
 
 
 @dataclass
@@ -102,8 +111,7 @@ class Task:
         self._stopwatch = options.steps.stopwatch or perf_counter_ns
         self._waits_for_more = options.steps.waits_for_more
         self._barriers_let_go = options.steps.barriers_let_go
-        self.opened = False
-        self.finished = False
+        self._life = Machine(TASK, f"task {name}")
         self.queued = 0  # records in the inbox
         self.busy_ns = 0
         self.latency = RecentHistogram()
@@ -124,14 +132,13 @@ class Task:
         self._mark_in: int | None = None  # the watermark before the stages
         self._mark_out: int | None = None  # and behind them
         self._mark_sent: int | None = None
-        self.diversion: Diversion | None = None  # set while its input goes to the operation stream
+        self.diversion: Diversion | None = None  # set when DIVERTED or RETURNING
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
         self.answered = 0  # records of its input, by the operation stream
         self._own_diverted: StageState | None = None  # what a source had read at a barrier that is passed on later
         self._divert: tuple[DivertRequest, Bridge, Callable[[], None]] | None = None  # from the next barrier on
         self.record_by_record: RecordByRecord | None = None  # set in a task that has died in a step before
         self._has_fired = False  # timers, and has taken up nothing since
-        self._ended_before = False  # made again after its end: it has only that to say again
         self._stamp = 0
         self._work: Iterator[Batch] | None = None
         self._work_records = 0
@@ -139,12 +146,10 @@ class Task:
         self._held_before = 0  # by stages that gather, when the work began
         self._gathered = (0, 0)  # records that were only gathered, by earlier works, and the ns that these took
         self._more = False  # the step's limit, not the input, bounded the work
-        self._ending = False
-        self._ends = True  # the end is still to be said
         self._moved = -1  # records at the last snapshot
         self.park_at: int | None = None  # the epoch behind whose barrier the task is to stop, as it is to move
-        self.parked = False  # it has: what it has sent is all that it sends in this place
         self._rested = False  # the last snapshot was quiet: epochs are rare until the next record is told of
+        # Channels that wait for room or credit. This is no state: a task may be blocked in every state.
         self._waiting: list[OutChannel] = []
         self._size = StepSize()
         self._unflushed = False
@@ -195,7 +200,7 @@ class Task:
 
     def open(self) -> None:
         """Open the stages; errors are the operator's own."""
-        self.opened = True
+        self._life.move("open")
         for stage in self.stages:
             try:
                 stage.open()
@@ -204,6 +209,7 @@ class Task:
 
     def close(self, failed: bool) -> None:
         """Close the stages, also after an error."""
+        self._life.move("close")
         first: Exception | None = None
         for stage in self.stages:
             try:
@@ -226,17 +232,32 @@ class Task:
 
     def receive_watermark(self, channel: int, value: int) -> None:
         """What comes after this by the channel is of this time or late; IDLE: of any time."""
-        if not self._ended_before:
+        if self._life.state not in AT_END:  # one that had ended before it was made again hears what it has heard
             self.inbox.put(channel, Watermark(value), 0, 0)
 
     def receive_end(self, channel: int) -> None:
         """Nothing more comes by this channel."""
         self.inputs[channel].ended = True
-        if self.event_time and not self._ended_before:
+        if self.event_time and self._life.state not in AT_END:
             self.inbox.put(channel, Watermark(END_OF_TIME), 0, 0)
         self.inbox.put_end(channel)
 
     # --- running -----------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> TaskState:
+        """What the task does; other threads may ask."""
+        return self._life.state
+
+    @property
+    def opened(self) -> bool:
+        """Whether its operators were opened, and are to be closed."""
+        return self._life.state is not _MADE
+
+    @property
+    def finished(self) -> bool:
+        """Whether all that it has made has been sent; other threads may ask."""
+        return self._life.state is _FINISHED
 
     @property
     def blocked(self) -> bool:
@@ -245,16 +266,15 @@ class Task:
 
     def runnable(self) -> bool:
         """Whether a step would do something."""
-        if self.finished:
+        state = self._life.state
+        if state is _FINISHED or state is _CLOSED:
             return False
         if self._waiting:
             self._waiting = [channel for channel in self._waiting if not channel.flush()]
             if self._waiting:
                 return False
-        if self.parked:
-            return False
-        if self.diversion is not None and not self._ending:
-            return self._work is not None or self.held > 0 or self.diversion.runnable()
+        if state is not _RUNNING and state is not _READY:
+            return self._runnable_otherwise(state)
         return (
             self._work is not None
             or self._has_input()
@@ -263,6 +283,14 @@ class Task:
             or (bool(self.timed) and self._timer_due())
             or (bool(self.gathering) and self._has_waited())
         )
+
+    def _runnable_otherwise(self, state: TaskState) -> bool:
+        """As `runnable`, of a task that does not take up its input as records."""
+        if state is _PARKED or state is _MADE:
+            return False
+        if self.diversion is None:  # it has its end to say
+            return True
+        return self._work is not None or self.held > 0 or self.diversion.runnable()
 
     @property
     def held(self) -> int:
@@ -273,7 +301,10 @@ class Task:
         """Do a bounded part of what is ready; to be called only when runnable."""
         started = self._stopwatch()
         if self._work is None:
-            if self._ending:
+            state = self._life.state
+            if state is _READY:
+                self._life.move("start")
+            elif state is _ENDING or state is _DRAINING:
                 self._end()
                 return
             if self.gathering:
@@ -327,7 +358,7 @@ class Task:
 
     def ready_in(self) -> float | None:
         """Seconds until there may be work without a message or a wake-up; None: never."""
-        if self.finished or self.blocked or self.parked:
+        if self._waiting or self._life.state in AT_REST:
             return None
         due = None if self.diversion is None else self.diversion.ready_in()
         for stage in self.gathering:
@@ -368,7 +399,7 @@ class Task:
         return self.inbox.aligned
 
     def _at_end(self) -> bool:
-        return self.inbox.at_end or self._ended_before
+        return self.inbox.at_end
 
     def _begin(self) -> bool:
         """Start on the next part of the input, or on the end; False when there is nothing."""
@@ -391,7 +422,7 @@ class Task:
         if self._at_end():
             self._work_records = 0
             self._work = self._finish()
-            self._ending = True
+            self._life.move("input ended")
             return True
         return self._begin_to_let_go()
 
@@ -559,8 +590,6 @@ class Task:
     def _finish(self) -> Iterator[Batch]:
         """The last outputs of every stage, through the stages behind it."""
         self._stamped(self.clock())
-        if self._ended_before:
-            return
         for i, stage in enumerate(self.stages):
             last = chain(stage.advance(END_OF_TIME), stage.finish()) if stage.event_time else stage.finish()
             for piece in last:
@@ -569,22 +598,22 @@ class Task:
 
     def _end(self) -> None:
         """All outputs are made: tell the receivers, and be finished when that is on its way."""
-        if self._ends:
-            self._ends = False
+        if self._life.state is _ENDING:
+            self._life.move("say the end")
             for channel in self.channels:
                 channel.end()
             if self.on_snapshot is not None:
                 self._save(self.epoch + 1, finished=True)
         if not self._flush_channels():
-            self.finished = True
+            self._life.move("sent")
 
     # --- epochs ------------------------------------------------------------------------------------------------
 
     def restore(self, epoch: int, saved: dict[str, SavedState], *, finished: bool, whole_next: bool) -> None:
         """Go on from what was saved at a complete epoch; to be called once, behind open(). `finished`: the task had
         ended then."""
+        self._life.move("restore its end" if finished else "restore")
         self.epoch = epoch
-        self._ended_before = finished
         self.whole_next = whole_next
         own = {stage.context.operator.name for stage in self.stages}
         self._skipped_before = {name: state.counters[2] for name, state in saved.items() if name not in own}
@@ -612,20 +641,22 @@ class Task:
 
     def park(self, epoch: int) -> None:
         """Stop behind this epoch's barrier, as the task is to move; without effect when the barrier has passed."""
-        self.park_at = epoch
+        if self._life.move("ask to park"):
+            self.park_at = epoch
 
     def save_whole(self) -> None:
         """Let the next snapshot hold everything, as an earlier one cannot be read."""
         self.whole_next = True
 
     def run_record_by_record(self, record_by_record: RecordByRecord) -> None:
-        """Take records one by one, each noted before an operator gets it."""
-        self.record_by_record = record_by_record
+        """Take records one by one, each noted before an operator gets it; to be called before the first step."""
+        if self._life.move("take records one by one"):
+            self.record_by_record = record_by_record
 
     def unpark(self) -> None:
         """The task does not move: go on."""
-        self.parked = False
-        self.park_at = None
+        self._life.move("unpark")
+        self.park_at = None  # also when the barrier has not come yet
 
     def _pass_barrier(self) -> None:
         epoch = self.inbox.epoch
@@ -637,31 +668,39 @@ class Task:
 
     def divert(self, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None], *, at_once: bool) -> None:
         """Send the input through the operation stream: from the next barrier on, or at once."""
+        if not self._life.move("ask to divert"):
+            return
         if self.diversion is not None:
-            if not self.diversion.leaving:
-                # Answers are under way that go on from where the range ended when it left.
-                self.diversion.divert = replace(divert, position=self.diversion.divert.position)
-        elif not self.finished and self.record_by_record is None:
+            # Answers are under way that go on from where the range ended when it left.
+            self.diversion.divert = replace(divert, position=self.diversion.divert.position)
+        elif self.record_by_record is None:  # in which each record has to be noted
             self._divert = (divert, bridge, wake)
             if at_once:
                 self._switch()
 
     def undivert(self) -> None:
         """Take the input up as records again, as soon as all micro-batches are answered."""
-        self._divert = None
-        if self.diversion is not None:
-            self.diversion.leave()
+        self._divert = None  # also when the next barrier has not come yet
+        self._life.move("undivert")
+
+    def all_answered(self) -> None:
+        """All micro-batches are answered, and no more are to be sent: go on with records."""
+        self.diversion = None
+        self._life.move("answered")
 
     def told_to_divert(self) -> DivertRequest | None:
         """The diversion that the input follows, or will follow from the next barrier on. None: the input is processed
         as records, or will be when all micro-batches are answered. Other threads may ask."""
-        waiting, diversion = self._divert, self.diversion  # in this order, because the first becomes the second
+        # In this order, because each changes before those after it, and a request becomes a diversion.
+        returning, waiting, diversion = self._life.state is TaskState.RETURNING, self._divert, self.diversion
         if diversion is not None:
-            return None if diversion.leaving else diversion.divert
+            return None if returning else diversion.divert
         return None if waiting is None else waiting[0]
 
     def _switch(self) -> None:
+        """Send the input through the operation stream from here on, if that was asked for."""
         if self._divert is not None and self.diversion is None:
+            self._life.move("divert")
             self.diversion = Diversion(self, *self._divert)
         self._divert = None
 
@@ -753,8 +792,10 @@ class Task:
         quiet, self._moved = moved == self._moved, moved
         self._rested = quiet and not finished
         # What goes to the operation stream is answered behind the barrier too: it cannot stop there.
-        self.parked = self.park_at == epoch and not finished and self.diversion is None and self._divert is None
-        self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, self.parked, states))
+        parked = self.park_at == epoch and self._life.state is _RUNNING and self._divert is None
+        if parked:
+            self._life.move("park", f"epoch {epoch}")
+        self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, parked, states))
         if not finished:
             for channel in self.channels:
                 channel.barrier(epoch)
