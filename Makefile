@@ -12,7 +12,7 @@ SECONDS ?= 600
 N ?=
 ARGS ?=
 
-.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-properties stubs states lock clean
+.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,9 @@ campaign-placement: setup ## plans beside the best there is, on N (200) topologi
 
 campaign-properties: setup ## try N (2000) examples of each property that the suite tries a few of
 	PENSTOCK_EXAMPLES=$(or $(N),2000) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 0 $(ARGS)
+
+campaign-planted: setup ## plant each fault of a table, which the command beside it must find
+	$(BIN)/python -m tests.planted_campaign $(ARGS)
 
 stubs: setup ## write the type stub of the native core anew
 	$(BIN)/python -m nanobind.stubgen -m penstock.runtime._native -p penstock/runtime/native/stub.pat \

@@ -2,7 +2,7 @@
 
     python -m tests.epochs.campaign --seeds 10000 --seed 1     run seeds 1 to 10000
     python -m tests.epochs.campaign --only 4711 --story        run one seed, and tell what happens in it
-    python -m tests.epochs.campaign --plant early-commit       see that a planted bug is found (planted.py)
+    python -m tests.epochs.campaign --plant early-commit       see that a planted fault is found (tests/planting.py)
 
 A seed decides the flow, where its tasks are, who runs when, and what goes wrong; the same seed is the same run. On a
 failure you get the seed, what was found, the command that runs it again, and the end of its story.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import inspect
 import logging
 import multiprocessing
 import os
@@ -24,11 +25,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.epochs.flows import epoch_flow
-from tests.epochs.planted import PLANTED, planted
 from tests.epochs.sim import EpochCluster, faults_of
+from tests.planting import Seeds, planted, table
 from tests.runtime.sim import small_steps
 
 CHUNK = 25  # seeds that a process takes at a time
+BROKEN = 3  # the exit code when a fault cannot be planted
 STORY = 60  # lines of it that a failure shows
 
 
@@ -62,18 +64,21 @@ def run_seed(seed: int, story: bool = False) -> Counter[str]:
 
 
 def run_seeds(job: tuple[range, str | None]) -> Result:
-    """Run some seeds, with a bug planted or none; for another process."""
+    """Run some seeds, with a fault planted or none; for another process."""
     seeds, plant = job
+    finder = table()[plant].finder if plant else None
     result = Result()
     gc.disable()
     with planted(plant):
         for seed in seeds:
             result.seeds += 1
-            if plant and not PLANTED[plant][1](faults_of(seed)):
+            if isinstance(finder, Seeds) and not finder.may_find(faults_of(seed)):
                 continue
             try:
                 counts = run_seed(seed)
             except AssertionError as error:
+                if plant:
+                    _check_fault(plant, error.__cause__)
                 text = str(error)
                 result.failures.append((seed, text.partition("\n")[0], text))
                 if plant:
@@ -83,6 +88,18 @@ def run_seeds(job: tuple[range, str | None]) -> Result:
     gc.enable()
     gc.collect()
     return result
+
+
+class BrokenFault(Exception):
+    """A planted fault does not fit the code into which it is planted."""
+
+
+def _check_fault(plant: str, error: BaseException | None) -> None:
+    """Raise BrokenFault when an error tells of the fault's own code, not of what the fault does to the runtime."""
+    if error is not None and isinstance(error, (AttributeError, TypeError, NameError)):
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        if where.filename == inspect.getsourcefile(table()[plant].plant):
+            raise BrokenFault(f"{plant} does not fit the code: {error!r} at {where.filename}:{where.lineno}")
 
 
 def campaign(first: int, seeds: int, jobs: int = 1, plant: str | None = None) -> Iterator[Result]:
@@ -106,12 +123,22 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes (one a core)")
     parser.add_argument("--only", type=int, metavar="SEED", help="run this seed alone, in this process")
     parser.add_argument("--story", action="store_true", help="with --only: print all that happens")
-    parser.add_argument("--plant", choices=sorted(PLANTED), metavar="BUG", help=f"one of: {', '.join(sorted(PLANTED))}")
+    parser.add_argument("--plant", choices=sorted(table()), metavar="FAULT", help="plant this fault")
     parser.add_argument("--failures", type=int, default=5, metavar="N", help="stop after so many (5)")
     given = parser.parse_args()
+    try:
+        with planted(given.plant):
+            pass  # it can be planted
+    except Exception as error:
+        print(f"{given.plant} does not fit the code: {error!r}", file=sys.stderr)
+        return BROKEN
     if given.only is not None:
         return _only(given.only, given.story, given.plant)
-    return _many(given.seed, given.seeds, given.jobs, given.plant, given.failures)
+    try:
+        return _many(given.seed, given.seeds, given.jobs, given.plant, given.failures)
+    except BrokenFault as error:
+        print(error, file=sys.stderr)
+        return BROKEN
 
 
 def _only(seed: int, story: bool, plant: str | None) -> int:

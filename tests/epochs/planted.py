@@ -1,13 +1,10 @@
-"""Bugs to plant into the runtime, each of which the simulation must find: what cannot be found is not tested.
-
-Each is what somebody might write, or leave out, in good faith. `planted(name)` plants one while a block runs.
-"""
+"""Faults to plant into the runtime that the simulated cluster must find: entries of the table of tests/planting.py."""
 
 from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -34,26 +31,7 @@ from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
 from tests.epochs.sim import Faults, MemoryStore
-
-Bug = Callable[[], contextlib.AbstractContextManager[Any]]
-
-#: By name: what plants the bug, and which seeds may find it (others need not be run).
-PLANTED: dict[str, tuple[Bug, Callable[[Faults], bool]]] = {}
-
-
-def _plant(may_find: Callable[[Faults], bool] = lambda faults: True) -> Callable[[Bug], Bug]:
-    def plant(bug: Bug) -> Bug:
-        PLANTED[bug.__name__.strip("_").replace("_", "-")] = (bug, may_find)
-        return bug
-
-    return plant
-
-
-@contextlib.contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """Plant a bug (None: none)."""
-    with PLANTED[name][0]() if name else contextlib.nullcontext():
-        yield
+from tests.planting import Seeds, planted_fault
 
 
 def _somebody_dies(faults: Faults) -> bool:
@@ -71,7 +49,7 @@ def _patch(owner: Any, name: str, new: Any) -> Any:
 # --- tasks and channels ----------------------------------------------------------------------------------------------
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/exchange/inbox.py", Seeds(12, _several_epochs))
 def _skip_alignment() -> Any:
     """A task takes up records that are behind a barrier before the other channels have brought it."""
 
@@ -81,7 +59,7 @@ def _skip_alignment() -> Any:
     return _patch(Inbox, "put", put)
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(9, _several_epochs))
 def _drop_at_barrier() -> Any:
     """A channel drops what is before a barrier when it has sent the barrier, not when the epoch is complete."""
     sent = OutputCache.sent
@@ -95,7 +73,7 @@ def _drop_at_barrier() -> Any:
     return _patch(OutputCache, "sent", early)
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/epochs/participant.py", Seeds(9, _several_epochs))
 def _drop_at_acknowledgement() -> Any:
     """A task's channels drop what is before a barrier when its own snapshot is written."""
     write = Participant._write
@@ -111,7 +89,7 @@ def _drop_at_acknowledgement() -> Any:
     return _patch(Participant, "_write", early)
 
 
-@_plant(_somebody_dies)
+@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(1, _somebody_dies))
 def _no_second_end() -> Any:
     """What a channel sends again leaves out its end, which its receiver had before."""
 
@@ -123,7 +101,7 @@ def _no_second_end() -> Any:
     return _patch(OutputCache, "rewind", rewind)
 
 
-@_plant(lambda faults: faults.kills >= 3 and faults.workers > 1)
+@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(9, lambda faults: faults.kills >= 3 and faults.workers > 1))
 def _old_generations() -> Any:
     """Messages are taken from whoever sent them, also from a task that was taken back."""
 
@@ -150,7 +128,10 @@ def _old_generations() -> Any:
     return _patch(RunLoop, "_deliver", deliver)
 
 
-@_plant(lambda faults: faults.kills >= 5 and faults.window < 1000 and faults.workers > 2 and faults.mixed)
+@planted_fault(
+    "penstock/runtime/worker/run_loop.py",
+    Seeds(145, lambda faults: faults.kills >= 5 and faults.window < 1000 and faults.workers > 2 and faults.mixed),
+)
 def _old_credit() -> Any:
     """A grant is taken from a receiver that was taken back."""
     deliver = RunLoop._deliver
@@ -169,7 +150,7 @@ def _old_credit() -> Any:
     return _patch(RunLoop, "_deliver", careless)
 
 
-@_plant(_somebody_dies)
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(2, _somebody_dies))
 def _held_up() -> Any:
     """A task whose receiver is being taken back waits for it."""
 
@@ -179,8 +160,14 @@ def _held_up() -> Any:
     return _patch(OutChannel, "disconnect", disconnect)
 
 
-@_plant(
-    lambda faults: faults.kills > 0 and faults.workers > 1 and faults.memory_bytes >= 2000 and faults.interval_s >= 0.1
+@planted_fault(
+    "penstock/runtime/exchange/channel.py",
+    Seeds(
+        155,
+        lambda faults: (
+            faults.kills > 0 and faults.workers > 1 and faults.memory_bytes >= 2000 and faults.interval_s >= 0.1
+        ),
+    ),
 )
 def _kept_records_shared() -> Any:
     """What a channel inside a worker keeps is what its receiver got, and may change."""
@@ -204,7 +191,7 @@ def _kept_records_shared() -> Any:
     return stack
 
 
-@_plant()
+@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(1))
 def _no_limit_on_memory() -> Any:
     """Caches do not go to disk."""
 
@@ -217,14 +204,14 @@ def _no_limit_on_memory() -> Any:
     return _patch(OutputCache, "append", append)
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(251, _several_epochs))
 def _slabs_too_soon() -> Any:
     """A slab is written to again while a message in it may still be sent again."""
     free = OutputCache._free_slabs
     return _patch(OutputCache, "_free_slabs", lambda self, first: free(self, first + 1))
 
 
-@_plant(lambda faults: faults.kills > 0)
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(1, lambda faults: faults.kills > 0))
 def _too_much_goes_back() -> Any:
     """A worker takes out all of its tasks."""
     remove_tasks = Wiring.remove_tasks
@@ -234,7 +221,7 @@ def _too_much_goes_back() -> Any:
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
-@_plant()
+@planted_fault("penstock/runtime/state/keyed.py", Seeds(4))
 def _no_gone_keys() -> Any:
     """A delta does not tell of keys that are gone."""
     delta = KeyedMap.delta
@@ -246,7 +233,7 @@ def _no_gone_keys() -> Any:
     return _patch(KeyedMap, "delta", without)
 
 
-@_plant()
+@planted_fault("penstock/runtime/state/keyed.py", Seeds(4))
 def _log_twice() -> Any:
     """A log of what was merged begins with what the one before it had."""
     delta = LoggedMap.delta
@@ -260,7 +247,7 @@ def _log_twice() -> Any:
     return _patch(LoggedMap, "delta", again)
 
 
-@_plant()
+@planted_fault("penstock/runtime/state/keyed.py", Seeds(4))
 def _values_out_of_order() -> Any:
     """The values of a map come in another order than its keys did."""
     delta = LoggedMap.delta
@@ -274,19 +261,19 @@ def _values_out_of_order() -> Any:
     return _patch(LoggedMap, "delta", sorted_values)
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/state/keyed.py", Seeds(432, _several_epochs))
 def _places_of_removed_keys() -> Any:
     """A key that was removed and came back is taken to be where it was."""
     return _patch(KeyedMap, "removed", lambda self: None)
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/state/timers.py", Seeds(20, _several_epochs))
 def _no_timers_back() -> Any:
     """Timers come back into the map of what is saved, but will not fire."""
     return _patch(Timers, "restore", lambda self, saved: self.saved.restore(saved))
 
 
-@_plant()
+@planted_fault("penstock/runtime/state/timers.py", Seeds(4))
 def _timer_not_touched() -> Any:
     """A timer that has fired is not noted as a change."""
 
@@ -302,7 +289,9 @@ def _timer_not_touched() -> Any:
     return _patch(Timers, "take", take)
 
 
-@_plant(lambda faults: faults.put > 0 and faults.interval_s < 0.1)
+@planted_fault(
+    "penstock/runtime/epochs/participant.py", Seeds(65, lambda faults: faults.put > 0 and faults.interval_s < 0.1)
+)
 def _builds_on_what_was_lost() -> Any:
     """The snapshot behind one that could not be written holds changes only."""
     write = Participant._write
@@ -317,13 +306,13 @@ def _builds_on_what_was_lost() -> Any:
 # --- event time ------------------------------------------------------------------------------------------------------
 
 
-@_plant()
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(223))
 def _watermark_overtakes() -> Any:
     """A watermark, which needs no credit, does not wait for the records that do."""
     return _patch(OutChannel, "watermark", lambda self, value: self.queue.appendleft((Watermark(value), 0)))
 
 
-@_plant()
+@planted_fault("penstock/runtime/worker/task.py", Seeds(4))
 def _end_of_time_before_the_end() -> Any:
     """A task whose inputs have ended says so before it says its last records."""
 
@@ -334,7 +323,7 @@ def _end_of_time_before_the_end() -> Any:
     return _patch(Task, "advance_to", advance_to)
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(89, _several_epochs))
 def _watermark_forgotten() -> Any:
     """When an epoch is complete a channel drops all that is before its barrier, the last watermark too."""
     complete = OutputCache.complete
@@ -345,7 +334,7 @@ def _watermark_forgotten() -> Any:
     return _patch(OutputCache, "complete", forgetful)
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/operators/windowing.py", Seeds(27, _several_epochs))
 def _windows_fire_again() -> Any:
     """A task of windows that goes back does not know which have said their results."""
     restore_ = _Windowing.restore
@@ -357,13 +346,13 @@ def _windows_fire_again() -> Any:
     return _patch(_Windowing, "restore", forgetful)
 
 
-@_plant()
+@planted_fault("penstock/runtime/operators/windowing.py", Seeds(1))
 def _windows_stay() -> Any:
     """A window that is closed takes no records, but its state stays."""
     return _patch(_WindowMap, "close", lambda self, start: None)
 
 
-@_plant()
+@planted_fault("penstock/runtime/operators/windowing.py", Seeds(16))
 def _closed_windows_stay_saved() -> Any:
     """That a window is closed is not noted as a change."""
     return _patch(_WindowMap, "close", lambda self, start: self.windows.pop(start))
@@ -376,7 +365,7 @@ def _rescales(faults: Faults) -> bool:
     return faults.rescales > 0
 
 
-@_plant(_rescales)
+@planted_fault("penstock/runtime/epochs/restore.py", Seeds(101, _rescales))
 def _group_of_another() -> Any:
     """A task of a changed plan gets the state of a key group that is not its own as well."""
     keyed = restore._keyed
@@ -387,13 +376,13 @@ def _group_of_another() -> Any:
     return _patch(restore, "_keyed", more)
 
 
-@_plant(_rescales)
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(11, _rescales))
 def _nothing_dealt() -> Any:
     """Who sends to tasks of a changed plan does not send them what it has kept."""
     return _patch(OutChannel, "kept", lambda self: iter(()))
 
 
-@_plant(_rescales)
+@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(265, _rescales))
 def _old_channels_fail() -> Any:
     """A message by a channel that the plan has no more ends its receiver's process."""
     deliver = RunLoop._deliver
@@ -411,7 +400,7 @@ def _old_channels_fail() -> Any:
 # --- coordinator and participants ------------------------------------------------------------------------------------
 
 
-@_plant()
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(1))
 def _early_commit() -> Any:
     """Commits are told when all have acknowledged, before the manifest is written."""
     save, saved = Coordinator._save, Coordinator.saved
@@ -431,7 +420,7 @@ def _both(one: Any, other: Any) -> Iterator[None]:
         yield
 
 
-@_plant()
+@planted_fault("penstock/runtime/epochs/participant.py", Seeds(1))
 def _acknowledge_before_written() -> Any:
     """A snapshot is acknowledged when it is made; it is written later."""
 
@@ -452,7 +441,7 @@ def _acknowledge_before_written() -> Any:
     return _patch(Participant, "on_snapshot", on_snapshot)
 
 
-@_plant(_several_epochs)
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(11, _several_epochs))
 def _no_triggers_again() -> Any:
     """Sources that went back are not told to begin the epochs that are under way again."""
     made = Coordinator.made
@@ -464,7 +453,7 @@ def _no_triggers_again() -> Any:
     return _patch(Coordinator, "made", forgetful)
 
 
-@_plant(lambda faults: faults.kills > 0)
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(1, lambda faults: faults.kills > 0))
 def _only_the_lost_go_back() -> Any:
     """Tasks behind those that were lost go on as they are."""
     again = Coordinator._again
@@ -476,7 +465,10 @@ def _only_the_lost_go_back() -> Any:
     return _patch(Coordinator, "_again", careless)
 
 
-@_plant(lambda faults: faults.kills > 0 and faults.timeout_s < 0.5 and faults.interval_s < 0.01)
+@planted_fault(
+    "penstock/runtime/epochs/coordinator.py",
+    Seeds(107, lambda faults: faults.kills > 0 and faults.timeout_s < 0.5 and faults.interval_s < 0.01),
+)
 def _old_acknowledgements() -> Any:
     """What a task acknowledged counts although it has gone back since."""
     again = Coordinator._again
@@ -491,7 +483,10 @@ def _old_acknowledgements() -> Any:
     return _patch(Coordinator, "_again", forgetful)
 
 
-@_plant(lambda faults: faults.unknown > 0.2 and faults.kills > 2 and faults.interval_s < 0.1)
+@planted_fault(
+    "penstock/runtime/epochs/store.py",
+    Seeds(670, lambda faults: faults.unknown > 0.2 and faults.kills > 2 and faults.interval_s < 0.1),
+)
 def _unknown_is_no() -> Any:
     """A manifest that may have been written is taken for one that was not."""
     write = MemoryStore.take
@@ -505,7 +500,9 @@ def _unknown_is_no() -> Any:
     return _patch(MemoryStore, "take", sure)
 
 
-@_plant(lambda faults: faults.kills > 2 and "save" in faults.moments)
+@planted_fault(
+    "penstock/runtime/epochs/coordinator.py", Seeds(554, lambda faults: faults.kills > 2 and "save" in faults.moments)
+)
 def _lost_while_saving() -> Any:
     """A worker that dies while a manifest is being written is dealt with at once."""
     lost = Coordinator.worker_lost
@@ -519,7 +516,7 @@ def _lost_while_saving() -> Any:
     return _patch(Coordinator, "worker_lost", at_once)
 
 
-@_plant()
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(1))
 def _ends_before_commits() -> Any:
     """The job ends when the last manifest is written; the last commits are left to luck."""
     saved = Coordinator.saved
@@ -540,7 +537,7 @@ def _diverts(faults: Faults) -> bool:
     return faults.diversions > 0
 
 
-@_plant(lambda faults: _diverts(faults) and faults.unanswered > 0)
+@planted_fault("penstock/runtime/worker/task.py", Seeds(5, lambda faults: _diverts(faults) and faults.unanswered > 0))
 def _unanswered_is_forgotten() -> Any:
     """What the bridge did not answer is not run as records."""
 
@@ -557,7 +554,7 @@ def _moves(faults: Faults) -> bool:
     return faults.migrations > 0 and faults.rescales == 0
 
 
-@_plant(_moves)
+@planted_fault("penstock/runtime/worker/task.py", Seeds(19, _moves))
 def _says_that_it_stops() -> Any:
     """A task that is to move goes on behind its barrier."""
     save = Task._save
@@ -569,7 +566,7 @@ def _says_that_it_stops() -> Any:
     return _patch(Task, "_save", goes_on)
 
 
-@_plant(_moves)
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(557, _moves))
 def _all_have_stopped() -> Any:
     """Tasks move alone, whether they have stopped or not."""
     move = Coordinator._move
@@ -580,19 +577,19 @@ def _all_have_stopped() -> Any:
     return _patch(Coordinator, "_move", alone)
 
 
-@_plant(_moves)
+@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(5, _moves))
 def _stays_stopped() -> Any:
     """A task that does not move after all does not go on."""
     return _patch(RunLoop, "unpark", lambda self: None)
 
 
-@_plant(_moves)
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(52, _moves))
 def _nothing_redirected() -> Any:
     """What was kept for a task that moves to or from this worker is forgotten."""
     return _patch(OutChannel, "kept", lambda self: iter(()))
 
 
-@_plant(_moves)
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(110, _moves))
 def _old_ends() -> Any:
     """Receivers that stay go on waiting for the sender where it was."""
     connect = Wiring._connect_receiver
@@ -604,7 +601,7 @@ def _old_ends() -> Any:
     return _patch(Wiring, "_connect_receiver", once)
 
 
-@_plant(_moves)
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(110, _moves))
 def _moved_senders_wait() -> Any:
     """Only those who send to tasks that were made again are told to send, not these themselves."""
 
@@ -617,7 +614,7 @@ def _moved_senders_wait() -> Any:
     return _patch(Wiring, "connect_tasks", connect_tasks)
 
 
-@_plant(_moves)
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(110, _moves))
 def _placed_as_before() -> Any:
     """After a move, a death takes back the tasks that used to be there."""
     move = Coordinator._move
@@ -631,7 +628,10 @@ def _placed_as_before() -> Any:
     return _patch(Coordinator, "_move", forgets)
 
 
-@_plant(lambda faults: faults.stop_at is not None and _somebody_dies(faults))
+@planted_fault(
+    "penstock/runtime/worker/run_loop.py",
+    Seeds(241, lambda faults: faults.stop_at is not None and _somebody_dies(faults)),
+)
 def _stopped_while_made() -> Any:
     """A source that was made before its worker was told to stop, and joins after, reads on."""
     make, renew = RunLoop.build_tasks, RunLoop._renew_tasks
@@ -658,7 +658,9 @@ def _stopped_while_made() -> Any:
 # --- the store -------------------------------------------------------------------------------------------------------
 
 
-@_plant(lambda faults: faults.scratches > 4 and _several_epochs(faults))
+@planted_fault(
+    "penstock/runtime/epochs/store.py", Seeds(91, lambda faults: faults.scratches > 4 and _several_epochs(faults))
+)
 def _copies_are_not_read() -> Any:
     """Who finds a file damaged does not look at its copy."""
 
@@ -668,7 +670,10 @@ def _copies_are_not_read() -> Any:
     return _patch(MemoryStore, "get", get)
 
 
-@_plant(lambda faults: faults.scratches > 4 and faults.looks > 0 and _several_epochs(faults))
+@planted_fault(
+    "penstock/runtime/epochs/store.py",
+    Seeds(32, lambda faults: faults.scratches > 4 and faults.looks > 0 and _several_epochs(faults)),
+)
 def _mended_from_what_is_damaged() -> Any:
     """Whoever finds that a file and its copy differ takes the file for the right one, without a look at it."""
 
@@ -684,7 +689,10 @@ def _mended_from_what_is_damaged() -> Any:
     return _patch(Store, "examine", examine)
 
 
-@_plant(lambda faults: faults.damages + faults.wipes > 0 and faults.looks > 0 and faults.interval_s < 0.1)
+@planted_fault(
+    "penstock/runtime/host/store_keeper.py",
+    Seeds(11, lambda faults: faults.damages + faults.wipes > 0 and faults.looks > 0 and faults.interval_s < 0.1),
+)
 def _losses_are_not_told() -> Any:
     """What the keeper finds to be lost is not told, and epochs build on it."""
 
@@ -696,7 +704,9 @@ def _losses_are_not_told() -> Any:
     return both()
 
 
-@_plant(lambda faults: faults.merges > 0 and _several_epochs(faults))
+@planted_fault(
+    "penstock/runtime/epochs/coordinator.py", Seeds(20, lambda faults: faults.merges > 0 and _several_epochs(faults))
+)
 def _merged_for_all_that_follows() -> Any:
     """When snapshots have been put together, those that were saved meanwhile are taken to be in the result."""
 
@@ -708,7 +718,9 @@ def _merged_for_all_that_follows() -> Any:
     return _patch(Coordinator, "replace_chain", replace_chain)
 
 
-@_plant(lambda faults: faults.collects > 0 and _several_epochs(faults))
+@planted_fault(
+    "penstock/runtime/epochs/store.py", Seeds(5, lambda faults: faults.collects > 0 and _several_epochs(faults))
+)
 def _bases_are_deleted() -> Any:
     """What is deleted is decided by the last snapshot of each task alone, not by those that it builds on."""
     collect = Store._collect

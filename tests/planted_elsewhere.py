@@ -1,0 +1,56 @@
+"""Faults of components that the simulated cluster does not drive: entries of the table of tests/planting.py."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from penstock.bridge.burst import BurstDetector
+from penstock.placement.refinement import Partition
+from penstock.runtime.records.key_groups import KeyGroups
+from penstock.runtime.sinks.parts import PartsWriter
+from tests.planting import Test, planted_fault
+
+
+@planted_fault(
+    "penstock/runtime/sinks/parts.py",
+    Test("tests/runtime/test_files_sink_epochs.py::test_back_to_an_older_epoch_than_the_last"),
+)
+def _later_parts_stay() -> Any:
+    """A writer that goes back leaves the files of epochs that are done again."""
+    return mock.patch.object(PartsWriter, "_delete_later_than")
+
+
+@planted_fault(
+    "penstock/runtime/sinks/parts.py", Test("tests/runtime/test_files_sink_epochs.py::test_another_number_of_tasks")
+)
+def _deletes_what_others_wrote() -> Any:
+    """A task looks after the files of all tasks, also of those that are alive."""
+    return mock.patch.object(PartsWriter, "_mine", return_value=True)
+
+
+@planted_fault(
+    "penstock/runtime/records/key_groups.py",
+    Test("tests/runtime/test_partition.py::test_rescaling_moves_no_more_groups_than_it_must"),
+)
+def _all_groups_move() -> Any:
+    """A rescale deals all key groups out anew, wherever they were."""
+    return mock.patch.object(KeyGroups, "rescaled", lambda self, table, parallelism: self.table(parallelism))
+
+
+@planted_fault(
+    "penstock/placement/refinement.py",
+    Test("tests/placement/test_planner.py::test_every_small_graph_against_all_placements"),
+)
+def _no_limit_on_nodes() -> Any:
+    """Tasks that talk to each other go to one node, however full it is."""
+    return mock.patch.object(Partition, "_excess", return_value=0.0)
+
+
+@planted_fault(
+    "penstock/bridge/burst.py",
+    Test("tests/bridge/test_burst.py::test_a_burst_goes_up_and_comes_back"),
+)
+def _no_dwelling() -> Any:
+    """A range that has just switched may switch back at once."""
+    return mock.patch.object(BurstDetector, "dwell_s", 0.0)
