@@ -1,9 +1,9 @@
-"""Putting snapshots together in a process of its own.
+"""Compaction: merges several snapshots of a task into one, in a process of its own.
 
-To put snapshots together is to have what has changed since the oldest in memory, many times its size there. Whoever has
-that done, above all the JobMaster, must not grow with the state of the job; so what is more than small is done by a
-process that lives as long as it takes, gives way to others, and is the first that the kernel ends when memory runs out.
-It must never outlive who started it, nor leave anything behind but the blob.
+A compaction has everything that changed after the oldest snapshot in memory, which takes many times its size. The
+memory of the JobMaster must never grow with the state of the job. So a compaction of more than a little data runs in a
+process that lives only for this, has a low priority, and is the first one that the kernel ends when memory runs out. It
+must never outlive the process that has started it, nor leave anything but the blob.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import PenstockError, StoreError, shorten
 from penstock.runtime.records.pickling import dumps, for_child, join, loads
 
-#: Snapshots of so many bytes are put together where they are asked for: in memory they take up to 20 times as much.
+#: Up to this many bytes of snapshots are compacted in the calling process. In memory they take up to 20 times as much.
 SMALL_BYTES = 2 << 20
 
 _PR_SET_PDEATHSIG = 1
 
 
 def put_together(origin: Store, blobs: Sequence[Blob], key_groups: int, target: Store, name: str) -> Blob:
-    """Put a task's snapshots, which are in one store, together into one blob of this name in another, or in the same.
-
-    Raises what reading and writing them raises; StoreError when the process ended that was to do it.
-    """
+    """Compacts a task's snapshots, which are all in one store, into one blob of this name in the same or another store.
+    Raises what reading and writing them raises, and StoreError when the process that does it has ended."""
     if sum(blob.size for blob in blobs) <= SMALL_BYTES:
         return target.put_pieces(name, compact([partial(origin.pieces, blob) for blob in blobs], key_groups))
     process = subprocess.run(
@@ -41,7 +39,8 @@ def put_together(origin: Store, blobs: Sequence[Blob], key_groups: int, target: 
         input=for_child((origin, list(blobs), key_groups, target, name)),
         capture_output=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # modules are found there as here
+        # The process finds modules where this one does.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     if process.returncode:
         raise StoreError(
@@ -63,7 +62,7 @@ def _main() -> None:
         os.nice(10)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
-    answer, sys.stdout = sys.stdout, sys.stderr  # user code may print
+    answer, sys.stdout = sys.stdout, sys.stderr  # the user's code may print
     done: Blob | PenstockError
     try:
         origin, blobs, key_groups, target, name = join(sys.stdin.buffer.read())

@@ -1,4 +1,6 @@
-"""The files that a store of epochs is made of: local ones, flushed to the disk, and those of object stores."""
+"""The files of a checkpoint store: local files, which are flushed to the disk, and those of object stores. A reader
+must never see half of a file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ PIECE_BYTES = 1 << 20  # of a file, read at a time
 
 
 def store_error(what: str, error: Exception) -> StoreError:
-    """The error of ours for one that a file system raised."""
+    """Returns Penstock's error for an error that a file system has raised."""
     number = error.errno if isinstance(error, OSError) else None
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     reason = filesystems.one_line(reason)
@@ -37,46 +39,44 @@ def store_error(what: str, error: Exception) -> StoreError:
 
 
 class Files(Protocol):
-    """What a store needs of a file system: files in folders of the job's directory, by names with one '/'.
-
-    It raises whatever the file system raises, FileNotFoundError for a file that is not there.
-    """
+    """What a store needs of a file system: files in folders of the job's directory, whose names have one '/'. It raises
+    whatever the file system raises, and FileNotFoundError for a file that does not exist."""
 
     place: str  # for messages
-    remote: bool  # waiting is most of what a call takes
+    remote: bool  # whether waiting is most of what a call takes
 
     def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
-        """Write a file so that nobody sees half of it."""
+        """Writes a file so that nobody ever sees half of it."""
 
     def read(self, name: str) -> bytes: ...
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """A file's bytes, some at a time."""
+        """Yields a file's bytes piece by piece."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The files in a folder, hidden ones too, and how large they are; none when it does not exist."""
+        """Returns the files in a folder with their sizes, also hidden files. Empty when the folder does not exist."""
 
     def names(self, folder: str) -> list[str]:
-        """The files in a folder, hidden ones too; none when it does not exist."""
+        """Returns the names of the files in a folder, also of hidden files. Empty when the folder does not exist."""
 
     def delete(self, name: str) -> None:
-        """Gone is fine."""
+        """Deletes a file. It is no error if the file does not exist."""
 
     def destroy(self, folders: Sequence[str], ours: Callable[[str], bool]) -> None:
-        """Delete the files in these folders that are ours, and the directories that this leaves empty; not the job's
-        own while it is held."""
+        """Deletes the files in these folders that are ours, and then the empty directories. The job's own directory
+        stays while it is locked."""
 
     def lock(self) -> None:
         """Lock the job's directory, if the file system can do so. Raises DirectoryLocked."""
 
     def release(self) -> None:
-        """Let go of it, and remove it if it is empty."""
+        """Releases the lock, and removes the directory if it is empty."""
 
     def is_locked(self) -> bool: ...
 
 
 class LocalFiles:
-    """A directory, by plain system calls: these name the reason of a failure, and pyarrow need not be loaded."""
+    """A directory, by plain system calls. They name the reason of a failure, and pyarrow need not be loaded."""
 
     remote = False
 
@@ -127,7 +127,7 @@ class LocalFiles:
     def sizes(self, folder: str) -> dict[str, int]:
         found = {}
         for name in self.names(folder):
-            with suppress(FileNotFoundError):  # deleted just now
+            with suppress(FileNotFoundError):  # somebody has just deleted it
                 found[name] = os.stat(f"{self._root}/{name}").st_size
         return found
 
@@ -146,7 +146,7 @@ class LocalFiles:
         for folder in folders:
             for name in filter(ours, self.names(folder)):
                 self.delete(name)
-            with suppress(OSError):  # it has other things in it, or is gone
+            with suppress(OSError):  # the directory is not empty, or does not exist
                 os.rmdir(f"{self._root}/{folder}")
         if self._directory_lock is None:
             with suppress(OSError):
@@ -155,7 +155,7 @@ class LocalFiles:
     def lock(self) -> None:
         while self._directory_lock is None:
             self._make(self._root)
-            with suppress(FileNotFoundError):  # the last holder has just removed it
+            with suppress(FileNotFoundError):  # the last process that had the lock has just removed the directory
                 self._directory_lock = DirectoryLock(self._root)
 
     def release(self) -> None:
@@ -167,15 +167,15 @@ class LocalFiles:
         return is_locked(self._root)
 
     def _make(self, folder: str) -> list[str]:
-        """Make a directory, and those above it; which were missing."""
+        """Creates a directory and those above it. Returns those that were missing."""
         missing = self._missing(folder)
         for directory in reversed(missing):
-            with suppress(FileExistsError):  # another process makes it, too
+            with suppress(FileExistsError):  # another process is creating it too
                 os.mkdir(directory, 0o700)
         return missing
 
     def _missing(self, folder: str) -> list[str]:
-        """The directories that would have to be made for a folder to be there."""
+        """Returns the directories that would have to be created for a folder to exist."""
         missing = []
         while not os.path.isdir(folder):
             missing.append(folder)
@@ -188,14 +188,14 @@ def _flush_directory(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # what says so has nothing to flush
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that answers so has nothing to flush
             raise
     finally:
         os.close(descriptor)
 
 
 class ArrowFiles:
-    """A file system of pyarrow.fs. `rename`: how to move a file, where one that is being written can be seen."""
+    """A file system of pyarrow.fs. `rename` moves a file, if readers can see a file that is still being written."""
 
     remote = True
 
@@ -257,7 +257,7 @@ class ArrowFiles:
         for folder in folders:
             names = [f"{folder}/{entry.base_name}" for entry in self._list(folder)]
             if names and all(map(ours, names)):
-                self._delete_directory(f"/{folder}")  # object stores delete a thousand files in one request
+                self._delete_directory(f"/{folder}")  # an object store deletes a thousand files with one request
             else:
                 for name in filter(ours, names):
                     self.delete(name)
@@ -265,7 +265,7 @@ class ArrowFiles:
             self._delete_directory("")
 
     def lock(self) -> None:
-        """Such file systems have no locks."""
+        """Does nothing, because such file systems have no locks."""
 
     def release(self) -> None: ...
 
@@ -283,7 +283,7 @@ class ArrowFiles:
             self._refresh()
         base = f"{self._root}/{folder}".rstrip("/")
         found = self._system.get_file_info(FileSelector(base, allow_not_found=True))
-        # A place that shows directories by an empty object may list that too.
+        # An object store that marks a directory by an empty object may list this object too.
         return [entry for entry in found if entry.path.strip("/") != base.strip("/")]
 
     def _write(self, path: str, parts: Iterable[Buffer]) -> None:
@@ -301,7 +301,7 @@ class ArrowFiles:
 
 
 def open_files(url: str, job: str, durable: bool, look: bool) -> Files:
-    """`look`: whether it can be used, as far as can be seen."""
+    """Opens the files of a job. `look`: also checks whether they can be used, as far as this can be seen."""
     try:
         path = filesystems.local_path(url)
         if path is not None:

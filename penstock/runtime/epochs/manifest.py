@@ -1,16 +1,17 @@
-"""A manifest: what one epoch of a job consists of, in one small file that is written last.
+"""Manifests: the small file that lists what an epoch of a job consists of, and that is written last.
 
-An epoch is complete exactly when its manifest is there and whole, so a reader must never take a damaged manifest for a
-whole one: the file carries a checksum over all of its bytes, and is accepted only when it is byte for byte what
-`encode` makes. It must never hold what only this release can read without saying so: it carries its format's version.
+An epoch is complete exactly when its manifest is there and undamaged. So a reader must never accept a damaged manifest:
+the file has a checksum over all its bytes, and counts only when it is byte for byte what `encode` makes. A manifest
+must also never contain anything that only this release can read without saying so: it has the version of its format.
 
     {"checksum":"5f0c1a2b","manifest":{"version":2,"job":"wordcount","epoch":12,...}}
 
-It is JSON, of one line, and not msgpack: whoever looks for what went wrong has `jq` or `python -m json.tool` and no
-Penstock, and a manifest is too small and too rare for the difference in size and speed to matter. Bytes are base64.
+A manifest is one line of JSON, and not msgpack: people who look for the cause of a problem have `jq` or `python -m
+json.tool`, and perhaps no Penstock. Manifests are so small and rare that size and speed do not matter. Bytes are
+encoded as base64.
 
-CRC-32 finds every change of up to 32 bits in a row and misses one in four billion others. It guards against disks and
-half-written files, not against people: whoever can write to the store can also compute checksums.
+CRC-32 finds every change of up to 32 bits in a row, and misses one in four billion others. It protects against disks
+and half-written files, and not against people: whoever can write to the store can also compute checksums.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from penstock.runtime.errors import SnapshotDamaged, StoreError
 #: manifests, the snapshots that they refer to, and the flow with its options, from which `resume` starts a job.
 FORMAT = 2
 
-# The frame stays as it is in all versions: with another one a manifest of a newer release would look damaged.
+# The frame is the same in all versions of the format. With another frame, a manifest of a newer release would look
+# damaged.
 _FRAME = b'{"checksum":"%08x","manifest":%b}\n'
 _BEFORE = len(_FRAME % (0, b"")) - 2
 _AFTER = 2
@@ -35,7 +37,7 @@ _AFTER = 2
 
 @dataclass(frozen=True)
 class Blob:
-    """A piece of a snapshot. Its bytes are in the store's file `name`, or right here when `data` is not None."""
+    """A piece of a snapshot. Its bytes are in the store's file `name`, or in `data` if this is not None."""
 
     name: str
     size: int
@@ -52,9 +54,9 @@ class TaskEntry:
     index: int
     parallelism: int
     operators: list[str]
-    finished: bool  # it had come to its end before the epoch
-    groups: list[int] | None  # the key groups that it owns; None where records have no keys
-    blobs: list[Blob]  # a base and the deltas upon it, oldest first
+    finished: bool  # the task had ended before the epoch
+    groups: list[int] | None  # the key groups that it owns; None when its records have no keys
+    blobs: list[Blob]  # a base, and then the changes since, oldest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +66,16 @@ class Manifest:
     version: int = FORMAT
     job: str
     epoch: int
-    created: float  # wall time
-    final: bool  # the job had come to its end
+    created: float  # wall-clock time
+    final: bool  # the job had ended
     key_groups: int
     tasks: list[TaskEntry]
-    collected: list[Blob] = field(default_factory=list)  # records of Collect sinks
-    program: Blob | None = None  # what the job was started with, to start it again from nothing but the store
+    collected: list[Blob] = field(default_factory=list)  # the records of Collect sinks
+    program: Blob | None = None  # what the job was started with, so that it can be started again from the store alone
     extra: dict[str, str | int | float] = field(default_factory=dict)
 
     def blobs(self) -> Iterator[Blob]:
-        """All that it refers to; a blob that several tasks share comes several times."""
+        """Yields all blobs of the epoch. A blob that several tasks share appears several times."""
         for task in self.tasks:
             yield from task.blobs
         yield from self.collected
@@ -92,13 +94,13 @@ _read_manifest = msgspec.json.Decoder(Manifest).decode
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of a manifest. StoreError when it holds a value that would not come back as it is."""
+    """Returns the bytes of a manifest. Raises StoreError when it has a value that would not come back unchanged."""
     try:
         body = _to_json(manifest)
         same = _read_manifest(body) == manifest
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         raise StoreError(f"the manifest of epoch {manifest.epoch} cannot be written as JSON: {error}") from error
-    if not same:  # a float that is not finite, a value of another type than declared
+    if not same:  # for example a float that is not finite, or a value of another type than declared
         raise StoreError(
             f"the manifest of epoch {manifest.epoch} would not come back from JSON as it is. "
             "Give it finite numbers and str only."
@@ -107,10 +109,10 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Manifest:
-    """The manifest of these bytes; `where` they came from is for messages.
+    """Returns the manifest of these bytes. `where` says where they came from, for messages.
 
-    SnapshotDamaged when they are not exactly what `encode` made; StoreError when a release with another format made
-    them.
+    Raises SnapshotDamaged when they are not exactly what `encode` made, and StoreError when a release with another
+    format made them.
     """
     body = data[_BEFORE:-_AFTER]
     if _frame(body) != data:

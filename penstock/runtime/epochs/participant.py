@@ -1,10 +1,9 @@
-"""A worker's side of the epochs: does what the coordinator commands, and tells it what came of it.
+"""A worker's part in the epochs: carries out the commands of the coordinator, and reports the results to it.
 
-It stands between a run loop, the store and whoever carries messages to the coordinator. Snapshots are encoded in the
-loop's thread, so that they are of one moment, and written in another, in order, so that the loop goes on meanwhile.
-Reading them back is done by the caller of `make`, in any other thread; only the making itself is a call into the loop.
-
-It must never acknowledge what is not written.
+The participant stands between a run loop, the store, and whatever carries messages to the coordinator. Snapshots are
+encoded in the loop's thread, so that they show one moment, and written in order by another thread, so that the loop
+continues meanwhile. `build_tasks` reads snapshots in the thread of its caller, and only building the tasks is a call
+into the loop. The participant must never acknowledge a snapshot that is not written.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ class Acknowledged:
 
 @dataclass(frozen=True)
 class Declined:
-    """A task could not save its part of an epoch. `may_pass`: as of StoreError; room may have to be made."""
+    """A task could not save its part of an epoch. `may_pass` means the same as in StoreError, or that room must be
+    freed."""
 
     task: int
     generation: int
@@ -59,14 +59,14 @@ class NoLongerQuiet:
     generation: int
 
 
-#: What a worker has to say of its tasks' parts of epochs.
+#: What a worker reports of its tasks' parts of epochs.
 EpochReport = Acknowledged | Declined | NoLongerQuiet
 
 
 class Participant:
-    """See the module's docstring. `send` carries an event to the coordinator, in order; `later(work)` runs pieces of
-    work one after the other in a thread of their own, and one again that returns False. Without a store the job has
-    no epochs: tasks are made, once."""
+    """See the module's docstring. `send` carries a report to the coordinator, in order. `later(work)` does pieces of
+    work one after the other in a thread of its own, and repeats a piece that returns False. Without a store the job has
+    no epochs, and its tasks are built once."""
 
     def __init__(
         self,
@@ -79,25 +79,25 @@ class Participant:
         self._key_groups = key_groups
         self._send = send
         self._later = later
-        self._ends: dict[int, tuple[Snapshot, Sequence[Buffer]]] = {}  # what tasks saved at their end, by task
-        self.loop: RunLoop  # to be set before the first command
+        self._ends: dict[int, tuple[Snapshot, Sequence[Buffer]]] = {}  # by task: what it saved at its end
+        self.loop: RunLoop  # must be set before the first command
 
     # --- commands, from the coordinator ------------------------------------------------------------------------
 
     def trigger(self, epoch: int) -> Future[None]:
-        """Begin an epoch's barrier."""
+        """Begins the barrier of an epoch."""
         return self.loop.call(lambda: self.loop.trigger(epoch))
 
     def park(self, epoch: int, tasks: frozenset[int]) -> Future[None]:
-        """Tasks are to stop behind this epoch's barrier; to be said before it is begun."""
+        """Makes tasks stop after the barrier of this epoch. It must be called before the barrier begins."""
         return self.loop.call(lambda: self.loop.park(epoch, tasks))
 
     def unpark(self) -> Future[None]:
-        """No task is to move any more."""
+        """Lets all parked tasks continue, because no task migrates any more."""
         return self.loop.call(self.loop.unpark)
 
     def rewrite(self, command: SaveWholeState) -> Future[None]:
-        """What these tasks have saved is lost: they save everything anew."""
+        """Makes these tasks save their whole state, because what they have saved is lost."""
 
         def rewrite() -> None:
             for number in command.tasks:
@@ -105,22 +105,22 @@ class Participant:
                 if task is None:
                     continue
                 task.save_whole()
-                end = self._ends.get(number)  # nothing will come after it, so it is written again
+                end = self._ends.get(number)  # no later snapshot will follow, so this one is written again
                 if end is not None and end[0].generation == task.generation:
                     self._later(lambda end=end: self._write(*end))  # type: ignore[misc]
 
         return self.loop.call(rewrite)
 
     def complete(self, command: Complete) -> Future[None]:
-        """Commit an epoch."""
+        """Commits an epoch."""
         return self.loop.call(lambda: self.loop.complete(command.epoch))
 
     def remove_tasks(self, command: RemoveTasks) -> Future[None]:
-        """Take tasks out."""
+        """Removes tasks."""
         return self.loop.call(lambda: self.loop.remove_tasks(set(command.tasks), command.epoch))
 
     def build_tasks(self, command: BuildTasks) -> Future[None]:
-        """Make tasks again; raises StoreError when what they saved cannot be read."""
+        """Builds tasks again. Raises StoreError when their snapshots cannot be read."""
         saved = self.read(command)
 
         def build_tasks() -> None:
@@ -131,7 +131,7 @@ class Participant:
         return self.loop.call(build_tasks)
 
     def connect_tasks(self, command: ConnectTasks) -> Future[None]:
-        """Send tasks what they have missed."""
+        """Connects tasks, and sends them what they have missed."""
 
         def connect_tasks() -> None:
             self.loop.connect_tasks(set(command.tasks), command.generation)
@@ -141,13 +141,13 @@ class Participant:
         return self.loop.call(connect_tasks)
 
     def end(self) -> Future[None]:
-        """The job has ended well."""
+        """Ends the loop, because the job has ended well."""
         return self.loop.call(self.loop.end)
 
     # ---------------------------------------------------------------------------------------------------------------
 
     def read(self, command: BuildTasks) -> dict[int, Saved]:
-        """What the tasks of this worker saved."""
+        """Reads what the tasks of this worker have saved."""
         wiring = self.loop.wiring
         plan = wiring.plan if command.change is None else command.change.plan
         placed = wiring.workers if command.change is None else command.change.placed
@@ -180,22 +180,22 @@ class Participant:
         return saved
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """A task saves its part of an epoch; called in the loop's thread."""
+        """Encodes a task's part of an epoch, and has it written. It is called in the loop's thread."""
         parts = encode_snapshot(snapshot.states, self._key_groups)
-        # Long lists that live on would be looked through by the garbage collector, which stops the loop.
+        # The garbage collector would visit long lists that live on, and stop the loop meanwhile.
         snapshot = replace(snapshot, states={})
         if snapshot.finished:
             self._ends[snapshot.task.number] = (snapshot, parts)
         self._later(lambda: self._write(snapshot, parts))
 
     def on_motion(self, task: TaskId, generation: int) -> None:
-        """A task that had come to rest has a record again; called in the loop's thread."""
+        """Reports that a task that was quiet has a record again. It is called in the loop's thread."""
 
         def say() -> bool:
             self._send(NoLongerQuiet(task.number, generation))
             return True
 
-        self._later(say)  # behind the snapshot that was quiet
+        self._later(say)  # after the snapshot that was quiet
 
     def _write(self, snapshot: Snapshot, parts: Sequence[Buffer]) -> bool:
         number = snapshot.task.number
@@ -206,7 +206,7 @@ class Participant:
         except StoreError as error:
             self._send(Declined(number, snapshot.generation, snapshot.epoch, str(error), error.may_pass))
             if snapshot.finished:
-                return False  # nothing will come after it: it is tried again
+                return False  # no later snapshot will follow, so this one is tried again
 
             def again() -> None:
                 task = self.loop.wiring.tasks.get(number)

@@ -1,9 +1,9 @@
-"""From what tasks saved to what tasks go on from, also where the plan has changed in between.
+"""Restores tasks: reads what tasks have saved, and gives it to the tasks that continue, also when the plan has changed.
 
-State belongs to operators, by name, and within them to key groups; splits belong to sources; what sinks have prepared
-belongs to sinks. So a job can go on with other parallelism, with other operators fused, or with a changed flow, as long
-as the operators that have state are still there under their names. It must never hand a key's state to two tasks, nor
-leave one out.
+State belongs to operators, by name, and within them to key groups. Splits belong to sources, and what sinks have
+prepared belongs to sinks. So a job may continue with another parallelism, with other operators fused, or with a changed
+flow, as long as the operators that have state still exist under their names. The state of a key must never be given to
+two tasks, nor to none.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Get = Callable[[Blob], Bytes]
 
 
 def read_same(plan: Plan, task: TaskId, entry: TaskEntry, get: Get) -> Saved:
-    """What a task goes on from that is as it was."""
+    """Reads what a task has saved that is still the same task."""
     merged = Merged(plan.key_groups)
     merged.add_task((get(blob) for blob in entry.blobs), None)
     source = plan.chains[task.chain].source
@@ -38,9 +38,9 @@ def read_same(plan: Plan, task: TaskId, entry: TaskEntry, get: Get) -> Saved:
 def read_changed(
     plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get, *, other_program: bool = False
 ) -> Saved:
-    """What a task goes on from, of what the tasks of another plan saved. When they were those of another program, its
-    classes may have had other fields, so that a key of today is of another key group than it was saved under: then each
-    task looks for its keys in what all of them saved."""
+    """Reads what the tasks of another plan have saved, for one task of this plan. If another program saved it, its
+    classes may have had other fields. A key may then belong to another key group than the one under which it was saved,
+    so each task looks for its keys in everything that all tasks saved."""
     chain = plan.chains[task.chain]
     groups = plan.groups(task)
     states: dict[str, SavedState] = {}
@@ -71,15 +71,17 @@ def read_changed(
 
 
 def _counters(plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get) -> dict[str, Counters]:
-    """What a task goes on counting from: of its operators, and on the way to those of others. State may be dealt to
-    several tasks; what a task has counted goes on in one, or the job would count it several times, or never again."""
+    """Returns the counters from which a task continues: those of its operators, and those of the records on the way to
+    the next operators. State may be assigned to several tasks, but each counter continues in exactly one of them.
+    Otherwise the job would count the same records several times, or lose them."""
     chain = plan.chains[task.chain]
     found: dict[str, Counters] = {operator.name: (0, 0, 0, 0) for operator in chain.operators}
     own = set(found)
     known = {operator.name for each in plan.chains for operator in each.operators}
     for entry in entries:
         if entry.index % chain.parallelism == task.index and not own.isdisjoint(entry.operators):
-            # What was skipped on the way from it is with its last operator, whichever way that now is.
+            # The records that were skipped on the way to the next operators count for the last operator of the task,
+            # wherever that one is now.
             on_the_way = known - set(entry.operators) if entry.operators[-1] in own else set()
             for name, (taken, given, skipped, late) in counters_of(get(entry.blobs[-1])).items():
                 if name in own or name in on_the_way:
@@ -89,7 +91,7 @@ def _counters(plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get) 
 
 
 def same_tasks(plan: Plan, entries: Iterable[TaskEntry]) -> bool:
-    """Whether the entries are those of the plan's own tasks."""
+    """Whether the entries belong to the plan's own tasks."""
     saved = {entry.number: entry for entry in entries}
     if saved.keys() != plan.by_number.keys():
         return False
@@ -102,14 +104,14 @@ def same_tasks(plan: Plan, entries: Iterable[TaskEntry]) -> bool:
 
 
 def kinds_with_state(plan: Plan) -> dict[str, str]:
-    """The operators that have something to go on with, and their kinds."""
+    """Returns the operators that have state, and the kinds of their state."""
     operators = [operator for chain in plan.chains for operator in chain.operators]
     stateful = [operator for operator in operators if operator.keyed or isinstance(operator, Read)]
     return {operator.name: operator.state_kind for operator in stateful}
 
 
 def check(plan: Plan, saved: Mapping[str, str], key_groups: int) -> None:
-    """FlowError when a flow cannot go on with what operators of these names and kinds have saved."""
+    """Raises FlowError when a flow cannot continue from the saved state of operators with these names and kinds."""
     now = {operator.name: operator.state_kind for chain in plan.chains for operator in chain.operators}
     lost = sorted(saved.keys() - now.keys())
     if lost:
@@ -137,7 +139,7 @@ def _keyed(
 ) -> SavedState:
     merged = Merged(key_groups)
     for entry in savers:
-        # What has ended has said its last results: nobody shall say them again.
+        # A task that had ended has emitted its last results, and no other task may emit them again.
         if not entry.finished and (other_program or entry.groups is None or not groups.isdisjoint(entry.groups)):
             merged.add_task((get(blob) for blob in entry.blobs), groups, operators={operator.name})
     state = merged.operators.get(operator.name, SavedState())
@@ -148,7 +150,8 @@ def _keyed(
 
 
 def _check_fields(operator: Operator, keys: Iterable[Any]) -> None:
-    """FlowError when keys are of a class that has lost fields: some may have become one, and only one has its state."""
+    """Raises FlowError when keys are of a class that has lost fields. Several keys may have become equal, and only one
+    of them would keep its state."""
     for key in keys:
         if (found := without_fields(key)) is not None:
             class_, fields = found
@@ -160,7 +163,8 @@ def _check_fields(operator: Operator, keys: Iterable[Any]) -> None:
 
 
 def _check_stateless(operators: list[Operator], entries: Iterable[TaskEntry], get: Get) -> None:
-    """StoreError when one of these operators, whose state nobody can deal to other tasks, has saved some."""
+    """Raises StoreError when one of these operators has saved state, because such state cannot be assigned to other
+    tasks."""
     kinds = {operator.name: operator.state_kind for operator in operators}
     looked: set[int] = set()
     for entry in entries:
@@ -187,7 +191,8 @@ def _own(operator: Operator, savers: list[TaskEntry], get: Get, key_groups: int)
 
 
 def _splits(operator: Read, savers: list[TaskEntry], get: Get, parallelism: int) -> list[list[Split]]:
-    """The saved splits, dealt to the tasks anew. They are what the job reads, whatever the source would list today."""
+    """Assigns the saved splits to the tasks anew. The job reads the saved splits, whatever the source would list
+    today."""
     saved: list[Split] = []
     for entry in savers:
         merged = Merged(0)

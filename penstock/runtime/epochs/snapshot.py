@@ -355,14 +355,14 @@ class Chain:
     complete: bool = False
     operators: dict[str, SavedState] = field(default_factory=dict)
     count: int = 0  # the number of snapshots so far
-    # by operator and name of the map: the number of the snapshot that has the whole map
+    # By operator and name of the map: the number of the snapshot that has the whole map.
     bases: dict[tuple[str, str], int] = field(default_factory=dict)
-    # by operator and name of the map: how its log merges
+    # By operator and name of the map: how its log merges.
     logged: dict[tuple[str, str], str] = field(default_factory=dict)
     # All values of maps. When a chain is not complete, later changes are among the entries. In a complete chain the
     # values are put into their places only when a later change needs them, once and not for every snapshot.
     values: dict[tuple[str, str], _Placed] = field(default_factory=dict)
-    # the number of entries of maps, if the last snapshot says it
+    # The number of entries of maps, if the last snapshot says it.
     sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, snapshot: Bytes) -> None:

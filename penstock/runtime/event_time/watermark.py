@@ -57,7 +57,7 @@ class Watermarks:
 
     def __init__(self) -> None:
         self.current: int | None = None  # None: no watermark is known yet; IDLE: no channel has input
-        # the task must take its last watermark a second time, after the outputs that the watermark has released
+        # The task must take its last watermark a second time, after the outputs that the watermark has released.
         self.again = False
         self._of: dict[int, int] = {}
         self._greatest = IDLE  # the greatest watermark that the task has had

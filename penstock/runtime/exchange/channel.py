@@ -82,7 +82,7 @@ class OutChannel(ABC):
         self.ended = False  # the cache has the end
         self.connected = True
         self.catching_up = False  # the cache has messages that the receiver missed, so the task is not held up
-        # the last flush found no room in the transport, and no message will tell when there is room
+        # The last flush found no room in the transport, and no message will tell when there is room.
         self.stopped_by_room = False
         self.records = 0  # produced so far
         self.bytes = 0  # of these records: encoded size if they are kept or sent, else an estimate
@@ -177,7 +177,7 @@ class OutChannel(ABC):
 
     def queued(self) -> int:
         """Returns the number of records that wait for credit or room."""
-        # a copy, because other threads may call this
+        # A copy, because other threads may call this.
         waiting = sum(len(batch) for batch, _ in list(self.queue) if batch is not None)
         return waiting + (self.cache.unsent_records() if self.cache.unsent else 0)
 
@@ -226,7 +226,7 @@ class LocalChannel(OutChannel):
     ) -> None:
         super().__init__(number, errors, credit_window, cache)
         self._receiver = receiver
-        # unsent batches as they were produced, with the numbers of their entries
+        # Unsent batches as they were produced, with the numbers of their entries.
         self._made: deque[tuple[int, Batch]] = deque()
 
     def deliver_to(self, receiver: Receiver) -> None:

@@ -85,7 +85,7 @@ class OutputCaches:
         self._caches: weakref.WeakSet[OutputCache] = weakref.WeakSet()
         self._slabs: dict[int, list[bytearray]] = {}  # free slabs, by size
         self._slab_bytes = 0  # bytes of the free slabs
-        # a weak reference: the entries keep the file alive that they are in
+        # A weak reference: the entries keep the file alive that they are in.
         self._file: Callable[[], Any] = lambda: None
         self._file_bytes = 0
 
@@ -152,7 +152,7 @@ class OutputCache:
         self._total = 0  # the memory of all entries so far, dropped ones included
         self._on_disk = 0  # the number of entries on disk
         self._dropped: list[Entry] = []  # entries to be freed a few at a time
-        # with the number of the first entry after those in the slab
+        # With the number of the first entry after those in the slab.
         self._slabs: deque[tuple[int, bytearray]] = deque()
         self._slab_used = 0  # the used bytes of the last slab
         self._output_caches = output_caches

@@ -1,2 +1,3 @@
-"""What a user adds to a flow, one file an operator family: the plain description, and the stage that it becomes
-inside a task."""
+"""Operators: what a user adds to a flow, one file for each family. An operator describes itself, and makes the stage
+that runs inside a task.
+"""

@@ -1,9 +1,9 @@
-"""`agg(n=count(), total=sum("price"))`: several aggregations of a key's records in one aggregate.
+"""The operator `agg(n=count(), total=sum("price"))`: several aggregations of a key's records in one aggregate.
 
-The inputs are taken from a list of records column by column, by compiled expressions; partials are flat tuples, merged
-by a function compiled for their kinds (`expressions.aggregates`). A snapshot names those kinds, so whoever puts
-snapshots together can merge partials without the flow; and what was saved under some names and kinds of results is
-never taken for that of others.
+Compiled expressions take the inputs from a list of records, column by column. Partial results are flat tuples, and a
+function that is compiled for their kinds merges them (`expressions.aggregates`). A snapshot names these kinds, so
+partial results can be merged without the flow. What was saved under some names and kinds of results must never be taken
+for results of other names or kinds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.runtime.state.aggregate import Aggregate, merging_parts
 
 
 class Agg(Aggregate):
-    """Aggregations by the names of their results; a result is a dict of them."""
+    """Aggregations by the names of their results. A result is a dict of them."""
 
     name = "agg"
     identity_result = False

@@ -1,4 +1,6 @@
-"""Running aggregates a key: count, sum, min, max, mean and reduce."""
+"""Running aggregates for each key: count, sum, min, max, mean and reduce. Where senders combine records, an aggregate
+must never count a failed record together with good ones.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,18 @@ Emit = Literal["latest", "every", "final"]
 
 
 def combines(operator: Operator, aggregate: Aggregate) -> bool:
-    """Whether senders may make one partial of many records. Not where records may be let go and the aggregate does not
-    take all values: a partial that fails would take the good records in it along, and would be counted as one."""
+    """Whether senders may combine many records into one partial result. They may not when records may be skipped and
+    the aggregate does not accept all values: a partial result that fails would take its good records along, and would
+    count as one record."""
     return operator.on_error == "fail" or aggregate.total
 
 
 class Aggregated(Operator):
-    """A running aggregate per key; emits (key, result).
+    """A running aggregate for each key. It emits (key, result).
 
-    `emit` says when: "latest" (default) the newest result of each key that a batch touched, once a batch, so that a
-    hot key under load does not flood what comes behind; "every": one for each record; "final": one a key, when the
-    input ends.
+    `emit` says when it emits. "latest" (the default): after each batch, the newest result of each key in the batch, so
+    that a frequent key under load does not flood the operators downstream. "every": one result for each record.
+    "final": one result for each key, when the input ends.
     """
 
     keyed = True
@@ -52,7 +55,8 @@ class Aggregated(Operator):
 
     @property
     def combiner(self) -> Aggregate | None:
-        """The aggregate that senders may apply before records travel; None when every record must show."""
+        """Returns the aggregate that senders may apply before they send records, or None when every record must
+        show."""
         return None if self.emit == "every" or not combines(self, self.aggregate) else self.aggregate
 
     def stage(self, context: StageContext) -> Stage:
@@ -95,9 +99,9 @@ class _Aggregating(Stage):
         return self._results(keys) if self._emit == "latest" else out
 
     def _results(self, keys: Iterable[Any]) -> list[Any]:
-        """(key, result) of each of these keys, in order of their first place."""
+        """Returns (key, result) of each of these keys, in the order in which they first appear."""
         aggregate, state = self._aggregate, self.state
-        if not self.errors.skipped:  # else some key may have no state, or not even a hash
+        if not self.errors.skipped:  # otherwise some key may have no state, or not even a hash
             touched = dict.fromkeys(keys)
             if aggregate.identity_result:
                 return list(zip(touched, map(state.__getitem__, touched), strict=True))
@@ -108,7 +112,7 @@ class _Aggregating(Stage):
                 if key in state and key not in results:
                     results[key] = aggregate.result(state[key])
             except TypeError:
-                continue  # no hash: its record has been handled
+                continue  # it has no hash, and its record has failed already
             except BaseException as error:
                 self.errors.handle((key, state[key]), error)
         return list(results.items())
@@ -144,7 +148,8 @@ class _Aggregating(Stage):
 
 
 class Reduce(Operator):
-    """reduce(fn): the state of a key is its first record, then fn(state, record); emits (key, state)."""
+    """The operator reduce(fn): the state of a key is its first record, and then fn(state, record). It emits (key,
+    state)."""
 
     kind = "reduce"
     keyed = True
@@ -163,7 +168,7 @@ class Reduce(Operator):
 
 
 class _Reducer(Aggregate):
-    """A user's reduce function in the form of an aggregate. Never combined before the exchange: the function sees
+    """A user's reduce function as an aggregate. It never combines records before the exchange: the function sees
     records in the order in which they arrive, and need not be associative."""
 
     name = "reduce"

@@ -1,9 +1,9 @@
-"""Operators: what the user adds to a flow (plain, picklable data), and the stage each becomes inside a task.
+"""Operators and stages: what a user adds to a flow, and what runs inside a task.
 
-An `Operator` describes; `stage()` makes the running form, one a task, which works on whole batches. A stage either
-maps a batch to one batch of bounded size (`run`) or *expands* it, yielding outputs in bounded pieces (`expand`), so
-that a record that becomes a million never takes memory for a million (invariant 1). Stages know nothing of tasks,
-channels, Ray or time.
+An `Operator` is a plain, picklable description. Its `stage()` makes a stage for each task, which processes whole
+batches. Most stages turn a batch into one batch of limited size (`run`). Others *expand* it, and yield their outputs in
+pieces of limited size (`expand`), so that one record that becomes a million never takes the memory of a million. A
+stage must never know tasks, channels or Ray, so that Spark and tests can run it too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from penstock.runtime.records.userfunc import (
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.state.keyed import SavedState, StageState
 
-# An expanding stage yields pieces of at most this many records. Smaller pieces cost a call into each later stage per
-# piece; larger ones hold more memory and let a task run longer before it looks at its channels again.
+# An expanding stage yields pieces of at most this many records. Smaller pieces cost more calls of the later stages.
+# Larger pieces take more memory, and let a task run longer before it looks at its channels again.
 EXPAND_RECORDS_MAX = 4096
 
 
 class StageContext:
-    """What a stage knows of where it runs; made by the task that hosts it."""
+    """What a stage knows of the place where it runs. The task creates it."""
 
     def __init__(
         self,
@@ -43,9 +43,9 @@ class StageContext:
         wall: Callable[[], float] = time,
     ) -> None:
         self.operator = operator
-        self.wall = wall  # the time for timers
-        self.epochs = epochs  # the job saves state
-        self.time_grain = 1  # ms: watermarks are multiples of it
+        self.wall = wall  # the clock for timers
+        self.epochs = epochs  # whether the job saves state
+        self.time_grain = 1  # in ms; watermarks are multiples of it
         self.index = index
         self.parallelism = parallelism
         self.sink_context = sink_context
@@ -54,79 +54,83 @@ class StageContext:
 
 
 class Stage:
-    """The running form of one operator in one task."""
+    """An operator as it runs inside one task."""
 
     expands = False
-    timed = False  # it may have timers
-    event_time = False  # it makes watermarks or waits for them
+    timed = False  # whether it may have timers
+    event_time = False  # whether it makes watermarks or waits for them
 
     def __init__(self, context: StageContext) -> None:
         self.context = context
         self.errors = context.errors
         self.records_in = 0
         self.records_out = 0
-        self.late = 0  # records that no window took
+        self.late = 0  # the number of records that no window has accepted
 
     def open(self) -> None:
-        """Called once, in the worker, before the first batch."""
+        """Prepares the stage. The worker calls it once, before the first batch."""
 
     def run(self, batch: Batch) -> Batch:
-        """The outputs for a batch; only for stages that do not expand."""
+        """Returns the outputs for a batch. Only for stages that do not expand."""
         raise NotImplementedError
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
-        """The outputs for a batch in pieces of at most EXPAND_RECORDS_MAX; only for stages that expand."""
+        """Yields the outputs for a batch, in pieces of at most EXPAND_RECORDS_MAX records. Only for stages that
+        expand."""
         raise NotImplementedError
 
     def next_timer(self) -> float | None:
-        """When the first timer is due, in time.time(); None: there is none. Only for stages that are timed."""
+        """Returns the time of the first timer, as of time.time(), or None when there is none. Only for timed stages."""
         return None
 
     def fire(self, now: float) -> Iterator[Batch]:
-        """The outputs of all timers that are due; only for stages that are timed."""
+        """Yields the outputs of all timers that are due. Only for timed stages."""
         return iter(())
 
     def advance(self, watermark: int | None) -> Iterator[Batch]:
-        """The outputs that a watermark lets go; None: none is known. Only for stages with event time."""
+        """Yields the outputs that a watermark releases; None: no watermark is known. Only for stages with event
+        time."""
         return iter(())
 
     def watermark(self, watermark: int | None) -> int | None:
-        """What goes on behind the stage, once it has taken a watermark. Only for stages with event time."""
+        """Takes a watermark, and returns the watermark that follows downstream. Only for stages with event time."""
         return watermark
 
     def observe(self, greatest: int) -> None:
-        """Records up to this time have passed in the operation stream. Only for stages with event time."""
+        """Notes that records up to this time have passed in the operation stream. Only for stages with event time."""
 
     def finish(self) -> Iterator[Batch]:
-        """The last outputs, after the last batch of every input."""
+        """Yields the last outputs, after the last batch of every input."""
         return iter(())
 
     def flush(self) -> None:
-        """Nothing more is ready now: what was held back for larger writes should leave."""
+        """Writes what the stage holds back for larger writes, because no more records are ready."""
 
     def close(self, failed: bool) -> None:
-        """Called once at the end, also after an error; must not raise for what open() never made."""
+        """Closes the stage. It is called once at the end, also after an error, and must not raise when `open` was never
+        called."""
 
     # --- epochs, in jobs that have them ----------------------------------------------------------------------
 
     def wants_whole(self) -> bool:
-        """It costs less to save everything at the next barrier than what has changed."""
+        """Whether saving everything at the next barrier costs less than saving what has changed."""
         return False
 
     def snapshot(self, epoch: int, whole: bool) -> StageState | None:
-        """The state at the barrier of `epoch`: what has changed since the last snapshot, or everything. None: the
-        stage has no state. The caller encodes it before the stage runs again."""
+        """Returns the state at the barrier of `epoch`: the changes since the last snapshot, or everything. Returns None
+        when the stage has no state. The caller encodes the state before the stage runs again."""
         return None
 
     def restore(self, epoch: int, saved: SavedState) -> None:
-        """Called behind open(): go on from what was saved at a complete epoch."""
+        """Starts from what was saved at a complete epoch. It is called after `open`."""
 
     def commit(self, epoch: int) -> None:
-        """Epochs up to this one are complete."""
+        """Notes that epochs up to this one are complete."""
 
 
 def run_stages(stages: Sequence[Stage], batch: Batch, first: int) -> Iterator[Batch]:
-    """The outputs of the stages from `first` on for a batch that is not empty: in bounded pieces, none empty."""
+    """Yields the outputs of the stages from `first` on, for a batch that is not empty. The pieces are of limited size,
+    and none is empty."""
     for i in range(first, len(stages)):
         stage = stages[i]
         stage.records_in += len(batch)
@@ -143,13 +147,14 @@ def run_stages(stages: Sequence[Stage], batch: Batch, first: int) -> Iterator[Ba
 
 
 class Operator(ABC):
-    """What an operator is: kind, name, parallelism (None: the flow's), the policy for records that fail."""
+    """What every operator has: kind, name, parallelism (None: that of the flow), and the policy for records that
+    fail."""
 
     kind: str
-    keyed = False  # takes KeyedBatch
+    keyed = False  # whether it takes KeyedBatch
     is_sink = False
-    stays: str | None = "it has no batch form"  # why it cannot run in the operation stream; None: it can
-    time_grain: int | None = None  # ms of which all times are multiples at which it waits for a watermark
+    stays: str | None = "it has no batch form"  # why it cannot run in Spark; None: it can
+    time_grain: int | None = None  # in ms; all times at which it waits for a watermark are multiples of it
 
     def __init__(self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail") -> None:
         if name is not None and (not isinstance(name, str) or not name):
@@ -169,12 +174,13 @@ class Operator(ABC):
 
     @property
     def state_kind(self) -> str:
-        """What its state is, in words: only an operator of the same goes on with what it has saved."""
+        """Describes the kind of the operator's state in words. When a job continues from saved state, the operator of
+        the same name must have the same kind of state."""
         return self.kind
 
     @abstractmethod
     def stage(self, context: StageContext) -> Stage:
-        """The running form for one task."""
+        """Makes the stage for one task."""
 
 
 class Loop(Stage):
@@ -191,18 +197,18 @@ class Loop(Stage):
 
 class Gathering(Stage):
     """A stage that may hold records from one batch to the next, so that a call of the user's function gets more of
-    them. Its task says when it must let them go; without one (in Spark) it holds nothing."""
+    them. Its task says when the stage must process what it holds. Without a task (in Spark) the stage holds nothing."""
 
-    holds = False  # whether what is too little for a call stays when `expand` ends
-    stamp = 0  # of the records that come next
-    oldest = 0  # the least stamp of the records held
-    waits_until = 0  # by the clock; when the first record held should wait no longer
-    more_until = 0  # the same while more records come: they make the call worth more
-    least = 1  # records that a call should get at least
+    holds = False  # whether records that are too few for a call stay when `expand` ends
+    stamp = 0  # the stamp of the records that come next
+    oldest = 0  # the least stamp of the records that are held
+    waits_until = 0  # the clock time until which the first of the held records may wait
+    more_until = 0  # the same while more records come, which make the call larger
+    least = 1  # the least number of records for a call
 
     @abstractmethod
     def gather(self, clock: Callable[[], int], stopwatch: Callable[[], int]) -> None:
-        """It is part of a task: with its clocks, in ns."""
+        """Tells the stage that it is part of a task, and gives it the task's clocks, in ns."""
 
     @property
     @abstractmethod
@@ -211,8 +217,8 @@ class Gathering(Stage):
 
     @abstractmethod
     def wants(self) -> tuple[int, int]:
-        """(records that make the next call full, records of a full call)."""
+        """Returns how many more records make the next call full, and how many records a full call has."""
 
     @abstractmethod
     def let_go(self, least: int) -> Iterator[Batch]:
-        """The outputs for what is held, if that is so many records or more."""
+        """Yields the outputs for the held records, if there are at least this many."""

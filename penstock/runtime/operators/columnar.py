@@ -1,8 +1,8 @@
 """Operators whose logic is an expression: filter, select, with_columns (docs/papers.md: D1).
 
-Records are dicts, or what `fields.Rows` makes dicts of: objects with attributes, and texts, as text sources give, which
-are taken for {"value": text}. An expression runs as a compiled Python function here and as native Spark columns in the
-operation stream, with the same answers.
+Records are dicts, or `fields.Rows` turns them into dicts: objects with attributes, and texts, which count as {"value":
+text}. An expression runs as a compiled Python function in a task, and as native Spark columns in the operation stream.
+The two must never give different answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.runtime.records.userfunc import ListSelector, apply
 
 
 class Columnar(Operator):
-    """An operator of expressions; `closure` has its shape."""
+    """An operator of expressions. `closure` says which kind it is."""
 
     stays = None
 
@@ -46,7 +46,7 @@ class _Columnar(Stage):
         plain = type(batch[0]) is dict
         try:
             out = self._closure(batch if plain else self._rows.many(batch))
-        except Exception:  # of whatever class it is, the same error comes again at the record that is to blame
+        except Exception:  # whatever the error's class, the same error comes again at the record that causes it
             return apply(self._one_by_one, batch, self.errors)
         return out if plain or not self._filters else list(map(record_of, out))
 
@@ -56,22 +56,22 @@ class _Columnar(Stage):
 
 
 def filtering(expr: Expr, **common: Any) -> Columnar:
-    """The records for which an expression is true."""
+    """Makes the operator that keeps the records for which an expression is true."""
     return Columnar(compile_filter(expr), **common)
 
 
 def selecting(exprs: dict[str, Expr], **common: Any) -> Columnar:
-    """Records of these fields alone."""
+    """Makes the operator that keeps only these fields of a record."""
     return Columnar(compile_select(exprs), **common)
 
 
 def adding(exprs: dict[str, Expr], **common: Any) -> Columnar:
-    """Records with these fields added or replaced."""
+    """Makes the operator that adds or replaces these fields of a record."""
     return Columnar(compile_with(exprs), **common)
 
 
 class Taken(ListSelector):
-    """A selector that is an expression."""
+    """A selector that evaluates an expression."""
 
     def __init__(self, expr: Expr) -> None:
         self.expr = expr
@@ -89,7 +89,7 @@ class Taken(ListSelector):
 
 
 class TakenTogether(ListSelector):
-    """A selector of the values of several expressions: a tuple of them."""
+    """A selector that evaluates several expressions, and gives a tuple of their values."""
 
     def __init__(self, exprs: Sequence[Expr]) -> None:
         self._closures = list(map(compile_value, exprs))
@@ -105,12 +105,12 @@ class TakenTogether(ListSelector):
 
 
 def taking(expr: Expr) -> Callable[[Any], Any]:
-    """A selector of an expression's value: of a plain field, the quickest there is."""
+    """Returns a selector of an expression's value. For a plain field it is the fastest one."""
     return Field(expr.name) if isinstance(expr, Column) and not expr.optional else Taken(expr)
 
 
 def expression_of(selector: Any) -> Expr | None:
-    """The expression that a selector takes; None: it is a function of the user's."""
+    """Returns the expression that a selector evaluates, or None when the selector is a user's function."""
     if isinstance(selector, Taken):
         return selector.expr
     if isinstance(selector, Field):

@@ -1,4 +1,6 @@
-"""Where records come into a flow and leave it: the operators of sources and sinks."""
+"""The operators of sources and sinks, where records enter a flow and leave it. An error of a sink must
+never be lost: it becomes a failure of its operator.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from penstock.runtime.state.keyed import SavedState, StageState
 
 
 class Read(Operator):
-    """A source at the head of a flow; its stage is a reader that the source task drives."""
+    """A source at the head of a flow. Its stage passes on what the source task reads."""
 
     kind = "read"
     stays = "it reads; its raw input goes to Spark"
@@ -89,7 +91,8 @@ class _Writing(Stage):
 
     @contextmanager
     def _blamed(self, what: Any) -> Iterator[None]:
-        """What a writer raises for more than one record (a full disk) is this operator's failure."""
+        """Turns an error of a writer that concerns more than one record (a full disk) into a failure of this
+        operator."""
         try:
             yield
         except RecordError:

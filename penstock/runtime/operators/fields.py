@@ -1,8 +1,9 @@
-"""Taking fields from records by their names: `key_by("user")`, `sum("price")`, `filter(col("price") > 5)`.
+"""Selects fields of records by their names: `key_by("user")`, `sum("price")`, `filter(col("price") > 5)`.
 
 Records may be dicts (any mapping), objects with attributes (dataclasses, named tuples, msgspec structs, rows of
-libraries), or texts, which have the one field "value". How the field is taken is decided by the type of a record; for a
-list of records by that of the first, so that the others cost no more than the loop in C.
+libraries), or texts, which have the single field "value". The type of a record decides how its field is taken. For a
+list of records the type of the first one decides, so that the others cost only a loop in C. The result must never
+depend on which of the records in a list comes first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TEXT = "value"
 
 
 class Field(ListSelector):
-    """A selector of the field of a name, or of the element at an index."""
+    """A selector of the field with a name, or of the element at an index."""
 
     def __init__(self, name: str | int) -> None:
         self.name = name
@@ -46,14 +47,14 @@ class Field(ListSelector):
         except (AttributeError, LookupError, TypeError) as error:
             if is_missing(self.name, record):
                 raise MissingField(missing(self.name, record)) from None
-            raise error  # of the record's own code, as of a property
+            raise error  # an error of the record's own code, for example of a property
 
     def many(self, records: list[Any]) -> list[Any]:
         if not records:
             return []
         cls = type(records[0])
         take = self._takes.get(cls) or self._how(cls)
-        # Dicts have attributes, too, which are none of their fields, and everything can be taken as a text.
+        # Dicts have attributes too, but these are not their fields. And every object can be converted to a text.
         if (take is self._attribute or take is _itself) and set(map(type, records)) != {cls}:
             return list(map(self, records))
         return records[:] if take is _itself else list(map(take, records))
@@ -70,11 +71,11 @@ class Field(ListSelector):
 
 
 def _itself(text: Any) -> Any:
-    return text  # not str(text), which of a member of an Enum, or of another subclass, may be another text
+    return text  # not str(text), which for a member of an Enum, or of another subclass, may be a different text
 
 
 class Row(dict[str, Any]):
-    """The fields of a record that is no dict, and the record."""
+    """The fields of a record that is not a dict, and the record itself."""
 
     __slots__ = ("record",)
 
@@ -82,7 +83,8 @@ class Row(dict[str, Any]):
 
 
 class Rows:
-    """Makes dicts of records for expressions, with the fields that these read (`every`: with all that there are)."""
+    """Turns records into dicts for expressions, with the fields that the expressions read (`every`: with all
+    fields)."""
 
     def __init__(self, exprs: Iterable[Expr], every: bool = False) -> None:
         columns = [node for expr in exprs for node in expr.walk() if isinstance(node, Column)]
@@ -91,11 +93,11 @@ class Rows:
         self._every = every
 
     def many(self, records: list[Any]) -> list[Any]:
-        """A list of records as dicts; of dicts, that list itself."""
+        """Returns a list of records as dicts. If they are dicts already, it returns the same list."""
         return records if not records or isinstance(records[0], Mapping) else list(map(self, records))
 
     def __call__(self, record: Any) -> Any:
-        """A record as a dict; one that has no fields as it is."""
+        """Returns a record as a dict. A record without fields stays as it is."""
         if isinstance(record, Mapping):
             return record
         row = Row()
@@ -118,12 +120,12 @@ class Rows:
 
 
 def record_of(row: Any) -> Any:
-    """The record that a row was made of."""
+    """Returns the record from which a row was made."""
     return row.record if type(row) is Row else row
 
 
 def is_missing(name: str | int, record: Any) -> bool:
-    """Whether a record has no such field."""
+    """Whether a record does not have this field."""
     if isinstance(record, Mapping):
         return name not in record
     if isinstance(name, int):
@@ -136,7 +138,7 @@ def is_missing(name: str | int, record: Any) -> bool:
 
 
 def missing(name: str | int, record: Any) -> str:
-    """What to say of a record without a field."""
+    """Describes a record without a field, for a message."""
     known = fields_of(record)
     kind = type(record).__name__
     if isinstance(name, int) and isinstance(record, tuple | list):
@@ -154,13 +156,13 @@ def missing(name: str | int, record: Any) -> str:
 
 
 def fields_of(record: Any) -> list[Any] | None:
-    """The fields of a record; None: it is of no kind that has names."""
+    """Returns the names of a record's fields, or None when records of this kind have no names."""
     if isinstance(record, Mapping):
         return list(record)
     if dataclasses.is_dataclass(record):
         return [field.name for field in dataclasses.fields(record)]
     cls = type(record)
-    for attribute in ("_fields", "__struct_fields__"):  # named tuples, msgspec
+    for attribute in ("_fields", "__struct_fields__"):  # of named tuples, of msgspec structs
         names = getattr(cls, attribute, None)
         if isinstance(names, tuple):
             return list(names)

@@ -1,7 +1,8 @@
-"""Lookup join: each record gets the columns of a row of a static table (docs/papers.md: D7, the join with campaigns).
+"""The lookup join: each record gets the columns of a row of a static table (docs/papers.md: D7, the join with
+campaigns).
 
-The table travels with the flow and stands whole in every task; in the operation stream it is a broadcast join. Its key
-must be unique: a record comes out at most once.
+The table travels with the flow, and every task has all of it. In the operation stream it is a broadcast join. The key
+of the table must be unique, because a record must never come out more than once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ How = Literal["inner", "left"]
 
 
 class Lookup(Operator):
-    """Joins dict records with a table: rows as dicts, or a pyarrow Table. `on`: the field of both, or (record's,
-    table's). `how`: "inner" drops records without a row, "left" gives them None in the table's columns. What a record
-    has under the name of one of these columns gives way; where its fields are known that is refused."""
+    """Joins dict records with a table: rows as dicts, or a pyarrow Table. `on` is the field of both, or (the record's
+    field, the table's field). `how`: "inner" drops records without a row, "left" gives them None in the columns of the
+    table. When a record has a field with the name of a column, the column replaces it; if the record's fields are
+    known, this is an error."""
 
     kind = "lookup"
     stays = None
@@ -56,7 +58,7 @@ class Lookup(Operator):
         for row in rows:
             key = row.get(self.right)
             if key is None:
-                continue  # as in SQL, nothing equals null
+                continue  # as in SQL, null equals nothing
             try:
                 doubled = key in self.rows
             except TypeError as error:
@@ -96,7 +98,7 @@ class Lookup(Operator):
 
 
 def _explained(field: str, record: Any, error: Exception) -> BaseException:
-    """What is wrong with a record that a lookup cannot take."""
+    """Describes what is wrong with a record that a lookup cannot take."""
     if not isinstance(record, Mapping):
         return TypeError(f"a lookup takes records that are dicts, not {type(record).__name__}: {shorten(record, 80)}")
     return MissingField(missing(field, record)) if field not in record else of_key(record[field], error)
@@ -107,7 +109,7 @@ def _listed(names: Iterable[Any]) -> str:
 
 
 def _rows(table: Any, what: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """The rows, and the columns as far as they are known: a list without rows does not say."""
+    """Returns the rows, and the names of the columns as far as they are known: an empty list of rows has no names."""
     if hasattr(table, "to_pylist"):
         return table.to_pylist(), list(table.schema.names)
     if isinstance(table, Mapping | str):

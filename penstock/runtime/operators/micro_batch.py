@@ -1,4 +1,7 @@
-"""What travels between a task and the micro-batches of Spark: the plain data of a diversion."""
+"""The plain data of a diversion: what travels between a task and the micro-batches of Spark (docs/papers.md: D1).
+
+It must never be pickled by anything but records/pickling.py, because it contains users' records.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +19,30 @@ if TYPE_CHECKING:
     pass
 
 
-# What a micro-batch holds at most: Spark's fixed cost of some tenths of a second is small against that many records.
+# The greatest number of records in a micro-batch. Spark's fixed cost of some tenths of a second is small against this
+# many.
 ROWS_MAX = 500_000
 
 
-# Micro-batches of a task that are under way at a time: while Spark works on one the next is on its way.
+# The number of micro-batches of a task that are under way at the same time: Spark works on one, and the next is on its
+# way.
 UNDER_WAY_MAX = 2
 
 
-# Micro-batches of which a task remembers how long they took, for who looks a few times a second.
+# The number of micro-batches whose times a task remembers for the paradigm scheduler, which looks a few times a second.
 _RECENT = 32
 
 
 @dataclass
 class MicroBatchResult:
-    """What the range has made of a micro-batch: batches in order, and the greatest time that its watermark operator has
+    """What a range has made of a micro-batch: batches in order, and the greatest time that its watermark operator has
     seen."""
 
     batches: list[Batch]
     greatest: int | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Ray carries answers from the bridge to workers, and would pickle records by other means.
+        # Ray carries results from the bridge to workers, and would otherwise pickle the records by its own means.
         return _answer, (dumps((self.batches, self.greatest)),)
 
 
@@ -47,9 +52,10 @@ def _answer(data: bytes) -> MicroBatchResult:
 
 @dataclass(frozen=True)
 class DivertRequest:
-    """A range of a chain goes to the operation stream: operators before stage `position`. `interval_s` is that of the
-    micro-batches; `columns`: raw input is handed over as columns of its source where that can. `operators`: those of
-    the chain, by name, so that nobody with another plan takes it for his; empty: there is one plan only."""
+    """Asks for a diversion: the operators of a chain before stage `position` are to run in Spark. A micro-batch is sent
+    every `interval_s` seconds. With `columns`, raw input is sent as columns of its source where this is possible.
+    `operators` names the operators of the chain, so that a worker with another plan ignores the request; empty: there
+    is only one plan."""
 
     chain: int
     position: int
@@ -59,30 +65,31 @@ class DivertRequest:
     operators: tuple[str, ...] = ()
 
     def concerns(self, chain: int, operators: Iterable[str]) -> bool:
-        """Whether a task of this chain, of these operators, is meant."""
+        """Whether this request is for the tasks of this chain, with these operators."""
         return chain == self.chain and self.operators in ((), tuple(operators))
 
 
 class Bridge(ABC):
-    """What a worker knows of the bridge."""
+    """The bridge as a worker sees it."""
 
     @abstractmethod
     def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
-        """Have a micro-batch of the range before a position answered: a pyarrow RecordBatch of the source's columns, or
-        a list of records."""
+        """Sends a micro-batch to the part of the range before a position. `input_` is a pyarrow RecordBatch of the
+        source's columns, or a list of records."""
 
 
 @dataclass
 class DiversionStats:
-    """What a diverted task has to tell: for status and for decisions."""
+    """The counters of a diversion, for the status and for decisions."""
 
-    id: int  # tells it from the task's other diversions
+    id: int  # distinguishes it from other diversions of the task
     batches: int = 0
     records: int = 0
-    under_way: int = 0  # micro-batches, now
-    failed: str | None = None  # why the last micro-batch had to be run here
+    under_way: int = 0  # the number of micro-batches without an answer
+    failed: str | None = None  # why the last micro-batch had to be processed by the task
     recent: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def plain(self) -> dict[str, Any]:
-        """As plain data; `recent`: (number, records, seconds from the hand-over to the answer) of each micro-batch."""
+        """Returns the counters as plain data. `recent` is (number, records, seconds until the answer) of each
+        micro-batch."""
         return {**vars(self), "recent": list(self.recent)}

@@ -1,11 +1,11 @@
-"""The user's door to keyed state: `keyed_stream.process(fn)`.
+"""Keyed state for users' own functions: `keyed_stream.process(fn)`.
 
 `fn(ctx, key, record)` returns None or an iterable of outputs, and may call `ctx.emit`, `ctx.output`, `ctx.get`,
-`ctx.set` and `ctx.clear`; state is per key and seen only by the task that owns the key. A `Process` subclass adds
-open, on_timer, finish and close.
+`ctx.set` and `ctx.clear`. Each key has its own state, and only the task that owns the key sees it. A subclass of
+`Process` may also have open, on_timer, finish and close.
 
-State and timers are saved with each epoch and come back after a failure: state must be something that can be pickled,
-and what an object keeps beside `ctx` is lost with its process.
+Each epoch saves state and timers, and they come back after a failure. So the state must be picklable, and what an
+object keeps outside `ctx` is lost with its process. A function must never see the state of another key.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Renamed(PenstockError, AttributeError):
-    """The attribute has another name now; also an AttributeError, so that hasattr() says that it is not there."""
+    """The attribute has another name now. This is an AttributeError too, so that hasattr() says that there is no such
+    attribute."""
 
 
 def _shown_by_name(method: F) -> F:
-    """A method whose `*unnamed` is only there for an error that says more than Python's: help() leaves it out."""
+    """Marks a method whose `*unnamed` exists only for an error message that is better than Python's. help() leaves it
+    out."""
     signature = inspect.signature(method)
     named = [each for each in signature.parameters.values() if each.kind is not each.VAR_POSITIONAL]
     method.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
@@ -38,29 +40,30 @@ def _shown_by_name(method: F) -> F:
 
 
 class ProcessContext:
-    """What a process function can do while it has a record. Never keep the context, or its key, between calls."""
+    """What a process function may use while it has a record. The function must never keep the context, or its key, for
+    later calls."""
 
     def __init__(self, operator: str, index: int, parallelism: int, side: dict[str, list[Any]]) -> None:
         self.operator = operator
         self.index = index
         self.parallelism = parallelism
         self.key: Any = None
-        #: All keys' state, to look at; only get, set and clear, for the current key, may change it.
+        #: The state of all keys, for reading. Only get, set and clear may change it, for the current key.
         self.state: dict[Any, Any] = {}
-        self.cleared = False  # since whoever saves the state has last looked
+        self.cleared = False  # whether `clear` was called since the state was last saved
         self.emitted: list[Any] = []
-        self.clock: Callable[[], float] = time.time  # the job's, in seconds since 1970
-        self.timers: Timers | None = None  # None: the operator could not be called when one is due
+        self.clock: Callable[[], float] = time.time  # the job's clock, in seconds since 1970
+        self.timers: Timers | None = None  # None: nothing could call the operator when a timer is due
         self._side = side
 
     def now_ms(self) -> int:
         """The current time of the job's clock, in milliseconds since 1970. The clock goes on while no records come."""
         return int(self.clock() * 1000)
 
-    if not TYPE_CHECKING:  # else every misspelt name would be an attribute to those who check types
+    if not TYPE_CHECKING:  # type checkers would otherwise accept every misspelt attribute
 
         def __getattr__(self, name: str) -> Any:
-            if name == "now":  # the name of now_ms() until times were in milliseconds everywhere
+            if name == "now":  # now_ms() had this name before times were in milliseconds everywhere
                 raise _Renamed(
                     f"operator {self.operator!r}: ctx.now() is now ctx.now_ms(), and returns milliseconds since 1970; "
                     "to set a timer relative to the current time, use ctx.set_timer(after_s=...)"
@@ -121,25 +124,25 @@ class ProcessContext:
             raise PenstockError(f"operator {self.operator!r}: {what}(at_ms={time!r}): {error}") from None
 
     def get(self, default: Any = None) -> Any:
-        """The state of the current key, or `default` when it has none."""
+        """Returns the state of the current key, or `default` when it has none."""
         return self.state.get(self.key, default)
 
     def set(self, value: Any) -> None:
-        """Set the state of the current key."""
+        """Sets the state of the current key."""
         self.state[self.key] = value
 
     def clear(self) -> None:
-        """Remove the state of the current key."""
+        """Removes the state of the current key."""
         if self.key in self.state:
             del self.state[self.key]
             self.cleared = True
 
     def emit(self, *records: Any) -> None:
-        """Send records to the main output."""
+        """Sends records to the main output."""
         self.emitted.extend(records)
 
     def output(self, tag: str, *records: Any) -> None:
-        """Send records to a side output; the tag must be one of the operator's `outputs`."""
+        """Sends records to a side output. The tag must be one of the operator's `outputs`."""
         try:
             self._side[tag].extend(records)
         except KeyError:

@@ -1,4 +1,6 @@
-"""The operator `process`: a function of the user's for each key, with state and timers."""
+"""The operator `process`: a user's function for each key, with state and timers. It must never mix the outputs of two
+keys' records, nor hold more than a piece of outputs in memory.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _NO_LISTS = frozenset((str, bytes, dict))
 
 
 class Processing(Operator):
-    """process(fn): the user's function with keyed state, timers and side outputs."""
+    """The operator process(fn): a user's function with keyed state, timers and side outputs."""
 
     kind = "process"
     keyed = True
@@ -68,7 +70,7 @@ class Processing(Operator):
 
 
 class _Processing(Stage):
-    """Calls the user's process for one record after the other; outputs leave in bounded pieces."""
+    """Calls the user's function for one record after the other. Outputs leave in pieces of limited size."""
 
     expands = True
     timed = True
@@ -80,7 +82,8 @@ class _Processing(Stage):
         on_timer: Callable[..., Any] | None,
     ) -> None:
         super().__init__(context)
-        # A copy: tasks of one worker must not share what the user keeps in it, nor change the flow's own.
+        # A copy, because the tasks of one worker must not share what the user keeps in it, nor change the flow's own
+        # object.
         self._process = copied(process) if isinstance(process, Process) else process
         self._on_timer = self._process.on_timer if isinstance(self._process, Process) else on_timer
         self._timers = Timers(context.epochs)
@@ -171,8 +174,8 @@ class _Processing(Stage):
 
 
 def _taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
-    """Add what a user's function returned to `out`, and take full pieces off meanwhile."""
-    if type(result) in _NO_LISTS:  # as `no_list` does, at a cost that each record can bear
+    """Adds what a user's function has returned to `out`, and yields full pieces meanwhile."""
+    if type(result) in _NO_LISTS:  # the test of `no_list`, at a cost that is small enough for every record
         raise TypeError(no_list(result))
     outputs = iter(result)
     while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
@@ -181,14 +184,14 @@ def _taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
 
 
 def _rest(out: list[Any]) -> Iterator[list[Any]]:
-    """Take all off a list that is no full piece."""
+    """Yields what is left in a list, less than a full piece."""
     if out:
         yield out[:]
         out.clear()
 
 
 def _full_pieces(out: list[Any]) -> Iterator[list[Any]]:
-    """Take full pieces off the front of a list."""
+    """Yields full pieces from the front of a list."""
     while len(out) >= EXPAND_RECORDS_MAX:
         yield out[:EXPAND_RECORDS_MAX]
         del out[:EXPAND_RECORDS_MAX]

@@ -1,4 +1,6 @@
-"""Operators that keep nothing between records: map, filter, flat_map, map_batches and key_by."""
+"""Operators that keep no state: map, filter, flat_map, map_batches and key_by. They must never drop a record whose
+function fails, except by the operator's error policy.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from penstock.runtime.units import is_whole, seconds
 
 
 class _Calls(Loop):
-    """The loop `over` (map, filter) with a function of the user's."""
+    """The loop `over` (map, filter) with a user's function."""
 
     def __init__(self, context: StageContext, over: Callable[..., Iterable[Any]], fn: Callable[[Any], Any]) -> None:
         self._own = OwnFunction(fn)
@@ -46,15 +48,16 @@ class _Calls(Loop):
     def run(self, batch: Batch) -> Batch:
         if self._seen:
             return super().run(batch)
-        # A slip of the program shows in the first batch; to look at every result would cost as much as short functions.
+        # A mistake in the program shows in the first batch. To check every result would cost as much as a short
+        # function.
         self._seen = True
         assert isinstance(batch, list)
         return apply(partial(self._over, self._looked_at), batch, self.errors)
 
     def _looked_at(self, record: Any) -> Any:
-        """What the function returns, if that can be a value."""
+        """Returns what the function returned, if that can be a value."""
         result = self._own.fn(record)
-        if slip := no_value(result):  # of the program, and not of this record
+        if slip := no_value(result):  # the mistake is the program's, and not this record's
             raise self.errors.failure(record, TypeError(slip))
         return result
 
@@ -63,13 +66,14 @@ class _Calls(Loop):
 
 
 class Map(Operator):
-    """One output a record."""
+    """One output for each record."""
 
     kind = "map"
     stays = None
 
-    yields = False  # its function may be a generator function
-    none_on_purpose = True  # of a lambda, which says what it returns; a function without `return` has forgotten it
+    yields = False  # whether its function may be a generator function
+    # Whether None is accepted from a lambda, which says what it returns; a function without `return` has forgotten it.
+    none_on_purpose = True
     forgotten = (
         "so there would be a None for each record; return what is to go on, as in: return record. To call a function "
         "for what it does only, write to a sink: .write(penstock.sinks.Call(function))"
@@ -100,7 +104,7 @@ class Filter(Map):
 
 
 class FlatMap(Map):
-    """Any number of outputs a record; the function returns an iterable, which is read lazily."""
+    """Any number of outputs for each record. The function returns an iterable, which is read lazily."""
 
     kind = "flat_map"
     yields = True
@@ -125,18 +129,19 @@ class _Expand(Stage):
         self._own.close()
 
     def _looked_at(self, record: Any) -> Iterable[Any]:
-        """What the function returns, if that can be several records."""
+        """Returns what the function returned, if that can be several records."""
         result = self._own.fn(record)
         if result is None:
             raise TypeError(no_list(result))
-        if slip := no_list(result):  # of the program, and not of this record
+        if slip := no_list(result):  # the mistake is the program's, and not this record's
             raise self.errors.failure(record, TypeError(slip))
         return result  # type: ignore[no-any-return]
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
         assert isinstance(batch, list)
         records = iter(batch)
-        # A slip of the program shows in the first batch; to look at every result would cost as much as short functions.
+        # A mistake in the program shows in the first batch. To check every result would cost as much as a short
+        # function.
         fn = self._own.fn if self._seen else self._looked_at
         self._seen = True
         outputs = chain.from_iterable(map(fn, records))
@@ -222,7 +227,7 @@ def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] 
         names = dict.fromkeys(name for record in records for name in record)
         if names:
             table = pa.table({name: [record.get(name) for record in records] for name in names})
-        else:  # a table without columns that still has a row for each record
+        else:  # a table without columns still has a row for each record
             table = pa.Table.from_struct_array(pa.array(records, pa.struct([])))
         result = fn(table)
         if result is not None and not hasattr(result, "to_pylist"):
@@ -254,7 +259,7 @@ class _Batches(Gathering):
         self._linger_ns = 0 if linger_s is None else int(linger_s * 1e9)
         self._size = StepSize(batch_size)
         self._held: list[Any] = []
-        self._came: deque[tuple[int, int, int]] = deque()  # of what is held: records, their stamp, when they came
+        self._came: deque[tuple[int, int, int]] = deque()  # of the held records: number, stamp, and when they came
         self._mark: int | None = None
         self._clock: Callable[[], int] = lambda: 0
         self._stopwatch: Callable[[], int] = lambda: 0
@@ -289,7 +294,7 @@ class _Batches(Gathering):
         if self._held:
             self._held += batch
         else:
-            self._held = batch  # others may have it too: `_calls` copies what stays of it
+            self._held = batch  # others may have this list too, so `_calls` copies what stays of it
             self.more_until = now + self._linger_ns + STEP_NS
         self._came.append((len(batch), self.stamp, now))
         yield from self._calls(self._batch_size + 1)
@@ -307,7 +312,8 @@ class _Batches(Gathering):
         return self.let_go(1)
 
     def _calls(self, least: int) -> Iterator[Batch]:
-        """Call the function with full batches of what is held, and with the rest if that is so many or more."""
+        """Calls the function with full batches of the held records, and then with the rest if it has at least this many
+        records."""
         held, at = self._held, 0
         while True:
             left, call = len(held) - at, self._call_size()
@@ -330,7 +336,8 @@ class _Batches(Gathering):
             self.oldest = min(stamp for _, stamp, _ in came)
             self.waits_until = came[0][2] + self._linger_ns
             if called:
-                # What a call left over has waited for its end, which says nothing of how soon more come.
+                # Records that were left over by a call have waited for its end, which says nothing about how soon more
+                # records come.
                 self.more_until = max(self.waits_until, self._clock()) + STEP_NS
 
     def _call(self, part: list[Any], more: bool) -> Iterator[Batch]:
@@ -352,7 +359,7 @@ class _Batches(Gathering):
 
 
 class KeyBy(Operator):
-    """The key function of a key grouping that was fused into a task: records become a keyed batch."""
+    """The key function of a grouping by key that was fused into a task: turns records into a keyed batch."""
 
     kind = "key_by"
 
@@ -372,6 +379,6 @@ class _KeyBy(Stage):
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
         records, keys = select(self._selector, batch, self.errors)
-        # A key that no other task could be found by fails here, too.
+        # A key that no other task could be found by fails here too, although this task needs none.
         keys, records = without_bad_keys(keys, records, self.errors)
         return KeyedBatch(keys, records)

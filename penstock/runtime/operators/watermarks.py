@@ -1,8 +1,9 @@
 """The operator that makes watermarks from the times of the records that pass it.
 
-The watermark is the greatest time seen by the task, less the out-of-orderness that the user allows: records may come
-that much behind others and are not late. It is of the task, so the splits that a task reads must not be further apart
-in time than that. Without input for a while the task says that it is idle, and holds up nobody.
+The watermark is the greatest time that the task has seen, less the out-of-orderness that the user allows. A record may
+be this much earlier than a record before it, and is not late. All splits of a task share its watermark, so their times
+must not lie further apart than this. When a task has had no input for some time, it says that it is idle, and holds up
+no window. A watermark must never overtake a record.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock.runtime.state.keyed import SavedState, StageState
 
 
 class MakeWatermarks(Operator):
-    """Passes records on, and watermarks behind them. `time` takes a record's time from it."""
+    """Passes records on, and watermarks after them. `time` takes the time of a record from it."""
 
     kind = "watermark"
     stays = None
@@ -52,13 +53,13 @@ class Marking(Stage):
         self._time = operator.time
         self._out_of_orderness_ms = operator.out_of_orderness_ms
         self._grain = context.time_grain
-        self._greatest: int | None = None  # time seen
+        self._greatest: int | None = None  # the greatest time seen
         self._wrong_unit: RecordError | None = None
         self._idle_s = None if operator.idle_ms is None else operator.idle_ms / 1000
         self.timed = self._idle_s is not None
         self._idle = False
-        self._silent = False  # no records for long, as it seems: the task may only have been kept from reading
-        self._last = 0.0  # when records last came
+        self._silent = False  # no records came for long, but perhaps the task could not read
+        self._last = 0.0  # when the last records came
 
     def open(self) -> None:
         self._last = self.context.wall()
@@ -72,7 +73,7 @@ class Marking(Stage):
         if self._greatest is None:
             self._check_unit(batch)
         if len(times) != len(batch) or not are_plain(times):
-            # A record's time is not a plain number: which one, and is it wrong?
+            # The time of some record is not a plain number. Find out which one, and whether it is wrong.
             batch, times = select(lambda record: as_ms(time(record)), batch, self.errors)
             if not times:
                 return batch
@@ -80,8 +81,8 @@ class Marking(Stage):
         return batch
 
     def _check_unit(self, batch: list[Any]) -> None:
-        """Fail when the first times are most likely not milliseconds. Datetimes can be of any year."""
-        with attempt():  # which record has no time is for others to tell
+        """Fails when the first times are most likely not in milliseconds. Datetimes may be of any year."""
+        with attempt():  # other checks find a record without a time
             first = self._time(batch[0])
             if (unit := other_unit(first)) is not None:
                 error = ValueError(
@@ -108,7 +109,8 @@ class Marking(Stage):
         return None if self._idle or self._idle_s is None else self._last + self._idle_s
 
     def fire(self, now: float) -> Iterator[Batch]:
-        # Timers and input have turns: what waited while the task was blocked comes between the first time and the next.
+        # The task is idle only at the second call. Timers and input take turns, so records that waited while the task
+        # was blocked are read between the two calls.
         due = self.next_timer()
         if due is not None and due <= now:
             self._idle, self._silent = self._silent, True
@@ -128,6 +130,7 @@ class Marking(Stage):
         return StageState(own=(self._greatest,))
 
     def restore(self, epoch: int, saved: SavedState) -> None:
-        # Of several tasks, the one that is furthest behind: its records would else be late.
+        # When several tasks have saved a time, the earliest one counts. The records of this task would otherwise be
+        # late.
         known = [greatest for (greatest,) in saved.own]
         self._greatest = None if None in known else min(known, default=None)

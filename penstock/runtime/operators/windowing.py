@@ -1,12 +1,13 @@
-"""Aggregates per key and window of event time (docs/papers.md: D1, D7).
+"""Aggregates for each key and window of event time (docs/papers.md: D1, D7).
 
-A window's results leave when the watermark has reached its end; its state is kept for the allowed lateness longer, and
-every batch of late records that it still takes makes its results leave again, whole. What comes later still is *late*:
-counted, or sent to the side output "late" where the flow uses that. Where senders combine, what is counted are keys of
-closed windows in their messages; elsewhere, and with the side output, records of which every window is closed.
+The results of a window leave when the watermark reaches the window's end. Its state stays for the allowed lateness, and
+every batch of late records within the lateness makes its whole results leave again. Records that come still later are
+*late*: they are counted, or go to the side output "late" if the flow uses it. When senders combine, keys of closed
+windows are counted instead of records.
 
-Senders combine before records travel, as for every aggregate: their partials are per key and window, (start, partial).
-Spark makes the same partials in the operation stream.
+Senders combine records before they send them, as for every aggregate. Their partial results are for each key and
+window, as (start, partial result), and Spark makes the same ones in the operation stream. A record must never count in
+a window whose results have left for the last time.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from penstock.runtime.records.userfunc import ErrorHandler, attempt, check_funct
 from penstock.runtime.state.aggregate import Aggregate, add_all
 from penstock.runtime.state.keyed import KeyedDelta, KeyedWhole, SavedState, StageState
 
-#: The side output of records that no window takes any more.
+#: The side output of records that no window accepts any more.
 LATE = "late"
 
 WindowEmit = Literal["final", "latest"]
 
 
 def late_words(dropped: Mapping[str, int]) -> str:
-    """What to tell a user of records that came too late, by operator; empty when there are none."""
+    """Describes the records that came too late, by operator, for the user. Empty when there are none."""
     where = ", ".join(f"{late:,} at operator {name!r}" for name, late in dropped.items() if late)
     if not where:
         return ""
@@ -49,7 +50,8 @@ def late_words(dropped: Mapping[str, int]) -> str:
 
 
 class Windowed(Aggregate):
-    """An aggregate per key and window, as a combiner: its state is by (key, start), what it ships (start, partial)."""
+    """An aggregate for each key and window, as a combiner: its state is by (key, start), and it sends (start, partial
+    result)."""
 
     def __init__(self, inner: Aggregate, window: Sliding, time: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -64,7 +66,7 @@ class Windowed(Aggregate):
     def timed(
         self, keys: list[Any], records: list[Any], errors: ErrorHandler
     ) -> tuple[list[Any], list[Any], list[int]]:
-        """(keys, records, times) in parallel, without the records whose time is none."""
+        """Returns keys, records and times in parallel lists, without the records whose time cannot be taken."""
         times, failed = _each(self.time, keys, records, errors, are_plain, as_ms)
         if failed:
             keys, records = _without(failed, keys), _without(failed, records)
@@ -73,7 +75,7 @@ class Windowed(Aggregate):
     def valued(
         self, keys: list[Any], records: list[Any], times: list[int], errors: ErrorHandler
     ) -> tuple[list[Any], list[Any], list[int]]:
-        """(keys, selected values, times) in parallel, without the records that fail."""
+        """Returns keys, selected values and times in parallel lists, without the records that fail."""
         if self.inner.selector is None:
             return keys, records, times
         values, failed = _each(self.inner.selector, keys, records, errors)
@@ -82,7 +84,8 @@ class Windowed(Aggregate):
         return keys, values, times
 
     def assign(self, keys: list[Any], values: list[Any], times: list[int]) -> tuple[list[Any], list[int], list[Any]]:
-        """(keys, window starts, values) in parallel; a value of several windows comes several times."""
+        """Returns keys, starts of windows and values in parallel lists. A value of several windows appears several
+        times."""
         window = self.window
         if window.slide == window.size:
             return keys, window.last_starts(times), values
@@ -116,10 +119,10 @@ def _each(
     right: Callable[[list[Any]], bool] = bool,
     mend: Callable[[Any], Any] = lambda value: value,
 ) -> tuple[list[Any], set[int]]:
-    """([fn(record) ...], the indices of records that failed and are left out). Where the values are not `right` as they
-    are, each is mended or its record fails."""
+    """Returns [fn(record) ...], and the indices of the records that failed and are left out. Values that are not
+    `right` are converted, or their records fail."""
     values: list[Any] = []
-    with attempt():  # which one failed is found by taking them one by one
+    with attempt():  # the records are taken one by one to find the one that failed
         values = each(fn, records)
     if len(values) == len(records) and right(values):
         return values, set()
@@ -134,10 +137,10 @@ def _without(failed: set[int], some: list[Any]) -> list[Any]:
 
 
 class WindowAggregated(Operator):
-    """An aggregate per key and window; emits (key, start, end, result), start and end in ms since 1970.
+    """An aggregate for each key and window. It emits (key, start, end, result), with start and end in ms since 1970.
 
-    `emit`: "final" (default) a window's results when the watermark reaches its end, and again after late records;
-    "latest" the newest result of each key and window that a batch touched, once a batch.
+    `emit` says when it emits. "final" (the default): a window's results when the watermark reaches its end, and again
+    after late records. "latest": after each batch, the newest result of each key and window in the batch.
     """
 
     keyed = True
@@ -173,12 +176,13 @@ class WindowAggregated(Operator):
 
     @property
     def windowed(self) -> Windowed:
-        """Its aggregate per key and window."""
+        """The aggregate for each key and window."""
         return Windowed(self.aggregate, self.window, self.time)
 
     @property
     def combiner(self) -> Windowed | None:
-        """What senders may apply before records travel; not when late records must be shown."""
+        """Returns the aggregate that senders may apply before they send records, or None when late records must
+        show."""
         return self.windowed if combines(self, self.aggregate) else None
 
     def stage(self, context: StageContext) -> Stage:
@@ -195,8 +199,8 @@ class _Windowing(Stage):
         self._size = operator.window.size
         self._lateness = operator.lateness_ms
         self._emit = operator.emit
-        self._watermark: int | None = None  # the greatest that has come
-        self._fired: int | None = None  # windows that end up to here have had their results leave
+        self._watermark: int | None = None  # the greatest watermark so far
+        self._fired: int | None = None  # the results of windows that end up to this time have left
         self._map = _WindowMap(operator.aggregate, context.epochs)
 
     def run(self, batch: Batch) -> Batch:
@@ -233,7 +237,7 @@ class _Windowing(Stage):
     def _without_late(
         self, keys: list[Any], records: list[Any], times: list[int], closed: int
     ) -> tuple[list[Any], list[Any], list[int]]:
-        """Without the records of which the last window is closed, and so all are."""
+        """Leaves out the records that are late for all their windows."""
         if min(times) - self._windowed.window.slide >= closed:
             return keys, records, times
         late = {i for i, start in enumerate(self._windowed.window.last_starts(times)) if start <= closed}
@@ -277,7 +281,8 @@ class _Windowing(Stage):
                 self._map.close(start)
 
     def watermark(self, watermark: int | None) -> int | None:
-        # Results are of the time of their window's end, which the watermark has reached: they are late by themselves.
+        # Results have the time of their window's end, which the watermark has reached. So they would always be late
+        # themselves.
         return watermark
 
     def wants_whole(self) -> bool:
@@ -288,14 +293,15 @@ class _Windowing(Stage):
 
     def restore(self, epoch: int, saved: SavedState) -> None:
         self._map.restore(saved.maps.get("windows", {}))
-        # Of several tasks, one may have taken a greater watermark than another, in which order channels fell silent.
+        # Of several tasks, one may have had a greater watermark than another, because their channels became idle in
+        # another order.
         said = [watermark for watermark, *_ in saved.own]
         self._watermark = max((watermark for watermark in said if watermark is not None), default=None)
         self._fired = None if None in said else min(said, default=None)
 
 
 def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int, tuple[list[Any], list[Any]]]:
-    """Keys and values by window."""
+    """Divides keys and values by window."""
     if len(set(starts)) == 1:
         return {starts[0]: (keys, values)}
     parts: defaultdict[int, tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
@@ -307,7 +313,7 @@ def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int
 
 
 def _distinct(keys: Iterable[Any]) -> dict[Any, None]:
-    """The keys, each once; without those that have no hash, whose records have been handled."""
+    """Returns the keys, each of them once, without those that have no hash. Their records have failed already."""
     try:
         return dict.fromkeys(keys)
     except TypeError:
@@ -319,8 +325,8 @@ def _distinct(keys: Iterable[Any]) -> dict[Any, None]:
 
 
 class _WindowMap:
-    """The open windows of a task, start -> key -> partial, and which keys have changed since the last snapshot. Saved
-    by key, as all keyed state: key -> {start: partial}."""
+    """The open windows of a task, start -> key -> partial result, and the keys that have changed since the last
+    snapshot. Like all keyed state it is saved by key: key -> {start: partial result}."""
 
     def __init__(self, aggregate: Aggregate, tracked: bool) -> None:
         self.windows: defaultdict[int, dict[Any, Any]] = defaultdict(aggregate.new_state)
@@ -328,7 +334,7 @@ class _WindowMap:
         self._touched: set[Any] = set()
 
     def touch(self, keys: Iterable[Any]) -> None:
-        """Something of these keys has changed."""
+        """Notes that something of these keys has changed."""
         if self._tracked:
             try:
                 self._touched.update(keys)
@@ -336,16 +342,16 @@ class _WindowMap:
                 self._touched.update(_distinct(keys))
 
     def close(self, start: int) -> None:
-        """Forget a window."""
+        """Removes a window."""
         self.touch(self.windows.pop(start))
 
     @property
     def wants_whole(self) -> bool:
-        """The next delta had better be whole."""
+        """Whether the next delta should be whole."""
         return 2 * len(self._touched) > sum(map(len, self.windows.values()))
 
     def delta(self, whole: bool) -> KeyedDelta | KeyedWhole:
-        """The changes since the last delta, or everything."""
+        """Returns the changes since the last delta, or everything."""
         windows = self.windows
         touched, self._touched = self._touched, set()
         keys: Iterable[Any] = dict.fromkeys(key for window in windows.values() for key in window) if whole else touched
@@ -358,7 +364,7 @@ class _WindowMap:
         return KeyedDelta(list(values), list(values.values()), gone)
 
     def restore(self, saved: dict[Any, dict[int, Any]]) -> None:
-        """Go on from what was saved."""
+        """Starts from what was saved."""
         for key, starts in saved.items():
             for start, partial in starts.items():
                 self.windows[start][key] = partial

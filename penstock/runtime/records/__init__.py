@@ -1,2 +1,3 @@
-"""Records as Python objects and as bytes: batches, codecs, the one pickler, key groups, and the running of a user's
-functions."""
+"""Records as Python objects and as bytes: batches, codecs, the only pickler, key groups, and how a user's functions are
+run.
+"""

@@ -1,8 +1,8 @@
-"""What moves between operators inside a process: lists, and for keyed streams two parallel lists.
+"""Batches: what passes between operators inside a process (docs/papers.md: A1).
 
-Operators are written for one record; the runtime moves what is ready now (docs/papers.md: A1). A plain batch is a
-Python list. A `KeyedBatch` is columnar: keys[i] belongs to values[i]; when `partial` is set, values are partial
-aggregates that the sender combined, at most one a key.
+Users write operators for one record; the runtime passes on all records that are ready. A plain batch is a Python list.
+A `KeyedBatch` has two lists: keys[i] belongs to values[i]. When `partial` is set, the values are partial results that
+the sender has combined, at most one for each key. The two lists must always have the same length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class KeyedBatch:
-    """Parallel lists of keys and values; len() is the number of records."""
+    """Two parallel lists of keys and values. len() is the number of records."""
 
     __slots__ = ("keys", "partial", "values")
 
@@ -27,7 +27,7 @@ class KeyedBatch:
         return len(self.keys)
 
     def split(self, n: int) -> tuple[KeyedBatch, KeyedBatch]:
-        """The first n records and the rest."""
+        """Returns the first n records and the rest."""
         return (
             KeyedBatch(self.keys[:n], self.values[:n], self.partial),
             KeyedBatch(self.keys[n:], self.values[n:], self.partial),
@@ -38,14 +38,14 @@ Batch = list[Any] | KeyedBatch
 
 
 def split(batch: Batch, n: int) -> tuple[Batch, Batch]:
-    """The first n records of a batch and the rest."""
+    """Returns the first n records of a batch and the rest."""
     if isinstance(batch, list):
         return batch[:n], batch[n:]
     return batch.split(n)
 
 
 def singly(batch: Batch) -> Iterator[Batch]:
-    """A batch of each record, in order."""
+    """Yields a batch for each record, in order."""
     if isinstance(batch, list):
         for record in batch:
             yield [record]
@@ -55,7 +55,7 @@ def singly(batch: Batch) -> Iterator[Batch]:
 
 
 def concat(batches: list[Batch]) -> Batch:
-    """One batch of all records in order; the batches are all plain or all keyed alike."""
+    """Returns one batch of all records in order. The batches are all plain, or all keyed in the same way."""
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
@@ -73,15 +73,16 @@ def concat(batches: list[Batch]) -> Batch:
     return KeyedBatch(keys, values, first.partial)
 
 
-# An object header, a small payload: what a record costs at least when nothing better is known.
+# An object header and a small payload: the least size of a record when nothing better is known.
 _FLOOR_BYTES = 56
 _SAMPLED_FIELDS = 16
 
 
 def approximate_bytes(batch: Batch) -> int:
-    """A batch's size in memory, from its first and last record; bounds queues of batches that were never encoded.
+    """Estimates a batch's size in memory from its first and last record, to limit queues of batches that are not
+    encoded.
 
-    An estimate is enough: it decides when a sender waits, not whether memory is safe to touch.
+    An estimate is enough, because it decides when a sender waits, and not whether memory is safe to touch.
     """
     records = batch if isinstance(batch, list) else batch.values
     if not records:

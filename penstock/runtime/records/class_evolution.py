@@ -1,13 +1,13 @@
-"""Objects of dataclasses whose fields were others when the objects were saved.
+"""Reads objects of dataclasses that had other fields when the objects were saved.
 
-A program that goes on from the state of an earlier one may have edited its dataclasses. Pickle would give the objects
-the attributes that were saved and look no further: a new field would be missing until something touches it, or, in a
-class with slots, values would come into wrong places. So where the fields differ, objects are unpickled through a
-stand-in for the class, which completes them: new fields take their defaults, fields that are gone are dropped, and a
-new field without a default is an error. A stand-in acts on each object before anything can hash or see it, and leaves
-objects of the very class; objects of classes whose fields are the same must never pay for it.
+A program that continues from the state of an earlier one may have changed its dataclasses. Pickle would give the
+objects the saved attributes and do nothing else: a new field would be missing until something reads it, and in a class
+with slots, values would get into wrong places. So when the fields differ, objects are unpickled through a stand-in for
+the class, which completes them. New fields get their defaults, fields that are gone are dropped, and a new field
+without a default is an error. A stand-in completes each object before anything can hash or see it, and the objects
+belong to the real class afterwards. Objects of classes whose fields are unchanged must never pay for this.
 
-Classes that say themselves how they are pickled are left alone.
+Classes that define how they are pickled are left alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _Missing = type(dataclasses.MISSING)
 
 _layouts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _stand_ins: dict[tuple[type, str], type] = {}
-_lost: dict[type, list[str]] = {}  # classes of which objects with more fields were unpickled here, and these fields
+_lost: dict[type, list[str]] = {}  # classes whose objects had more fields when they were saved, and these fields
 
 
 def layout(class_: type) -> str:
-    """What pickles say of a dataclass: how it keeps its fields, and their names. Empty for other classes."""
+    """Returns what pickles say of a dataclass: how it keeps its fields, and their names. Empty for other classes."""
     found = _layouts.get(class_)
     if found is None:
         found = ""
@@ -39,7 +39,7 @@ def layout(class_: type) -> str:
 
 
 def stand_in(class_: type, saved: str) -> type:
-    """What to unpickle objects of a dataclass by that were saved with this layout."""
+    """Returns the stand-in through which to unpickle objects of a dataclass that were saved with this layout."""
     found = _stand_ins.get((class_, saved))
     if found is None:
         found = _stand_ins[class_, saved] = _made(class_, saved.split(" ")[1:])
@@ -47,7 +47,8 @@ def stand_in(class_: type, saved: str) -> type:
 
 
 def without_fields(key: Any) -> tuple[type, list[str]] | None:
-    """The class of a key, or of a part of it, that has lost fields since objects of it were saved, and these fields."""
+    """Returns the class of a key, or of a part of the key, that has lost fields since objects of it were saved, with
+    these fields."""
     if not _lost:
         return None
     if (gone := _lost.get(type(key))) is not None:
@@ -62,7 +63,7 @@ def without_fields(key: Any) -> tuple[type, list[str]] | None:
 
 def _pickles_itself(class_: Any) -> bool:
     own = [getattr(class_, name, None) for name in ("__getstate__", "__setstate__")]
-    # dataclass() gives classes that are frozen and have slots such methods; from 3.11 on `object` has one.
+    # dataclass() adds such methods to classes that are frozen and have slots. From 3.11 on, `object` has one too.
     written = [method for method in own if method not in (None, getattr(object, "__getstate__", None))]
     return (
         any(getattr(method, "__module__", None) != "dataclasses" for method in written)
@@ -72,7 +73,7 @@ def _pickles_itself(class_: Any) -> bool:
 
 
 class _Acting(type):
-    """Whatever else a pickle does with the stand-in for a class, it does with the class."""
+    """Passes to the class everything else that a pickle does with the stand-in."""
 
     _class: type
 
@@ -80,7 +81,7 @@ class _Acting(type):
         return cls._class(*args, **kwargs)
 
     def mro(cls) -> list[type]:
-        # Not a base, of which there may be but one: the stand-in must be laid out in memory as its class.
+        # The class cannot be a second base, because the stand-in must have the same layout in memory as the class.
         return [cls, _Quiet, *cls.__bases__[0].__mro__]
 
     def __eq__(cls, other: object) -> bool:
@@ -91,7 +92,7 @@ class _Acting(type):
 
 
 class _Quiet:
-    """Keeps what a program does with each subclass of a class from being done with the stand-in."""
+    """Keeps `__init_subclass__` of the program from being called for the stand-in."""
 
     __slots__ = ()
 
@@ -107,7 +108,7 @@ def _made(class_: type, saved: list[str]) -> type:
 
     def completed(one: Any, state: Any) -> None:
         object.__setattr__(one, "__class__", class_)
-        if isinstance(state, list):  # of a class that is frozen and has slots
+        if isinstance(state, list):  # from a class that is frozen and has slots
             values = dict(zip(saved, state, strict=True))
         else:
             attributes, slots = state if isinstance(state, tuple) else (state, None)
@@ -133,15 +134,15 @@ def _made(class_: type, saved: list[str]) -> type:
     acting: Any = type("Acting", (_Acting,) if kind is type else (_Acting, kind), {})
     members: dict[str, Any] = {"__slots__": (), "_class": class_}
     members |= {"__module__": class_.__module__, "__qualname__": class_.__qualname__}
-    # An object that had no fields may have no state, and then pickle sets none.
+    # An object without fields may have no state, and then pickle does not call __setstate__.
     members |= {"__setstate__": completed} if saved else {"__new__": made}
-    # Not by calling the metaclass, which may do what is to be done once with each class of the program.
+    # The metaclass is not called, because it may do something that the program wants once for each class.
     found: type = type.__new__(acting, class_.__name__, (class_,), members)
     return found
 
 
 def _default(class_: type, field: dataclasses.Field[Any]) -> Any:
-    # A class that came from another process brought its own MISSING along.
+    # A class that came from another process has brought its own MISSING.
     if not isinstance(field.default, _Missing):
         return field.default
     factory: Any = field.default_factory

@@ -1,12 +1,12 @@
-"""Lists of records as bytes and back, one call for a whole list.
+"""The codec: turns lists of records into bytes and back, with one call for a whole list (docs/papers.md: T4).
 
-What comes out equals what went in and has the same types, at every depth: a tuple never becomes a list, an
-IntEnum never an int. So the quick format (msgpack) is used only for lists whose types it keeps, which the
-native pass that packs a list finds out; everything else is pickled. The choice is made for each list and travels
-beside it as a small number, so the two ends of an edge need not agree on anything beforehand.
+The result must equal the input, and have the same types at every depth: a tuple never becomes a list, nor an IntEnum an
+int. So the fast format (msgpack) is used only for lists whose types it keeps, which the native pass that packs a list
+finds out. Everything else is pickled. Each list has its own format, and a small number beside the bytes says which. So
+the two ends of a channel need not agree on anything in advance.
 
-Decoding copies: nothing returned may refer to the payload, which can be shared memory about to be reused.
-One object referred to by two records of a list may come out as two equal objects.
+Decoding copies: nothing that is returned may refer to the payload, which can be shared memory that is reused. An object
+that two records of a list refer to may come back as two equal objects.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from penstock.runtime.records.pickling import dumps, loads
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-# Kinds of lists, as the native pack() numbers them: the low bits of a code. Codes travel in messages and
-# fit 16 bits. All but PICKLE are msgpack.
+# The kinds of lists, as the native pack() numbers them. They are the low bits of a code. Codes travel in messages and
+# have 16 bits. All kinds except PICKLE are msgpack.
 PICKLE = 0  # anything that can be pickled
-TEXT = 1  # all str
+TEXT = 1  # only str
 SCALARS = 2  # None, bool, int of 64 bits, float, str, bytes
-TUPLES = 3  # tuples of one arity, of scalars or nested values; the arity is in the code's higher bits
-NESTED = 4  # lists of, and dicts from str to, scalars or such lists and dicts
-MAP = 5  # not a list: a dict from scalars to nested values
+TUPLES = 3  # tuples of the same arity, with scalars or nested values; the higher bits of the code are the arity
+NESTED = 4  # lists, and dicts from str, of scalars or of such lists and dicts
+MAP = 5  # no list: a dict from scalars to nested values
 KIND_BITS = 3
 MOST_ARITY = 255
 
-#: What is encoded in frames has about so many bytes in each (more, where a single record has), so that who reads it has
-#: little more in memory than what comes out.
+#: The approximate number of bytes in a frame. A frame has more when a single record has more. Reading frames takes
+#: little more memory than their contents.
 FRAME_BYTES = 2 << 20
-_FIRST_RECORDS = 256  # of a frame, while it is not known how large they are
+_FIRST_RECORDS = 256  # of a frame, until the size of the records is known
 
-#: A list or a dict as bytes, behind the code to decode it with.
+#: A list or a dict as bytes, after the code that says how to decode it.
 Encoded: TypeAlias = tuple[int, bytes]
 
 _Decode: TypeAlias = Callable[[Buffer], list[Any]]
 
 _decode_any: _Decode = msgspec.msgpack.Decoder(list[Any]).decode
 _decode_map: Callable[[Buffer], dict[Any, Any]] = msgspec.msgpack.Decoder(dict[Any, Any]).decode
-# Grows by one decoder for each arity seen, at most MOST_ARITY.
+# Has one decoder for each arity that was seen, up to MOST_ARITY.
 _decoders: dict[int, _Decode] = {
     PICKLE: loads,
     TEXT: msgspec.msgpack.Decoder(list[str]).decode,
@@ -65,22 +65,23 @@ def encode(records: list[Any]) -> tuple[int, bytes]:
         return packed
     try:
         return PICKLE, dumps(records)
-    except Exception as error:  # the records' classes decide what pickling them raises
+    except Exception as error:  # the classes of the records decide what pickling them raises
         raise _unsendable(records, error) from error
 
 
 def encode_map(entries: dict[Any, Any]) -> list[Encoded]:
-    """Encode a dict in frames, in its order, each for `decode_map`; raises what pickling it raises.
+    """Encodes a dict in frames, in its order, each of them for `decode_map`. Raises what pickling the dict raises.
 
-    Not by way of lists: two that are made of a large dict would cost as much again for each time that all its objects
-    are touched.
+    It does not build two lists from the dict, because touching all objects of a large dict once more would double the
+    cost.
     """
     found = pack_frames(entries, FRAME_BYTES)
     return _pickled(len(entries), iter(entries), iter(entries.values())) if found is None else found
 
 
 def encode_values(entries: dict[Any, Any]) -> list[Encoded]:
-    """Encode the values of a dict in frames, in its order, each for `decode`; raises what pickling it raises."""
+    """Encodes the values of a dict in frames, in its order, each of them for `decode`. Raises what pickling them
+    raises."""
     found = pack_value_frames(entries, FRAME_BYTES)
     return _pickled(len(entries), iter(entries.values())) if found is None else found
 
@@ -97,8 +98,8 @@ def _pickled(size: int, *columns: Iterator[Any]) -> list[Encoded]:
 
 
 def encode_columns(*columns: list[Any]) -> Iterator[list[Encoded]]:
-    """Encode lists of one length in frames, each of which has as many records of every list; raises what pickling them
-    raises."""
+    """Encodes lists of the same length in frames. Each frame has the same number of records of every list. Raises what
+    pickling them raises."""
     frames = _Frames(len(columns[0]))
     for at, end in frames:
         parts = [pack_part(column, at, end) or (PICKLE, dumps(column[at:end])) for column in columns]
@@ -107,7 +108,7 @@ def encode_columns(*columns: list[Any]) -> Iterator[list[Encoded]]:
 
 
 class _Frames:
-    """From where to where of so many records frames go, by how many bytes the last `took`."""
+    """Divides this many records into frames, by the number of bytes that the last frame has `took`."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -123,16 +124,17 @@ class _Frames:
 
 
 class KeysNowEqual(CodecError):
-    """Keys of a map that were different when it was encoded have become equal: their class compares otherwise now."""
+    """Keys of a map that were different when it was encoded have become equal, because their class compares them in
+    another way now."""
 
     def __init__(self, keys: list[Any]) -> None:
         stored: dict[Any, Any] = {}
-        self.key = next((key for key in keys if stored.setdefault(key, key) is not key), None)  # one of them
+        self.key = next((key for key in keys if stored.setdefault(key, key) is not key), None)  # one of the equal keys
         super().__init__(f"several keys of a map have become equal, to {shorten(self.key)}")
 
 
 def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
-    """The dict of which `encode_map` made this frame, or an equal one. KeysNowEqual when there is none."""
+    """Returns the dict that `encode_map` has encoded in this frame. Raises KeysNowEqual when keys have become equal."""
     try:
         if code == MAP:
             return _decode_map(payload)
@@ -140,7 +142,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
         found = dict(zip(keys, values, strict=True))
     except CodecError:
         raise
-    except Exception as error:  # the keys' and values' classes decide what unpickling them raises
+    except Exception as error:  # the classes of keys and values decide what unpickling them raises
         raise CodecError(f"{memoryview(payload).nbytes} bytes are no map of code {code}: {error}") from error
     if len(found) != len(keys):
         raise KeysNowEqual(keys)
@@ -148,7 +150,7 @@ def decode_map(code: int, payload: Buffer) -> dict[Any, Any]:
 
 
 def decode(code: int, payload: Buffer) -> list[Any]:
-    """Decode what `encode` returned."""
+    """Decodes what `encode` has returned."""
     decoder = _decoders.get(code)
     if decoder is None:
         decoder = _decoder_of_tuples(code)
@@ -156,7 +158,7 @@ def decode(code: int, payload: Buffer) -> list[Any]:
         return decoder(payload)
     except CodecError:
         raise
-    except Exception as error:  # the records' classes decide what unpickling them raises
+    except Exception as error:  # the classes of the records decide what unpickling them raises
         if code == PICKLE:
             raise CodecError(
                 f"records cannot be unpickled here: {type(error).__name__}: {error}. The modules of their "
@@ -170,7 +172,7 @@ def _decoder_of_tuples(code: int) -> _Decode:
     arity = code >> KIND_BITS
     if code & ((1 << KIND_BITS) - 1) != TUPLES or not 1 <= arity <= MOST_ARITY:
         raise CodecError(f"unknown codec {code}; the peer may run another version of Penstock")
-    # A typed decoder makes tuples at once, where an untyped one would make lists.
+    # A typed decoder makes tuples directly; an untyped one would make lists.
     record_type = tuple.__class_getitem__((Any,) * arity)
     decoder: _Decode = msgspec.msgpack.Decoder(list.__class_getitem__(record_type)).decode
     _decoders[code] = decoder
@@ -178,11 +180,11 @@ def _decoder_of_tuples(code: int) -> _Decode:
 
 
 def _unsendable(records: list[Any], cause: Exception) -> CodecError:
-    """The error for a list that cannot be pickled: it names the first record that is to blame."""
+    """Returns the error for a list that cannot be pickled. It names the first record that cannot."""
     for index, record in enumerate(records):
         try:
             dumps(record)
-        except Exception as error:  # as above, in `encode`
+        except Exception as error:  # as in `encode`
             raise CodecError(
                 f"record {index} of {len(records)}, of type {type(record).__qualname__}, cannot be sent to "
                 f"another task: {type(error).__name__}: {error}. Emit plain data in its stead (numbers, "

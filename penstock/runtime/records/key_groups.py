@@ -1,10 +1,11 @@
-"""Which task a key belongs to: key -> stable hash -> key group -> task.
+"""Key groups: which task a key belongs to, by key -> stable hash -> key group -> task.
 
-The key group is the unit of state: a checkpoint is written by group, and rescaling moves whole groups. So a
-key's group must be the same in every process, on every machine and in every release; nothing here may use
-Python's own randomised `hash()` of text, an object's address, or a module's name (a script's `__main__` has
-another name in a worker). The hashing of whole lists is native; this module adds the tables and the rarer
-types of keys.
+The key group is the unit of state: a snapshot is read by key group, and a rescale reassigns whole groups. So a key must
+have the same group in every process, on every machine and in every release. Nothing here may use Python's own
+randomised `hash()` of texts, the address of an object, or the name of a module (the `__main__` of a script has another
+name in a worker). Native code hashes whole lists; this module adds the tables, and the rarer types of keys.
+
+Dividing records by key among tasks is docs/papers.md: A2.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ MOST_KEY_GROUPS = 65536  # groups and tasks are 16-bit numbers in a table
 
 @dataclass(frozen=True)
 class KeyGroups:
-    """The fixed number of groups that a job's keys fall into, and how tasks share them.
+    """The fixed number of key groups of a job, and how tasks share them.
 
-    The number (setting `key_groups`) is chosen once for a job's life: it is the upper limit of parallelism of
-    a keyed operator, and state saved with one number cannot be read with another.
+    The number (the setting `key_groups`) is chosen once for the life of a job. It limits the parallelism of a keyed
+    operator, and state that was saved with one number cannot be read with another.
     """
 
     n_groups: int = DEFAULT_KEY_GROUPS
@@ -51,19 +52,19 @@ class KeyGroups:
             raise FlowError(f"key_groups is {self.n_groups}; it must be 1 to {MOST_KEY_GROUPS}")
 
     def table(self, parallelism: int) -> bytes:
-        """The task of each group as native unsigned 16-bit numbers, as `partition` takes it.
+        """Returns the task of each group as native unsigned 16-bit numbers, as `partition` takes them.
 
-        Tasks own contiguous ranges of groups whose sizes differ by at most one, as in Flink.
+        Each task owns a contiguous range of groups, and the sizes of the ranges differ by at most one, as in Flink.
         """
         self._check(parallelism)
         return _table(self.n_groups, parallelism)
 
     def rescaled(self, table: bytes, parallelism: int) -> bytes:
-        """A table for another parallelism that leaves as many groups as possible where `table` has them.
+        """Returns a table for another parallelism that leaves as many groups as possible with the tasks that `table`
+        gives them.
 
-        Shares stay even (they differ by at most one group). Unlike `table()`, the result depends on where
-        groups are now, and a task's groups need not be contiguous: whoever uses it keeps it with the
-        checkpoint.
+        The shares differ by at most one group. Unlike `table()`, the result depends on the present table, and a task's
+        groups need not be contiguous. So whoever uses it must save it with the epoch.
         """
         self._check(parallelism)
         tasks = array("H", table)
@@ -76,7 +77,8 @@ class KeyGroups:
         share, larger = divmod(self.n_groups, parallelism)
         room = [share] * parallelism
         for task in sorted(range(parallelism), key=lambda task: (-held[task], task))[:larger]:
-            room[task] += 1  # the tasks that hold most get the larger shares: so fewest groups move
+            # Tasks with the most groups get the larger shares, so that the fewest groups are reassigned.
+            room[task] += 1
         homeless = []
         for group, task in enumerate(tasks):
             if task < parallelism and room[task]:
@@ -104,14 +106,14 @@ def _table(n_groups: int, parallelism: int) -> bytes:
     return array("H", (group * parallelism // n_groups for group in range(n_groups))).tobytes()
 
 
-_EPOCH_DAY = 86_400 * 1_000_000  # microseconds
+_EPOCH_DAY = 86_400 * 1_000_000  # in microseconds
 
 
 def without_bad_keys(
     keys: list[Any], records: list[Any], errors: ErrorHandler, named: list[Any] | None = None
 ) -> tuple[list[Any], list[Any]]:
-    """(keys, records) as parallel lists, without the records whose key has no stable hash: they go to `errors`, or what
-    stands for each of them in `named`."""
+    """Returns keys and records as parallel lists, without the records whose key has no stable hash. These go to
+    `errors`, or, if `named` is given, what stands for them there."""
     named = records if named is None else named
     with suppress(KeyTypeError):
         key_groups(keys, 1)
@@ -119,7 +121,8 @@ def without_bad_keys(
     good_keys: list[Any] = []
     good_records: list[Any] = []
     start = 0
-    while start < len(keys):  # a few at a time: the time must not grow with the square of the number of bad keys
+    # A few at a time, so that the time does not grow with the square of the number of bad keys.
+    while start < len(keys):
         end = start + 64
         try:
             key_groups(keys[start:end], 1)
@@ -137,13 +140,13 @@ def without_bad_keys(
 
 
 def canonical_key(key: object) -> object:
-    """Turn a key that the native hash does not know into one that it does; KeyTypeError if there is none.
+    """Turns a key that the native hash does not know into one that it knows. Raises KeyTypeError when there is none.
 
-    Keys that are equal get stand-ins that are equal, and a number's stand-in is an int of the same hash, as
-    Python's numeric hash is the same for equal numbers of all types. Called by the native code for each such
-    key; it must not return a value of a type that it handles itself at the top level.
+    Equal keys get equal stand-ins. The stand-in of a number is an int with the same hash, because Python's hash is the
+    same for equal numbers of all types. Native code calls this for each such key. It must not return a value of a type
+    that the native code does not handle at the top level.
     """
-    # Numbers before enums: a member of an enum with a mixed-in Decimal equals that Decimal.
+    # Numbers come before enums: a member of an enum that is also a Decimal equals that Decimal.
     if isinstance(key, Decimal):
         return _not_a_number() if key.is_nan() else Decimal.__hash__(key)
     if isinstance(key, Fraction):
@@ -151,10 +154,10 @@ def canonical_key(key: object) -> object:
     if isinstance(key, complex):
         nan = math.isnan(key.real) or math.isnan(key.imag)
         return _not_a_number() if nan else complex.__hash__(key)
-    if isinstance(key, float):  # all others are hashed natively
+    if isinstance(key, float):  # all other floats are hashed natively
         return _not_a_number()
     if isinstance(key, datetime):
-        # Equality ignores `fold` between times of one zone, so the hash does as well.
+        # Two times of the same zone are equal whatever their `fold`, so the hash ignores it too.
         offset = key.replace(fold=0).utcoffset()
         wall = key.toordinal() * _EPOCH_DAY + _microseconds(key)
         return ("datetime", wall) if offset is None else ("instant", wall - _span(offset))
@@ -170,7 +173,7 @@ def canonical_key(key: object) -> object:
         return ("uuid", key.bytes)
     cls = type(key)
     if isinstance(key, Enum):
-        # By name, as values may be of any type; flags combine to members without one.
+        # By name, because values may be of any type. A combination of flags is a member without a name.
         identity = key._value_ if isinstance(key, Flag) else key._name_
         return ("enum", cls.__qualname__, identity)
     if _is_value_dataclass(cls):
@@ -195,7 +198,7 @@ def _is_value_dataclass(cls: type) -> bool:
 
 
 def _not_a_number() -> NoReturn:
-    """NaN equals nothing, not even itself: each would be a key of its own, and state would grow for ever."""
+    """NaN equals nothing, not even itself. Each NaN would be a key of its own, and the state would grow for ever."""
     raise KeyTypeError(
         "a key is NaN, or has NaN in it, which equals no other key. Return another key for such records from the key "
         "function, as None, or filter them out before"
@@ -203,7 +206,7 @@ def _not_a_number() -> NoReturn:
 
 
 def _numpy_key(key: object) -> object:
-    numpy = sys.modules.get("numpy")  # a NumPy scalar exists only where NumPy is loaded
+    numpy = sys.modules.get("numpy")  # NumPy scalars exist only when NumPy is loaded
     if numpy is not None and isinstance(key, numpy.generic) and not isinstance(key, numpy.timedelta64):
         if isinstance(key, numpy.bool_ | numpy.integer):
             return int(key)
@@ -239,7 +242,8 @@ _ADVICE: tuple[tuple[tuple[type, ...], str], ...] = (
 
 
 def of_key(key: Any, error: BaseException) -> BaseException:
-    """The error of a key and its record: in place of one that only says "unhashable type", what can be a key."""
+    """Returns the error of a record's key. Where Python says only "unhashable type", the error says what can be a
+    key."""
     if isinstance(error, TypeError) and not isinstance(error, KeyTypeError):
         try:
             hash(key)

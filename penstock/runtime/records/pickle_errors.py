@@ -1,7 +1,8 @@
-"""Why a value cannot be pickled: which variable, attribute or element in it is at fault.
+"""Explains why a value cannot be pickled: which variable, attribute or element in it is the cause.
 
-Picklers name the type that they do not know ("cannot pickle '_thread.lock' object"), and not where it is. Only for the
-message of an error: every part is tried by pickling it.
+Picklers name the type that they do not know ("cannot pickle '_thread.lock' object"), but not the place. This module
+finds the place by pickling every part of the value, for the message of an error. It must never raise an error itself,
+nor take minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _PARTS_MAX = 10_000  # of one value: an error must not take minutes
 
 
 def culprit(value: object, dumps: Callable[[Any], bytes]) -> str | None:
-    """The innermost part of `value` that `dumps` refuses, in words, with its place; None: it is the value itself."""
+    """Describes the innermost part of `value` that `dumps` refuses, with its place. None: the value itself is the
+    cause."""
     places: list[str] = []
     seen = {id(value)}
     while len(places) < _DEPTH_MAX:
@@ -38,7 +40,7 @@ def culprit(value: object, dumps: Callable[[Any], bytes]) -> str | None:
 
 
 def slots_of(cls: type) -> tuple[str, ...]:
-    """The names in a class's own `__slots__`, which may also be a single text."""
+    """Returns the names in a class's own `__slots__`, which may also be a single text."""
     slots = vars(cls).get("__slots__", ())
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
@@ -52,7 +54,7 @@ def _pickles(value: object, dumps: Callable[[Any], bytes]) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value is made of, by the words for its place."""
+    """Yields the parts of a value, with words for the place of each."""
     if isinstance(value, FunctionType):
         yield from _of_function(value)
     elif isinstance(value, MethodType):
@@ -82,7 +84,7 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield f"the variable {name!r} that it closes over", cell.cell_contents
-        except ValueError:  # not set yet
+        except ValueError:  # the variable has no value yet
             continue
     for name in sorted(_names(function.__code__)):
         if name in function.__globals__:
@@ -92,7 +94,8 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The global names (and attributes: nobody can tell) that code uses, that of inner functions too."""
+    """Returns the global names that code uses, also in inner functions. They cannot be told apart from names of
+    attributes."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -101,7 +104,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes that an object of a class written in Python holds."""
+    """Yields the attributes of an object whose class is written in Python."""
     if isinstance(value, FunctionType | MethodType):
         return
     for name, attribute in list(getattr(value, "__dict__", {}).items()):

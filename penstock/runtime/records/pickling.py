@@ -1,26 +1,26 @@
-"""The one pickler: plans, records, state, messages between processes and what Spark's workers run are bytes made here.
+"""The only pickler: plans, records, state, messages between processes, and what Spark's workers run become bytes here.
 
-A class of the main script, of a notebook cell or of a function cannot be imported by another process, so its code
-travels. All that travels must then agree which class it is: a record of the program's class `Order` is to be an `Order`
-for every function of the program, in every process, also when it was saved by an earlier life of the job. Two picklers
-that each keep a table of such classes make two classes of one, which no error tells: so nothing else in Penstock may
-pickle, and nothing of the user's may pass through Ray but as bytes from here.
+Another process cannot import a class of the main script, of a notebook cell or of a function, so the code of such a
+class travels. All processes must then agree which class is meant: a record of the program's class `Order` must be an
+`Order` for every function of the program, in every process, also if it was saved by an earlier life of the job. Two
+picklers with a table of such classes each would make two classes of one, and no error would tell. So nothing else in
+Penstock may pickle, and nothing of the user's may pass through Ray except as bytes from here.
 
-How it is done. The classes that a flow needs and that cannot be imported are the classes of its *program*. The driver
-pickles the flow by `Program.dumps`, once, with their code, and each class gets a name: (token of the program, module,
-qualified name, number among those of this name). Each process of the job takes the program up by `join`. From then on
-`dumps` names these classes and sends no code; `loads` finds them by name: in the driver the very classes that the user
-defined, in the job's processes those of the program.
+How it works. The classes that a flow needs and that cannot be imported are the classes of its *program*. The driver
+pickles the flow once, by `Program.dumps`, with the code of these classes, and each class gets a name: (token of the
+program, module, qualified name, number among the classes of this name). Each process of the job joins the program by
+`join`. From then on, `dumps` names these classes and sends no code, and `loads` finds them by name: in the driver the
+very classes that the user has defined, in the other processes those of the program.
 
-State may come from another program: a job that starts from a savepoint, from the same script or an edited one. A name
-with another program's token stands for the class of this program that has the same module, qualified name and number.
-The program's class always wins; where it has none of this name, CodecError says so. Names in pickles also carry the
-fields of dataclasses, so that objects saved with other fields are noticed, and completed (class_evolution.py).
+State may come from another program, when a job starts from a savepoint of the same script or of a changed one. A name
+with the token of another program then means the class of this program with the same module, qualified name and number.
+The program's class always wins; when there is none of this name, CodecError says so. Names in pickles also contain the
+fields of dataclasses, so objects that were saved with other fields are noticed and completed (class_evolution.py).
 
-Classes that a user's function makes while it runs belong to no program: they travel with their code, each list anew,
-and are made once in each process.
+Classes that a user's function creates while it runs belong to no program. They travel with their code in each list, and
+each process creates them once.
 
-What `loads` is given must come from a process of the job, or from its store: unpickling executes code.
+`loads` must only get bytes of a process of the job, or from its store, because unpickling executes code.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from penstock.runtime.records.class_evolution import layout, stand_in
 
 PROTOCOL = 5
 
-#: What a class that travels is called: token of its program or process, module, qualified name, and number among the
-#: program's classes of this module and name.
+#: The name of a class that travels: the token of its program or process, its module, its qualified name, and its number
+#: among the program's classes of this module and name.
 Name: TypeAlias = tuple[str, str, str, int]
 
 _Value = TypeVar("_Value")
 
 loads: Callable[..., Any] = pickle.loads
 
-# Definitions are taken one at a time: a class must not be made by two threads at once.
+# Definitions are read one at a time, because two threads must not create the same class.
 _lock = threading.RLock()
 _classes: weakref.WeakValueDictionary[Name, type] = weakref.WeakValueDictionary()
 _complete: weakref.WeakSet[type] = weakref.WeakSet()  # the values of _classes
-_unfinished: dict[type, Name] = {}  # made by the definitions that are being read, and still empty
-_readers: list[Program] = []  # that read definitions
+_unfinished: dict[type, Name] = {}  # created by definitions that are being read, and still empty
+_readers: list[Program] = []  # programs that read definitions
 
-# Of classes that belong to no program: their names, and their code once it has been asked for.
+# For classes that belong to no program: their names, and their code when somebody has asked for it.
 _strays: weakref.WeakKeyDictionary[type, Name] = weakref.WeakKeyDictionary()
 _codes: weakref.WeakKeyDictionary[type, bytes] = weakref.WeakKeyDictionary()
 _token = uuid.uuid4().hex
@@ -69,12 +69,14 @@ _here: Program | None = None  # the program that this process was started for
 
 
 def dumps(value: Any) -> bytes:
-    """A value as bytes, for `loads` in another process of the same job. Raises what pickling it raises."""
+    """Returns a value as bytes, for `loads` in another process of the same job. Raises what pickling the value
+    raises."""
     if _here is not None:
-        # Quicker, and right here: what plain pickle can name can be imported, as the main script is another process's.
+        # This is faster, and right here: plain pickle names only what can be imported, because the main script belongs
+        # to another process.
         try:
             return pickle.dumps(value, PROTOCOL)
-        except Exception:  # the value's class decides what pickling it raises; the last way's error is the one to tell
+        except Exception:  # the value's class decides what pickling it raises; only the error of the last way is told
             pass
         try:
             return _dumped(_Plain, value)
@@ -84,18 +86,19 @@ def dumps(value: Any) -> bytes:
 
 
 def copied(value: _Value) -> _Value:
-    """A copy of a value as it would be in another process, but of the same classes."""
+    """Returns a copy of a value as it would be in another process, but with the same classes."""
     found: _Value = loads(dumps(value))
     return found
 
 
 def travels(module: ModuleType) -> None:
-    """What this module defines takes its code along from now on: other processes may not be able to import it."""
+    """Lets the definitions of this module travel with their code from now on, because other processes may not be able
+    to import it."""
     cloudpickle.register_pickle_by_value(module)
 
 
 class Program:
-    """The classes that travel with a flow. Whoever still expects bytes of the program's processes keeps it."""
+    """The classes that travel with a flow. Whoever still expects bytes from the program's processes must keep it."""
 
     def __init__(self) -> None:
         self.classes: dict[type, Name] = {}
@@ -104,14 +107,15 @@ class Program:
         self._references: dict[type, tuple[str, str, str, int, str]] = {}
 
     def dumps(self, value: Any) -> bytes:
-        """A value with the code of all the program's classes, and of those that it brings; for `loads`, or `join`."""
+        """Returns a value, with the code of all the program's classes and of the classes that the value adds, for
+        `loads` or `join`."""
         classes = list(self.classes)
         data = _dumped(_Defining, (classes, value), self._name)
         return pickle.dumps(_Definition(data), PROTOCOL)
 
     @classmethod
     def loads(cls, data: bytes) -> tuple[Program, Any]:
-        """The program that a value came with, and the value."""
+        """Returns the value, and the program that came with it."""
         program = cls()
         with _lock:
             _readers.append(program)
@@ -123,8 +127,8 @@ class Program:
         return program, value
 
     def prefer_own(self) -> None:
-        """Let `loads` give objects of this process's own classes where it has defined some of the same names: for a
-        driver that takes up again what an earlier run of its script began."""
+        """Lets `loads` give objects of this process's own classes if it has defined classes of the same names. This is
+        for a driver that continues what an earlier run of its script has begun."""
         for name in self.classes.values():
             _, module, qualified, number = name
             own: Any = sys.modules.get(module)
@@ -134,14 +138,14 @@ class Program:
                 _own[name] = own
 
     def reference(self, class_: type) -> tuple[str, str, str, int, str] | None:
-        """What a pickle has in place of a class of the program, for `_find`."""
+        """Returns what a pickle has in place of a class of the program, for `_find`."""
         found = self._references.get(class_)
         if found is None and (name := self.classes.get(class_)) is not None:
             found = self._references[class_] = (*name, layout(class_))
         return found
 
     def find(self, name: Name) -> type | None:
-        """The class that an object of another program's class of this name is to have."""
+        """Returns the class for objects whose class has this name in another program."""
         return next((known for known, (_, *rest) in self.classes.items() if rest == list(name[1:])), None)
 
     def _name(self, class_: type) -> Name:
@@ -159,25 +163,26 @@ _own: dict[Name, type] = {}  # see Program.prefer_own
 
 
 def join(data: bytes) -> Any:
-    """The value that `Program.dumps` made this of. This process belongs to the program from now on."""
+    """Returns the value from which `Program.dumps` made these bytes. This process belongs to the program from now
+    on."""
     global _here
     _here, value = Program.loads(data)
     return value
 
 
 def for_child(value: Any) -> bytes:
-    """A value as bytes for `join` in a process that this one starts, with the code of the program's classes."""
+    """Returns a value as bytes for `join` in a process that this one starts, with the code of the program's classes."""
     return (_here or Program()).dumps(value)
 
 
 def program() -> Program:
-    """The program that this process has joined."""
+    """Returns the program that this process has joined."""
     assert _here is not None, "only a process of a job has a program"
     return _here
 
 
 class _Plain(pickle.Pickler):
-    """Names the classes of the program; others must be such as can be imported. Half the cost of _Naming."""
+    """Names the classes of the program. All other classes must be importable. This costs half as much as _Naming."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, PROTOCOL)
@@ -189,7 +194,7 @@ class _Plain(pickle.Pickler):
 
 
 class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
-    """Names the classes of the program; others that cannot be imported take their code along."""
+    """Names the classes of the program. Other classes that cannot be imported travel with their code."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=PROTOCOL)
@@ -207,7 +212,7 @@ class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
-    """Defines classes that cannot be imported, under the names that `name` gives them."""
+    """Defines the classes that cannot be imported, under the names that `name` gives them."""
 
     def __init__(self, file: io.BytesIO, name: Callable[[type], Name]) -> None:
         super().__init__(file, protocol=PROTOCOL)
@@ -222,7 +227,7 @@ class _Defining(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _DefiningStray(_Defining):
-    """Defines a class that belongs to no program; those that do are named."""
+    """Defines a class that belongs to no program. The classes of the program are named."""
 
     def reducer_override(self, obj: Any) -> Any:
         if _here is not None and issubclass(type(obj), type) and (found := _here.reference(obj)) is not None:
@@ -231,7 +236,7 @@ class _DefiningStray(_Defining):
 
 
 class _Definition:
-    """Bytes that hold definitions of classes; unpickled it is the value that they came with."""
+    """Bytes with definitions of classes. Unpickling it gives the value that came with them."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -247,7 +252,7 @@ def _dumped(pickler: Callable[..., Any], value: Any, *arguments: Any) -> bytes:
 
 
 def _is_definition(reduced: Any) -> bool:
-    """Whether cloudpickle would send a class by its code: how to make it, what with, its state, and how to fill it."""
+    """Whether cloudpickle would send a class as code: how to create it, from what, its state, and how to fill it."""
     return isinstance(reduced, tuple) and len(reduced) == 6 and reduced[2] is not None
 
 
@@ -273,7 +278,7 @@ def _remember(name: Name, class_: type) -> None:
 
 
 def _defined(data: bytes) -> Any:
-    """What was pickled with definitions of classes."""
+    """Returns what was pickled together with definitions of classes."""
     with _lock:
         try:
             return loads(data)
@@ -285,7 +290,7 @@ def _defined(data: bytes) -> Any:
 
 
 def _find(token: str, module: str, qualified: str, number: int, saved: str = "") -> type:
-    """The class of this name, for objects that were saved with this layout."""
+    """Returns the class of this name, for objects that were saved with this layout."""
     name = (token, module, qualified, number)
     found = _own.get(name) or _classes.get(name)
     if found is None:
@@ -303,7 +308,7 @@ def _find(token: str, module: str, qualified: str, number: int, saved: str = "")
 
 
 def _find_or_make(name: Name, code: bytes) -> type:
-    """The class of this name; when this process has none, of this code."""
+    """Returns the class of this name. When this process has none, the code defines it."""
     found = _classes.get(name)
     if found is None:
         with _lock:
@@ -321,11 +326,11 @@ def _with_definitions(data: bytes) -> Any:
 
 
 def _begin(name: Name, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """The class of this name, if need be a new one that is still empty."""
+    """Returns the class of this name, if necessary a new one that is still empty."""
     class_ = _classes.get(name)
     if class_ is None:
         class_ = make(*arguments)
-        if class_ in _complete:  # cloudpickle knows it: from another program
+        if class_ in _complete:  # cloudpickle knows the class from another program
             _remember(name, class_)
         else:
             _unfinished[class_] = name
@@ -335,7 +340,8 @@ def _begin(name: Name, make: Callable[..., type], arguments: tuple[Any, ...]) ->
 
 
 def _end(class_: type, state: tuple[Callable[[type, Any], object], Any]) -> None:
-    """Fill a new class. One that there was keeps what it has: its methods belong to the module that defined it."""
+    """Fills a new class. A class that existed already stays as it is, because its methods belong to the module that has
+    defined it."""
     if class_ in _unfinished:
         fill, members = state
         fill(class_, members)

@@ -1,11 +1,11 @@
-"""Running the user's functions over whole lists, and telling which record, operator and line was at fault.
+"""Runs the user's functions over whole lists, and finds which record, operator and line has caused an error.
 
-`apply` runs a C-level loop (`list.extend(map(fn, it))`) and pays nothing per record for error handling: when the
-function raises, the list iterator's own length hint says which record it was at, the results so far stay, and under
-the `skip` and `dead_letter` policies the same iterator goes on behind the failing record. Invariant 7 of the design.
+`apply` runs a loop in C (`list.extend(map(fn, it))`) and pays nothing for each record to handle errors. When the
+function raises an error, the length hint of the list's iterator tells which record it was at. The results so far stay,
+and under the policies `skip` and `dead_letter` the same iterator continues after the failed record.
 
-It must never lose a record silently: a function that raises StopIteration, which `map` would take for the end of the
-input, is an error like any other.
+A record must never be lost silently. A function that raises StopIteration, which `map` takes for the end of the input,
+is an error like any other.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from penstock.runtime.records.pickling import copied, dumps
 
 OnError = Literal["fail", "skip", "dead_letter"]
 POLICIES: tuple[OnError, ...] = ("fail", "skip", "dead_letter")
-DEAD_LETTERS = "dead_letters"  # the side output that the dead_letter policy writes to
+DEAD_LETTERS = "dead_letters"  # the side output of the dead_letter policy
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _APPS = os.path.join(_PACKAGE, "apps") + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
-# Errors of the operating system that a record may well cause by naming a file.
+# Errors of the operating system that a record may cause by naming a file.
 _OF_A_RECORD = frozenset(
     {errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
 )
@@ -53,7 +53,7 @@ _OVER_THE_PLACE = (
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A record that failed, in the stream of `stream.dead_letters()`."""
+    """A failed record, in the stream of `stream.dead_letters()`."""
 
     operator: str
     record: Any
@@ -61,7 +61,7 @@ class DeadLetter:
     location: str | None
 
     def shortened(self) -> DeadLetter:
-        """The same with descriptions of bounded length, for a record that cannot travel."""
+        """Returns the same with descriptions of limited length, for a record that cannot be sent."""
         record = self.record if isinstance(self.record, str) and len(self.record) <= 200 else shorten(self.record)
         error = self.error if len(self.error) <= 500 else f"{self.error[:450]}... ({len(self.error):,} characters)"
         return DeadLetter(self.operator, record, error, self.location)
@@ -69,10 +69,11 @@ class DeadLetter:
 
 @dataclass
 class ErrorHandler:
-    """What to do with a record whose processing raised; one a stage, and one for each way to another task.
+    """Decides what happens to a record that has failed. Each stage has one handler, and so has each way to another
+    task.
 
-    `declared_at` is where the user added the operator to the flow; `step` says in words what comes before the operator
-    itself, where that has failed; `skipped` counts records that the policy let go.
+    `declared_at` is the place where the user has added the operator to the flow. `step` describes what comes before the
+    operator, if the failure is there. `skipped` counts the records that the policy has skipped.
     """
 
     operator: str
@@ -83,7 +84,8 @@ class ErrorHandler:
     skipped: int = field(default=0, init=False)
 
     def handle(self, record: Any, error: BaseException, records: int = 1) -> None:
-        """Raise RecordError, or count (and keep) the record and return. `records`: how many `record` stands for."""
+        """Raises RecordError, or counts the record (and keeps it) and returns. `records` is the number of records that
+        `record` stands for."""
         if isinstance(error, RecordError) or not is_failure(error):
             raise error
         location = user_line(error)
@@ -96,8 +98,8 @@ class ErrorHandler:
     def failure(
         self, record: Any, error: BaseException, location: str | None = None, remedy: str | None = None
     ) -> RecordError:
-        """The error that ends the job, with the remedy, where there is one; raises `error` itself when it is no failure
-        of the function."""
+        """Returns the error that ends the job, with the remedy if there is one. Raises `error` itself when it is not a
+        failure of the function."""
         if not is_failure(error):
             raise error
         where = f"\n  at {location}" if location else ""
@@ -113,33 +115,34 @@ class ErrorHandler:
 
 
 def apply(loop: Callable[[Iterator[Any]], Iterable[Any]], batch: list[Any], errors: ErrorHandler) -> list[Any]:
-    """All that `loop(iterator over batch)` yields, e.g. loop = partial(map, fn); failing records go to `errors`."""
+    """Returns everything that `loop(iterator over batch)` yields, for example with loop = partial(map, fn). Failed
+    records go to `errors`."""
     out: list[Any] = []
     consume(lambda records: out.extend(loop(records)), batch, errors)
     return out
 
 
 class ListSelector(ABC):
-    """A selector that takes a whole list at once, which is quicker than its records one by one."""
+    """A selector that takes a whole list at once, which is faster than record by record."""
 
     @abstractmethod
     def __call__(self, record: Any) -> Any:
-        """What it takes from a record."""
+        """Returns what it selects from a record."""
 
     @abstractmethod
     def many(self, records: list[Any]) -> list[Any]:
-        """What it takes from each of the records; raises when it fails for one of them."""
+        """Returns what it selects from each record. Raises an error when it fails for one of them."""
 
 
 def each(fn: Callable[[Any], Any], records: list[Any]) -> list[Any]:
-    """[fn(record) ...]; raises when it fails for one of them."""
+    """Returns [fn(record) ...]. Raises an error when it fails for one of the records."""
     return fn.many(records) if isinstance(fn, ListSelector) else list(map(fn, records))
 
 
 def select(fn: Callable[[Any], Any], batch: list[Any], errors: ErrorHandler) -> tuple[list[Any], list[Any]]:
-    """(records, [fn(record) ...]) as parallel lists, without the records that failed."""
+    """Returns the records, and [fn(record) ...], as parallel lists without the records that failed."""
     if isinstance(fn, ListSelector):
-        with attempt():  # which one failed is found by taking them one by one
+        with attempt():  # the records are taken one by one to find the one that failed
             return batch, fn.many(batch)
     out: list[Any] = []
     failed = consume(lambda records: out.extend(map(fn, records)), batch, errors)
@@ -152,12 +155,12 @@ def select(fn: Callable[[Any], Any], batch: list[Any], errors: ErrorHandler) -> 
 def select_values(
     fn: Callable[[Any], Any], keys: list[Any], records: list[Any], errors: ErrorHandler
 ) -> tuple[list[Any], list[Any]]:
-    """(keys, [fn(record) ...]) as parallel lists, without the records that failed."""
+    """Returns the keys, and [fn(record) ...], as parallel lists without the records that failed."""
     try:
         values = each(fn, records)
         if len(values) == len(records):
             return keys, values
-    except BaseException as error:  # which one failed is found by taking them one by one
+    except BaseException as error:  # the records are taken one by one to find the one that failed
         if not is_failure(error):
             raise
     kept, values = select(lambda pair: fn(pair[1]), list(zip(keys, records, strict=True)), errors)
@@ -165,10 +168,12 @@ def select_values(
 
 
 def consume(loop: Callable[[Iterator[Any]], object], batch: list[Any], errors: ErrorHandler) -> list[int]:
-    """Run `loop(iterator over batch)` until the iterator is at its end; the indices of records that failed.
+    """Runs `loop(iterator over batch)` until the iterator is at its end. Returns the indices of the records that
+    failed.
 
-    After an error that the policy lets go, `loop` is called again with the same iterator, which stands behind the
-    failing record: a loop must keep what it did before it raised, as list.extend and dict updates do.
+    When the policy allows the job to continue after an error, `loop` is called again with the same iterator, which
+    stands after the failed record. So a loop must keep what it did before the error, as list.extend and dict updates
+    do.
     """
     records = iter(batch)
     failed: list[int] = []
@@ -186,16 +191,16 @@ def consume(loop: Callable[[Iterator[Any]], object], batch: list[Any], errors: E
 
 
 def exhausted(records: Iterator[Any]) -> bool:
-    """Whether a list's iterator was asked for more than there is. If not, though the loop over it has ended, the
-    user's function ended it by a StopIteration, for the record that the iterator gave last."""
-    # Only its pickled form tells: an iterator that has been asked has let go of its list.
+    """Whether a list's iterator was asked for more than it has. If it was not, although the loop over it has ended, the
+    user's function has ended the loop by StopIteration, for the record that the iterator gave last."""
+    # Only the pickled form of the iterator tells this: an exhausted iterator no longer refers to its list.
     return len(records.__reduce__()) == 2
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether what came out of a user's function is a failure of it, whatever its type: sys.exit() in a function must
-    not end a worker's process, which the job would start again and again. It is not when somebody has pressed Ctrl-C,
-    or when a generator of ours is closed: then GeneratorExit comes from a `yield` of ours, not from the function."""
+    """Whether an error from a user's function is a failure of the function, whatever its type. sys.exit() in a function
+    is one: it must not end the worker's process, which the job would start again and again. Ctrl-C is not a failure,
+    nor is GeneratorExit, which comes from closing a generator of ours and not from the function."""
     if isinstance(error, GeneratorExit):
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -205,7 +210,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 class attempt:  # noqa: N801 - used like contextlib.suppress
-    """A context that a failure of a user's function ends silently."""
+    """A context that ignores a failure of a user's function, and ends."""
 
     def __enter__(self) -> None:
         pass
@@ -215,8 +220,8 @@ class attempt:  # noqa: N801 - used like contextlib.suppress
 
 
 def is_of_place(error: BaseException) -> bool:
-    """Whether the place is at fault where the function ran (a full disk, a server that refuses, memory), and not the
-    record: the next record would most likely fail as well."""
+    """Whether the cause of an error is the machine (a full disk, a server that refuses, no memory) and not the record.
+    The next record would most likely fail too."""
     found: BaseException | None = error
     for _ in range(10):
         if isinstance(found, MemoryError) or (isinstance(found, OSError) and found.errno not in _OF_A_RECORD):
@@ -228,24 +233,24 @@ def is_of_place(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """An error's type and words; raises nothing but Ctrl-C, whatever the error's own __str__ does."""
+    """Returns an error's type and message. Raises nothing but Ctrl-C, whatever the error's own __str__ does."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else shorten(error.code)})"
     try:
         return f"{type(error).__name__}: {error}"
-    except BaseException as another:  # a __str__ may call sys.exit(), too
+    except BaseException as another:  # a __str__ may call sys.exit() too
         if is_interrupt(another):
             raise
         return f"{type(error).__name__} (whose __str__ raises)"
 
 
 def _is_ours(filename: str) -> bool:
-    """Whether a file is Penstock's own machinery; its applications are users of it."""
+    """Whether a file belongs to Penstock's own machinery. Its applications count as users."""
     return filename.startswith(_PACKAGE) and not filename.startswith(_APPS)
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's own: not Penstock's, nor a library's."""
+    """Whether a file is the user's own, and belongs neither to Penstock nor to a library."""
     return not (_is_ours(filename) or filename.startswith(_LIBRARIES) or filename.startswith("<frozen"))
 
 
@@ -276,9 +281,11 @@ def caller_line() -> str | None:
 def check_function(
     function: Any, what: str, takes: tuple[str, ...] = ("record",), *, yields: bool = False, opens: bool = False
 ) -> None:
-    """Raise FlowError unless `function` can be called with arguments as in `takes` and can travel to a worker process.
+    """Raises FlowError unless `function` can be called with the arguments in `takes`, and can be sent to a worker
+    process.
 
-    `yields`: it may be a generator function. `opens`: it may be an object with open() or close(), which are called.
+    `yields`: the function may be a generator function. `opens`: it may be an object with open() or close(), which are
+    called.
     """
     if not callable(function):
         raise FlowError(f"{what} needs a function, got {called(function)}{_slip(function)}")
@@ -300,7 +307,7 @@ def check_function(
             )
     try:
         signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):  # of functions written in C
+    except (TypeError, ValueError):  # functions written in C raise this
         signature = None
     if signature is not None:
         try:
@@ -314,7 +321,7 @@ def check_function(
 
 
 def _check_kind(function: Any, what: str, name: str, yields: bool) -> None:
-    """Raise FlowError for a function whose call does not run it."""
+    """Raises FlowError for a function that is not run by calling it."""
     run = function if inspect.isroutine(function) else type(function).__call__
     if inspect.iscoroutinefunction(run) or inspect.isasyncgenfunction(run):
         raise FlowError(
@@ -329,7 +336,7 @@ def _check_kind(function: Any, what: str, name: str, yields: bool) -> None:
 
 
 def returns_nothing(function: Any) -> bool:
-    """Whether a function written in Python returns, and never anything but None, as its code shows."""
+    """Whether the code of a function written in Python shows that it never returns anything but None."""
     while isinstance(function, partial):
         function = function.func
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -340,7 +347,7 @@ def returns_nothing(function: Any) -> bool:
     for step in dis.get_instructions(code):
         if step.opname == "RETURN_CONST":
             nothing = step.argval is None
-        elif step.opname == "RETURN_VALUE":  # also of what another way than the one before it may have brought
+        elif step.opname == "RETURN_VALUE":  # this may also return a value from another branch
             loaded = before is not None and before.opname == "LOAD_CONST" and before.argval is None
             nothing = loaded and not step.is_jump_target
         else:
@@ -353,7 +360,7 @@ def returns_nothing(function: Any) -> bool:
 
 
 def _slip(value: Any) -> str:
-    """What a value that is no function may have been meant for."""
+    """Guesses what a value that is not a function was meant to be."""
     if value is None:
         return "; was the function called, f(), instead of given, f?"
     if hasattr(value, "same") and hasattr(value, "fields"):
@@ -362,8 +369,8 @@ def _slip(value: Any) -> str:
 
 
 class OwnFunction:
-    """A function of the user's in one task. Of an object with open() or close() the task has a copy of its own, as
-    tasks of one worker must not share what is opened, nor change the flow's."""
+    """A user's function in one task. When it is an object with open() or close(), the task has a copy of it, because
+    the tasks of a worker must not share what is opened, nor change the flow's own object."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._hooks = has_hook(function, "open") or has_hook(function, "close")
@@ -371,21 +378,21 @@ class OwnFunction:
         self._opened = False
 
     def open(self) -> None:
-        """Before the first record."""
+        """Opens the function before the first record."""
         self._opened = True
         if self._hooks and has_hook(self.fn, "open"):
             self.fn.open()
 
     def close(self) -> None:
-        """At the end, also after an error."""
+        """Closes the function at the end, also after an error."""
         if self._hooks and self._opened and has_hook(self.fn, "close"):
             self.fn.close()
 
 
 def no_value(result: Any) -> str | None:
-    """Why what a function returned is no record; None: it may be one."""
+    """Explains why what a function returned is not a record. None: it may be one."""
     if isinstance(result, Coroutine):
-        result.close()  # else Python warns of it, too
+        result.close()  # otherwise Python warns about it too
         return "the function returned a coroutine, which nobody awaits; call asyncio.run(...) in it"
     if isinstance(result, AsyncGenerator):
         return "the function returned an asynchronous generator, which nobody reads; read it in the function"
@@ -393,7 +400,7 @@ def no_value(result: Any) -> str | None:
 
 
 def no_list(result: Any) -> str | None:
-    """Why what a function returned is no list of records; None: it may be one."""
+    """Explains why what a function returned is not a list of records. None: it may be one."""
     if result is None:
         return "the function returned None; return the list of outputs (it may be empty)"
     if isinstance(result, Coroutine | AsyncGenerator):
@@ -412,14 +419,14 @@ def no_list(result: Any) -> str | None:
 
 
 def has_hook(function: Any, hook: str) -> bool:
-    """Whether a function is an object of a class of the user's with a method of this name."""
+    """Whether a function is an object of a user's class with a method of this name."""
     return not (isinstance(function, type | partial | ListSelector) or inspect.isroutine(function)) and callable(
         getattr(function, hook, None)
     )
 
 
 def check_picklable(value: Any, what: str) -> None:
-    """Raise FlowError unless `value` can travel to a worker process."""
+    """Raises FlowError unless `value` can be sent to a worker process."""
     try:
         dumps(value)
     except Exception as error:  # the classes of what it refers to decide what pickling them raises
@@ -435,8 +442,8 @@ def check_picklable(value: Any, what: str) -> None:
 
 
 def of_no_list(error: BaseException) -> BaseException:
-    """The error of a function that is to return several records: where Python only says that something is not
-    iterable, what that was."""
+    """Returns the error of a function that should return several records. Where Python says only that something is not
+    iterable, the error says what was returned."""
     words = describe(error) if isinstance(error, TypeError) else ""
     if words.endswith(" object is not iterable") and user_line(error) is None:
         name = words.split("'")[1]

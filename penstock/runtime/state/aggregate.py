@@ -120,7 +120,7 @@ class Sum(Aggregate):
         try:
             for key, value in zip(keys, values, strict=True):
                 if key in state:
-                    # not +=, because the sum so far may be a list that somebody else refers to
+                    # Not +=, because the sum so far may be a list that somebody else refers to.
                     state[key] = state[key] + value
                 else:
                     if type(value) not in _PLAIN:

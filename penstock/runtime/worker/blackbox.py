@@ -1,23 +1,24 @@
-"""What a worker was doing when it died, and how: a little shared memory that outlives its process.
+"""The black box of a worker: a little shared memory that says, after the worker's death, what it was doing and how it
+died.
 
-The worker notes the task whose step it runs. When that kills the process (a native library that crashes, memory that
-runs out), whoever watches the worker reads the note. A task that was running at two deaths runs *record by record*: it
-takes one record at a time, and notes each record before the operator sees it. A record that kills the process again and
-again is *poison*. From then on it is a failed record, about which its operator's policy decides.
+The worker notes the task whose step it runs. When a step kills the process (a native library crashes, memory runs out),
+the watcher of the worker reads the note. A task that was running at two deaths runs *record by record*: it takes one
+record at a time, and notes each record before the operator sees it. A record that kills the process again and again is
+*poison*. From then on it is a failed record, about which its operator's policy decides.
 
-A record is known by its *place*: it is the so-manieth that came by one channel (or from the source) since the epoch
-from which the task went on, and equal records at other places have nothing to do with it. What comes by a channel comes
-again in the same order as long as its sender lives. A sender that goes back too may make it in another order, so the
-record's digest must agree as well: at worst a record that kills is not known again, which costs further deaths, and
-never is another one taken for it.
+A record is known by its *place*: how many records had come through one channel (or from the source) since the epoch
+from which the task continued. Equal records at other places have nothing to do with it. As long as the sender of a
+channel lives, it sends the same records in the same order again. A sender that goes back too may produce them in
+another order, so the digest of the record must agree too. At worst, a poison record is not recognised, which costs
+further deaths. Another record must never be taken for it.
 
-Nor is each death the record's doing. A process that crashes (by a signal such as SIGSEGV that the system sends for what
-a thread did, or by os._exit) writes down in which thread that was. One that leaves no such word was killed from
-outside, or by the kernel because memory had run out, which look the same: those deaths count half, and only as long as
-no epoch completes.
+Not every death is the fault of the record. A process that crashes, by os._exit or by a signal such as SIGSEGV for what
+a thread did, writes into the black box which thread it was. A process that leaves no such note was killed from outside,
+or by the kernel because memory ran out, and these two look the same. Such a death counts half, and only until an epoch
+completes.
 
-The memory has no name: the watcher opens it through /proc while the worker lives, and the kernel frees it with the
-last of the two. It must cost next to nothing in a step: one store into a mapping, no system call.
+The memory has no name. The watcher opens it through /proc while the worker lives, and the kernel frees it when both are
+gone. A step must cost next to nothing: one store into a mapping, and no system call.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.codec import encode
 from penstock.runtime.records.userfunc import is_users
 
-# Task + 1 (0: none), digest of the record (0: none): all that a step stores.
+# Task + 1 (0: none), digest of the record (0: none). This is all that a step writes.
 _STEP = struct.Struct("<qq")
-# The same of a record, and then: operator, origin, nth; epoch and sequence, twice.
+# The same for a record, and then: operator, origin, nth, and twice epoch and sequence.
 _RECORD = struct.Struct("<9q")
-_THREAD = struct.Struct("<Q")  # the one that runs the loop
+_THREAD = struct.Struct("<Q")  # the thread that runs the loop
 _THREAD_AT = 128
 _STORY_AT = mmap.PAGESIZE  # how the process ended, as faulthandler writes it
-_BYTES = 1024 * 1024  # the stacks of a hundred threads; the kernel gives pages only for what is written
+_BYTES = 1024 * 1024  # room for the stacks of a hundred threads; the kernel gives pages only for what is written
 
-#: Where a record came from, beside the numbers of channels: its task's source; a stage of its task (by a timer, at a
-#: watermark, at the end).
+#: The origin of a record that did not come through a channel: the task's source, or a stage of the task (by a timer, at
+#: a watermark, at the end).
 SOURCE, MADE = -1, -2
 
 
 class Place(NamedTuple):
-    """Which record: since the task went on from `epoch`, `sequence` records had come from `origin` before the one that
-    was at hand; of what the operators before made of it, `nth` records had come before."""
+    """The place of a record: since the task continued from `epoch`, `sequence` records had come from `origin` before
+    the record at hand, and the operators before this one had made `nth` records of it."""
 
     epoch: int
     origin: int
@@ -80,8 +81,8 @@ class Note(NamedTuple):
 
 
 class Crash(NamedTuple):
-    """How a process ended by its own doing: `what` says it with the line, `in_loop` that the thread which runs the
-    operators did it, `stack` where it was, the innermost call first."""
+    """How a process crashed. `what` says it in words, with the line; `in_loop`, that it was the thread that runs the
+    operators; `stack`, where it was, the innermost call first."""
 
     what: str
     in_loop: bool
@@ -89,7 +90,7 @@ class Crash(NamedTuple):
 
 
 class BlackBox:
-    """The worker's end."""
+    """The worker's end of the black box."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("penstock-blackbox", os.MFD_CLOEXEC)
@@ -98,15 +99,15 @@ class BlackBox:
 
     @property
     def address(self) -> str:
-        """Where a watcher finds it while this process lives."""
+        """The address by which a watcher finds the black box while this process lives."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def note(self, task: int) -> None:
-        """A step of this task begins."""
+        """Notes that a step of this task begins."""
         _STEP.pack_into(self._map, 0, task + 1, 0)
 
     def record(self, note: Note) -> None:
-        """An operator gets a record."""
+        """Notes that an operator gets a record."""
         task, operator, digest, place, later = note
         _RECORD.pack_into(
             self._map,
@@ -123,22 +124,22 @@ class BlackBox:
         )
 
     def rest(self) -> None:
-        """No step is running."""
+        """Notes that no step is running."""
         _STEP.pack_into(self._map, 0, 0, 0)
 
     def watch_this_process(self) -> None:
-        """From now on note crashes of this process; to be called once, by the thread that runs the operators."""
+        """Lets crashes of this process be noted from now on. The thread that runs the operators calls it once."""
         _THREAD.pack_into(self._map, _THREAD_AT, threading.get_ident())
         os.lseek(self._fd, _STORY_AT, os.SEEK_SET)
         faulthandler.enable(self._fd)
-        os.register_at_fork(after_in_child=faulthandler.disable)  # what a child does is not this process's end
+        os.register_at_fork(after_in_child=faulthandler.disable)  # the end of a child is not the end of this process
         os._exit = posix._exit = self._noting(os._exit)  # type: ignore[assignment]
 
     def _noting(self, leave: Callable[[int], Any]) -> Callable[[int], Any]:
         pid = os.getpid()
 
         def _exit(status: int) -> Any:
-            """os._exit, which notes that it was called."""
+            """Replaces os._exit, and notes that it was called."""
             if os.getpid() == pid:
                 code = sys._getframe(1)
                 story = (
@@ -153,7 +154,7 @@ class BlackBox:
 
 
 class Watcher:
-    """The end of whoever watches a worker; made while it lives. Made too late it knows nothing."""
+    """The watcher's end of the black box. It must be opened while the worker lives, or it knows nothing."""
 
     def __init__(self, address: str) -> None:
         self._map: mmap.mmap | None = None
@@ -167,7 +168,7 @@ class Watcher:
             os.close(fd)
 
     def read(self) -> Note | None:
-        """What the worker was doing, if it was running a step."""
+        """Returns what the worker was doing, if it was running a step."""
         if self._map is None:
             return None
         task, digest, operator, origin, nth, epoch, sequence, later, left = _RECORD.unpack_from(self._map, 0)
@@ -178,7 +179,7 @@ class Watcher:
         return Note(task - 1, operator, digest, Place(epoch, origin, sequence, nth), Place(later, origin, left, nth))
 
     def crash(self) -> Crash | None:
-        """How the worker's process ended, if that was its own doing."""
+        """Returns how the worker's process ended, if the process crashed."""
         if self._map is None:
             return None
         story = self._map[_STORY_AT:].rstrip(b"\0").decode("utf-8", "replace")
@@ -188,7 +189,7 @@ class Watcher:
 
 def is_stopped(pid: int) -> bool:
     """Whether somebody has stopped a process of this machine (SIGSTOP, a debugger)."""
-    import psutil  # loading it takes 20 ms, which each worker would pay for what is seldom needed
+    import psutil  # rarely needed, and loading it takes 20 ms
 
     try:
         return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -197,11 +198,11 @@ def is_stopped(pid: int) -> bool:
 
 
 def _crash_of(story: str, loop: int) -> Crash | None:
-    """What faulthandler has written, in one line."""
+    """Returns what faulthandler has written, in one line."""
     said = re.match(r"(?:Fatal Python error: )?(.+)", story)
     if said is None:
         return None
-    # Of all threads, the one that did it; none where no Python thread did.
+    # The thread that crashed, or none when no Python thread did.
     thread = re.search(r"^Current thread 0x([0-9a-f]+) .*\n((?:  File .*\n)*)", story, re.MULTILINE)
     frames = re.findall(r'^  File "(.*)", line (\d+) in (.+)$', thread[2] if thread else "", re.MULTILINE)
     own = next((frame for frame in frames if is_users(frame[0])), frames[0] if frames else None)
@@ -210,15 +211,16 @@ def _crash_of(story: str, loop: int) -> Crash | None:
     return Crash(said[1].strip() + line, in_loop, thread[2] if thread else "")
 
 
-#: After so many epochs without a death a task is no longer suspect. One is not enough: the record may be yet to come.
+#: After this many epochs without a death, a task is no longer suspect. One epoch is not enough, because the record may
+#: not have come yet.
 CALM_EPOCHS = 10
 
-#: The same for a task of which some record was found to be poison by crashes: its like may come seldom.
+#: The same for a task in which crashes have proved that a record is poison, because equal records may be rare.
 PROVEN_EPOCHS = 10_000
 
 
 class Poison(PenstockError):
-    """A record that has killed its worker's process as often as is borne."""
+    """The record has killed its worker's process as often as the job allows."""
 
 
 class RecordByRecordMode(NamedTuple):
@@ -231,26 +233,25 @@ class RecordByRecordMode(NamedTuple):
 
 
 class RecordByRecord:
-    """Runs a task record by record: counts records by their origins, notes each, and refuses poison records.
-
-    Made when the task has gone back to `epoch`, before it gets its first record."""
+    """Runs a task record by record: counts records by their origins, notes each one, and refuses poison records. It is
+    made when the task has gone back to `epoch`, before the task gets its first record."""
 
     def __init__(self, box: BlackBox, task: int, mode: RecordByRecordMode, epoch: int) -> None:
-        self.origin = SOURCE  # of the input that the task has taken up last
+        self.origin = SOURCE  # the origin of the input that the task has taken up last
         self._box = box
         self._task = task
         self._mode = mode
         self._epochs_left = mode.epochs
         self._epoch = epoch
         self._counts: dict[int, int] = {}
-        self._at: dict[int, dict[int, int]] = {}  # the counts at barriers of epochs that are not complete
+        self._at: dict[int, dict[int, int]] = {}  # by epoch that is not complete: the counts at its barrier
         self._complete = epoch
         self._complete_at: dict[int, int] = {}
         self._place = self._later = _NOWHERE
         self._nth: dict[int, int] = {}
 
     def next(self, origin: int) -> None:
-        """The next record from this origin is at hand."""
+        """Notes that the next record from this origin is at hand."""
         sequence = self._counts.get(origin, 0)
         self._counts[origin] = sequence + 1
         self._place = Place(self._epoch, origin, sequence, 0)
@@ -258,13 +259,13 @@ class RecordByRecord:
         self._nth.clear()
 
     def check(self, operator: int, batch: Batch) -> None:
-        """An operator is about to get a batch of one record; raises Poison when it must not."""
+        """Notes that an operator is about to get a batch of one record. Raises Poison when it must not get it."""
         nth = self._nth.get(operator, 0)
         self._nth[operator] = nth + 1
         place = self._place._replace(nth=nth)
         try:
             digest = digest_of(batch)
-        except Exception:  # within a chain records may be of any kind; one that has no digest is never poison
+        except Exception:  # within a chain records may be of any kind, and a record without a digest is never poison
             digest = 0
         mode = self._mode
         why = mode.places.get((operator, digest, place)) or mode.values.get((operator, digest))
@@ -273,11 +274,12 @@ class RecordByRecord:
         self._box.record(Note(self._task, operator, digest, place, self._later._replace(nth=nth)))
 
     def passed(self, epoch: int) -> None:
-        """The task has saved its state at an epoch's barrier: what follows belongs to the next."""
+        """Notes that the task has saved its state at the barrier of an epoch, and that what follows belongs to the next
+        epoch."""
         self._at[epoch] = dict(self._counts)
 
     def completed(self, epoch: int) -> bool:
-        """An epoch is complete; False when the task leaves record-by-record mode."""
+        """Notes that an epoch is complete. Returns False when the task leaves record-by-record mode."""
         if epoch > self._complete:
             if epoch in self._at:
                 self._complete, self._complete_at = epoch, self._at[epoch]
@@ -287,7 +289,8 @@ class RecordByRecord:
 
 
 def digest_of(batch: Batch) -> int:
-    """Of a batch of one record: the same for equal records in every process, and never 0."""
+    """Returns the digest of a batch of one record. Equal records have the same digest in every process, and it is never
+    0."""
     record: Any = (batch.keys[0], batch.values[0]) if isinstance(batch, KeyedBatch) else batch[0]
     digest = hashlib.blake2b(encode([record])[1], digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True) or 1
@@ -295,27 +298,27 @@ def digest_of(batch: Batch) -> int:
 
 @dataclass
 class _Guilt:
-    """Deaths while one record was at hand."""
+    """The deaths of a worker while one record was at hand."""
 
     crashes: int = 0
-    outside: int = 0  # since an epoch completed
-    why: str | None = None  # it is poison
+    outside: int = 0  # since an epoch was completed
+    why: str | None = None  # why the record is poison, if it is
 
 
 @dataclass
 class _Doubt:
-    """What the deaths of one task say."""
+    """What is known from the deaths of a worker while one task was running."""
 
     deaths: int = 0
     epochs_left: int = CALM_EPOCHS
     places: dict[tuple[int, int, Place], _Guilt] = field(default_factory=dict)
-    crashes: dict[tuple[int, int], int] = field(default_factory=dict)  # by (operator, digest), at whatever places
-    proven: set[tuple[int, int]] = field(default_factory=set)  # poison at some place, by crashes alone
-    values: dict[tuple[int, int], str] = field(default_factory=dict)  # poison wherever they come
+    crashes: dict[tuple[int, int], int] = field(default_factory=dict)  # by (operator, digest), at all places
+    proven: set[tuple[int, int]] = field(default_factory=set)  # poison at some place, as crashes alone have proved
+    values: dict[tuple[int, int], str] = field(default_factory=dict)  # poison at every place
 
     def went_back(self, note: Note) -> None:
-        """The task goes on from where `note.later` is counted from: places are renumbered, or forgotten where it is not
-        known how."""
+        """Renumbers the places of records, because the task continues from the epoch from which `note.later` is
+        counted. Places whose new number is unknown are forgotten."""
         place, later = note.place, note.later
         if place.epoch == later.epoch:
             return
@@ -331,13 +334,14 @@ class _Doubt:
 
 
 class Suspects:
-    """The watcher's memory of deaths: which tasks must run record by record, and what is poison to them.
+    """What the watcher knows from deaths: which tasks must run record by record, and which records are poison to them.
 
-    A record is poison at its place when it was at hand at `attempts` crashes; two deaths from outside, with no epoch
-    complete since, count as much as one crash. Where a record was found out by crashes alone, its equals are poison
-    at theirs after one crash. A record that was at hand at two crashes more than `attempts`, wherever, is poison
-    wherever it comes: there may be many of it, and its places may not be the same each time. So the deaths that records
-    of one value can cause are bounded by `attempts` + 2, after the two that put their task into record-by-record mode.
+    A record is poison at its place when it was at hand at `attempts` crashes. Two deaths from outside, without a
+    complete epoch since, count as much as one crash. When crashes alone have proved that a record is poison, equal
+    records are poison at their places after one crash. When a record was at hand at two crashes more than `attempts`,
+    at whatever places, it is poison at every place: there may be many equal records, and their places may change. So
+    records of one value can cause at most `attempts` + 2 deaths, after the two deaths that put their task into
+    record-by-record mode.
     """
 
     def __init__(self, attempts: int) -> None:
@@ -345,7 +349,7 @@ class Suspects:
         self._doubts: dict[int, _Doubt] = {}
 
     def modes(self) -> dict[int, RecordByRecordMode]:
-        """The tasks that must run record by record, and how."""
+        """Returns the tasks that must run record by record, and how each of them does."""
         return {
             task: RecordByRecordMode(
                 doubt.epochs_left,
@@ -357,19 +361,20 @@ class Suspects:
         }
 
     def completed(self) -> None:
-        """An epoch is complete."""
+        """Notes that an epoch is complete."""
         for task, doubt in list(self._doubts.items()):
             doubt.epochs_left -= 1
             if not doubt.epochs_left:
                 del self._doubts[task]
                 continue
-            # The job gets on: what comes from outside does not add up over its life. What crashes may be yet to come.
+            # The job makes progress, so deaths from outside do not add up over its life. Crashes may still come.
             doubt.places = {key: guilt for key, guilt in doubt.places.items() if guilt.crashes}
             for guilt in doubt.places.values():
                 guilt.outside = 0
 
     def died(self, note: Note | None, crash: Crash | None = None) -> None:
-        """A worker has died, doing this; without a crash: by a signal from outside, or for want of memory."""
+        """Notes that a worker has died while it was doing this. Without a crash, a signal from outside or the lack of
+        memory has killed it."""
         if note is None:
             return
         doubt = self._doubts.setdefault(note.task, _Doubt())
@@ -395,7 +400,7 @@ class Suspects:
             doubt.epochs_left = PROVEN_EPOCHS
 
     def forget(self) -> None:
-        """The plan has changed: tasks have other numbers now."""
+        """Forgets everything, because the plan has changed and tasks have other numbers."""
         self._doubts.clear()
 
 

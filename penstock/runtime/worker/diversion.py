@@ -1,18 +1,20 @@
-"""The operation stream as a task sees it: its input leaves in micro-batches and comes back as answers, in order
+"""The diversion of a task: its input goes to Spark in micro-batches, and the answers come back in order
 (docs/papers.md: D1, D4, D5).
 
-A *range* is the first operators of a task's chain, up to a *position*. While a task is diverted, its input is not run
-through the range but handed to the bridge as Arrow columns, a micro-batch an interval, several under way at a time. An
-answer is what the range would have made: records, or partial aggregates for the state behind it. It goes on from the
-position, through the rest of the chain and the same channels as ever, in the order of the micro-batches.
+A *range* consists of the first operators of a task's chain, up to a *position*. While a task is diverted, its input
+does not pass the range. It goes to the bridge as Arrow columns, one micro-batch for each interval, and several are
+under way at the same time. An answer is what the range would have produced: records, or partial results for the state
+downstream. It continues at the position, through the rest of the chain and the task's usual channels, in the order of
+the micro-batches.
 
-So nothing else changes: barriers and watermarks keep their places among the micro-batches, an epoch is passed on when
-all micro-batches before it are answered, and recovery knows nothing of paradigms. A micro-batch that the bridge cannot
-answer, whatever the reason (an executor or the bridge has died, a record makes the user's function fail there), is run
-here, as records, by the operators' own error policy: nothing is lost or doubled, and the task goes back to the record
-paradigm. The input cache of an interval is the micro-batch itself, kept until it is answered.
+So nothing else changes. Barriers and watermarks keep their places among the micro-batches. An epoch's barrier passes
+the task when all micro-batches before it are answered, and recovery does not know about paradigms. When the bridge
+cannot answer a micro-batch, for whatever reason (an executor or the bridge has died, a record makes the user's function
+fail in Spark), the task processes it as records, by the error policies of its operators, and returns to the record
+paradigm. Nothing may be lost or doubled. A micro-batch is kept until it is answered, and so is the input cache of its
+interval.
 
-Memory is bounded by the micro-batches under way and their greatest size.
+Memory is limited by the number of micro-batches under way and their greatest size.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from penstock.runtime.operators.micro_batch import (
 
 @dataclass
 class _UnderWay:
-    """A micro-batch."""
+    """A micro-batch without an answer."""
 
     input: Any
     records: int
@@ -52,14 +54,15 @@ class _UnderWay:
 
 @dataclass
 class _Barrier:
-    """The barrier of an epoch among the micro-batches, with what was read before it."""
+    """The barrier of an epoch among the micro-batches, with the offsets of what was read before it."""
 
     epoch: int
     own: StageState | None = field(default=None)
 
 
 class Diversion:
-    """The diverted input of one task; see the module's docstring. Used by the loop's thread, but for `records`."""
+    """The diverted input of one task; see the module's docstring. Only the loop's thread uses it, except for
+    `records`."""
 
     def __init__(self, task: Task, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
         self.task = task
@@ -68,16 +71,16 @@ class Diversion:
         self._bridge = bridge
         self._wake = wake
         self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()
-        self._due = 0  # ns; when the next micro-batch leaves
+        self._due = 0  # in ns; the time at which the next micro-batch leaves
 
     @property
     def records(self) -> int:
-        """Records under way; other threads may ask."""
+        """The number of records under way. Other threads may ask for it."""
         return sum(item.records for item in tuple(self._queue) if isinstance(item, _UnderWay))
 
     @property
     def leaving(self) -> bool:
-        """Whether the task takes nothing more up, and goes on with records when all is answered."""
+        """Whether the task takes no more input, and continues with records when everything is answered."""
         return self.task.state is TaskState.RETURNING
 
     def runnable(self) -> bool:
@@ -96,13 +99,13 @@ class Diversion:
         return task.clock() >= self._due
 
     def ready_in(self) -> float | None:
-        """Seconds until the next micro-batch leaves; None: not because of the time."""
+        """Returns in how many seconds the next micro-batch leaves, or None when that does not depend on the time."""
         if self.leaving or self.story.under_way >= UNDER_WAY_MAX:
             return None
         return max(0.0, (self._due - self.task.clock()) / 1e9)
 
     def begin(self) -> Iterator[Batch] | None:
-        """Take the next step; the outputs to send, when there are some."""
+        """Takes the next step. Returns the outputs to send, if there are any."""
         while True:
             if self._queue:
                 head = self._queue[0]
@@ -129,7 +132,7 @@ class Diversion:
         return not self._queue and (self.leaving or self.task.at_diverted_end())
 
     def _take(self) -> bool:
-        """Take up a barrier, a watermark or a micro-batch; False when there is none."""
+        """Takes a barrier, a watermark or a micro-batch from the input. Returns False when there is none."""
         task = self.task
         if task.has_barrier_to_take():
             self._queue.append(_Barrier(*task.take_barrier()))
@@ -158,7 +161,7 @@ class Diversion:
         task.take_up_diverted(item.records, item.stamp)
         try:
             answer = item.answer.result()
-        except Exception as error:  # of Spark, Ray or the bridge: whatever it is, the records are processed here
+        except Exception as error:  # of Spark, Ray or the bridge: in any case the task processes the records itself
             self.story.failed = f"{type(error).__name__}: {error}"
             task.diversion_failed = (self.story.id, self.story.failed)
             task.undivert()

@@ -1,4 +1,4 @@
-"""What a task tells of its load: the few counters by which the paradigm scheduler decides (bridge/)."""
+"""The load of a task: the few counters by which the paradigm scheduler decides (docs/papers.md: D2)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ class TaskLoad(TypedDict):
     number: int
     chain: int
     finished: bool
-    record_by_record: bool  # whether it takes its records one by one for a while, in which it cannot be diverted
+    record_by_record: bool  # while this is so, the task cannot be diverted
     queued: int  # records in its inbox
-    backlog: int  # records that its source knows to be due but has not read
+    backlog: int  # records that are ready at its source and that it has not read
     under_way: int  # records in micro-batches without an answer
-    divert: DivertLoad | None  # what it follows, or will follow from the next barrier on; None: records, now or soon
-    diverted: dict[str, Any] | None  # the story of its present diversion (operators/micro_batch.py)
+    # What it follows, or will follow from the next barrier on; None: it processes records, now or soon.
+    divert: DivertLoad | None
+    diverted: dict[str, Any] | None  # the counters of its present diversion (DiversionStats)
     diversion_failed: tuple[int, str] | None  # the last diversion that ended by itself, and why
-    answered: int  # records that Spark has answered, of all its diversions
+    answered: int  # the records that Spark has answered, in all diversions of the task
     busy_ns: int
     operators: list[Any]  # (name, records in, records out)
 
 
 def task_load(task: Task) -> TaskLoad:
-    """The task's load. Cheap, because it is asked for several times a second; safe in another thread than the run
-    loop's."""
+    """Returns the task's load. It is cheap, because it is asked for several times a second, and other threads than the
+    run loop's may call it."""
     diversion = task.diversion  # read once, because it may end meanwhile
     told = task.told_to_divert()
     return {

@@ -1,14 +1,17 @@
-"""Counters and latency histograms that cost a few operations a batch, never any a record (invariant 8)."""
+"""Counters and latency histograms. They cost a few operations for each batch, and must
+never cost any for each record.
+"""
 
 from __future__ import annotations
 
-_SUB_BITS = 4  # 16 buckets a power of two: a value is known within 6 %
+_SUB_BITS = 4  # 16 buckets for each power of two: a value is known to within 6 %
 _SUB = 1 << _SUB_BITS
 _BUCKETS = 64 * _SUB
 
 
 class Histogram:
-    """Counts of whole numbers in log-linear buckets; a whole histogram takes 8 KiB and merges by addition."""
+    """Counts of whole numbers in buckets of logarithmic size, each divided linearly. A histogram takes 8 KiB, and two
+    are merged by addition."""
 
     __slots__ = ("counts", "total")
 
@@ -17,7 +20,7 @@ class Histogram:
         self.total = 0
 
     def add(self, value: int, times: int = 1) -> None:
-        """Count `value` (below 1: as 0) `times` times."""
+        """Counts `value` (below 1: as 0) `times` times."""
         if value < _SUB:
             index = max(value, 0)
         else:
@@ -27,12 +30,12 @@ class Histogram:
         self.total += times
 
     def merge(self, other: Histogram) -> None:
-        """Add another histogram's counts."""
+        """Adds the counts of another histogram."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.total += other.total
 
     def quantile(self, q: float) -> float | None:
-        """The middle of the bucket in which the q-quantile lies; None when nothing was counted."""
+        """Returns the middle of the bucket in which the q-quantile lies, or None when nothing was counted."""
         if not self.total:
             return None
         rank = q * self.total
@@ -44,12 +47,12 @@ class Histogram:
         raise AssertionError("counts and total disagree")
 
     def sparse(self) -> dict[int, int]:
-        """The buckets that are not empty, for the wire."""
+        """Returns the buckets that are not empty, for sending."""
         return {i: n for i, n in enumerate(self.counts) if n}
 
     @classmethod
     def from_sparse(cls, counts: dict[int, int]) -> Histogram:
-        """The inverse of `sparse`."""
+        """Makes a histogram from what `sparse` has returned."""
         histogram = cls()
         for index, n in counts.items():
             histogram.counts[index] = n
@@ -66,17 +69,18 @@ def _middle(index: int) -> float:
 
 
 class RecentHistogram:
-    """A histogram of about the last `period_ns` to twice that: two that take turns."""
+    """A histogram of the values of a recent time, between `period_ns` and twice that. It consists of two histograms
+    that take turns."""
 
     def __init__(self, period_ns: int = 5_000_000_000) -> None:
         self._period_ns = period_ns
-        self._period = 0  # the number of the current one
+        self._period = 0  # the number of the current period
         self._current = Histogram()
         self._last = Histogram()
         self.all = Histogram()
 
     def add(self, value: int, times: int, now_ns: int) -> None:
-        """Count a value that was seen at `now_ns` (any monotonic clock)."""
+        """Counts a value that was seen at `now_ns`, by any monotonic clock."""
         period = now_ns // self._period_ns
         if period != self._period:
             self.all.merge(self._current)
@@ -86,14 +90,14 @@ class RecentHistogram:
         self._current.add(value, times)
 
     def recent(self) -> Histogram:
-        """A copy of the recent counts."""
+        """Returns a copy of the recent counts."""
         merged = Histogram()
         merged.merge(self._last)
         merged.merge(self._current)
         return merged
 
     def whole(self) -> Histogram:
-        """A copy of all counts since the start."""
+        """Returns a copy of all counts since the start."""
         merged = Histogram()
         merged.merge(self.all)
         merged.merge(self._current)

@@ -102,8 +102,7 @@ class RunLoop:
         def run() -> None:
             try:
                 future.set_result(function())
-            # the error belongs to the caller in the other thread, even if it is a SystemExit
-            except BaseException as error:
+            except BaseException as error:  # it belongs to the caller in the other thread, even a SystemExit
                 future.set_exception(error)
 
         self._calls.append((run, future))
@@ -214,7 +213,7 @@ class RunLoop:
             task = tasks.get(number)
             input_ = None if task is None else task.inputs.get(channel)
             if task is None or input_ is None or input_.generation != generation:
-                # the message is for or from a task that has been removed, or of a plan that is no longer valid
+                # The message is for or from a task that has been removed, or of a plan that is no longer valid.
                 continue
             if kind == DATA:
                 assert batch is not None

@@ -1,4 +1,7 @@
-"""The task of a source: it reads the splits of its reader, step by step, and begins the barriers of epochs."""
+"""The task of a source: reads the splits of its reader, step by step, and begins the barriers of epochs.
+
+The offsets that an epoch saves must never include a record that follows the barrier of the epoch.
+"""
 
 from __future__ import annotations
 
@@ -32,35 +35,36 @@ class SourceTask(Task):
         open_reader: Callable[[list[Split], Callable[[], None]], Reader],
         output_caches: OutputCaches | None,
     ) -> None:
-        """`splits`: what is read, and from where on. `open_reader` makes the reader of them; its second argument wakes
-        this task. `output_caches`: what the worker's channels keep for replay; the source waits while it is full."""
+        """`splits` says what is read, and from which offsets. `open_reader` makes a reader for them; its second
+        argument wakes this task. `output_caches` are the caches of the worker's channels; the source waits while they
+        are full."""
         super().__init__(task, name, stages, clock, options)
         self.stopping = False
         self.splits = {split.name: split for split in splits}
         self.output_caches = output_caches
         self._triggers: deque[int] = deque()
-        self._has_passed = False  # a barrier, and has not read since
-        self._due: float = 0.0  # clock seconds; when the reader asked to be read again
-        self._read_some = False  # the last time
+        self._has_passed = False  # a barrier has passed since the last read
+        self._due: float = 0.0  # clock time in seconds at which the reader wants to be read again
+        self._read_some = False  # whether the last read gave records
         self._woken = True
         try:
             self.reader = open_reader(splits, self.wake)
         except Exception:
             raise
-        except BaseException as error:  # it called sys.exit()
+        except BaseException as error:  # the source called sys.exit()
             raise stages[0].errors.failure("(opening)", error) from error
 
     def stop(self) -> None:
-        """End the stream at the next step; what was read goes through."""
+        """Ends the stream at the next step. What was read already is still processed."""
         self.stopping = True
 
     def trigger(self, epoch: int) -> None:
-        """Begin an epoch's barrier at the next step. A source that has ended has said so already."""
+        """Begins the barrier of an epoch at the next step. A source that has ended has sent its end already."""
         if self._life.move("trigger"):
             self._triggers.append(epoch)
 
     def wake(self) -> None:
-        """The reader may have records now."""
+        """Notes that the reader may have records."""
         self._woken = True
 
     def ready_in(self) -> float | None:
@@ -75,7 +79,7 @@ class SourceTask(Task):
             self.reader.close()
         except Exception:
             raise
-        except BaseException as error:  # it called sys.exit()
+        except BaseException as error:  # the source called sys.exit()
             raise self.stages[0].errors.failure("(closing)", error) from error
         finally:
             super().close(failed)
@@ -98,7 +102,7 @@ class SourceTask(Task):
         records, limit = 0, divert.rows_max
         stamp: int | None = None
         try:
-            # A reader gives what it has at hand, which may be little of what is ready.
+            # A reader returns the records that it has at hand, which may be few of those that are ready.
             while records < limit:
                 part = reader.read_arrow(limit - records) if isinstance(reader, ColumnReader) and columns else None
                 if part is None:
@@ -119,7 +123,8 @@ class SourceTask(Task):
         return input_, records, stamp or self.clock()
 
     def _has_barrier(self) -> bool:
-        # Between two barriers it reads, or ends: else epochs that are quicker than its worker would stop the job.
+        # The source reads, or ends, between two barriers. Epochs that follow each other faster than the worker can
+        # process them would otherwise stop the job.
         return bool(self._triggers) and not (self._has_passed and (self._at_end() or self._has_input()))
 
     def _pass_barrier(self) -> None:
@@ -133,7 +138,7 @@ class SourceTask(Task):
         return self._woken or self.clock() / 1e9 >= self._due
 
     def _has_more(self) -> bool:
-        # What comes next is a barrier, when one has been asked for.
+        # If a barrier was asked for, it comes next.
         if not self._read_some or self._triggers or not self._has_input():
             return False
         wait = self.reader.ready_in()
@@ -148,7 +153,8 @@ class SourceTask(Task):
         return self._own_diverted or self._offsets()
 
     def _offsets(self) -> StageState:
-        # The splits themselves, each behind the last record that was read: a later run may list others.
+        # Saves the splits themselves, each with the offset after the last record that was read, because a later run may
+        # list other splits.
         offsets = self.reader.offsets()
         return StageState(own=[split.at(offsets.get(name, split.offset)) for name, split in self.splits.items()])
 
@@ -165,10 +171,11 @@ class SourceTask(Task):
             limit = self._size.limit
             records = self.reader.read(limit)
         except SourceError as error:
-            raise stage.errors.failure("(reading)", error) from error  # the input is gone: no policy lets that go
+            # The input is gone, so no error policy allows the job to continue.
+            raise stage.errors.failure("(reading)", error) from error
         except BaseException as error:
             stage.errors.handle("(reading)", error)
-            self.stopping = True  # the policy lets the job go on, without the rest of this reader's input
+            self.stopping = True  # the error policy lets the job continue without the rest of this reader's input
             return False
         self._due = 0.0
         self._more = len(records) >= limit
