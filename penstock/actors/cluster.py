@@ -40,7 +40,7 @@ from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
 from penstock.runtime import standard_streams  # noqa: E402
 from penstock.runtime.errors import ClusterGone, JobNotFound, NoCluster, PenstockError  # noqa: E402
 from penstock.runtime.host import reaper  # noqa: E402
-from penstock.runtime.host.status import ENDED  # noqa: E402
+from penstock.runtime.host.job_state import ENDED  # noqa: E402
 
 logger = logging.getLogger(__name__)
 

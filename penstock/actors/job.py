@@ -32,8 +32,8 @@ from penstock.runtime.errors import (
 from penstock.runtime.host.collected import Encoded
 from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.hangs import SilenceDetector
+from penstock.runtime.host.job_state import ENDED
 from penstock.runtime.host.linger import Driver
-from penstock.runtime.host.status import ENDED
 from penstock.runtime.operators.windowing import late_words
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program

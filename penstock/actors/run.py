@@ -28,7 +28,7 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobExists, JobNotFound, NoCluster, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
-from penstock.runtime.host.status import ENDED
+from penstock.runtime.host.job_state import ENDED
 from penstock.runtime.host.store_keeper import SAVEPOINT
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing

@@ -37,7 +37,7 @@ Where we differ from the paper, and why:
   And the record tasks must be able to bear V, or the burst is there again at once.
 - A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
 
-How a range moves, with `TRANSITIONS` as the only place that says so:
+How a range moves, with the table `RANGE` as the only place that says so:
 
     RECORD --burst--> PREPARING --ready--> SWITCHING --switched--> OPERATION --calm--> RETURNING --returned--> RECORD
                       calm, prepare failed: back to RECORD         bridge lost: RETURNING
@@ -62,7 +62,7 @@ from typing import Literal
 
 from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, Interval, MicroBatch, RecordSpeed, interval
 from penstock.runtime.backoff import Backoff
-from penstock.runtime.lifecycle import STORY_LENGTH, InvalidTransition
+from penstock.runtime.lifecycle import Machine, State, Table
 from penstock.runtime.units import Seconds
 
 Paradigm = Literal["record", "operation"]
@@ -71,43 +71,53 @@ Mode = Literal["auto", "off", "spark-only", "toggle"]
 """auto: as measured. off: never Spark. spark-only: Spark as soon as it is ready, and for good. toggle: there and back
 every `toggle_s` whatever the load, to try the switch itself."""
 
-State = Literal["RECORD", "PREPARING", "SWITCHING", "OPERATION", "RETURNING"]
 
-STATES: dict[State, str] = {
-    "RECORD": "the range runs record by record",
-    "PREPARING": "Spark is being made ready; the range still runs record by record",
-    "SWITCHING": "the range empties up to a barrier; what comes behind it waits for Spark",
-    "OPERATION": "Spark runs the range in micro-batches",
-    "RETURNING": "Spark finishes what it was given, or has been lost; what comes behind waits for the record tasks",
-}
+class RangeState(State):
+    """Where a range runs."""
+
+    RECORD = "RECORD", "The range runs record by record."
+    PREPARING = "PREPARING", "Spark is being made ready; the range still runs record by record."
+    SWITCHING = "SWITCHING", "The range empties up to a barrier; what comes after it waits for Spark."
+    OPERATION = "OPERATION", "Spark runs the range in micro-batches."
+    RETURNING = (
+        "RETURNING",
+        "Spark finishes what it was given, or was lost; what comes after waits for the record tasks.",
+    )
+
 
 Event = Literal["burst", "ready", "switched", "calm", "returned", "prepare failed", "bridge lost"]
 """`burst` and `calm` are the detector's own, but for a `calm` in SWITCHING; the others come from its host."""
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    ("RECORD", "burst"): "PREPARING",
-    ("RECORD", "ready"): "RECORD",  # it was prepared ahead
-    ("RECORD", "prepare failed"): "RECORD",  # the same, in vain
-    ("RECORD", "bridge lost"): "RECORD",
-    ("PREPARING", "ready"): "SWITCHING",
-    ("PREPARING", "calm"): "RECORD",  # over before Spark was ready
-    ("PREPARING", "prepare failed"): "RECORD",
-    ("PREPARING", "bridge lost"): "RECORD",
-    ("SWITCHING", "switched"): "OPERATION",
-    ("SWITCHING", "calm"): "RECORD",  # a range before it has taken its operators along
-    ("SWITCHING", "bridge lost"): "RETURNING",  # something may have gone there
-    ("OPERATION", "calm"): "RETURNING",
-    ("OPERATION", "bridge lost"): "RETURNING",
-    ("RETURNING", "returned"): "RECORD",
-    ("RETURNING", "bridge lost"): "RETURNING",
-}
+_S = RangeState
 
-WANTED: dict[State, Paradigm] = {
-    "RECORD": "record",
-    "PREPARING": "operation",
-    "SWITCHING": "operation",
-    "OPERATION": "operation",
-    "RETURNING": "record",
+RANGE: Table[RangeState, Event] = Table(
+    RangeState,
+    RangeState.RECORD,
+    {
+        (_S.RECORD, "burst"): _S.PREPARING,
+        (_S.RECORD, "ready"): _S.RECORD,  # it was prepared ahead
+        (_S.RECORD, "prepare failed"): _S.RECORD,  # the same, in vain
+        (_S.RECORD, "bridge lost"): _S.RECORD,
+        (_S.PREPARING, "ready"): _S.SWITCHING,
+        (_S.PREPARING, "calm"): _S.RECORD,  # over before Spark was ready
+        (_S.PREPARING, "prepare failed"): _S.RECORD,
+        (_S.PREPARING, "bridge lost"): _S.RECORD,
+        (_S.SWITCHING, "switched"): _S.OPERATION,
+        (_S.SWITCHING, "calm"): _S.RECORD,  # a range upstream has taken its operators along
+        (_S.SWITCHING, "bridge lost"): _S.RETURNING,  # something may have gone there
+        (_S.OPERATION, "calm"): _S.RETURNING,
+        (_S.OPERATION, "bridge lost"): _S.RETURNING,
+        (_S.RETURNING, "returned"): _S.RECORD,
+        (_S.RETURNING, "bridge lost"): _S.RETURNING,
+    },
+)
+
+WANTED: dict[RangeState, Paradigm] = {
+    _S.RECORD: "record",
+    _S.PREPARING: "operation",
+    _S.SWITCHING: "operation",
+    _S.OPERATION: "operation",
+    _S.RETURNING: "record",
 }
 
 FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
@@ -190,7 +200,7 @@ class Decision:
     """What the host is to do now, and why."""
 
     wanted: Paradigm
-    state: State
+    state: RangeState
     prepare: bool  # make Spark ready, if that is not begun: it is needed, or nearly. Once begun it ends by an event
     interval: Interval  # how long micro-batches should gather
     reason: str
@@ -247,10 +257,9 @@ class BurstDetector:
     def __init__(self, options: BurstOptions | None = None, calibration: Calibration | None = None) -> None:
         self.options = options or BurstOptions()
         self.mode: Mode = self.options.mode  # may be set while the job runs
-        self.state: State = "RECORD"
+        self._life = Machine(RANGE, "a range of operators")
         self.since_s: float | None = None  # when the state began; None: before the first observation
         self.prepared = False  # Spark is ready for this range
-        self.story: deque[str] = deque(maxlen=STORY_LENGTH)
         self._failures = self._no_failures()
         self._pending: _Pending | None = None
         self._arrival_rate: float | None = None
@@ -259,6 +268,16 @@ class BurstDetector:
         self._stay_until = -math.inf
         self._prepare_since: float | None = None  # when the host was told to; None: it was not, or it is done
         self.calibrate(calibration or Calibration())
+
+    @property
+    def state(self) -> RangeState:
+        """Where the range runs."""
+        return self._life.state
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The last transitions, oldest first."""
+        return self._life.story()
 
     def calibrate(self, calibration: Calibration) -> None:
         """Go by this from now on, until there are measurements; those so far are forgotten."""
@@ -304,7 +323,7 @@ class BurstDetector:
             figures=figures,
         )
 
-    def happened(self, event: Event, time_s: float, why: str = "") -> State:
+    def happened(self, event: Event, time_s: float, why: str = "") -> RangeState:
         """The host did what was decided, or could not. Returns the state from now on."""
         self._move(event, time_s, why)
         return self.state
@@ -387,7 +406,8 @@ class BurstDetector:
         """The event that the figures make, if any, and why, or why not."""
         assert self.since_s is not None
         if self.state in ("SWITCHING", "RETURNING"):
-            return None, f"{STATES[self.state]}, for {time_s - self.since_s:.1f} s now"
+            doing = self.state.sentence
+            return None, f"{doing[0].lower()}{doing[1:-1]}, for {time_s - self.since_s:.1f} s now"
         if self.mode == "off":
             return (None, "the bridge is off") if self.state == "RECORD" else ("calm", "the bridge was turned off")
         if self.state == "RECORD":
@@ -530,11 +550,7 @@ class BurstDetector:
 
     def _move(self, event: Event, time_s: float, why: str) -> None:
         before = self.state
-        after = TRANSITIONS.get((before, event))
-        if after is None:
-            possible = tuple(known for at, known in TRANSITIONS if at == before)
-            raise InvalidTransition("the range", before, event, possible, tuple(self.story))
-        self.story.append(f"{time_s:.3f} s: {before} --{event}--> {after}" + (f" ({why})" if why else ""))
+        self._life.move(event, f"{time_s:.3f} s" + (f": {why}" if why else ""))
         took = 0.0 if self.since_s is None else time_s - self.since_s
         if event == "ready":
             self.prepared = True
@@ -549,8 +565,8 @@ class BurstDetector:
             self._return_s = took
         elif event == "calm" and before == "OPERATION":
             self._failures = self._no_failures()  # Spark has served a burst to its end
-        if after != before:
-            self.state, self.since_s = after, time_s
+        if self.state is not before:
+            self.since_s = time_s
         if event in ("switched", "returned"):
             self._phase_s = time_s
             self._stay_until = time_s + self.dwell_s

@@ -450,7 +450,7 @@ class ParadigmScheduler:
             "operators": [name for one in forms for name in one.before(parts_.get(one.chain, one.position)).names],
             "partials": form.combiner is not None,
             "extent": leader.extent,
-            "state": leader.detector.state,
+            "state": leader.detector.state.value,
             "paradigm": "operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
             "reason": "" if leader.decision is None else leader.decision.reason,
             "figures": {} if leader.decision is None else vars(leader.decision.figures),

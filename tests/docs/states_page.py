@@ -6,8 +6,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from penstock.bridge.burst import RANGE
+from penstock.bridge.spark_life import SPARK_LIFE
 from penstock.runtime.epochs.coordinator import COORDINATOR
 from penstock.runtime.host.job_state import JOB
+from penstock.runtime.host.worker_lives import LIFE
 from penstock.runtime.lifecycle import Table
 from penstock.runtime.worker.task_state import TASK
 
@@ -16,9 +19,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "states.md"
 INTRO = """\
 # States
 
-Three components of Penstock behave differently according to what has happened to them before: a job, the coordinator of
-its epochs, and a task. Each has a table of its states in the code, and this page is made from these tables (`make
-states`). An event is answered in one of three ways:
+Some components of Penstock behave differently according to what has happened to them before. Each of them has a table
+of its states in the code, and this page is made from these tables (`make states`). An event is answered in one of three
+ways:
 
 - It is *taken*: the component goes to the next state, or stays in its state.
 - It is *passed over*, because it is legitimately late or has no effect in this state.
@@ -49,6 +52,22 @@ SECTIONS: list[tuple[str, str, Table[Any, Any]]] = [
         "channels wait for room or credit, and whether operators have gathered records, is no state: both come and go "
         "with single steps.",
         TASK,
+    ),
+    (
+        "The process of a worker",
+        "What the host of a job knows of a worker's present process. The table is in "
+        "`penstock/runtime/host/worker_lives.py`.",
+        LIFE,
+    ),
+    (
+        "The Spark of a job",
+        "Whether a job can use Spark just now (`run(dual=...)`). The table is in `penstock/bridge/spark_life.py`.",
+        SPARK_LIFE,
+    ),
+    (
+        "A range of operators",
+        'Where a range of operators runs (`job.status()["dual"]`). The table is in `penstock/bridge/burst.py`.',
+        RANGE,
     ),
 ]
 

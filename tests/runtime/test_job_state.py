@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 
-from penstock.runtime.host import status
 from penstock.runtime.host.job_state import ENDED, JobLife, JobState
 from penstock.runtime.lifecycle import InvalidTransition
 
@@ -58,8 +55,3 @@ def test_tasks_that_run_are_not_connected_again_and_tasks_that_move_do_not_move(
     life.removed(planned=True)
     with pytest.raises(InvalidTransition):
         life.removed(planned=True)
-
-
-def test_drivers_know_the_same_states() -> None:
-    assert list(get_args(status.State)) == list(JobState)
-    assert status.ENDED == ENDED

@@ -737,7 +737,7 @@ class JobHost:
     def build_status(self, reports: list[dict[str, Any]], silent: Mapping[int, float], wall: float) -> dict[str, Any]:
         """The job's status with the newest reports of workers; `silent`: how many seconds each of the workers that owe
         an answer has owed it; `wall`: the wall-clock time in seconds."""
-        return self.status.build(self.life.state, reports, wall, silent)
+        return self.status.build(self.life.state.value, reports, wall, silent)
 
     def epochs_status(self, now: float) -> dict[str, Any]:
         """What the status says of epochs, but for what the keeper of the store knows."""

@@ -50,7 +50,6 @@ JOB: Table[JobState, JobEvent] = Table(
         (_S.STARTING, "connect to stop"): _S.STOPPING,
         (_S.STARTING, "recover"): _S.STARTING,  # a worker has died before any task ran
         (_S.STARTING, "stop"): _S.STARTING,  # the sources hear of it when they are built
-        (_S.STARTING, "finish"): _S.FINISHED,  # the store says so: an earlier JobMaster has died after the job's end
         (_S.RUNNING, "stop"): _S.STOPPING,
         (_S.RUNNING, "recover"): _S.RECOVERING,
         (_S.RUNNING, "move"): _S.MOVING,

@@ -22,17 +22,13 @@ from collections import deque
 from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.metrics import Histogram
-
-#: What a job's life is made of.
-State = Literal["STARTING", "RUNNING", "RECOVERING", "MOVING", "STOPPING", "FINISHED", "CANCELLED", "FAILED"]
-ENDED: tuple[State, ...] = ("FINISHED", "CANCELLED", "FAILED")
 
 # Rates are taken over at least this long, once so much has passed: shorter spans jump about with single batches.
 _RATE_SPAN_NS = 500_000_000
