@@ -49,7 +49,7 @@ class Placer:
         self._told: list[dict[str, Any]] = []  # what tasks use and send
 
     def first(self, plan: Plan) -> dict[int, int]:
-        """The worker of each task of a job that starts, by what its plan lets expect."""
+        """Returns the worker of each task of a job that starts. The plan shows which traffic to expect."""
         allowed = self._allowed(plan)
         try:
             found = self._first(plan, allowed)

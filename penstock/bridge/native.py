@@ -95,7 +95,8 @@ class NativeRange:
 
 
 def native(form: RangeForm, session: Session, names: list[str]) -> NativeRange | None:
-    """The native form of a range whose input has columns of these names; None: none of it is."""
+    """Returns the native form of a range whose input has columns of these names, or None when none of its operators has
+    one."""
     if names == [ENCODED]:
         return None
     texts = names == [TEXT]

@@ -48,9 +48,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_BEGIN_S = 1_704_067_200  # the clock's first time, for timers: 2024-01-01 00:00 UTC, the same in every run
-_LOOK_NS = 1000  # passes with each look at the clock
-_FRUITLESS = 100  # after so many looks at readers that had nothing when they said, they go by another clock
+# The simulated time at which a run starts, for timers: 2024-01-01 00:00 UTC, the same in every run.
+_BEGIN_S = 1_704_067_200
+_LOOK_NS = 1000  # the simulated time that passes with each look at the clock
+# After this many reads that gave nothing although a reader had said so, its reader must use another clock.
+_FRUITLESS = 100
 _REAL_WAIT_S = 0.005
 _INBOX_BYTES = 1 << 30
 
@@ -115,8 +117,9 @@ def run(
         on_snapshot=epochs.on_snapshot,
         wall=clock.wall,
         apart=True,
-        # The size of steps, and so what is seen together, must not follow the real time. What enters one by one is seen
-        # one by one. Nobody goes back to these epochs, and they should not show.
+        # The size of steps, and so which records are processed together, must not depend on the real time. Records that
+        # enter one by one are processed one by one. Nobody goes back to these epochs, and they must not have any
+        # effect.
         steps=Steps(stopwatch=lambda: 0, waits_for_more=False, barriers_let_go=False),
     )
     for task in wiring.tasks.values():
@@ -135,7 +138,7 @@ def run(
 
 
 class _Clock:
-    """Made-up time: each look is a little later, and it is put forward when nothing can be done."""
+    """A simulated clock: each look at it is a little later, and it jumps forward when nothing can be done."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -145,12 +148,12 @@ class _Clock:
         return self.now
 
     def wall(self) -> float:
-        """Seconds since 1970, for timers."""
+        """Returns seconds since 1970, for timers."""
         return _BEGIN_S + self.now / 1e9
 
 
 class _Transport(MemoryTransport):
-    """Puts the clock forward where it would wait."""
+    """A transport that advances the clock when it would wait."""
 
     def __init__(self, network: MemoryNetwork, clock: _Clock) -> None:
         super().__init__(network, 0)
@@ -158,7 +161,7 @@ class _Transport(MemoryTransport):
         self._clock = clock
 
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
-        if not timeout:  # None: only another thread can go on, that of a reader
+        if not timeout:  # None: only another thread, of a reader, can continue
             return super().receive(timeout)
         messages = super().receive(0)
         if not messages:
@@ -169,22 +172,22 @@ class _Transport(MemoryTransport):
 
 
 class _Epochs:
-    """Epochs of which nothing is kept: all state must be such that a job could save it."""
+    """Epochs that are not kept. They check that a job could save all state."""
 
     def __init__(self, key_groups: int) -> None:
-        self.open: dict[int, set[int]] = {}  # epoch -> tasks that have not saved their part
+        self.open: dict[int, set[int]] = {}  # epoch -> tasks that have not saved their part yet
         self.ended: set[int] = set()
         self._key_groups = key_groups
         self._begun = 0
 
     def begin(self, tasks: Iterable[int]) -> int:
-        """The number of the next epoch, of these tasks."""
+        """Begins the next epoch of these tasks, and returns its number."""
         self._begun += 1
         self.open[self._begun] = set(tasks) - self.ended
         return self._begun
 
     def on_snapshot(self, snapshot: Snapshot) -> None:
-        """A task saves its part; raises RecordError for state that cannot be saved."""
+        """Takes a task's part of an epoch. Raises RecordError for state that cannot be saved."""
         encode_snapshot(snapshot.states, self._key_groups)
         number = snapshot.task.number
         if snapshot.finished:
@@ -194,7 +197,7 @@ class _Epochs:
                 waiting.discard(number)
 
     def complete(self) -> int | None:
-        """An epoch that is complete, the oldest first."""
+        """Returns an epoch that is complete, the oldest first, or None."""
         epoch = next(iter(self.open), None)
         if epoch is None or self.open[epoch]:
             return None
@@ -203,8 +206,8 @@ class _Epochs:
 
 
 class Loop(RunLoop):
-    """A run loop that is the coordinator of its job's epochs: they come ever more rarely, so that saving all state
-    costs in proportion to the input, and once behind the last record of each source."""
+    """A run loop that is also the coordinator of the epochs. Epochs become more and more rare, so that saving the state
+    costs in proportion to the input, and each source has one after its last record."""
 
     def __init__(self, wiring: Wiring, transport: _Transport, clock: Callable[[], int], epochs: _Epochs) -> None:
         super().__init__(wiring, transport, clock)
@@ -212,7 +215,7 @@ class Loop(RunLoop):
         self._readers = transport.readers
         self._others = [task for task in self.tasks if not isinstance(task, SourceTask)]
         self._next = 1
-        self._read = {task.task.number for task in self._sources}  # sources that have records yet
+        self._read = {task.task.number for task in self._sources}  # tasks that still have records
 
     def _deliver(self, messages: Any) -> None:
         super()._deliver(messages)
@@ -227,17 +230,18 @@ class Loop(RunLoop):
         if over or (self.passes >= self._next and not self._epochs.open):
             self._next = self.passes + 1 + self.passes // 8
             self.trigger(self._epochs.begin(numbers))
-        # What was read goes all the way before more is: else records would meet on it, and be taken together.
+        # What was read passes all tasks before more is read. Otherwise records would meet on their way, and would be
+        # processed together.
         held = bool(self._epochs.open) or any(task.runnable() for task in self._others)
         for reader in self._readers:
             reader.held = held
 
 
 def _travelled(graph: Graph) -> dict[str, Operator]:
-    """The operators as a worker gets them."""
+    """Returns the operators as a worker gets them."""
     try:
         travelled: dict[str, Operator] = copied(graph.operators)
-    except Exception:  # find out whose fault it is, and name the operator
+    except Exception:  # find out which operator is the cause, and name it
         for name, operator in graph.operators.items():
             check_picklable(vars(operator), f"operator {name!r}")
         raise
@@ -247,7 +251,7 @@ def _travelled(graph: Graph) -> dict[str, Operator]:
 def _replace(
     flow: Flow, travelled: dict[str, Operator], inputs: Mapping[str, Iterable[Any]] | Iterable[Any] | None
 ) -> dict[str, Operator]:
-    """The operators with what the caller gives in place of sources, and with sinks that bring their records here."""
+    """Replaces sources by what the caller gives, and sinks by ones that bring their records here."""
     reads = [name for name, op in flow.graph.operators.items() if isinstance(op, Read)]
     given: dict[str, Iterable[Any]]
     if inputs is None:
@@ -312,7 +316,7 @@ class _GivenReader(Reader):
 
 
 class _Sliced(Source):
-    """A source whose readers hand out at most `size` records at a time."""
+    """A source whose readers return at most `size` records at a time."""
 
     def __init__(self, source: Source, size: int) -> None:
         self._source = source
@@ -329,8 +333,8 @@ class _SlicedReader(Reader):
     def __init__(self, reader: Reader, size: int) -> None:
         self._reader = reader
         self._size = size
-        self.fruitless = 0  # reads that gave nothing, one after the other
-        self.held = False  # nothing is to be read now
+        self.fruitless = 0  # the number of reads in a row that gave nothing
+        self.held = False  # nothing may be read now
 
     @property
     def finished(self) -> bool:  # type: ignore[override]

@@ -1,1 +1,3 @@
-"""Epochs: a job's state saved at moments that agree, so that it can start again from the newest."""
+"""Epochs: a job's state is saved at moments that agree in all tasks, so that the job can start again from the newest
+one.
+"""

@@ -1,31 +1,34 @@
-"""The checkpoint store: where a job's snapshots and manifests live.
+"""The checkpoint store: the files in which a job's snapshots and manifests are kept.
 
     <url>/<job>/snapshots/000012-7-0          a blob: part of the state that task 7 saved for epoch 12
     <url>/<job>/manifests/0000000012.json     what epoch 12 consists of; see runtime/epochs/manifest.py
     <url>/<job>/copies/                       each of these files a second time, under its own name
 
-Epochs are numbered 1, 2, 3, ... Blobs are written first, by many processes, then the manifest, by one: the epoch is
-complete exactly when its manifest is there and whole. Whoever is killed on the way leaves blobs without a manifest,
-which nobody reads and `collect` takes away.
+Epochs are numbered 1, 2, 3, ... Many processes first write blobs, and then one process writes the manifest: the epoch
+is complete exactly when its manifest is there and undamaged. A process that is killed on the way leaves blobs without a
+manifest. Nobody reads them, and `collect` deletes them.
 
-Whatever happens to any one of these files, the job loses nothing: all epochs that are kept build on the same older
-snapshots, so each file is there twice, and who finds one missing or damaged reads the other, and has it mended.
+Whatever happens to any single file, the job loses nothing. All epochs that are kept build on the same older snapshots,
+so each file is there twice. A reader that finds one file missing or damaged reads the other, and the missing one is
+written again.
 
 What must never happen:
 
-- A half-written file under a name that somebody reads. A directory gets a hidden file first, which takes its name in
-  one step when it is whole; an object store shows an object when all of it has arrived.
-- Damaged bytes taken for a snapshot. Each blob's size and CRC-32 are in the manifest and are checked by every read.
-- A store that does not answer taken for one that has nothing, or for a damaged one: the job would start from an older
-  epoch than it must, or from nothing. StoreUnreachable and SnapshotDamaged are never mixed up.
-- A file deleted that a kept manifest refers to, that belongs to an epoch in the making, or that is not ours: only
-  files with names of the two patterns above are ever deleted, so the store may be a directory with other things in it.
-- Two runs of a job that use one store: each would delete what the other needs. Whoever runs the job holds its
-  directory, before anything is read, written or deleted; object stores have no such thing.
-- A file that other users can read: directories that it makes are open to their owner alone (0700), and so are files
-  (0600).
+- A half-written file has a name that somebody reads. In a directory, a hidden file is written first, and gets its name
+  in one step when it is complete. An object store shows an object when all of it has arrived.
+- Damaged bytes are taken for a snapshot. The manifest has the size and CRC-32 of each blob, and every read checks them.
+- A store that does not answer is taken for an empty or a damaged one. The job would then start from an older epoch than
+  it must, or from the beginning. So StoreUnreachable and SnapshotDamaged are strictly distinguished.
+- A file is deleted although a manifest that is kept refers to it, or it belongs to an epoch that is not complete yet,
+  or it is not ours. Only files whose names have the two patterns above are ever deleted, so the directory may contain
+  other files.
+- Two runs of a job use one store, and each deletes what the other needs. Whoever runs the job locks its directory
+  before anything is read, written or deleted. Object stores have no such lock.
+- Other users can read a file. The directories that are created are open to their owner alone (0700), and so are the
+  files (0600).
 
-Whoever can write to the store can make the job load what they like. Give it the rights that the program itself has.
+Whoever can write to the store can make the job load any code. Give it the same rights as the program itself. The
+manifest that completes an epoch is this project's own; the caches of docs/papers.md: D5 keep only what came since.
 """
 
 from __future__ import annotations
@@ -54,33 +57,33 @@ logger = logging.getLogger(__name__)
 
 _Found = TypeVar("_Found")
 
-#: A blob of at most so many bytes is kept in the manifest: a file each would cost more than its bytes.
+#: A blob of at most this many bytes is kept in the manifest, because a file for it would cost more than its bytes.
 INLINE_BYTES = 4 << 10
 
 _SNAPSHOTS = "snapshots"
 _MANIFESTS = "manifests"
 _COPIES = "copies"
-_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")  # as the names of flows
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}")  # the same as for the names of flows
 _BLOB = re.compile(r"snapshots/\d{6,}-[A-Za-z0-9_.\-]+")
 _MANIFEST = re.compile(r"(?:manifests|copies)/(\d{10})\.json")
-#: Everything that a store writes, hidden files included, with the number of the epoch.
+#: The names of all files that a store writes, hidden ones included, with the number of the epoch.
 _OUR_BLOB = re.compile(r"(?:snapshots|copies)/\.?(\d{6,})-[A-Za-z0-9_.\-]+")
 _OUR_MANIFEST = re.compile(r"(?:manifests|copies)/\.?(\d{10})\.json(\.[0-9a-f]{12}\.tmp)?")
 _OUR_ENDED = re.compile(r"manifests/\.?ended(\.[0-9a-f]{12}\.tmp)?")
 _ENDED = "manifests/ended"
-_SMALL_BYTES = 4 << 20  # blobs of so many are read at once
-_AT_ONCE = 8  # deletions: each is up to three requests to an object store
+_SMALL_BYTES = 4 << 20  # blobs up to this size are read at once
+_AT_ONCE = 8  # deletions at the same time; each takes up to three requests to an object store
 
 
 class Store:
     """The checkpoint store of one job; see the module's docstring. Use `Store.open`.
 
-    Any number of processes and threads may have the same store open and put blobs; one at a time writes manifests and
-    collects. A store can be pickled, and is then opened where it is unpickled, without a look at whether it can be used
-    just then: a process may have to start while it cannot.
+    Any number of processes and threads may open the same store and put blobs. Only one at a time may write manifests
+    and collect. A store can be pickled. It is opened where it is unpickled, without a check whether it can be used at
+    that moment, because a process may have to start while the store does not answer.
 
-    All methods raise StoreUnreachable when the file system does not answer or has no room, within a minute or so where
-    the file system lets us choose, and StoreError when it refuses for good.
+    All methods raise StoreUnreachable when the file system does not answer or has no room, within about a minute if the
+    file system allows a choice, and StoreError when it refuses for good.
     """
 
     def __init__(self, files: Files, job: str, again: tuple[Any, ...] | None = None) -> None:
@@ -92,19 +95,20 @@ class Store:
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], job: str, durable: bool = False) -> Store:
-        """The store of a job below `url`; nothing is made yet.
+        """Opens the store of a job below `url`. Nothing is created yet.
 
-        `url` is a directory (all nodes must share it), or file://, s3://bucket/prefix, gs://, hdfs://, abfs://, or
-        anything that the package fsspec opens where that is installed. For S3, keys come from the environment or as
-        s3://key:secret@bucket/prefix, and the options of pyarrow.fs.S3FileSystem as ?region=...&endpoint_override=...
+        `url` is a directory (which all nodes must share), or file://, s3://bucket/prefix, gs://, hdfs://, abfs://, or
+        anything that the package fsspec opens, if that is installed. For S3, the keys come from the environment or are
+        given as s3://key:secret@bucket/prefix, and the options of pyarrow.fs.S3FileSystem as
+        ?region=...&endpoint_override=...
 
-        `durable`: flush every blob to the disk before it counts as written. What a process wrote outlives its own
-        death without that; only a machine that loses its power loses what the kernel had yet to write. Manifests are
-        always flushed, so that even then the newest epochs are at worst found damaged and an older one is used.
-        It means nothing to object stores, which answer when they have stored.
+        `durable`: flush every blob to the disk before it counts as written. Without this, what a process has written
+        still outlives the death of the process. Only a machine that loses its power loses what the kernel has not
+        written yet. Manifests are always flushed, so in that case the newest epochs are at worst found damaged, and an
+        older one is used. Object stores answer only when they have stored a blob, whatever `durable` says.
 
-        Raises StoreError when the URL is wrong, a library is missing, or the place cannot be written to as far as can
-        be seen without writing; `check` makes sure.
+        Raises StoreError when the URL is wrong, a library is missing, or the place cannot be written to, as far as this
+        can be seen without writing. `check` makes sure.
         """
         text = os.fspath(url)
         if not isinstance(text, str) or not text:
@@ -113,7 +117,7 @@ class Store:
             raise StoreError(f"no job can be named {job!r}: letters, digits, '_', '.' and '-', at most 100")
         files = open_files(text, job, durable, True)
         if not filesystems.is_url(text):
-            text = os.path.abspath(os.path.expanduser(text))  # other processes may be in other directories
+            text = os.path.abspath(os.path.expanduser(text))  # other processes may have other working directories
         return cls(files, job, (text, job, durable))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,12 +130,13 @@ class Store:
 
     @property
     def place(self) -> str:
-        """Where it is, for people: without keys and options."""
+        """The place for people to read, without keys and options."""
         return self._files.place
 
     @property
     def remote(self) -> bool:
-        """Whether it is no directory: then waiting is most of what a call takes, and reading may cost money."""
+        """Whether the store is not a directory. Then most of the time of a call is waiting, and reading may cost
+        money."""
         return self._files.remote
 
     def lock(self) -> None:
@@ -144,7 +149,7 @@ class Store:
             raise DirectoryLocked(self.locked_by_another()) from None
 
     def release(self) -> None:
-        """Let go of what `lock` took, if it did."""
+        """Releases the lock, if there is one."""
         self._files.release()
 
     def is_locked(self) -> bool:
@@ -152,7 +157,7 @@ class Store:
         return self._files.is_locked()
 
     def locked_by_another(self) -> str:
-        """What to say to who cannot have it."""
+        """Returns what to tell a user who cannot have the store."""
         return (
             f"a job named {self.job!r} is running and uses the checkpoint store {self.place}, maybe on another cluster "
             f"or from another program; stop it (penstock.attach({self.job!r}).stop()), give checkpoints= another "
@@ -160,20 +165,20 @@ class Store:
         )
 
     def check(self) -> None:
-        """Write a small file and delete it: raises StoreError now rather than at the first epoch."""
+        """Writes a small file and deletes it, to raise StoreError now and not at the first epoch."""
         name = f"{_SNAPSHOTS}/000000-check-{os.urandom(6).hex()}"
         with self._trying("write in"):
             self._files.write(name, [memoryview(b"Penstock was here")], False)
             self._files.delete(name)
 
     def put(self, name: str, parts: Sequence[Buffer]) -> Blob:
-        """Write a blob: the parts one after the other. When this returns it is there, for all readers.
+        """Writes a blob that consists of these parts. When this returns, all readers find the blob.
 
-        `name` is "snapshots/<epoch>-<rest>", with at least 6 digits: collect() goes by the number. A blob of that name
-        is replaced, so what may be written twice, such as the state of a task that is started again while an old
-        process of it may still be at work, needs something in `rest` to tell the two apart.
+        `name` is "snapshots/<epoch>-<rest>", with at least 6 digits, because `collect` decides by the number. A blob of
+        the same name is replaced. The state of a task may be written twice, when the task is started again while an old
+        process of it is still running, so `rest` must distinguish the two.
 
-        At most `inline_bytes` are not written but become part of the Blob, and so of the manifest.
+        A blob of at most `inline_bytes` is not written. It becomes part of the Blob, and so of the manifest.
         """
         assert _BLOB.fullmatch(name), f"{name!r} is no name of a blob"
         views = [memoryview(part).cast("B") for part in parts]
@@ -187,13 +192,13 @@ class Store:
         return Blob(name, size, checksum)
 
     def _write_both(self, name: str, views: Sequence[memoryview], flush: bool) -> None:
-        """Write a file and its copy; with `flush` the file itself to the disk."""
+        """Writes a file and its copy. With `flush`, the file itself is flushed to the disk."""
 
         def write(name: str) -> None:
             with self._trying("write", name):
                 self._files.write(name, views, flush and not name.startswith(_COPIES))
 
-        if self._files.remote:  # both at once: what a request takes is mostly waiting
+        if self._files.remote:  # both at the same time, because most of a request's time is waiting
             with ThreadPoolExecutor(1) as pool:
                 other = pool.submit(write, _copy_of(name))
                 write(name)
@@ -203,17 +208,18 @@ class Store:
             write(_copy_of(name))
 
     def get(self, blob: Blob) -> bytes:
-        """The bytes of a blob, or of its copy. SnapshotDamaged when neither are those that were put."""
+        """Returns the bytes of a blob, or of its copy. Raises SnapshotDamaged when neither has the bytes that were
+        put."""
         if blob.data is not None:
             return self._checked(blob, blob.name, blob.data)
         return self._of_either(blob.name, lambda name: self._get(blob, name))
 
     def pieces(self, blob: Blob) -> Iterator[Buffer]:
-        """The bytes of a blob, or of its copy, in pieces, so that only few of them are in memory at once.
+        """Yields the bytes of a blob, or of its copy, in pieces, so that only few of them are in memory at a time.
 
-        All bytes are read and checked before the first piece is given, so this raises what `get` raises before anybody
-        has used a piece. Should the file change after that check, SnapshotDamaged follows the last piece. What comes
-        from another machine is fetched once, and waits in a temporary file.
+        All bytes are read and checked before the first piece is yielded, so this raises the errors of `get` before
+        anybody has used a piece. If the file changes after that check, SnapshotDamaged follows the last piece. A blob
+        of another machine is fetched once, and waits in a temporary file.
         """
         if blob.data is not None or blob.size <= _SMALL_BYTES:
             yield self.get(blob)
@@ -223,7 +229,8 @@ class Store:
             yield from self._verified(blob, name, self._files.pieces(name) if spool is None else _pieces_of(spool))
 
     def _looked_through(self, blob: Blob, name: str, spool: IO[bytes] | None) -> str:
-        """The name of a file of a blob, when all of its bytes are as they were put; they are in the spool then."""
+        """Returns the name of the file or copy of a blob whose bytes are all as they were put. These bytes are then in
+        the spool."""
         if spool is None:
             deque(self._read_through(blob, name), maxlen=0)
             return name
@@ -241,8 +248,8 @@ class Store:
         return name
 
     def _of_either(self, name: str, read: Callable[[str], _Found]) -> _Found:
-        """What is read from a file, or else from its copy. When neither can be read, and one of the two did not
-        answer, then nobody knows whether that one is damaged: its error is raised, and not SnapshotDamaged."""
+        """Reads a file, or else its copy. When neither can be read and one of the two did not answer, nobody knows
+        whether that one is damaged. Then the error of that one is raised, and not SnapshotDamaged."""
         errors: list[StoreError] = []
         for one in _both(name):
             try:
@@ -256,8 +263,8 @@ class Store:
         raise _of_neither(errors)
 
     def put_pieces(self, name: str, pieces: Iterable[Buffer]) -> Blob:
-        """Write a blob as `put` does, of pieces that need not all be in memory at once. What making the pieces raises
-        is raised as it is: it says nothing about this store."""
+        """Writes a blob as `put` does, from pieces that need not all be in memory at once. Errors of producing the
+        pieces are raised unchanged, because they say nothing about the store."""
         assert _BLOB.fullmatch(name), f"{name!r} is no name of a blob"
         first: list[bytes] = []
         size = checksum = 0
@@ -279,7 +286,7 @@ class Store:
                     size += memoryview(piece).nbytes
                     checksum = zlib.crc32(piece, checksum)
                     yield piece
-            except Exception as error:  # whatever it is; a file system may raise another in its place
+            except Exception as error:  # whatever it is, because a file system may raise another error in its place
                 not_made.append(error)
                 raise
 
@@ -295,7 +302,7 @@ class Store:
         return blob
 
     def _write_again(self, blob: Blob, source: str, target: str) -> None:
-        """Write one file of a blob from the other, which is checked on the way."""
+        """Writes one file of a blob again from the other file, which is checked on the way."""
         with self._trying("write", target):
             self._files.write(target, self._read_through(blob, source), False)
 
@@ -320,7 +327,7 @@ class Store:
     # --- looking after what there is -----------------------------------------------------------------------------
 
     def sizes(self) -> dict[str, int]:
-        """How large the files of blobs and manifests are, and those of their copies, by name."""
+        """Returns the sizes of the files of blobs and manifests, and of their copies, by name."""
         with self._trying("list"):
             return {
                 name: size
@@ -329,22 +336,22 @@ class Store:
             }
 
     def mend(self, blob: Blob, there: Mapping[str, int]) -> str | None:
-        """Do as `examine` does when the files of a blob, by the names and sizes of what is `there`, are not as they
-        were written.
+        """Examines a blob if its files are not among those that are `there`, with the right sizes. `there` has names
+        and sizes.
 
-        A list of names alone never makes a blob lost: a shared file system may show a list that is some seconds old,
-        while whoever opens a file gets the file.
+        A list of names alone never proves that a blob is lost: a shared file system may show a list that is some
+        seconds old, but whoever opens a file gets the file.
         """
         if blob.data is not None or all(there.get(name) == blob.size for name in _both(blob.name)):
             return None
         return result_of(self.examine(blob))
 
     def examine(self, blob: Blob) -> Generator[int, None, str | None]:
-        """Read the file of a blob and its copy. When one of them cannot be read, or is damaged, it is written again
+        """Reads the file of a blob and its copy. When one of them cannot be read, or is damaged, it is written again
         from the other.
 
-        It yields the size of each piece that it reads, and returns in words what was wrong, None when nothing was. It
-        raises SnapshotDamaged when both are damaged, and what reading raised when nobody knows whether they are.
+        It yields the size of each piece that it reads. It returns a description of what was wrong, or None. It raises
+        SnapshotDamaged when both are damaged, and the error of reading when nobody knows whether they are.
         """
         if blob.data is not None:
             return None
@@ -365,12 +372,13 @@ class Store:
         return f"{problem} It was written again from {self._path(whole[0])}."
 
     def _read_through(self, blob: Blob, name: str) -> Iterator[bytes]:
-        """The pieces of a file of a blob. SnapshotDamaged behind the last one when they are not what was put."""
+        """Yields the pieces of a file of a blob. Raises SnapshotDamaged after the last one when they are not what was
+        put."""
         return self._verified(blob, name, self._files.pieces(name))
 
     def _verified(self, blob: Blob, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """These pieces of a blob, that came from a file of this name. SnapshotDamaged behind the last one when they are
-        not what was put."""
+        """Yields these pieces of a blob, which came from the file of this name. Raises SnapshotDamaged after the last
+        one when they are not what was put."""
         size = checksum = 0
         with self._trying("read", name, missing=f"; {blob.size:,} bytes were written."):
             for piece in pieces:
@@ -382,8 +390,8 @@ class Store:
         self._check_sum(blob, name, checksum)
 
     def mend_manifest(self, manifest: Manifest) -> str | None:
-        """Write the file of a complete epoch's manifest again, or its copy, if it is not as it was written; what was
-        found, in words; None: nothing."""
+        """Writes the file of a complete epoch's manifest again, or its copy, if it is not as it was written. Returns a
+        description of what was wrong, or None."""
         data = encode(manifest)
         problems = []
         for name in _both(_manifest_name(manifest.epoch)):
@@ -400,13 +408,15 @@ class Store:
     # --- manifests -----------------------------------------------------------------------------------------------
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Complete an epoch. Its blobs have been put, and epochs are completed in order.
+        """Writes the manifest of an epoch, which makes the epoch complete. Its blobs have been put already, and epochs
+        are completed in order.
 
-        After StoreUnreachable nobody knows whether it is there: the request may have arrived, and may yet arrive.
-        Write it again, which is fine however often, or go on with the next number, and be ready to start from either.
+        After StoreUnreachable nobody knows whether the manifest is there: the request may have arrived, or may still
+        arrive. Then write it again, as often as necessary, or continue with the next number and be ready to start from
+        either.
 
-        StoreError when the epoch is complete with other contents: then two runs of the job write here. (Best effort:
-        of two that do so in the same moment, the later one wins.)
+        Raises StoreError when the epoch is complete with other contents, because then two runs of the job write here.
+        (This is best effort: when two do so at the same moment, the later one wins.)
         """
         assert manifest.job == self.job, f"a manifest of {manifest.job!r} in the store of {self.job!r}"
         assert manifest.epoch >= 1
@@ -416,9 +426,9 @@ class Store:
             self._write_both(name, [memoryview(data)], True)
 
     def epochs(self) -> list[int]:
-        """The epochs that have a manifest, whole or not, newest first.
+        """Returns the epochs that have a manifest, undamaged or not, newest first.
 
-        A job's next epoch is one more than the first of these, or than any that it has tried since.
+        The next epoch of a job has a higher number than all of these, and than any that the job has tried since.
         """
         with self._trying("list", _MANIFESTS):
             names = self._files.names(_MANIFESTS) + self._files.names(_COPIES)
@@ -426,8 +436,8 @@ class Store:
         return sorted({int(match.group(1)) for match in found if match}, reverse=True)
 
     def read_manifest(self, epoch: int) -> Manifest:
-        """A manifest, or its copy. SnapshotDamaged when neither can be trusted; StoreError when a newer release wrote
-        it."""
+        """Reads a manifest, or its copy. Raises SnapshotDamaged when both are damaged, and StoreError when a release
+        with another format wrote it."""
         return self._of_either(_manifest_name(epoch), lambda name: self._read_manifest(epoch, name))
 
     def _read_manifest(self, epoch: int, name: str) -> Manifest:
@@ -443,7 +453,7 @@ class Store:
         return manifest
 
     def forget_after(self, epoch: int) -> None:
-        """Delete the manifests of all later epochs, so that nobody ever starts from them again."""
+        """Deletes the manifests of all later epochs, so that nobody ever starts from them again."""
         for later in self.epochs():
             if later > epoch:
                 for name in _both(_manifest_name(later)):
@@ -451,7 +461,7 @@ class Store:
                         self._files.delete(name)
 
     def verify(self, manifest: Manifest) -> None:
-        """Read all blobs of a manifest, in pieces. SnapshotDamaged when one cannot be trusted, nor its copy."""
+        """Reads all blobs of a manifest, in pieces. Raises SnapshotDamaged when a blob and its copy are damaged."""
 
         def read(blob: Blob, name: str) -> None:
             deque(self._read_through(blob, name), maxlen=0)
@@ -463,10 +473,12 @@ class Store:
                 self._of_either(blob.name, partial(read, blob))
 
     def latest(self, usable: Callable[[Manifest], None] | None = None) -> tuple[Manifest, list[str]] | None:
-        """The newest epoch that is whole, and in words what was wrong with newer ones; None when there are none yet.
+        """Returns the newest usable epoch, with descriptions of what was wrong with newer ones, or None when there are
+        no epochs yet.
 
-        `usable`, such as `verify`, may raise SnapshotDamaged for an epoch whose manifest is whole. SnapshotDamaged
-        when there are epochs and none can be used: starting from nothing is not ours to decide.
+        `usable`, for example `verify`, may raise SnapshotDamaged for an epoch whose manifest is undamaged. This method
+        raises SnapshotDamaged when there are epochs and none of them is usable: it is the user who decides to start
+        from the beginning.
         """
         passed: list[str] = []
         for epoch in self.epochs():
@@ -486,13 +498,14 @@ class Store:
         return None
 
     def collect(self, keep: int) -> int:
-        """Delete all but the newest `keep` epochs that are whole, and the blobs that none of these needs.
+        """Deletes all epochs but the newest `keep` usable ones, and the blobs that none of these needs.
 
-        Blobs and hidden files of epochs after the newest whole one stay: they may be of a snapshot in the making. By
-        number and not by age, because a blob can be older than the manifest of the epoch before it.
+        Blobs and hidden files of epochs after the newest usable one stay, because they may belong to an epoch that is
+        not complete yet. The number decides and not the age, because a blob can be older than the manifest of the epoch
+        before it.
 
-        Returns how many files it deleted. What cannot be deleted is left for the next time, and told once in the log;
-        so is a store that does not answer.
+        Returns how many files it has deleted. What cannot be deleted is left for the next time, and the log says so
+        once. The same holds when the store does not answer.
         """
         assert keep >= 1, f"keep={keep}: without an epoch the job could not start again"
         try:
@@ -502,30 +515,31 @@ class Store:
             return 0
 
     def end(self, state: str) -> None:
-        """Note that the job has ended and that nobody shall go on from its epochs, although they are still there."""
+        """Notes that the job has ended, and that nobody may continue from its epochs although they are still there."""
         with self._trying("write", _ENDED):
             self._files.write(_ENDED, [memoryview(state.encode())], False)
 
     def ended(self) -> str | None:
-        """The state in which the job ended, where `end` noted that and `destroy` was not called since."""
+        """Returns the state in which the job ended, if `end` has noted it and `destroy` was not called since."""
         with self._trying("read", _ENDED), suppress(FileNotFoundError):
             return bytes(self._files.read(_ENDED)).decode()
         return None
 
     def check_format(self) -> None:
-        """Raise StoreError when another release has written here, in a format that this one does not read."""
+        """Raises StoreError when another release has written here, in a format that this release does not read."""
         for epoch in self.epochs():
             with suppress(SnapshotDamaged):
                 self.read_manifest(epoch)
 
     def destroy(self) -> None:
-        """Delete all that the store has written for the job, the note that it has ended last. Gone already is fine."""
+        """Deletes everything that the store has written for the job, last of all the note that the job has ended. It is
+        no error if nothing is there."""
         with self._trying("delete"):
             self._files.destroy((_SNAPSHOTS, _COPIES, _MANIFESTS), _is_ours)
             self._files.destroy((_MANIFESTS,), lambda name: _OUR_ENDED.fullmatch(name) is not None)
 
     def _is_missing(self, name: str, manifest: Manifest) -> bool:
-        """Whether the epoch is yet to be written: it is not there, or damaged."""
+        """Whether the manifest of the epoch must be written, because it is missing or damaged."""
         try:
             there = self.read_manifest(manifest.epoch)
         except SnapshotDamaged:
@@ -547,11 +561,14 @@ class Store:
             try:
                 kept.append(self.read_manifest(epoch))
             except SnapshotDamaged:
-                if kept:  # of no use to anyone; a newer one than all that are whole stays for people to look at
+                # An older damaged manifest is of no use; one that is newer than all usable ones stays for people to
+                # look at.
+                if kept:
                     old.append(epoch)
         if not kept:
             return 0
-        # Manifests first: who is stopped on the way leaves blobs without a manifest, never the other way round.
+        # Manifests come first. A process that dies on the way leaves blobs without a manifest, and never a manifest
+        # without blobs.
         deleted = self._delete([name for epoch in old for name in _both(_manifest_name(epoch))])
         if deleted < 2 * len(old):
             return deleted
@@ -566,13 +583,13 @@ class Store:
         return deleted + self._delete(stale)
 
     def _ours(self) -> list[str]:
-        """All files that the store has written, hidden ones too."""
+        """Returns all files that the store has written, also hidden ones."""
         with self._trying("list"):
             names = [name for folder in (_SNAPSHOTS, _COPIES, _MANIFESTS) for name in self._files.names(folder)]
         return [name for name in names if _is_ours(name)]
 
     def _delete(self, names: list[str]) -> int:
-        """Delete files, and return how many. A file system that does not answer is asked no further."""
+        """Deletes files, and returns how many. It stops when the file system does not answer."""
         silent = False
 
         def delete(name: str) -> int:
@@ -603,8 +620,8 @@ class Store:
 
     @contextmanager
     def _trying(self, what: str, name: str = "", *, missing: str | None = None) -> Iterator[None]:
-        """Raises a StoreError in place of what a file system raises within; SnapshotDamaged where a file is missing
-        that must be there, for which `missing` says what follows from it."""
+        """Raises StoreError in place of an error of a file system. When a file is missing that must be there, it raises
+        SnapshotDamaged, and `missing` says what follows from that."""
         try:
             yield
         except PenstockError:
@@ -633,17 +650,17 @@ def _copy_of(name: str) -> str:
 
 
 def _both(name: str) -> tuple[str, str]:
-    """A file and its copy."""
+    """Returns a file and its copy."""
     return name, _copy_of(name)
 
 
 def manifest_files(epoch: int) -> tuple[str, str]:
-    """The names of a manifest and of its copy."""
+    """Returns the names of a manifest and of its copy."""
     return _both(_manifest_name(epoch))
 
 
 def _of_neither(errors: Sequence[StoreError]) -> StoreError:
-    """The error for what could be read neither from its file nor from its copy."""
+    """Returns the error for a blob or manifest of which neither the file nor the copy can be read."""
     for error in errors:
         if not isinstance(error, SnapshotDamaged):
             return error
@@ -651,7 +668,7 @@ def _of_neither(errors: Sequence[StoreError]) -> StoreError:
 
 
 def result_of(steps: Generator[object, None, _Found]) -> _Found:
-    """Let a generator run to its end, and give what it returns."""
+    """Runs a generator to its end, and returns what it returns."""
     while True:
         try:
             next(steps)

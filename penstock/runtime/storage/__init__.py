@@ -1,1 +1,1 @@
-"""Places where files are: local folders, object stores, and the locks that keep a place to one job."""
+"""File systems: local folders, object stores, and the locks that let only one job use a directory."""

@@ -1,9 +1,9 @@
-"""The file systems that a user can name by a URL: for the checkpoint store, and for what sinks write.
+"""The file systems that a user can name by a URL, for the checkpoint store and for sinks.
 
-A place is a directory, file:///path, s3://bucket/prefix, or what else pyarrow or fsspec opens. This module knows how to
-read such a name and opens the remote ones; what is done with files there is its users'.
+A place is a directory, file:///path, s3://bucket/prefix, or anything else that pyarrow or fsspec opens. This module
+reads such names and opens remote places. Its callers read and write the files.
 
-What must never happen: that a URL is taken for the name of a directory, or that the keys in it get into a message.
+A URL must never be taken for the name of a directory, and the keys in it must never get into a message.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(.*)", re.DOTALL)
 
-# An S3 request is given up when a connection takes the first time or no byte moves for the second one, and is tried
-# once more. A put to a server that takes connections and then says nothing takes about 4 times as long.
+# A request to S3 fails when connecting takes longer than the first time, or when no byte is transferred for the second
+# one, and is repeated once. A put to a server that accepts connections and then says nothing takes about four times as
+# long.
 _CONNECT_SECONDS = 5.0
 _REQUEST_SECONDS = 8.0
 _ATTEMPTS = 2
-_GCS_SECONDS = "30"  # all tries of one request; pyarrow's own limit is 15 minutes
+_GCS_SECONDS = "30"  # for all tries of one request; pyarrow's own limit is 15 minutes
 
-#: Schemes that pyarrow opens by their URL; it has S3 too, and all others are left to fsspec.
+#: The schemes that pyarrow opens by their URL. It also opens S3. All others are left to fsspec.
 _ARROW = ("gs", "gcs", "hdfs", "viewfs", "abfs", "abfss")
-#: fsspec's names of places where a file is visible when it is closed, and which copy in order to rename.
+#: fsspec's names of the file systems in which a file is visible when it is closed, and in which renaming is copying.
 _OBJECTS = "s3 s3a gs gcs abfs abfss az adl wasb oci ocilake oss obs cos cosn tos r2 b2 swift hf memory"
 #: What object stores say, in pyarrow's words, when another try will not help.
 _REFUSALS = (
@@ -51,13 +52,13 @@ _REFUSALS = (
 
 
 class BadPlace(Exception):
-    """A name that cannot be used as it is; the message begins with it, without keys, and says what to change."""
+    """A name cannot be used as it is. The message begins with the name, without keys, and says what to change."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A place in a file system of pyarrow.fs. `place`: its URL for people, without keys and options. `rename`: moves a
-    file in one step, where one that is being written can be seen; None: a file is there when it is closed. `refresh`:
+    """A place in a file system of pyarrow.fs. `place` is its URL for people, without keys and options. `rename` moves a
+    file in one step, if readers can see a file that is being written; None: a file appears when it is closed. `refresh`
     forgets what was listed before."""
 
     system: Any
@@ -73,7 +74,8 @@ def is_url(name: str) -> bool:
 
 
 def local_path(name: str) -> str | None:
-    """The path that a name stands for, when it is a path or a file:// URL; None: another URL. Raises BadPlace."""
+    """Returns the path that a name stands for, if it is a path or a file:// URL. Returns None for another URL. Raises
+    BadPlace."""
     match = _URL.fullmatch(name)
     if match is None:
         scheme, colon, _ = name.partition(":")
@@ -89,33 +91,33 @@ def local_path(name: str) -> str | None:
 
 
 def shown(url: str, below: str = "") -> str:
-    """A URL for people, and a folder below it: keys and options left out."""
+    """Returns a URL for people, with a folder below it, and without keys and options."""
     scheme, _, rest = url.partition("://")
     host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
     return _join(f"{scheme}://{host.rpartition('@')[2]}{slash}{path}".rstrip("/"), below)
 
 
 def named(place: str) -> str:
-    """A path or URL that a user gave, for people: of a URL without its keys and options."""
+    """Returns a path or URL of the user for people. A URL loses its keys and options."""
     return shown(place) if is_url(place) else place
 
 
 def refuses(reason: str) -> bool:
-    """Whether a file system's words mean that another try will not help."""
+    """Whether a file system's message means that another try will not help."""
     return any(word in reason for word in _REFUSALS)
 
 
 def one_line(text: str) -> str:
-    """A file system's words, which may be many, for a message."""
+    """Returns a file system's message, which may be long, in one line."""
     text = " ".join(text.split()).rstrip(".")
     return text if len(text) <= 500 else f"{text[:500]}..."
 
 
 def open_remote(url: str, below: str = "", *, look: bool = True, attempts: int = _ATTEMPTS) -> Remote:
-    """The place of a URL that is none of this machine, or a folder below it. Nothing is made there.
+    """Opens the place of a URL that is not on this machine, or a folder below it. Nothing is created there.
 
-    `look`: see whether it can be used, as far as the file system tells at once. `attempts`: how often S3 is asked,
-    where the URL does not say it.
+    `look`: check whether it can be used, as far as the file system tells at once. `attempts`: how often S3 is asked, if
+    the URL does not say it.
 
     Raises BadPlace, and OSError when the file system fails or does not answer.
     """
@@ -131,8 +133,8 @@ def open_remote(url: str, below: str = "", *, look: bool = True, attempts: int =
         return _open_fsspec(url, below, scheme, place)
     except BadPlace:
         raise
-    except Exception as error:  # each file system's library has errors of its own
-        text = one_line(str(error).replace(url, place))  # the URL may have keys in it
+    except Exception as error:  # the library of each file system has its own errors
+        text = one_line(str(error).replace(url, place))  # the URL may contain keys
         if "libhdfs" in text or "libjvm" in text:
             raise BadPlace(
                 f"{place}: HDFS needs Java and Hadoop's native library on every node "
@@ -148,7 +150,7 @@ def _join(root: str, below: str) -> str:
 
 
 def _open_s3(url: str, below: str, place: str, look: bool, attempts: int) -> Remote:
-    """pyarrow's own reading of S3 URLs takes neither timeouts nor retries, so this is ours."""
+    """Opens S3. pyarrow's own function for S3 URLs takes neither timeouts nor retries."""
     from pyarrow.fs import AwsStandardS3RetryStrategy, FileType, S3FileSystem, resolve_s3_region
 
     parts = urlsplit(url)
@@ -175,7 +177,7 @@ def _open_s3(url: str, below: str, place: str, look: bool, attempts: int) -> Rem
     located = "region" in options or "endpoint_override" in options
     if not located and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
         options["region"] = resolve_s3_region(bucket)
-    # Delayed: a small object is one request, instead of the three of an upload in parts.
+    # Delayed: a small object then takes one request instead of the three of a multipart upload.
     system = S3FileSystem(
         retry_strategy=AwsStandardS3RetryStrategy(max_attempts=attempts), allow_delayed_open=True, **options
     )
@@ -184,7 +186,7 @@ def _open_s3(url: str, below: str, place: str, look: bool, attempts: int) -> Rem
     except OSError as error:
         if not isinstance(error, PermissionError) and not refuses(str(error)):
             raise
-        missing = False  # keys that may not look at the bucket may still be good for what is in it
+        missing = False  # keys without the right to look at the bucket may still have rights to its objects
     if missing:
         raise BadPlace(f"{place}: there is no bucket {bucket!r}; make it, or correct the URL")
     return Remote(system, _join(root, below), place)

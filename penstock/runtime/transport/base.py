@@ -1,9 +1,9 @@
-"""What carries messages between the workers of a job.
+"""Transports: what carries messages between the workers of a job.
 
-A transport belongs to one worker and is used by its run loop alone; only `wake` may be called from other threads. A
-message goes to a task of a worker; order is kept per (sending worker, receiving worker). Sending never waits: "no
-room" is an answer, because a worker that waited to send could not take in what others wait to send to it
-(invariant 2).
+A transport belongs to one worker. Only the worker's run loop uses it, except for `wake`, which any thread may call. A
+message goes to a task of a worker, and the order of messages is kept for each pair of a sending and a receiving worker.
+Sending must never wait. "No room" is an answer: a worker that waited to send could not receive what others wait to send
+to it.
 """
 
 from __future__ import annotations
@@ -17,49 +17,51 @@ Buffer = bytes | bytearray | memoryview
 
 
 class PeerGone(PenstockError):
-    """There is nobody at a worker's address any more: it has died, which whoever watches it will say, or moved."""
+    """Nobody is at the address of a worker any more. The worker has died, which its watcher will report, or its ring
+    has been replaced."""
 
 
 class Transport(ABC):
-    """One worker's end; see the module's docstring."""
+    """The end of one worker; see the module's docstring."""
 
-    #: Bytes of the largest message that can be sent as things are.
+    #: The number of bytes of the largest message that can be sent at present.
     max_message: int
 
-    #: Bytes that a message should have: small enough for many to be under way, large enough to share its fixed cost.
+    #: The number of bytes that a message should have: small enough for many messages to be under way, and large enough
+    #: to share the fixed cost.
     target_message: int
 
     @property
     def largest_message(self) -> int:
-        """Bytes of the largest message that can be sent when the receiver makes room for it: `send` asks it to, and
-        says that there is no room until there is."""
+        """The number of bytes of the largest message that can be sent at all. When the receiver has no room for it yet,
+        `send` asks the receiver to make room, and returns that there is none meanwhile."""
         return self.max_message
 
     def remedy(self, size: int) -> str:
-        """What helps when a message of so many bytes is above `largest_message`."""
+        """Returns what a user can do when a message of this size exceeds `largest_message`."""
         return f"run with a larger ring: run(flow, ring_bytes={1 << (4 * size - 1).bit_length()})"
 
     def leave(self) -> bool:
-        """This worker sends nothing more; False when there is no room now to say so."""
+        """Tells all peers that this worker sends nothing more. Returns False when there is no room to say so now."""
         return True
 
     @abstractmethod
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
-        """Send the parts as one message to a task of another worker; False when there is no room now."""
+        """Sends the parts as one message to a task of another worker. Returns False when there is no room now."""
 
     @abstractmethod
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
-        """(task, message) pairs that have arrived, waiting up to `timeout` seconds for the first (0: not at all,
-        None: until something comes or `wake` is called). Messages are valid until the next call."""
+        """Returns (task, message) pairs that have arrived. Waits up to `timeout` seconds for the first one (0: not at
+        all, None: until one arrives or `wake` is called). The messages are valid until the next call."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Make a waiting receive return, from any thread."""
+        """Makes a `receive` that waits return. Any thread may call this."""
 
     def lost(self) -> list[str]:
-        """What was lost on the way in since the last call, in words: messages whose sender died while writing."""
+        """Describes the messages that were lost since the last call, because their senders died while writing them."""
         return []
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is held; sends to this worker fail from now on."""
+        """Releases everything. From now on, sending to this worker fails."""

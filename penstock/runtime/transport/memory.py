@@ -1,6 +1,6 @@
-"""A transport between run loops of one process: for tests, and for running a flow without Ray.
+"""A transport between run loops of one process, for tests and for running a flow without Ray.
 
-Inboxes have a byte capacity like a ring's, so that back-pressure is the real one.
+The inboxes have a limited number of bytes, as a ring has, so that back-pressure is the same as in a job.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class _Inbox:
 
 
 class MemoryNetwork:
-    """The inboxes of `workers` workers, each of `capacity` bytes."""
+    """The inboxes of `workers` workers, with `capacity` bytes each."""
 
     def __init__(self, workers: int, capacity: int = 2 * 1024 * 1024) -> None:
         self.inboxes = [_Inbox(capacity) for _ in range(workers)]
 
     def transport(self, worker: int) -> MemoryTransport:
-        """The end of one worker."""
+        """Returns the end of one worker."""
         return MemoryTransport(self, worker)
 
 
 class MemoryTransport(Transport):
-    """One worker's end of a MemoryNetwork."""
+    """The end of one worker in a MemoryNetwork."""
 
     def __init__(self, network: MemoryNetwork, worker: int) -> None:
         self._network = network

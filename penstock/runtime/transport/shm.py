@@ -1,15 +1,17 @@
-"""Between the workers of one node: each worker's inbox is a ring that all others write to (docs/papers.md: T1 to T8).
+"""The transport between the workers of one node: the inbox of each worker is a ring that all others write to
+(docs/papers.md: T1 to T8).
 
-A message is copied once, by its sender into the ring; small ones are copied out, large ones are decoded in place.
+The sender copies a message once into the ring. The receiver copies small messages out of it, and decodes large ones in
+place.
 
-A ring works best at 50 to 100 times the message size (T8). Messages are made small enough for the ring where records
-allow it; where single records are larger, the inbox *moves* to a larger ring: its owner makes one and sends each peer
-the address; a peer's last message in the old ring says so, and from then on it writes to the new one, which the owner
-reads when it has the last message of every peer. So order is kept and nothing waits but for room.
+A ring works best at 50 to 100 times the message size (T8). Messages are made small enough for the ring if their records
+allow it. When single records are larger, the inbox *grows*. Its owner creates a larger ring and sends the address to
+each peer. A peer writes a last message into the old ring, and from then on writes to the new one. The owner reads the
+new ring when it has the last message of every peer. So the order is kept, and a sender never waits except for room.
 
-A single message that is too large for a peer's ring is not an error up to LARGEST_MESSAGE: its sender asks the peer to
-move to a ring in which it fits, and there is "no room" until that has happened. Where shared memory has no room for
-such a ring the sender waits, and the peer says so in its log. The larger ring stays.
+A message that is too large for a peer's ring is no error up to LARGEST_MESSAGE. Its sender asks the peer to grow, and
+gets the answer "no room" until the peer has done so. When shared memory has no room for the larger ring, the sender
+waits, and the log of the peer says so. A ring that has grown stays as it is.
 """
 
 from __future__ import annotations
@@ -38,32 +40,33 @@ logger = logging.getLogger(__name__)
 #: T8: messages aim at this share of the ring.
 MESSAGES_PER_RING = 64
 
-#: The paper's size; 64 messages of 32 KiB.
+#: The size in the paper: 64 messages of 32 KiB.
 RING_BYTES = 2 * 1024 * 1024
 
-#: Bytes of the largest message that a ring is made larger for; the ring is twice as large.
+#: The number of bytes of the largest message for which a ring grows. The ring then has twice this size.
 LARGEST_MESSAGE = 128 * 1024 * 1024
 
-# Between two tries to make a larger ring that shared memory had no room for.
+# The time between two tries to create a larger ring for which shared memory has no room.
 _ROOM_RETRY_S = 1.0
 
-# "Task" numbers of the transport's own messages.
-_LEFT = 0xFFFF_FFFC  # nothing more comes from this sender at all
-_WANTED = 0xFFFF_FFFD  # payload: bytes of a message that the sender has and this ring cannot take
-_MOVED = 0xFFFF_FFFE  # payload: sender's worker index, then the address of its new ring
-_LAST = 0xFFFF_FFFF  # nothing more comes from this sender by this ring
+# The "task" numbers of the transport's own messages.
+_LEFT = 0xFFFF_FFFC  # this sender sends nothing more
+_WANTED = 0xFFFF_FFFD  # payload: the size of a message that the sender has and this ring cannot take
+_GREW = 0xFFFF_FFFE  # payload: the index of the sender's worker, and then the address of its new ring
+_LAST = 0xFFFF_FFFF  # this sender sends nothing more by this ring
 
 _DRAIN_MESSAGES = 256
-# Between two looks at the message size: receives that brought something. A large message counts for more: where they
-# come slowly, and several at once, one that is larger yet should not come before the ring has grown.
+# The number of receives with messages between two looks at the message size. A large message counts for several: where
+# they come slowly, and several at once, the ring should have grown before a still larger one comes.
 _LOOK_EVERY = 512
 _LARGE_COUNTS = 8
 
 
 class ShmTransport(Transport):
-    """One worker's end: its own ring, and a producer on the ring of each peer.
+    """The end of one worker: its own ring, and a producer for the ring of each peer.
 
-    `ring_bytes` None: the paper's size (or `at_least`), and larger when the messages that come call for it.
+    `ring_bytes`: the size of the ring; None: the size in the paper (or `at_least`), and larger when the messages call
+    for it.
     """
 
     def __init__(
@@ -77,34 +80,36 @@ class ShmTransport(Transport):
         self._peers: dict[int, tuple[Ring, Producer]] = {}
         self.max_message = self._ring.max_message
         self.target_message = max(256, self._ring.capacity // MESSAGES_PER_RING)
-        self._lent: list[tuple[memoryview, Message]] = []  # large messages of the last receive, still in the ring
-        self._lost: list[str] = []  # in a ring that this inbox has left
+        # Large messages of the last receive that are still in the ring.
+        self._lent: list[tuple[memoryview, Message]] = []
+        self._lost: list[str] = []  # in a ring that this inbox no longer uses
         self._unlooked = 0
-        self._seen = (0, 0)  # messages and bytes of the ring at the last look
-        self._next: Ring | None = None  # where this inbox is moving to
-        self._to_tell: set[int] = set()  # peers that have not been told of it
-        self._last_due: set[int] = set()  # peers whose last message in the old ring is still to come
+        self._seen = (0, 0)  # the numbers of messages and bytes of the ring at the last look
+        self._next: Ring | None = None  # the larger ring, while the inbox grows
+        self._to_tell: set[int] = set()  # peers that do not know of it yet
+        self._last_due: set[int] = set()  # peers whose last message in the old ring has not come yet
         self._absent: set[int] = set()  # peers that have died and are being replaced
-        self._following: dict[int, tuple[Ring, Producer]] = {}  # peers' new rings, until the old one has our last
-        self._wanted = 0  # bytes of the largest message that some peer has for this inbox
-        self._retry_at = 0.0  # not before this is a larger ring tried to be made again, in monotonic seconds
-        self._asked: dict[int, int] = {}  # peers that were asked for a larger ring, and for messages of which size
+        # The new rings of peers, until the old one has this worker's last message.
+        self._following: dict[int, tuple[Ring, Producer]] = {}
+        self._wanted = 0  # the number of bytes of the largest message that some peer has for this inbox
+        self._retry_at = 0.0  # no larger ring is created before this time, in monotonic seconds
+        self._asked: dict[int, int] = {}  # peers that were asked to grow, and for which message size
         self._has_left: set[int] = set()  # peers that send nothing more
         self._left_to: set[int] = set()  # peers that know that this worker sends nothing more
 
     @property
     def address(self) -> str:
-        """Where others attach, while this process lives."""
+        """The address at which others attach while this process lives."""
         return (self._next or self._ring).address
 
     @property
     def ring_bytes(self) -> int:
-        """The size of this worker's ring now."""
+        """The present size of this worker's ring."""
         return self._ring.capacity
 
     def connect(self, addresses: Mapping[int, str]) -> None:
-        """Attach to the rings of other workers, by worker index; a worker that is connected stays so. PeerGone when
-        one has died since its address was known; those before it are connected then."""
+        """Attaches to the rings of other workers, by worker index. A worker that is connected already stays so. Raises
+        PeerGone when one has died since its address was known; the workers before it are connected then."""
         for worker, address in addresses.items():
             if worker not in self._peers:
                 try:
@@ -116,8 +121,8 @@ class ShmTransport(Transport):
         self._limit()
 
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
-        """These workers have died: let go of their rings, and stay in this one until they are replaced. How large
-        their rings were, by worker index: messages may have been made for that."""
+        """Drops the rings of workers that have died. This inbox does not grow until they are replaced. Returns the
+        sizes of their rings, by worker index, because messages may have been made for them."""
         sizes: dict[int, int] = {}
         for worker in workers:
             self._absent.add(worker)
@@ -150,7 +155,7 @@ class ShmTransport(Transport):
         if not self._grows or self.max_message >= LARGEST_MESSAGE:
             return self.max_message
         room = os.statvfs("/dev/shm")
-        # A ring has twice the message's bytes, and its heads.
+        # A ring has twice the bytes of the message, and its heads.
         return max(self.max_message, min(LARGEST_MESSAGE, room.f_bavail * room.f_frsize // 3))
 
     def remedy(self, size: int) -> str:
@@ -172,8 +177,9 @@ class ShmTransport(Transport):
         if self._next is not None and not self._last_due:
             self._switch(self._next)
         if self._to_tell or self._following:
-            self._move_on()
-            timeout = 0.001 if timeout is None else min(timeout, 0.001)  # for room; there is no message for it
+            self._keep_growing()
+            # To see when there is room, for which there is no message.
+            timeout = 0.001 if timeout is None else min(timeout, 0.001)
         if self._wanted > self._ring.max_message:
             self._make_room()
             timeout = _ROOM_RETRY_S if timeout is None else min(timeout, _ROOM_RETRY_S)
@@ -199,7 +205,7 @@ class ShmTransport(Transport):
             with suppress(RingClosed):
                 ring.wake()
             if ring is self._ring:
-                return  # else the inbox moved meanwhile, and its reader may sleep on the new ring
+                return  # otherwise the inbox has grown meanwhile, and its reader may sleep on the new ring
 
     def lost(self) -> list[str]:
         before, self._lost = self._lost, []
@@ -231,31 +237,31 @@ class ShmTransport(Transport):
         self._lent.clear()
 
     def _limit(self) -> None:
-        """The largest message that every peer's ring takes."""
+        """Computes the size of the largest message that every peer's ring takes."""
         self.max_message = min([self._ring.max_message, *(ring.max_message for ring, _ in self._peers.values())])
 
-    # --- moving to a larger ring -------------------------------------------------------------------------------
+    # --- growing -------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Move to a larger ring when the messages since the last look call for one."""
+        """Grows when the messages since the last look call for a larger ring."""
         stats = self._ring.stats()
         messages, size = stats.written - self._seen[0], stats.bytes - self._seen[1]
         self._seen = (stats.written, stats.bytes)
         if self._next is not None or not messages or not self._peers or self._absent:
             return
         wanted = recommended_capacity(size / messages)
-        if wanted > self._ring.capacity and not self._move_to(wanted):
+        if wanted > self._ring.capacity and not self._grow_to(wanted):
             self._grows_by_itself = False
 
     def _make_room(self) -> None:
-        """Move to a ring in which the largest message fits that a peer has."""
+        """Grows so that the largest message that a peer has fits."""
         if self._next is not None or self._absent or time.monotonic() < self._retry_at:
             return
-        if not self._move_to(1 << (2 * self._wanted - 1).bit_length()):
+        if not self._grow_to(1 << (2 * self._wanted - 1).bit_length()):
             self._retry_at = time.monotonic() + _ROOM_RETRY_S
 
-    def _move_to(self, capacity: int) -> bool:
-        """Begin to move; False when there is no room for such a ring."""
+    def _grow_to(self, capacity: int) -> bool:
+        """Begins to grow. Returns False when there is no room for such a ring."""
         try:
             self._next = Ring.create(capacity)
         except RingNoSpace as error:
@@ -266,23 +272,24 @@ class ShmTransport(Transport):
         return True
 
     def _ask(self, worker: int, size: int) -> None:
-        """Ask a peer to make room for a message of this size, once."""
+        """Asks a peer once to make room for a message of this size."""
         if size > self._asked.get(worker, 0):
             parts = (self._worker.to_bytes(4, "little"), size.to_bytes(8, "little"))
             if self._peers[worker][1].try_write_parts(_WANTED, parts):
                 self._asked[worker] = size
 
-    def _move_on(self) -> None:
-        """Tell peers of the new ring, and follow theirs, as far as there is room."""
+    def _keep_growing(self) -> None:
+        """Tells peers of the new ring, and changes to theirs, as far as there is room."""
         for worker in list(self._to_tell):
             assert self._next is not None
-            if self.send(worker, _MOVED, (self._worker.to_bytes(4, "little"), self._next.address.encode())):
+            if self.send(worker, _GREW, (self._worker.to_bytes(4, "little"), self._next.address.encode())):
                 self._to_tell.remove(worker)
         for worker in list(self._following):
             self._follow(worker)
 
     def _follow(self, worker: int) -> bool:
-        """Write the last message into a peer's old ring and change to its new one; False when there is no room."""
+        """Writes the last message into a peer's old ring, and changes to its new one. Returns False when there is no
+        room."""
         ring, producer = self._peers[worker]
         if not producer.try_write_parts(_LAST, (self._worker.to_bytes(4, "little"),)):
             return False
@@ -307,11 +314,11 @@ class ShmTransport(Transport):
             try:
                 ring = Ring.attach(payload[4:].decode())
             except RingGone:
-                return  # it died since; whoever watches it will say so
+                return  # the peer has died since, and its watcher will report that
             self._following[worker] = (ring, ring.producer())
 
     def _switch(self, ring: Ring) -> None:
-        """Every peer's last message in the old ring has come: read the new one."""
+        """Reads from the new ring, because the last message of every peer in the old one has come."""
         self._lost = self.lost()
         self._consumer.close()
         self._ring.close()

@@ -1,1 +1,3 @@
-"""What runs inside one worker: tasks, the run loop, and the wiring of a plan."""
+"""What runs inside one worker: the tasks, the run loop that gives them turns, and the wiring that builds and connects
+them.
+"""
