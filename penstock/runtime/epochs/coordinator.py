@@ -1,27 +1,30 @@
-"""The coordinator of a job's epochs: decides when barriers begin, when an epoch is complete, and who goes back.
+"""The coordinator of a job's epochs: decides when barriers begin, when an epoch is complete, and which tasks go back.
 
-It is a pure state machine: events are methods, what they return is a list of commands for whoever hosts it (the
-JobMaster, or a test's simulated cluster), which reports back by events. It knows no clock, no Ray, no file system. The
-table `COORDINATOR` says which events can come in which state (docs/states.md draws it): one that is late is passed over
-for the reason that the table gives, one that is impossible is refused with what led there.
+It is a pure state machine. Events are methods, which return a list of commands for its host (the JobHost, also in the
+simulated cluster of the tests). The host reports the results as further events. The coordinator must never know a
+clock, Ray or a file system. The table `COORDINATOR` says which events can come in which state (docs/states.md draws
+it). A late event is ignored for the reason that the table gives. An impossible event is refused, with what led there.
 
-    run     trigger ---> every source task sends barrier n; each task saves its part and acknowledges
-            all acknowledged ---> save the manifest ---> the epoch is complete: sinks commit, caches are dropped
-    recover a worker is lost ---> cut: the tasks of that worker and all tasks behind them are taken out everywhere,
-            the tasks before them go on; start a new process; make: the tasks are made again from the last complete
-            epoch; when all are there, join: those before them send again what they have kept
+    run      Trigger: every source task sends barrier n; each task saves its part and acknowledges it
+             all have acknowledged: Save the manifest; then the epoch is complete: sinks commit, caches drop messages
+    recover  a worker is lost: RemoveTasks: all workers remove the tasks of this worker and all tasks downstream,
+             and the tasks upstream continue; Start: a new process; BuildTasks: the tasks are built again from the
+             last complete epoch; ConnectTasks: when all are built, the tasks upstream send what their caches keep
 
 Invariants:
 
-- An epoch is complete only when its manifest is written, and a manifest is written only when every task has
-  acknowledged the epoch under its present generation, or has ended before it.
-- Nobody is told to commit before that; nobody goes back before the last complete epoch (but by `FallBack`, when it
-  turns out to be damaged: then all tasks go back together).
-- A task's message of an older generation is never acted upon.
-- What is known to be gone from the store is built on no more: tasks that live save everything anew (`lost`).
-- Pending epochs outlive a failure: the acknowledgements of the tasks that go back are dropped, and their sources are
-  told to begin these epochs again, as barriers of them are under way in the other tasks' channels.
-- Starting is recovering all tasks to epoch 0; so there is one way in which tasks come to be.
+- An epoch is complete only when its manifest is written. A manifest is written only when every task has acknowledged
+  the epoch under its present generation, or had ended before it.
+- No sink is told to commit before that. No task goes back further than the last complete epoch, except that all tasks
+  go back together (`FallBack`) when that epoch turns out to be damaged.
+- A message of an older generation of a task never has an effect.
+- No epoch builds on a snapshot that is known to be lost from the store: the tasks that live save their whole state
+  (`lost`).
+- Epochs that are not complete survive a failure. The acknowledgements of the tasks that go back are dropped, and their
+  sources begin these epochs again, because barriers of them are in the channels of other tasks.
+- Starting a job is recovering all tasks to epoch 0, so there is only one way in which tasks are built.
+
+Recovery of the affected tasks only, with caches, is docs/papers.md: D5.
 """
 
 from __future__ import annotations
@@ -38,23 +41,23 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.lifecycle import Machine, State, Table
 from penstock.runtime.program.plan import Plan
 
-# A job in which nothing moves begins its epochs so many times more rarely: an idle job should cost next to nothing. It
-# costs nobody anything, as the first record after a pause brings the next epoch (`moved`).
+# In a job in which no record comes, epochs begin this many times more rarely, because an idle job should cost next to
+# nothing. Nothing is lost by this: the first record after a pause brings the next epoch (`moved`).
 QUIET_INTERVALS = 60
 
-# How often the last manifest is tried to be written, an epoch interval apart, before the job fails.
+# The number of tries, one for each epoch interval, to write the last manifest before the job fails.
 FINAL_TRIES = 30
 
 
 @dataclass(frozen=True)
 class EpochOptions:
-    """How often epochs are, and how much a job bears. Times in seconds."""
+    """How often epochs begin, and how many failures a job tolerates. Times are in seconds."""
 
-    interval_s: float | None = 1.0  # None: no epochs; whatever kills a worker ends the job
-    timeout_s: float = 60.0  # after which the next epoch is begun beside one that does not complete
+    interval_s: float | None = 1.0  # None: no epochs, and the death of a worker ends the job
+    timeout_s: float = 60.0  # the time after which the next epoch begins beside one that does not complete
     max_restarts: int = 10  # within `restart_window_s`
     restart_window_s: float = 600.0
-    backoff_first_s: float = 0.05  # before the second restart without an epoch between; doubles
+    backoff_first_s: float = 0.05  # the pause before the second restart without a complete epoch between; it doubles
     backoff_max_s: float = 10.0
 
 
@@ -63,7 +66,7 @@ class EpochOptions:
 
 @dataclass(frozen=True)
 class Start:
-    """Make a process for this worker after a delay; then `started`, or `worker_lost`."""
+    """Start a process for this worker after a delay. The answer is `started` or `worker_lost`."""
 
     worker: int
     after_s: float = 0.0
@@ -71,8 +74,8 @@ class Start:
 
 @dataclass(frozen=True)
 class RemoveTasks:
-    """Tell all live workers: these tasks go back to this epoch. No task is parked any more. `planned`: because somebody
-    asked for it, not because of a death."""
+    """Tell all live workers to remove these tasks, which go back to this epoch. No task is parked any more. `planned`:
+    somebody has asked for this, and no process has died."""
 
     tasks: frozenset[int]
     epoch: int
@@ -81,7 +84,7 @@ class RemoveTasks:
 
 @dataclass(frozen=True)
 class Change:
-    """Another plan, and where its tasks run."""
+    """Another plan, and the workers that run its tasks."""
 
     plan: Plan
     placed: dict[int, int]
@@ -89,10 +92,12 @@ class Change:
 
 @dataclass(frozen=True)
 class BuildTasks:
-    """Tell all workers: make these tasks again, from what `entries` saved (none: from the start); each answers `made`.
+    """Tell all workers to build these tasks again from what `entries` have saved (no entries: from the start). Each
+    worker answers `made`.
 
-    `change`: they are tasks of this plan from now on. `changed`: the entries, by number, are all those of another plan;
-    else they are those of the tasks themselves. `origin`: the store that the entries are in, if not the job's own.
+    `change`: the tasks belong to this plan from now on. `changed`: the entries, by number, are all those of another
+    plan; otherwise they are those of the tasks themselves. `origin`: the store of the entries, if it is not the job's
+    own.
     """
 
     tasks: frozenset[int]
@@ -107,7 +112,7 @@ class BuildTasks:
 
 @dataclass(frozen=True)
 class ConnectTasks:
-    """Tell all workers: these tasks are there again; their sources begin the barriers of `triggers`."""
+    """Tell all workers that these tasks are built. Their sources begin the barriers of `triggers`."""
 
     tasks: frozenset[int]
     generation: int
@@ -116,7 +121,8 @@ class ConnectTasks:
 
 @dataclass(frozen=True)
 class Trigger:
-    """Tell all workers: sources begin this epoch's barrier. Tasks of `parking` stop behind it: they are to move."""
+    """Tell all workers that sources begin the barrier of this epoch. The tasks in `parking` stop after it, because they
+    migrate."""
 
     epoch: int
     parking: frozenset[int] = frozenset()
@@ -124,26 +130,28 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Unpark:
-    """Tell all workers: tasks that were to move stay where they are, and go on."""
+    """Tell all workers that the tasks that were to migrate stay where they are and continue."""
 
 
 @dataclass(frozen=True)
 class SaveWholeState:
-    """Tell all workers: the next snapshot of these tasks holds everything; those that have ended say so again."""
+    """Tell all workers that the next snapshot of these tasks must be whole. Tasks that have ended save their end
+    again."""
 
     tasks: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Save:
-    """Write the manifest; then `saved` or `not_saved`."""
+    """Write the manifest. The answer is `saved` or `not_saved`."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Complete:
-    """Tell all workers: this epoch is complete. `final`: it is the last, each answers `committed`."""
+    """Tell all workers that this epoch is complete. `final`: it is the last one, and each worker answers
+    `committed`."""
 
     epoch: int
     final: bool
@@ -151,12 +159,12 @@ class Complete:
 
 @dataclass(frozen=True)
 class End:
-    """Tell all workers: the job has ended well."""
+    """Tell all workers that the job has ended well."""
 
 
 @dataclass(frozen=True)
 class FallBack:
-    """The last complete epoch cannot be read: find an older one; then `rewind`, or fail the job."""
+    """Find an older epoch, because the last complete one cannot be read. The answer is `rewind`, or the job fails."""
 
     epoch: int
     reason: str
@@ -164,7 +172,7 @@ class FallBack:
 
 @dataclass(frozen=True)
 class Fail:
-    """The job cannot go on."""
+    """Let the job fail."""
 
     reason: str
 
@@ -189,7 +197,7 @@ Command = (
 
 
 class CoordinatorState(State):
-    """What the coordinator waits for. Tasks that do not go back run on in all states but the last two."""
+    """What the coordinator waits for. In all states but the last two, the tasks that do not go back continue."""
 
     CREATED = "CREATED", "The host has not asked for anything yet."
     STARTING = "STARTING", "Processes of workers are awaited."
@@ -202,7 +210,7 @@ class CoordinatorState(State):
 
 
 CoordinatorEvent = Literal[
-    # What the coordinator is told:
+    # What the coordinator learns:
     "start",
     "started",
     "made",
@@ -310,18 +318,18 @@ COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
 
 @dataclass
 class _Pending:
-    """An epoch that is under way."""
+    """An epoch that is not complete yet."""
 
     begun: float
     entries: dict[int, TaskEntry] = field(default_factory=dict)
     declined: str | None = None
-    quiet: bool = True  # no record has moved since the epoch before
-    parked: set[int] = field(default_factory=set)  # tasks that have stopped behind its barrier
+    quiet: bool = True  # no record has come since the epoch before
+    parked: set[int] = field(default_factory=set)  # tasks that have stopped after its barrier
 
 
 class Coordinator:
-    """See the module's docstring. `placed`: task number -> worker. `manifest`: the epoch to go on from, which
-    is in another store (`origin`), or of another plan (`changed`)."""
+    """See the module's docstring. `placed`: task number -> worker. `manifest`: the epoch from which to continue. It may
+    be in another store (`origin`), or belong to another plan (`changed`)."""
 
     def __init__(
         self,
@@ -338,35 +346,36 @@ class Coordinator:
         self.placed = placed
         self.options = options
         self._life = Machine(COORDINATOR, f"coordinator of job {plan.name!r}")
-        self.epoch = 0  # the last complete one
-        self.begun = 0  # the last one that was begun
+        self.epoch = 0  # the last complete epoch
+        self.begun = 0  # the last epoch that was begun
         self.generation = 0
         self.restarts = 0
         self.last_failure: str | None = None  # why an epoch did not complete, until one does
         self._tasks = frozenset(task.number for task in plan.tasks)
         self._workers = frozenset(range(workers))
         self._entries: dict[int, TaskEntry] = {}  # of the last complete epoch
-        self._chains: dict[int, list[Blob] | None] = {}  # each task's snapshots so far; None: one was lost
+        self._chains: dict[int, list[Blob] | None] = {}  # the snapshots of each task so far; None: one was lost
         self._generations = dict.fromkeys(self._tasks, 0)
         self._finished: dict[int, TaskEntry] = {}
         self._pending: dict[int, _Pending] = {}
         self._last_trigger: float | None = None
         self._saving: Manifest | None = None
-        self._lost_meanwhile: list[tuple[int, float, str]] = []  # workers lost while a manifest was being written
+        # Workers that were lost while a manifest was being written.
+        self._lost_meanwhile: list[tuple[int, float, str]] = []
         self._going_back: frozenset[int] = frozenset()
-        self._moving: tuple[int, dict[int, int]] | None = None  # at which epoch tasks are to move, and where to
+        self._moving: tuple[int, dict[int, int]] | None = None  # the epoch at which tasks migrate, and the new workers
         self._missing: set[int] = set()  # workers that are being started
-        self._making: set[int] = set()  # workers that are making tasks
+        self._making: set[int] = set()  # workers that are building tasks
         self._committing: set[int] = set()
         self._restart_times: deque[float] = deque()
         self._final_failures = 0
-        self._quiet = False  # nothing had moved in the last complete epoch
+        self._quiet = False  # no record had come in the last complete epoch
         first_s, most_s = options.backoff_first_s, options.backoff_max_s
         self._restart_backoff = Backoff(first_s, most_s, free=1)  # an epoch that completes ends it
-        self._store_backoff = Backoff(first_s, most_s)  # for as long as the store does not give what is saved
-        self._unreadable = False  # something of the last complete epoch is gone from the store
+        self._store_backoff = Backoff(first_s, most_s)  # while the store does not return what is saved
+        self._unreadable = False  # something of the last complete epoch is lost from the store
         self._downstream = _tasks_downstream(plan)
-        # Until an epoch is complete that is all the job's own:
+        # Until an epoch is complete that belongs to the job alone:
         self._change: Change | None = None
         self._changed = changed
         self._origin = origin
@@ -375,21 +384,21 @@ class Coordinator:
 
     @property
     def state(self) -> CoordinatorState:
-        """What it waits for."""
+        """What the coordinator waits for."""
         return self._life.state
 
     # --- events --------------------------------------------------------------------------------------------------
-    # Each is told to the table of states first, which takes it, passes it over, or refuses it with its story.
+    # Each event first goes to the table of states, which accepts it, ignores it, or refuses it with what led there.
 
     def start(self) -> list[Command]:
-        """Begin the job."""
+        """Begins the job."""
         self._life.move("start")
         self._missing = set(self._workers)
         self._going_back = self._tasks
         return [Start(worker) for worker in sorted(self._workers)]
 
     def started(self, worker: int) -> list[Command]:
-        """A worker's process is ready to make tasks."""
+        """Notes that the process of a worker is ready to build tasks."""
         if not self._life.move("started"):
             return []
         self._has_answered(self._missing, "started", worker)
@@ -398,7 +407,7 @@ class Coordinator:
         return self._make()
 
     def made(self, worker: int, generation: int, now: float) -> list[Command]:
-        """A worker has made its tasks."""
+        """Notes that a worker has built its tasks."""
         if not self._life.move("made" if generation == self.generation else "late answer"):
             return []
         self._has_answered(self._making, "made", worker)
@@ -406,15 +415,15 @@ class Coordinator:
             return []
         self._life.move("connect")
         self._store_backoff.succeeded()
-        self._quiet = False  # tasks that were made again tell of no motion before their first quiet snapshot
+        self._quiet = False  # tasks that were just built report no record before their first quiet snapshot
         self._last_trigger = now
         back, self._going_back = self._going_back, frozenset()
-        # Tasks that had ended have said so again by now: nothing else may be missing.
+        # Tasks that had ended have acknowledged again by now, so nothing else may be missing.
         return [ConnectTasks(back, self.generation, tuple(sorted(self._pending))), *self._try_to_save()]
 
     def not_made(self, worker: int, generation: int, reason: str, damaged: bool, now: float) -> list[Command]:
-        """A worker could not make its tasks: what they saved is damaged, or the store, or another worker, does not
-        answer."""
+        """Notes that a worker could not build its tasks, because their snapshots are damaged, or because the store or
+        another worker does not answer."""
         if generation != self.generation:
             self._life.move("late answer")
             return []
@@ -422,12 +431,13 @@ class Coordinator:
             return [FallBack(self.epoch, reason)] if self._life.move("damaged", reason) else []
         if not self._life.move("not made"):
             return []
-        # No death, or one that is told of by itself: it costs no restart, however long the store is away.
+        # No process has died, or its death is reported separately. So this counts as no restart, however long the store
+        # does not answer.
         self.last_failure = f"tasks could not be made: {reason}"
         return self._go_back(frozenset(), [], now, self._store_backoff.failed(), self.last_failure)
 
     def rewind(self, manifest: Manifest | None, now: float) -> list[Command]:
-        """Go back to an older epoch than the last complete one (None: to the start), all tasks together."""
+        """Goes back to an older epoch than the last complete one (None: to the start), with all tasks together."""
         self._life.move("rewind")
         begun = self.begun
         self._entries, self._chains, self.epoch = {}, {}, 0
@@ -435,26 +445,26 @@ class Coordinator:
         if manifest is not None:
             self._changed = not same_tasks(self.plan, manifest.tasks)
             self._take(manifest)
-        self.begun = max(begun, self.begun)  # a number is used once: sinks know epochs by it
+        self.begun = max(begun, self.begun)  # each number is used once, because sinks know epochs by it
         return self._again(self._tasks, [], now, "going back to an older epoch")
 
     def worker_lost(self, worker: int, now: float, reason: str = "") -> list[Command]:
-        """A worker's process has died."""
+        """Notes that the process of a worker has died."""
         if not self._life.move("worker lost"):
             return []
         if self._saving is not None:
             self._lost_meanwhile.append((worker, now, reason))
             return []
         self._missing.add(worker)
-        if self.state is _S.FALLING_BACK:  # all tasks go back, as soon as it is known where to
+        if self.state is _S.FALLING_BACK:  # all tasks go back when it is known to which epoch
             return [Start(worker)]
         return self._again(tasks_on(self.placed, (worker,)), [worker], now, reason or f"worker {worker} died")
 
     def tick(self, now: float) -> list[Command]:
-        """Time goes on: begin an epoch when one is due."""
+        """Notes the time, and begins an epoch when one is due."""
         due = self.due()
         if due is None or now < due:
-            return []  # time goes on in every state
+            return []  # time passes in every state
         for epoch, pending in self._pending.items():
             if pending.declined is None and now - pending.begun >= self.options.timeout_s:
                 waited = f"{self.options.timeout_s:g} s"
@@ -462,38 +472,39 @@ class Coordinator:
         return self.begin(now)
 
     def begin(self, now: float) -> list[Command]:
-        """Begin an epoch now, if that can be; `begun` is then its number."""
+        """Begins an epoch now, if this is possible. `begun` is then its number."""
         if not self._life.move("begin"):
             return []
         self._last_trigger = now
         if self._all_finished:
             return self._try_to_save()
-        stay = self._stay()  # the epoch at which tasks were to move does not complete
+        stay = self._stay()  # the epoch at which tasks were to migrate does not complete
         self.begun += 1
         self._pending[self.begun] = _Pending(now)
         return [*stay, Trigger(self.begun)]
 
     def migrate(self, placed: dict[int, int], now: float) -> list[Command]:
-        """Let tasks run on other workers: at the barrier of an epoch that is begun for it they stop, and when it is
-        complete they are made where they are to be, while all others go on. Should one not have stopped there, because
-        its input goes to Spark or it learned too late, it and all behind it go back to that epoch, as in a recovery.
-        Nothing happens unless the job is running, nor to tasks that have ended; a death ends the attempt."""
+        """Lets tasks migrate to other workers. They stop at the barrier of an epoch that is begun for this. When the
+        epoch is complete, they are built in their new places, and all other tasks continue meanwhile. When a task could
+        not stop there, because its input goes to Spark or because it learned of the migration too late, it goes back to
+        the epoch with all tasks downstream, as in a recovery. Nothing happens when the job is not running, nor to tasks
+        that have ended. A death ends the attempt."""
         if not self._life.move("migrate"):
             return []
         moved = self._elsewhere(placed, self._finished)
         if self._saving is not None or self._moving is not None or not moved:
-            return []  # who wants tasks elsewhere looks at `migrating` and at where they are, and asks again
+            return []  # whoever wants tasks elsewhere looks at `migrating` and at their places, and asks again
         self.begin(now)
         self._moving = (self.begun, dict(placed))
         return [Trigger(self.begun, moved)]
 
     @property
     def migrating(self) -> bool:
-        """Tasks are about to move."""
+        """Whether tasks are about to migrate."""
         return self._moving is not None
 
     def due(self) -> float | None:
-        """When the next epoch is to begin, in the time of `tick`; None: not now known."""
+        """Returns when the next epoch begins, by the clock of `tick`, or None when this is not known."""
         interval = self.options.interval_s
         if interval is None or self.state is not _S.RUNNING or self._last_trigger is None:
             return None
@@ -503,7 +514,8 @@ class Coordinator:
             return None
         open_since = [pending.begun for pending in self._pending.values() if pending.declined is None]
         if open_since and not self._all_finished:
-            # Each makes the others slower: without bound they would pile up when one takes longer than the time-out.
+            # Epochs beside each other make each other slower. Without a limit, more and more would be under way when
+            # one takes longer than the time-out.
             patience = self.options.timeout_s * 2.0 ** min(len(open_since) - 1, 30)
             return max(self._last_trigger + interval, max(open_since) + patience)
         return self._last_trigger + interval
@@ -520,12 +532,12 @@ class Coordinator:
         quiet: bool = False,
         parked: bool = False,
     ) -> list[Command]:
-        """A task has saved its part of an epoch; `finished`: and ended, so this is its part of all later ones;
-        `parked`: and stopped behind its barrier."""
+        """Notes that a task has saved its part of an epoch. `finished`: it has ended, and this is its part of all later
+        epochs too. `parked`: it has stopped after the barrier."""
         if not self._counts("acknowledged", task, generation):
             return []
         chain = self._chains.get(task, [])
-        if whole or finished:  # an ended task goes on from nothing but its end
+        if whole or finished:  # an ended task needs nothing but the snapshot of its end
             chain = [blob]
         elif chain is None:
             return self.declined(task, generation, epoch, "it builds on a snapshot that could not be written")
@@ -543,8 +555,8 @@ class Coordinator:
         return self._try_to_save()
 
     def moved(self, task: int, generation: int) -> None:
-        """A task that was quiet in its last snapshot has a record again: the next epoch is due as in a busy job. The
-        epoch of that snapshot may still be under way."""
+        """Notes that a task that was quiet at its last snapshot has a record again. The next epoch is due as in a busy
+        job. The epoch of the quiet snapshot may still be under way."""
         if not self._counts("moved", task, generation):
             return
         self._quiet = False
@@ -552,8 +564,8 @@ class Coordinator:
             pending.quiet = False
 
     def declined(self, task: int, generation: int, epoch: int, reason: str) -> list[Command]:
-        """A task could not save its part; its next snapshot will be whole. An end that could not be saved is said
-        again by the task."""
+        """Notes that a task could not save its part. Its next snapshot will be whole. If the task has ended, it saves
+        its end again by itself."""
         if not self._counts("declined", task, generation):
             return []
         self._chains[task] = None
@@ -563,12 +575,13 @@ class Coordinator:
         return self._stay(epoch)
 
     def lost(self, names: Collection[str], reason: str, now: float) -> list[Command]:
-        """Snapshots of these names are gone from the store, or of no use any more. While the tasks live that they are
-        of, they save everything anew, at once. To be said again as long as the last manifest refers to some."""
+        """Notes that snapshots of these names are lost from the store, or useless. Their tasks save their whole state
+        at once, if they live. The host calls this again as long as the last manifest refers to a lost snapshot."""
         if not self._life.move("lost"):
             return []
         self._unreadable = any(_among(names, entry.blobs) for entry in self._entries.values())
-        # Tasks that go back read what there is. If they can, the next look finds out what is still missing.
+        # Tasks that go back read what there is. If they can, the next look at the store finds out what is still
+        # missing.
         tasks = self._tasks - self._going_back
         lost = frozenset(task for task in tasks if _among(names, self._chains.get(task) or ()))
         if not lost:
@@ -584,7 +597,7 @@ class Coordinator:
         return [*self._stay(), SaveWholeState(lost), *self.begin(now)]
 
     def saved(self, epoch: int) -> list[Command]:
-        """The manifest is written: the epoch is complete."""
+        """Notes that the manifest is written: the epoch is complete."""
         manifest = self._written("saved", epoch)
         self.epoch = epoch
         self._quiet = epoch in self._pending and self._pending[epoch].quiet
@@ -599,7 +612,7 @@ class Coordinator:
         if manifest.final:
             self._life.move("finish")
             self._committing = set(self._workers)
-        # An epoch that was begun before may complete first; a death takes tasks back anyway.
+        # An epoch that was begun earlier may complete first. A death makes tasks go back anyway.
         if self._moving is not None and self._moving[0] <= epoch and not self._lost_meanwhile:
             if moves := self._move(self._moving[1], parked):
                 self._moving = None
@@ -608,7 +621,7 @@ class Coordinator:
         return [*commands, *self._after_save()]
 
     def not_saved(self, epoch: int, reason: str) -> list[Command]:
-        """The manifest could not be written, and it is sure that it is not there."""
+        """Notes that the manifest could not be written, and is certainly not there."""
         final = self._written("not saved", epoch).final
         self.last_failure = f"epoch {epoch}: its manifest could not be written: {reason}"
         if epoch in self._pending:
@@ -622,7 +635,7 @@ class Coordinator:
         return [*stay, *self._after_save(try_to_save=not final)]  # the last one is tried again when it is due
 
     def committed(self, worker: int, epoch: int) -> list[Command]:
-        """A worker has committed the last epoch."""
+        """Notes that a worker has committed the last epoch."""
         if not self._life.move("committed" if epoch == self.epoch else "late answer"):
             return []
         self._has_answered(self._committing, "committed", worker)
@@ -632,14 +645,14 @@ class Coordinator:
         return [End()]
 
     def replan(self, plan: Plan, placed: dict[int, int]) -> list[Command]:
-        """Go on with another plan from the last complete epoch: tasks of chains that have changed, and all behind
-        them, go back to it; the others send again what they have kept. To be asked for when an epoch has just
-        completed, as what was done since is done again; nothing happens unless the job is running, nor when all of
-        its tasks are at their end."""
+        """Continues with another plan from the last complete epoch. The tasks of chains that have changed go back to
+        it, with all tasks downstream. The others send again what their caches keep. This should be asked for when an
+        epoch has just completed, because everything since then is done again. Nothing happens when the job is not
+        running, or when all of its tasks have ended."""
         if not self._life.move("replan"):
             return []
         if self._saving is not None or self._moving is not None or self.epoch == 0:
-            return []  # who wants another plan asks again when another epoch has completed
+            return []  # whoever wants another plan asks again when another epoch has completed
         if self._unreadable or self._all_finished or all(entry.finished for entry in self._entries.values()):
             return []
         kept = _same_chains(self.plan, plan)
@@ -658,7 +671,7 @@ class Coordinator:
     # --- what others may look at -----------------------------------------------------------------------------------
 
     def entries(self) -> dict[int, TaskEntry]:
-        """What each task saved with the last complete epoch."""
+        """What each task has saved with the last complete epoch."""
         return self._entries
 
     def finished(self) -> frozenset[int]:
@@ -666,14 +679,14 @@ class Coordinator:
         return frozenset(self._finished)
 
     def late(self, epoch: int) -> str:
-        """Which tasks have not acknowledged an epoch."""
+        """Describes which tasks have not acknowledged an epoch."""
         acknowledged = self._pending[epoch].entries if epoch in self._pending else {}
         missing = sorted(self._tasks - acknowledged.keys() - self._finished.keys())
         shown = ", ".join(self.plan.task_name(self.plan.by_number[task]) for task in missing[:5])
         return f"waits for {shown}" + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
 
     def replace_chain(self, task: int, old: list[Blob], new: Blob) -> None:
-        """Consecutive snapshots `old` of a task have been put together into one."""
+        """Notes that the consecutive snapshots `old` of a task were compacted into one."""
         for chain in (self._chains.get(task), self._entries[task].blobs if task in self._entries else None):
             if chain is not None and old[0] in chain:
                 first = chain.index(old[0])
@@ -683,18 +696,18 @@ class Coordinator:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _counts(self, event: Literal["acknowledged", "declined", "moved"], task: int, generation: int) -> bool:
-        """Whether what a task has said counts: not if the task has been made again since."""
+        """Whether a message of a task counts. It does not when the task was built again since."""
         current = task in self._tasks and generation == self._generations[task]
         return self._life.move(event if current else "late word")
 
     def _has_answered(self, awaited: set[int], event: CoordinatorEvent, worker: int) -> None:
-        """A worker of which an answer is awaited has given it."""
+        """Notes that a worker has given the answer that was awaited."""
         if worker not in awaited:
             raise self._life.refusal(event, f"worker {worker} has answered before, or was not asked")
         awaited.remove(worker)
 
     def _written(self, event: Literal["saved", "not saved"], epoch: int) -> Manifest:
-        """The manifest of which it is told what has become of it; none is being written now."""
+        """Returns the manifest whose writing has ended. No manifest is being written now."""
         self._life.move(event)
         manifest, self._saving = self._saving, None
         if manifest is None or manifest.epoch != epoch:
@@ -706,7 +719,7 @@ class Coordinator:
         return len(self._finished) == len(self._tasks)
 
     def _take(self, manifest: Manifest) -> None:
-        """Go on from an epoch."""
+        """Starts from an epoch."""
         self.epoch = self.begun = manifest.epoch
         self._unreadable = False
         self.generation = max(self.generation, int(manifest.extra.get("generation", 0)))
@@ -715,7 +728,7 @@ class Coordinator:
             self._chains = {number: list(entry.blobs) for number, entry in self._entries.items()}
 
     def _again(self, lost: frozenset[int], dead: list[int], now: float, reason: str) -> list[Command]:
-        """Recover from a death, if that may be."""
+        """Recovers from a death, if this is allowed."""
         times = self._restart_times
         while times and times[0] <= now - self.options.restart_window_s:
             times.popleft()
@@ -735,7 +748,7 @@ class Coordinator:
         return self._go_back(lost, dead, now, self._restart_backoff.failed(), reason)
 
     def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float, reason: str) -> list[Command]:
-        """The lost tasks and all behind them go back to the last complete epoch."""
+        """Makes the lost tasks, and all tasks downstream, go back to the last complete epoch."""
         self._life.move("go back", reason)
         self._moving = None
         back = self._going_back | lost
@@ -753,18 +766,19 @@ class Coordinator:
         return commands
 
     def _stay(self, epoch: int | None = None) -> list[Command]:
-        """Tasks that were to move (at this epoch) stay."""
+        """Ends the migration (at this epoch), and its tasks stay where they are."""
         if self._moving is None or epoch not in (None, self._moving[0]):
             return []
         self._moving = None
         return [Unpark()]
 
     def _move(self, placed: dict[int, int], parked: set[int]) -> list[Command]:
-        """The epoch at which tasks were to move is complete; nothing when they have ended by it."""
+        """Moves tasks to their new workers, because the epoch at which they migrate is complete. Does nothing for tasks
+        that have ended by then."""
         ended = [number for number, entry in self._entries.items() if entry.finished]
         moved = self._elsewhere(placed, ended)
         if self.state is not _S.RUNNING or not moved:
-            return []  # the epoch was the job's last
+            return []  # the epoch was the last of the job
         back = moved if moved <= parked else moved.union(*(self._downstream[task] for task in moved))
         self.placed = {**self.placed, **{task: placed[task] for task in moved}}
         self._change = Change(self.plan, self.placed)
@@ -773,11 +787,11 @@ class Coordinator:
         return [RemoveTasks(back, self.epoch, planned=True), *self._make()]
 
     def _elsewhere(self, placed: dict[int, int], ended: Iterable[int]) -> frozenset[int]:
-        """The tasks that are to run on another worker than now, and have not ended."""
+        """Returns the tasks that shall run on another worker than now and have not ended."""
         return frozenset(task for task in self._tasks.difference(ended) if placed[task] != self.placed[task])
 
     def _undo(self, tasks: Iterable[int]) -> None:
-        """What these tasks have said since the last complete epoch does not count any more."""
+        """Drops what these tasks have reported since the last complete epoch."""
         for task in tasks:
             self._finished.pop(task, None)
             self._chains.pop(task, None)
@@ -823,7 +837,7 @@ class Coordinator:
         )
 
     def _try_to_save(self) -> list[Command]:
-        """Write the manifest of the newest epoch that every task has acknowledged."""
+        """Writes the manifest of the newest epoch that every task has acknowledged."""
         if self.state is not _S.RUNNING or self._saving is not None:
             return []
         if self._all_finished:
@@ -840,7 +854,7 @@ class Coordinator:
         self._saving = Manifest(
             job=self.plan.name,
             epoch=epoch,
-            created=0.0,  # for who writes it to fill in
+            created=0.0,  # whoever writes the manifest sets this
             final=final,
             key_groups=self.plan.key_groups,
             tasks=tasks,
@@ -862,7 +876,7 @@ def _among(names: Collection[str], blobs: Iterable[Blob]) -> bool:
 
 
 def _tasks_downstream(plan: Plan) -> dict[int, frozenset[int]]:
-    """Of each task all tasks that its records can reach."""
+    """Returns for each task all tasks that its records can reach."""
     direct: dict[int, set[int]] = {task.number: set() for task in plan.tasks}
     for exchange in plan.exchanges:
         for sender in range(exchange.senders):
@@ -881,7 +895,8 @@ def _tasks_downstream(plan: Plan) -> dict[int, frozenset[int]]:
 
 
 def _same_chains(before: Plan, after: Plan) -> set[int]:
-    """The chains that are the same in both plans, with the same tasks; none when chains are fused otherwise."""
+    """Returns the chains that are the same in both plans, with the same tasks. There are none when chains are fused in
+    another way."""
     names = [[operator.name for operator in chain.operators] for chain in before.chains]
     if names != [[operator.name for operator in chain.operators] for chain in after.chains]:
         return set()
@@ -890,6 +905,6 @@ def _same_chains(before: Plan, after: Plan) -> set[int]:
 
 
 def tasks_on(placed: dict[int, int], workers: Iterable[int]) -> frozenset[int]:
-    """The tasks that these workers run."""
+    """Returns the tasks that these workers run."""
     chosen = set(workers)
     return frozenset(task for task, worker in placed.items() if worker in chosen)

@@ -1,23 +1,23 @@
-"""A task: one parallel instance of a chain of operators, with its inbox and its outputs.
+"""A task: one parallel instance of a chain of operators, with its inbox and its outputs (docs/papers.md: A1).
 
-A task never waits and never runs for long: `step` takes up a bounded part of what is ready, runs the chain over the
-list, lets the outputs leave, and returns. While a channel cannot take what the task has made the task is not run
-(back-pressure); its worker goes on with others. The size of a step adapts so that it takes a few milliseconds at most,
-whatever a record costs, so that tasks of a worker stall each other no longer than that (invariant 2); or a few times
-what it costs whatever its size (runtime/operators/step_size.py).
+A task never waits, and never runs for long. `step` takes a limited part of what is ready, runs the chain over the list,
+sends the outputs, and returns. While a channel cannot take the outputs, the task is not run (back-pressure), and its
+worker runs the others. The size of a step adapts, so that a step takes at most a few milliseconds, whatever a record
+costs, or a few times its fixed cost (runtime/operators/step_size.py). So the tasks of a worker delay each other no
+longer than that.
 
-Some stages *gather* records from one step to the next, so that a call of the user's function gets more of them. What
-they hold goes before anything but records: a barrier, a watermark, the end, the operation stream.
+Some stages *gather* records from one step to the next, so that a call of the user's function gets more of them.
+Gathered records are processed before anything else than records: a barrier, a watermark, the end, the operation stream.
 
-In a job with epochs a task saves its state when its inbox is aligned on a barrier, and once more when it ends, between
-two steps: a snapshot is never taken of a step that is half done. It tells `on_snapshot`, which must encode the states
-before it returns.
+In a job with epochs, a task saves its state when its inbox is aligned at a barrier, and once more when it ends. This
+happens between two steps, because a snapshot must never show a step that is half done. The task passes the snapshot to
+`on_snapshot`, which must encode the states before it returns.
 
-The table `TASK` (runtime/worker/task_state.py; docs/states.md draws it) has the states of a task's life: `step` and
-`runnable` go by them, and a command that is impossible in a state is refused.
+The table `TASK` (runtime/worker/task_state.py; docs/states.md draws it) has the states of a task's life. `step` and
+`runnable` depend on them, and a command that is impossible in a state is refused.
 
-In a job with event time a task also passes on watermarks (runtime/event_time/watermark.py), behind all outputs of
-what it had taken up before.
+In a job with event time, a task also passes on watermarks (runtime/event_time/watermark.py), after all outputs for what
+it had taken before.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import RecentHistogram
 from penstock.runtime.worker.task_state import AT_END, AT_REST, TASK, TaskState
 
-# Members of an Enum are slow to look up in some releases of Python.
+# In some releases of Python, looking up the members of an Enum is slow.
 _MADE, _READY, _RUNNING, _PARKED = TaskState.MADE, TaskState.READY, TaskState.RUNNING, TaskState.PARKED
 _ENDING, _DRAINING, _FINISHED, _CLOSED = TaskState.ENDING, TaskState.DRAINING, TaskState.FINISHED, TaskState.CLOSED
 
 
 @dataclass
 class Snapshot:
-    """What a task saves at a barrier or, `finished`, at its end: each operator's state (None: it has none) and
-    counters; at its end without keyed maps. `whole`: the states do not build on those saved before. `quiet`: no record
-    has moved since then. `parked`: the task has stopped behind the barrier."""
+    """What a task saves at a barrier, or at its end (`finished`): the state of each operator (None: it has none) and
+    the counters. At its end it saves no keyed maps. `whole`: the states do not build on earlier snapshots. `quiet`: no
+    record has come since the last snapshot. `parked`: the task has stopped after the barrier."""
 
     task: TaskId
     generation: int
@@ -70,9 +70,9 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Steps:
-    """How a task divides its work. `stopwatch`: what a step takes, in ns, which decides how large steps are (None: this
-    process's performance counter). `waits_for_more`: records that stages gather wait for the records that come next.
-    `barriers_let_go`: gathered records do not wait for what comes after a barrier."""
+    """How a task divides its work. `stopwatch` measures steps in ns, which decides how large steps are (None: this
+    process's performance counter). `waits_for_more`: gathered records wait for the records that come next.
+    `barriers_let_go`: gathered records do not wait for what follows a barrier."""
 
     stopwatch: Callable[[], int] | None = None
     waits_for_more: bool = True
@@ -81,10 +81,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """How a task fits into its job. `generation`: of the recovery that made it. `epoch`: the last complete one then.
-    `event_time`: the job's tasks pass on watermarks. `on_snapshot`: takes what the task saves (None: the job has no
-    epochs). `on_motion`: is told, with the generation, of the first record after a quiet snapshot. `wall`: the clock of
-    timers, in seconds since 1970."""
+    """How a task fits into its job. `generation` is that of the recovery that built it, and `epoch` the last complete
+    epoch at that time. `event_time`: the tasks of the job pass on watermarks. `on_snapshot` takes what the task saves
+    (None: the job has no epochs). `on_motion` is called with the generation at the first record after a quiet snapshot.
+    `wall` is the clock for timers, in seconds since 1970."""
 
     generation: int = 0
     epoch: int = 0
@@ -96,7 +96,8 @@ class TaskOptions:
 
 
 class Task:
-    """A task fed by channels; see the module's docstring. `outputs` are by (operator, side output or None)."""
+    """A task that receives from channels; see the module's docstring. `outputs` are by (operator, side output or
+    None)."""
 
     def __init__(
         self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int], options: TaskOptions
@@ -112,17 +113,17 @@ class Task:
         self._waits_for_more = options.steps.waits_for_more
         self._barriers_let_go = options.steps.barriers_let_go
         self._life = Machine(TASK, f"task {name}")
-        self.queued = 0  # records in the inbox
+        self.queued = 0  # the number of records in the inbox
         self.busy_ns = 0
         self.latency = RecentHistogram()
-        self.edge_errors: list[ErrorHandler] = []  # of what fails between this task and the next
-        self._skipped_before: dict[str, int] = {}  # there, until the epoch that it goes on from
+        self.edge_errors: list[ErrorHandler] = []  # for failures between this task and the next
+        self._skipped_before: dict[str, int] = {}  # counted there until the epoch from which the task continues
         self.inbox = Inbox()
         self.on_snapshot = options.on_snapshot
         self.on_motion = options.on_motion
         self.generation = options.generation
-        self.epoch = options.epoch  # of the last barrier that it passed on
-        self.whole_next = True  # the next snapshot must hold everything
+        self.epoch = options.epoch  # the epoch of the last barrier that it has passed on
+        self.whole_next = True  # whether the next snapshot must be whole
         self.wall = options.wall
         self.timed: list[Stage] = [stage for stage in stages if stage.timed]
         self.event_time = options.event_time
@@ -130,26 +131,30 @@ class Task:
         self._marking = any(stage.event_time for stage in stages)
         self.gathering = [stage for stage in stages if isinstance(stage, Gathering)]
         self._mark_in: int | None = None  # the watermark before the stages
-        self._mark_out: int | None = None  # and behind them
+        self._mark_out: int | None = None  # the watermark after the stages
         self._mark_sent: int | None = None
         self.diversion: Diversion | None = None  # set when DIVERTED or RETURNING
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
-        self.answered = 0  # records of its input, by the operation stream
-        self._own_diverted: StageState | None = None  # what a source had read at a barrier that is passed on later
-        self._divert: tuple[DivertRequest, Bridge, Callable[[], None]] | None = None  # from the next barrier on
-        self.record_by_record: RecordByRecord | None = None  # set in a task that has died in a step before
-        self._has_fired = False  # timers, and has taken up nothing since
+        self.answered = 0  # the number of records of its input that Spark has answered
+        self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
+        # A diversion from the next barrier on.
+        self._divert: tuple[DivertRequest, Bridge, Callable[[], None]] | None = None
+        self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
+        self._has_fired = False  # whether timers were called after the last input
         self._stamp = 0
         self._work: Iterator[Batch] | None = None
         self._work_records = 0
-        self._work_ns = 0  # spent in earlier steps on the same work
-        self._held_before = 0  # by stages that gather, when the work began
-        self._gathered = (0, 0)  # records that were only gathered, by earlier works, and the ns that these took
-        self._more = False  # the step's limit, not the input, bounded the work
-        self._moved = -1  # records at the last snapshot
-        self.park_at: int | None = None  # the epoch behind whose barrier the task is to stop, as it is to move
-        self._rested = False  # the last snapshot was quiet: epochs are rare until the next record is told of
-        # Channels that wait for room or credit. This is no state: a task may be blocked in every state.
+        self._work_ns = 0  # in earlier steps of the same work
+        self._held_before = 0  # the number of gathered records when the work began
+        # By earlier works: the number of records that were only gathered, and the time for that in ns.
+        self._gathered = (0, 0)
+        self._more = False  # whether the limit of the step, and not the input, has bounded the work
+        self._moved = -1  # the number of records at the last snapshot
+        self.park_at: int | None = None  # the epoch after whose barrier the task must stop, because it migrates
+        # Whether the last snapshot was quiet; epochs are then rare until the next record is reported.
+        self._rested = False
+        # The channels that wait for room or credit. Being blocked is no state of the task: it may be blocked in every
+        # state.
         self._waiting: list[OutChannel] = []
         self._size = StepSize()
         self._unflushed = False
@@ -157,7 +162,7 @@ class Task:
         self._sides: list[tuple[list[Any], list[Output]]] = []
 
     def connect(self) -> None:
-        """To be called when inputs and outputs are complete."""
+        """Completes the task when its inputs and outputs are there."""
         self.inbox.open = {number for number, channel in self.inputs.items() if not channel.ended}
         self._main = self.outputs.get((self.stages[-1].context.operator.name, None), [])
         for stage in self.stages:
@@ -167,14 +172,14 @@ class Task:
             stage.gather(self.clock, self._stopwatch)
 
     def add_input(self, channel: InChannel) -> None:
-        """Receive by this channel, instead of one of the same number if there is one."""
+        """Adds a channel to receive from. It replaces a channel of the same number."""
         self.inputs[channel.number] = channel
 
     def add_output(
         self, operator: str, side: str | None, output: Output, errors: ErrorHandler, instead_of: Output | None = None
     ) -> None:
-        """Send what an operator gives, or one of its side outputs, by this output too, or instead of another one.
-        `errors`: of what fails between this task and the next."""
+        """Adds an output for what an operator, or one of its side outputs, emits. It may replace another output.
+        `errors` handles failures between this task and the next."""
         self.edge_errors.append(errors)
         self.channels += output.channels
         outputs = self.outputs.setdefault((operator, side), [])
@@ -184,22 +189,22 @@ class Task:
             outputs[outputs.index(instead_of)] = output
 
     def remove_channels(self, channels: Iterable[OutChannel]) -> None:
-        """Send nothing more by these channels."""
+        """Stops sending into these channels."""
         for channel in channels:
             self.channels.remove(channel)
 
     def replace_channel(self, old: OutChannel, new: OutChannel) -> None:
-        """Send by another channel from now on what went by this one."""
+        """Sends into another channel from now on what went into this one."""
         self.channels[self.channels.index(old)] = new
         for output in (output for outputs in self.outputs.values() for output in outputs):
             output.channels[:] = [new if channel is old else channel for channel in output.channels]
 
     def channels_changed(self) -> None:
-        """To be called when channels were replaced."""
+        """Must be called when channels were replaced."""
         self._waiting = [channel for channel in self.channels if not channel.flush()]
 
     def open(self) -> None:
-        """Open the stages; errors are the operator's own."""
+        """Opens the stages. Errors count as the operator's own."""
         self._life.move("open")
         for stage in self.stages:
             try:
@@ -208,7 +213,7 @@ class Task:
                 raise stage.errors.failure("(opening)", error) from error
 
     def close(self, failed: bool) -> None:
-        """Close the stages, also after an error."""
+        """Closes the stages, also after an error."""
         self._life.move("close")
         first: Exception | None = None
         for stage in self.stages:
@@ -222,21 +227,23 @@ class Task:
     # --- inputs, called by channels and the run loop -----------------------------------------------------------
 
     def receive(self, channel: int, batch: Batch, stamp: int, cost: int) -> None:
-        """Take a batch into the inbox; `cost` bytes of the channel's window are used until it is taken up."""
+        """Takes a batch into the inbox. It uses `cost` bytes of the channel's credit window until it is taken up."""
         self.queued += len(batch)
         self.inbox.put(channel, batch, stamp, cost)
 
     def receive_barrier(self, channel: int, epoch: int) -> None:
-        """What comes after this by the channel belongs to the next epoch."""
+        """Takes a barrier. What follows it in this channel belongs to the next epoch."""
         self.inbox.put_barrier(channel, epoch)
 
     def receive_watermark(self, channel: int, value: int) -> None:
-        """What comes after this by the channel is of this time or late; IDLE: of any time."""
-        if self._life.state not in AT_END:  # one that had ended before it was made again hears what it has heard
+        """Takes a watermark. What follows it in this channel is not earlier, or late; after IDLE it may have any
+        time."""
+        # A task that had ended before it was built again receives again what it had received.
+        if self._life.state not in AT_END:
             self.inbox.put(channel, Watermark(value), 0, 0)
 
     def receive_end(self, channel: int) -> None:
-        """Nothing more comes by this channel."""
+        """Takes the end of this channel."""
         self.inputs[channel].ended = True
         if self.event_time and self._life.state not in AT_END:
             self.inbox.put(channel, Watermark(END_OF_TIME), 0, 0)
@@ -246,22 +253,22 @@ class Task:
 
     @property
     def state(self) -> TaskState:
-        """What the task does; other threads may ask."""
+        """The state of the task. Other threads may ask for it."""
         return self._life.state
 
     @property
     def opened(self) -> bool:
-        """Whether its operators were opened, and are to be closed."""
+        """Whether its operators were opened, and must be closed."""
         return self._life.state is not _MADE
 
     @property
     def finished(self) -> bool:
-        """Whether all that it has made has been sent; other threads may ask."""
+        """Whether all of its outputs were sent. Other threads may ask."""
         return self._life.state is _FINISHED
 
     @property
     def blocked(self) -> bool:
-        """Made what a channel cannot take now."""
+        """Whether it has outputs that a channel cannot take now."""
         return bool(self._waiting)
 
     def runnable(self) -> bool:
@@ -285,20 +292,20 @@ class Task:
         )
 
     def _runnable_otherwise(self, state: TaskState) -> bool:
-        """As `runnable`, of a task that does not take up its input as records."""
+        """The same as `runnable`, for a task that does not process its input as records."""
         if state is _PARKED or state is _MADE:
             return False
-        if self.diversion is None:  # it has its end to say
+        if self.diversion is None:  # it still has to send its end
             return True
         return self._work is not None or self.held > 0 or self.diversion.runnable()
 
     @property
     def held(self) -> int:
-        """Records that its stages have gathered; other threads may ask."""
+        """The number of records that its stages have gathered. Other threads may ask."""
         return sum(stage.held for stage in self.gathering)
 
     def step(self) -> None:
-        """Do a bounded part of what is ready; to be called only when runnable."""
+        """Processes a limited part of what is ready. It must be called only when the task is runnable."""
         started = self._stopwatch()
         if self._work is None:
             state = self._life.state
@@ -350,14 +357,15 @@ class Task:
         self._work_ns = 0
 
     def idle(self) -> None:
-        """The task has nothing to do: let sinks write what they hold back."""
+        """Lets sinks write what they hold back, because the task has nothing to do."""
         if self._unflushed:
             self._unflushed = False
             for stage in self.stages:
                 stage.flush()
 
     def ready_in(self) -> float | None:
-        """Seconds until there may be work without a message or a wake-up; None: never."""
+        """Returns in how many seconds there may be work without a message or a wake-up, or None when there will be
+        none."""
         if self._waiting or self._life.state in AT_REST:
             return None
         due = None if self.diversion is None else self.diversion.ready_in()
@@ -378,20 +386,21 @@ class Task:
         return any((at := stage.next_timer()) is not None and at <= now for stage in self.timed)
 
     def _timers_turn(self) -> bool:
-        # In turn with the input: one that is set for now whenever it fires must not stop the job. At the end all fire.
+        # Timers take turns with the input: a timer that sets itself again for now must not stop the job. At the end all
+        # timers are called.
         if not self.timed or self._at_end() or (self._has_fired and self._has_input()):
             return False
         return self._timer_due()
 
     def _has_waited(self) -> bool:
-        """What some stage has gathered should wait no longer."""
+        """Whether what some stage has gathered should wait no longer."""
         return any(stage.held and stage.waits_until <= self.clock() for stage in self.gathering)
 
     def _has_input(self) -> bool:
         return bool(self.inbox.ready)
 
     def _has_more(self) -> bool:
-        """Records come next."""
+        """Whether records come next."""
         inbox = self.inbox.ready
         return bool(inbox) and not isinstance(inbox[0][1], Watermark)
 
@@ -402,7 +411,7 @@ class Task:
         return self.inbox.at_end
 
     def _begin(self) -> bool:
-        """Start on the next part of the input, or on the end; False when there is nothing."""
+        """Begins with the next part of the input, or with the end. Returns False when there is nothing."""
         if self._timers_turn():
             self._has_fired = True
             self._work_records = 0
@@ -427,7 +436,7 @@ class Task:
         return self._begin_to_let_go()
 
     def _begin_to_let_go(self) -> bool:
-        """Nothing comes to what stages have gathered: let go what need not wait for more."""
+        """Processes gathered records that need not wait for more, because no input comes next."""
         if not self._held_before:
             return False
         self._work_records = 0
@@ -436,7 +445,7 @@ class Task:
         return True
 
     def _stamped(self, stamp: int) -> None:
-        """What comes to the stages now has this stamp; what they gathered before may be older."""
+        """Notes that the next records for the stages have this stamp. Gathered records may be older."""
         self._stamp = stamp
         for stage in self.gathering:
             stage.stamp = self._stamp
@@ -444,7 +453,7 @@ class Task:
                 self._stamp = min(self._stamp, stage.oldest)
 
     def _step_limit(self) -> int:
-        """How many records a step takes up: where they are gathered first of all, so many that the calls are full."""
+        """Returns how many records a step takes. When the first stage gathers, it is enough for full calls."""
         limit = self._size.limit
         if self.gathering and self.gathering[0] is self.stages[0]:
             wanted, call = self.gathering[0].wants()
@@ -452,12 +461,12 @@ class Task:
         return limit
 
     def _take(self, limit: int) -> Batch:
-        """Up to so many records from the inbox."""
+        """Takes up to this many records from the inbox."""
         inbox = self.inbox.ready
         channel, first, stamp, cost = inbox.popleft()
         most = limit
         if self.record_by_record is not None:
-            self.record_by_record.origin, most = channel, 0  # the records of one channel at a time
+            self.record_by_record.origin, most = channel, 0  # only records of one channel at a time
         assert not isinstance(first, Watermark)
         self._stamp = stamp
         count = len(first)
@@ -465,7 +474,7 @@ class Task:
         self.inputs[channel].take(cost)
         while inbox and count < most and not isinstance(following := inbox[0][1], Watermark):
             if count + len(following) > most and not self.gathering:
-                break  # what is split costs more than a step that is not full
+                break  # splitting a batch costs more than a step that is not full
             channel, _, stamp, cost = inbox.popleft()
             self.inputs[channel].take(cost)
             batches.append(following)
@@ -473,7 +482,8 @@ class Task:
             self._stamp = min(self._stamp, stamp)
         batch = concat(batches)
         if count > limit:
-            # The rest goes back without cost: its credit is granted, at most one message above the window.
+            # The rest goes back without cost. Its credit is granted, which is at most one message more than the credit
+            # window.
             batch, rest = split(batch, limit)
             inbox.appendleft((channel, rest, stamp, 0))
             count = limit
@@ -482,7 +492,7 @@ class Task:
         return batch
 
     def _take_marks(self) -> bool:
-        """Take the watermarks that are next in the inbox; True when the task's own has changed."""
+        """Takes the watermarks that come next in the inbox. Returns True when the task's own watermark has changed."""
         inbox = self.inbox.ready
         changed = False
         while inbox and isinstance(mark := inbox[0][1], Watermark):
@@ -493,15 +503,15 @@ class Task:
         return changed
 
     def advance_to(self, mark: int | None) -> Iterator[Batch]:
-        """The outputs that the task's next watermark lets go. The end of time comes with the task's own end: some stage
-        may have records to say there."""
+        """Yields the outputs that the task's next watermark releases. The end of time comes with the task's own end,
+        because a stage may emit records then."""
         self._stamped(self.clock())
         if mark != END_OF_TIME:
             self._mark_in = mark
         return self._advance()
 
     def _advance(self) -> Iterator[Batch]:
-        """The outputs that the task's watermark lets go, through the stages behind."""
+        """Yields the outputs that the task's watermark releases, after they have passed the later stages."""
         mark = self._mark_in
         for i, stage in enumerate(self.stages):
             if stage.event_time or isinstance(stage, Gathering):
@@ -512,7 +522,7 @@ class Task:
         self._mark_out = mark
 
     def _send_mark(self) -> None:
-        """Pass the watermark on; to be called when all outputs that belong before it are in the channels."""
+        """Passes the watermark on. It must be called when all outputs that belong before it are in the channels."""
         self._mark_sent = self._mark_out
         assert self._mark_out is not None
         self._emit_sides()
@@ -520,7 +530,7 @@ class Task:
             channel.watermark(self._mark_out)
 
     def _through(self, batch: Batch) -> Iterator[Batch]:
-        """The outputs for a batch, and those that a watermark lets go which it has brought."""
+        """Yields the outputs for a batch, and then those that a watermark releases which the batch has brought."""
         return self._through_and_behind(batch) if self._marking or self.gathering else self._run(batch, 0)
 
     def _through_and_behind(self, batch: Batch) -> Iterator[Batch]:
@@ -530,7 +540,7 @@ class Task:
             yield from self._advance()
 
     def _let_go(self, everything: bool = False) -> Iterator[Batch]:
-        """The outputs for records that stages have gathered and need not, or must not (`everything`), hold longer."""
+        """Yields the outputs for gathered records that need not wait longer, or for all of them (`everything`)."""
         for stage in self.gathering:
             if not stage.held:
                 continue
@@ -542,7 +552,7 @@ class Task:
                     yield from self._run(piece, self.stages.index(stage) + 1)
 
     def _run(self, batch: Batch, first: int) -> Iterator[Batch]:
-        """The outputs of the stages from `first` on, in bounded pieces, none empty."""
+        """Yields the outputs of the stages from `first` on, in pieces of limited size that are not empty."""
         record_by_record = self.record_by_record
         return (
             run_stages(self.stages, batch, first)
@@ -551,13 +561,15 @@ class Task:
         )
 
     def _run_record_by_record(self, record_by_record: RecordByRecord, batch: Batch, first: int) -> Iterator[Batch]:
-        """As `_run`, but record by record, each noted before an operator gets it (runtime/worker/blackbox.py)."""
+        """The same as `_run`, but record by record. Each record is noted before an operator gets it
+        (runtime/worker/blackbox.py)."""
         for one in singly(batch):
             record_by_record.next(record_by_record.origin if first == 0 else MADE)
             yield from self._one_by_one(record_by_record, one, first)
 
     def _one_by_one(self, record_by_record: RecordByRecord, batch: Batch, position: int) -> Iterator[Batch]:
-        """What comes of one record: `batch` is that record, or what the operators before `position` made of it."""
+        """Yields the outputs for one record. `batch` is this record, or what the operators before `position` have made
+        of it."""
         if position == len(self.stages):
             yield batch
             return
@@ -575,7 +587,7 @@ class Task:
                     yield from self._one_by_one(record_by_record, piece, position + 1)
 
     def fire(self) -> Iterator[Batch]:
-        """The outputs of timers that are due, through the stages behind."""
+        """Yields the outputs of timers that are due, after they have passed the later stages."""
         self._stamped(self.clock())
         now = self.wall()
         for stage in self.timed:
@@ -588,7 +600,7 @@ class Task:
             yield from self._advance()
 
     def _finish(self) -> Iterator[Batch]:
-        """The last outputs of every stage, through the stages behind it."""
+        """Yields the last outputs of every stage, after they have passed the later stages."""
         self._stamped(self.clock())
         for i, stage in enumerate(self.stages):
             last = chain(stage.advance(END_OF_TIME), stage.finish()) if stage.event_time else stage.finish()
@@ -597,7 +609,7 @@ class Task:
                 yield from self._run(piece, i + 1)
 
     def _end(self) -> None:
-        """All outputs are made: tell the receivers, and be finished when that is on its way."""
+        """Tells the receivers that all outputs were made. The task is finished when this was sent."""
         if self._life.state is _ENDING:
             self._life.move("say the end")
             for channel in self.channels:
@@ -610,8 +622,8 @@ class Task:
     # --- epochs ------------------------------------------------------------------------------------------------
 
     def restore(self, epoch: int, saved: dict[str, SavedState], *, finished: bool, whole_next: bool) -> None:
-        """Go on from what was saved at a complete epoch; to be called once, behind open(). `finished`: the task had
-        ended then."""
+        """Starts from what was saved at a complete epoch. It is called once, after `open`. `finished`: the task had
+        ended by then."""
         self._life.move("restore its end" if finished else "restore")
         self.epoch = epoch
         self.whole_next = whole_next
@@ -628,10 +640,10 @@ class Task:
                 raise stage.errors.failure(f"(going back to epoch {epoch})", error) from error
         if self._marking:
             self._work_records = 0
-            self._work = self._advance()  # those behind it learn the watermark, also when no record comes
+            self._work = self._advance()  # the receivers learn the watermark even if no record comes
 
     def complete(self, epoch: int) -> None:
-        """An epoch is complete: commit it, and keep nothing for going back before it."""
+        """Notes that an epoch is complete: commits it, and drops what was kept for going back before it."""
         for channel in self.channels:
             channel.complete(epoch)
         for stage in self.stages:
@@ -640,21 +652,22 @@ class Task:
             self.record_by_record = None
 
     def park(self, epoch: int) -> None:
-        """Stop behind this epoch's barrier, as the task is to move; without effect when the barrier has passed."""
+        """Makes the task stop after the barrier of this epoch, because it migrates. It has no effect when the barrier
+        has passed."""
         if self._life.move("ask to park"):
             self.park_at = epoch
 
     def save_whole(self) -> None:
-        """Let the next snapshot hold everything, as an earlier one cannot be read."""
+        """Makes the next snapshot whole, because an earlier one cannot be read."""
         self.whole_next = True
 
     def run_record_by_record(self, record_by_record: RecordByRecord) -> None:
-        """Take records one by one, each noted before an operator gets it; to be called before the first step."""
+        """Puts the task into record-by-record mode. It must be called before the first step."""
         if self._life.move("take records one by one"):
             self.record_by_record = record_by_record
 
     def unpark(self) -> None:
-        """The task does not move: go on."""
+        """Lets the task continue, because it does not migrate."""
         self._life.move("unpark")
         self.park_at = None  # also when the barrier has not come yet
 
@@ -667,73 +680,73 @@ class Task:
     # --- the operation stream ----------------------------------------------------------------------------------
 
     def divert(self, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None], *, at_once: bool) -> None:
-        """Send the input through the operation stream: from the next barrier on, or at once."""
+        """Sends the input to the operation stream, from the next barrier on or at once."""
         if not self._life.move("ask to divert"):
             return
         if self.diversion is not None:
-            # Answers are under way that go on from where the range ended when it left.
+            # Answers are still under way that continue at the end of the range as it was.
             self.diversion.divert = replace(divert, position=self.diversion.divert.position)
-        elif self.record_by_record is None:  # in which each record has to be noted
+        elif self.record_by_record is None:  # in record-by-record mode each record must be noted
             self._divert = (divert, bridge, wake)
             if at_once:
                 self._switch()
 
     def undivert(self) -> None:
-        """Take the input up as records again, as soon as all micro-batches are answered."""
+        """Lets the task process its input as records again, as soon as all micro-batches are answered."""
         self._divert = None  # also when the next barrier has not come yet
         self._life.move("undivert")
 
     def all_answered(self) -> None:
-        """All micro-batches are answered, and no more are to be sent: go on with records."""
+        """Continues with records, because all micro-batches are answered and no more are sent."""
         self.diversion = None
         self._life.move("answered")
 
     def told_to_divert(self) -> DivertRequest | None:
         """The diversion that the input follows, or will follow from the next barrier on. None: the input is processed
         as records, or will be when all micro-batches are answered. Other threads may ask."""
-        # In this order, because each changes before those after it, and a request becomes a diversion.
+        # Read in this order: each value changes before those after it, because a request becomes a diversion.
         returning, waiting, diversion = self._life.state is TaskState.RETURNING, self._divert, self.diversion
         if diversion is not None:
             return None if returning else diversion.divert
         return None if waiting is None else waiting[0]
 
     def _switch(self) -> None:
-        """Send the input through the operation stream from here on, if that was asked for."""
+        """Sends the input to the operation stream from here on, if this was asked for."""
         if self._divert is not None and self.diversion is None:
             self._life.move("divert")
             self.diversion = Diversion(self, *self._divert)
         self._divert = None
 
     def backlog(self) -> int:
-        """Records that wait outside of the inbox, as far as is known."""
+        """Returns how many records wait outside of the inbox, as far as is known."""
         return 0
 
     def has_barrier_to_take(self) -> bool:
-        """The next barrier could take its place behind the micro-batches."""
+        """Whether the next barrier can take its place after the micro-batches."""
         return self._has_barrier()
 
     def take_barrier(self) -> tuple[int, StageState | None]:
-        """Take the next barrier out of the way of what follows it: (epoch, what the first stage has to save)."""
+        """Takes the next barrier from the inbox. Returns its epoch, and what the first stage has to save."""
         epoch = self.inbox.epoch
         self.inbox.go_on()
         return epoch, None
 
     def pass_diverted_barrier(self, epoch: int, own: StageState | None) -> None:
-        """All micro-batches before a barrier are answered: save the state and pass it on."""
+        """Saves the state and passes a barrier on, because all micro-batches before it are answered."""
         self._own_diverted = own
         self._save(epoch, finished=False)
         self._own_diverted = None
 
     def has_input_to_divert(self) -> bool:
-        """There may be input for a micro-batch."""
+        """Whether there may be input for a micro-batch."""
         return bool(self.inbox.ready)
 
     def at_diverted_end(self) -> bool:
-        """No input is left."""
+        """Whether no input is left."""
         return self._at_end()
 
     def take_to_divert(self, divert: DivertRequest) -> tuple[Any, int, int]:
-        """(input of a micro-batch, its records, its stamp), or a watermark that is next."""
+        """Returns the input of a micro-batch, its number of records and its stamp, or a watermark that comes next."""
         inbox = self.inbox.ready
         if isinstance(inbox[0][1], Watermark):
             self._take_marks()
@@ -744,20 +757,20 @@ class Task:
         return batch, len(batch), self._stamp
 
     def take_up_diverted(self, records: int, stamp: int) -> None:
-        """The answer to so many records is next."""
+        """Notes that the answer for this many records comes next."""
         self._stamped(stamp)
         self._work_records = records
 
     def has_timer_due(self) -> bool:
-        """Some stage has a timer that is due."""
+        """Whether some stage has a timer that is due."""
         return bool(self.timed) and self._timer_due()
 
     def run_diverted(self, input_: Any) -> Iterator[Batch]:
-        """The outputs of a micro-batch that had to be run here."""
+        """Yields the outputs of a micro-batch that the task had to process itself."""
         return self._through(input_ if isinstance(input_, list) else rows_of(input_))
 
     def go_on_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
-        """The outputs of an answer through the stages behind the range."""
+        """Yields the outputs of an answer, after they have passed the stages after the range."""
         self.stages[0].records_in += records
         if position > 1:
             self.stages[0].records_out += records
@@ -771,7 +784,7 @@ class Task:
             yield from self._advance()
 
     def _save(self, epoch: int, finished: bool) -> None:
-        """Save the state as of now, and pass the barrier on."""
+        """Saves the present state, and passes the barrier on."""
         assert self.on_snapshot is not None
         self.epoch = epoch
         if self.record_by_record is not None:
@@ -783,7 +796,8 @@ class Task:
             counters = (stage.records_in, stage.records_out, stage.errors.skipped, stage.late)
             state = self._state_of(stage, epoch, whole)
             if finished and state is not None:
-                # Its keys are done with. And the coordinator keeps this snapshot alone: it must build on no other.
+                # The keys of an ended task are no longer needed. And the coordinator keeps only this snapshot, so it
+                # must build on no other.
                 state = StageState(own=state.own)
             states[stage.context.operator.name] = (state, counters)
         for name, skipped in self.skipped_on_the_way().items():
@@ -791,7 +805,7 @@ class Task:
         moved = sum(stage.records_in + stage.records_out for stage in self.stages)
         quiet, self._moved = moved == self._moved, moved
         self._rested = quiet and not finished
-        # What goes to the operation stream is answered behind the barrier too: it cannot stop there.
+        # The records that were sent to Spark are answered after the barrier too, so the task cannot stop there.
         parked = self.park_at == epoch and self._life.state is _RUNNING and self._divert is None
         if parked:
             self._life.move("park", f"epoch {epoch}")
@@ -802,8 +816,8 @@ class Task:
             self._flush_channels()
 
     def skipped_on_the_way(self) -> dict[str, int]:
-        """Records that failed between this task and the next and were let go, by the operator that they were to go
-        to."""
+        """Returns the number of records that failed between this task and the next and were skipped, by the operator to
+        which they were going."""
         skipped = dict(self._skipped_before)
         for errors in self.edge_errors:
             skipped[errors.operator] = skipped.get(errors.operator, 0) + errors.skipped
@@ -818,7 +832,7 @@ class Task:
                 output.flush()
 
     def _flush_channels(self) -> bool:
-        """Send; True when the task is blocked."""
+        """Sends what the channels have queued. Returns True when the task is blocked."""
         self._emit_sides()
         self._waiting = [channel for channel in self.channels if not channel.flush()]
         return bool(self._waiting)
@@ -840,7 +854,7 @@ class Task:
         gone = records
         if self.gathering:
             gone += self._held_before - self.held
-            # Steps that gather cost nothing; one that calls the user's function costs what it does for all of them.
+            # Steps that only gather cost nothing. A step that calls the user's function has the cost for all of them.
             records, elapsed = records + self._gathered[0], elapsed + self._gathered[1]
             self._gathered = (records, elapsed) if gone <= 0 else (0, 0)
         if gone > 0:
