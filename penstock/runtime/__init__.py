@@ -1,3 +1,3 @@
-"""Floor 2: what happens inside one process: graph, operators, batches, channels, tasks, the ring.
-
-Imports nothing of the floors above, and neither ray, pyspark nor pyverbs."""
+"""Floor 2: everything that happens inside one process: the graph, operators, batches, channels, tasks, epochs, the
+ring. It imports nothing from the floors above, and neither ray nor pyspark.
+"""

@@ -1,5 +1,6 @@
-"""Public names of a package whose modules are loaded when a name is first used: they load libraries (pyarrow, Ray) that
-take a quarter of a second and more."""
+"""Lazy names: public names of a package whose modules are loaded when a name is first used. These modules load
+libraries (pyarrow, Ray) for a quarter of a second and more, which `import penstock` must never do.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from penstock.runtime.mistakes import nearest
 def lazy_names(
     package: str, homes: Mapping[str, str], *, also_in: Collection[ModuleType] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package. `homes`: by name the module that has it; `also_in`: modules to
-    which whoever misses one of their public names here is sent."""
+    """Returns the `__getattr__` and the `__dir__` of a package. `homes`: by name, the module that defines it.
+    `also_in`: modules whose public names are mentioned to a user who looks for one of them here."""
 
     def get(name: str) -> object:
         if name in homes:
@@ -27,7 +28,7 @@ def lazy_names(
         raise AttributeError(f"module {package!r} has no attribute {name!r}{guess}")
 
     def names() -> list[str]:
-        """All names, also of what is not loaded yet."""
+        """Returns all names, also those that are not loaded yet."""
         return sorted({*vars(modules[package]), *homes})
 
     return get, names

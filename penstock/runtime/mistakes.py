@@ -1,6 +1,6 @@
-"""What is said to those who write something that the Flow API does not have: the nearest that it has.
+"""Messages for mistakes in the use of the Flow API: they name the nearest thing that exists.
 
-Only for the moments in which a flow is built; nothing here may be called for each record.
+This module is only for the time in which a flow is built. Nothing in it may be called for each record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: What `**options` of a method stands for.
 OPTIONS = ("name", "parallelism", "on_error")
 
-# What other libraries call it, and what it is here.
+# The names of other libraries, and the names that they have here.
 _ELSEWHERE = {
     "add_sink": ".write(sink)",
     "apply": ".map(fn)",
@@ -53,17 +53,18 @@ _ELSEWHERE = {
 
 
 class NoSuchMethod(FlowError, AttributeError):
-    """The object has no method of this name; also an AttributeError, so that hasattr() says so."""
+    """The object has no method of this name. This is an AttributeError too, so that hasattr() says that there is
+    none."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'name'?" when one of the known is near to a word; else nothing."""
+    """Returns "; did you mean 'name'?" when a known name is similar to the word, and otherwise nothing."""
     found = get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def checks_options(cls: type[C]) -> type[C]:
-    """A class whose public methods refuse arguments that they do not take, and say which they take."""
+    """Lets the public methods of a class refuse arguments that they do not take, and say which ones they take."""
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method):
             if name == "__init__":
@@ -74,21 +75,21 @@ def checks_options(cls: type[C]) -> type[C]:
 
 
 def checks_init(cls: type) -> None:
-    """Let a class refuse arguments that its __init__ does not take."""
+    """Lets a class refuse arguments that its __init__ does not take."""
     if "__init__" in vars(cls):
         cls.__init__ = refusing(vars(cls)["__init__"], cls.__name__)  # type: ignore[misc]
 
 
 def refusing(function: F, name: str | None = None) -> F:
-    """The function, with a FlowError for arguments that it does not take. `name`: what users call it."""
+    """Returns a function that raises FlowError for arguments that it does not take. `name` is what users call it."""
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.name != "self"]
     known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     rest = [each.name for each in parameters if each.kind is each.VAR_KEYWORD]
     if rest == ["options"]:
         known += OPTIONS
-    chosen = rest not in ([], ["options"])  # names of results, which the user chooses
-    renamed = getattr(function, "renamed", {})  # see units.py, whose function says more of them
+    chosen = rest not in ([], ["options"])  # the user chooses the names of results
+    renamed = getattr(function, "renamed", {})  # see units.py, whose function says more about these
     name = name or function.__name__
     takes = ", ".join(known) or "no options"
     if chosen:
@@ -113,8 +114,8 @@ def refusing(function: F, name: str | None = None) -> F:
 
 
 def no_method(owner: object, name: str, others: Mapping[str, str]) -> AttributeError:
-    """What to raise for a method that an object does not have. `others`: methods that belong elsewhere, and what to
-    write for them."""
+    """Returns the error for a method that an object does not have. `others`: methods that belong elsewhere, and what to
+    write instead."""
     cls = type(owner)
     if name.startswith("_"):
         return AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
@@ -129,7 +130,7 @@ def no_method(owner: object, name: str, others: Mapping[str, str]) -> AttributeE
 
 
 def called(value: object) -> str:
-    """What a user gave in place of something else, with the likely slip."""
+    """Describes what a user gave in place of something else, and the likely mistake."""
     if isinstance(value, type):
         return f"the class {value.__name__} itself; make an object of it: {value.__name__}(...)"
     if inspect.isroutine(value):

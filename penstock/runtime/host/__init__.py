@@ -1,2 +1,4 @@
-"""What a job's host and its workers do, whatever carries them: what the host decides from a job's start to its end
-(apart from the epochs), control sockets, a worker's process and its reports. Nothing here knows Ray."""
+"""The host of a job and its workers, whatever carries them (Ray, local processes, a simulated cluster): what the host
+decides from the start of a job to its end (apart from the epochs), the control sockets, the worker processes and their
+reports. Nothing here may import Ray.
+"""

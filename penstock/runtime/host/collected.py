@@ -1,7 +1,8 @@
-"""What Collect sinks have sent to the JobMaster: records that an epoch has committed, and those that wait for theirs.
+"""What Collect sinks have sent to the driver's side: records that an epoch has committed, and records that wait for
+their epoch.
 
-In a job without epochs all that comes is there at once. It must never show a record whose epoch may yet be undone. The
-records stay as the bytes that the workers made: only the driver unpickles them.
+In a job without epochs all records are there at once. A record must never be shown while its epoch may still be undone.
+The records stay as the bytes that the workers made, because only the driver may unpickle them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import TypeAlias
 
 from penstock.runtime.records.pickling import dumps, loads
 
-#: A list of records, as `codec.encode` made it.
+#: A list of records, in the form in which `codec.encode` returns it.
 Encoded: TypeAlias = tuple[int, bytes]
 
 
 @dataclass(frozen=True)
 class EncodedSinkRecords:
-    """Records that a sink's task sends, and the epoch that they are committed with."""
+    """Records that a task of a sink sends, and the epoch with which they are committed."""
 
     channel: str
     records: Encoded
@@ -30,7 +31,7 @@ class EncodedSinkRecords:
 
 
 class Collected:
-    """See the module's docstring; safe to use from several threads."""
+    """See the module's docstring. Safe to use from several threads."""
 
     def __init__(self, epochs: bool) -> None:
         self._epochs = epochs
@@ -39,10 +40,10 @@ class Collected:
         self._waiting: dict[int, deque[EncodedSinkRecords]] = defaultdict(deque)  # by task
         self._generations: dict[int, int] = {}
         self._there: Container[int] = ()
-        self._saved: dict[str, int] = {}  # how many lists of each channel are in the store
+        self._saved: dict[str, int] = {}  # the number of lists of each channel that are in the store
 
     def take(self, sent: EncodedSinkRecords) -> None:
-        """Take records of a task."""
+        """Takes records of a task."""
         with self._lock:
             if not self._epochs:
                 self._records[sent.channel].append(sent.records)
@@ -50,8 +51,8 @@ class Collected:
                 self._waiting[sent.task].append(sent)
 
     def back(self, tasks: frozenset[int], generation: int, there: Container[int]) -> None:
-        """Of the tasks that are there, these have been made again: what they sent for epochs that are not complete is
-        void, and so is what tasks sent that are not there any more."""
+        """Drops what these tasks, which have been built again, had sent for epochs that are not complete. Drops also
+        everything from tasks that are not `there` any more."""
         with self._lock:
             self._there = there
             for task in [task for task in self._waiting if task not in there]:
@@ -62,7 +63,8 @@ class Collected:
                 self._waiting[task] = deque(kept)
 
     def due(self, epoch: int) -> bytes | None:
-        """What a manifest of this epoch has to hold beside what earlier ones hold, as bytes; None: nothing."""
+        """Returns, as bytes, what the manifest of this epoch must have in addition to earlier manifests, or None when
+        that is nothing."""
         with self._lock:
             fresh = {
                 channel: lists[self._saved.get(channel, 0) :]
@@ -78,12 +80,12 @@ class Collected:
         return dumps(fresh)
 
     def everything(self) -> bytes:
-        """What is committed, as bytes."""
+        """Returns everything that is committed, as bytes."""
         with self._lock:
             return dumps(dict(self._records))
 
     def commit(self, epoch: int) -> None:
-        """An epoch is complete, and what `due` gave is in the store."""
+        """Commits the records of an epoch, which is complete, and whose result of `due` is in the store."""
         with self._lock:
             for waiting in self._waiting.values():
                 while waiting and waiting[0].epoch <= epoch:
@@ -92,7 +94,7 @@ class Collected:
             self._saved = {channel: len(lists) for channel, lists in self._records.items()}
 
     def restore(self, saved: list[bytes]) -> None:
-        """Go on from what manifests held."""
+        """Starts from what manifests contain."""
         with self._lock:
             self._records.clear()
             self._waiting.clear()
@@ -102,6 +104,6 @@ class Collected:
             self._saved = {channel: len(lists) for channel, lists in self._records.items()}
 
     def get(self, channel: str) -> list[Encoded]:
-        """What a Collect sink has sent."""
+        """Returns what a Collect sink has sent."""
         with self._lock:
             return list(self._records.get(channel, ()))

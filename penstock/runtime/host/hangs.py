@@ -27,7 +27,7 @@ _LOOKS = 4
 
 
 class SilenceDetector(Generic[Who]):
-    """Counts how long other processes have been silent. `look` is to be called every `period_s` seconds."""
+    """Measures for how long other processes have been silent. `look` must be called every `period_s` seconds."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_s = limit_s
@@ -52,8 +52,8 @@ class Process:
     with the same process id is killed in its place."""
 
     def __init__(self, pid: int, elsewhere: Callable[[], None] | None = None) -> None:
-        """To be made while the process lives. `elsewhere`: how to kill it when it runs on another node; None when it
-        runs on this one."""
+        """Must be made while the process lives. `elsewhere`: how to kill the process if it runs on another node; None
+        when it runs on this node."""
         self.pid = pid
         self._elsewhere = elsewhere
         self._started = start_time(pid) if elsewhere is None else None

@@ -1,15 +1,15 @@
 """Notes on a job that outlive its JobMaster and its store.
 
-They are in the memory of whoever starts a JobMaster again (with Ray, the cluster's head): as long as it can do so, the
-notes are there. What must be known to the next life of a JobMaster, whatever has become of the store, is noted before
-anybody acts upon it.
+They are kept by whatever would start the JobMaster again (with Ray, the head of the cluster). As long as it can do so,
+the notes are there. What the next life of a JobMaster must know, whatever has become of the store, must be noted before
+anybody acts on it.
 """
 
 from __future__ import annotations
 
 from typing import Literal, Protocol
 
-#: "epochs": one was complete, so sinks may have committed. "stop", "cancel": somebody has asked for it.
+#: "epochs": an epoch was complete, so sinks may have committed. "stop", "cancel": somebody has asked for this.
 Note = Literal["epochs", "stop", "cancel"]
 _ALL: tuple[Note, ...] = ("epochs", "stop", "cancel")
 
@@ -25,8 +25,8 @@ class Memory(Protocol):
 
 
 class Notes:
-    """The notes on a job, by one actor in all of its lives; what another actor has noted on a job of the same name, and
-    could not `forget` as it was killed, does not count."""
+    """The notes on a job, of one actor in all its lives. Notes of another actor on a job of the same name do not count.
+    It was killed before it could `forget` them."""
 
     def __init__(self, job: str, actor: str, memory: Memory) -> None:
         self._job = job
@@ -34,15 +34,15 @@ class Notes:
         self._memory = memory
 
     def note(self, what: Note) -> None:
-        """When this returns, later lives know it."""
+        """Makes a note. When this returns, later lives know it."""
         self._memory.put(self._key(what), self._actor)
 
     def noted(self, what: Note) -> bool:
-        """Whether this life or an earlier one has noted it."""
+        """Whether this life or an earlier one has made this note."""
         return self._memory.get(self._key(what)) == self._actor
 
     def forget(self) -> None:
-        """There will be no later life."""
+        """Removes all notes, because there will be no later life."""
         for what in _ALL:
             self._memory.delete(self._key(what))
 

@@ -1,6 +1,8 @@
-"""What a worker tells the JobMaster: the records of its Collect and Console sinks, and what has become of its tasks'
-parts of epochs. A bounded number of reports with records is under way, so a sink that is quicker than the JobMaster
-waits.
+"""Reports: what a worker tells the JobMaster. These are the records of its Collect and Console sinks, and what has
+become of its tasks' parts of epochs.
+
+Only a limited number of reports with records is under way, so a sink that is faster than the JobMaster waits. Reports
+must never overtake each other, so they are numbered.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from penstock.runtime.host.collected import EncodedSinkRecords
 from penstock.runtime.records.codec import encode
 from penstock.runtime.worker.wiring import SinkRecords
 
-# How many reports may be under way to the JobMaster before a sink waits: bounds memory on both sides.
+# The number of reports with records that may be under way to the JobMaster before a sink waits. It limits the memory on
+# both sides.
 _REPORTS_MAX = 8
 
-# Between two tries to write what must be written before the job can end.
+# The time between two tries to write what must be written before the job can end.
 _RETRY_S = 1.0
 
-# Between the first snapshot of an epoch in a worker and its writing.
+# The time between a worker's first snapshot of an epoch and the writing of it.
 _GATHER_S = 0.005
 
 #: What a worker tells the JobMaster.
@@ -30,20 +33,20 @@ Report: TypeAlias = EncodedSinkRecords | list[EpochReport]
 
 
 class ReportSender(Protocol):
-    """How reports get from a worker's process to the JobMaster."""
+    """Carries reports from a worker's process to the JobMaster."""
 
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> Any:
-        """Send a report, and return at once. Returns what `wait` takes."""
+        """Sends a report, and returns at once with what `wait` takes."""
         ...
 
     def wait(self, reports: list[Any]) -> None:
-        """Wait until the JobMaster has taken these reports."""
+        """Waits until the JobMaster has taken these reports."""
         ...
 
 
 class Reporter:
-    """Carries what goes to the JobMaster, numbered: sinks' records, of which a bounded number of calls is under way,
-    and what epochs have to say."""
+    """Numbers and sends all reports of a worker: the records of sinks, of which only a limited number is under way, and
+    what has become of the parts of epochs."""
 
     def __init__(self, sender: ReportSender, worker: int, incarnation: int) -> None:
         self._sender = sender
@@ -54,28 +57,30 @@ class Reporter:
         self._pending: deque[Any] = deque()
 
     def report(self, reported: SinkRecords) -> None:
-        """Carry a sink's records."""
+        """Sends the records of a sink."""
         channel, task, generation, epoch = reported.channel, reported.task, reported.generation, reported.epoch
         self._pending.append(self.send(EncodedSinkRecords(channel, encode(reported.records), task, generation, epoch)))
         if len(self._pending) > _REPORTS_MAX:
-            self._sender.wait([self._pending.popleft()])  # the oldest: later ones wait for it at the other end
+            # The oldest one, because later ones wait for it at the other end.
+            self._sender.wait([self._pending.popleft()])
 
     def send(self, item: Report) -> Any:
-        """Carry something, after all before it; what `ReportSender.wait` takes."""
+        """Sends a report after all earlier ones. Returns what `ReportSender.wait` takes."""
         with self._lock:
             number = self._number
             self._number += 1
             return self._sender.report(self._worker, self._incarnation, number, item)
 
     def drain(self) -> None:
-        """Wait until all records have been taken."""
+        """Waits until the JobMaster has taken all records."""
         self._sender.wait(list(self._pending))
         self._pending.clear()
 
 
 class SnapshotWriter:
-    """A thread that does pieces of work one after the other, and one again that returns False; what the participant
-    has to say meanwhile goes to the JobMaster in one call, which costs more than to write a small snapshot."""
+    """A thread that does pieces of work one after the other, and repeats a piece that returns False. What the
+    participant reports meanwhile goes to the JobMaster in one call, because a call costs more than writing a small
+    snapshot."""
 
     def __init__(self, send: Callable[[list[EpochReport]], None]) -> None:
         self._send = send
@@ -85,18 +90,18 @@ class SnapshotWriter:
         threading.Thread(target=self._run, name="penstock-snapshots", daemon=True).start()
 
     def do(self, work: Callable[[], bool]) -> None:
-        """Do a piece of work soon."""
+        """Has a piece of work done soon."""
         self._work.put(work)
 
     def say(self, event: EpochReport) -> None:
-        """Tell the JobMaster, when the work that there is has been done; for pieces of work."""
+        """Reports something to the JobMaster when all present work is done. Pieces of work call this."""
         self._said.append(event)
 
     def _run(self) -> None:
         while True:
             work = self._work.get()
-            # The other tasks of the worker save their part of the same epoch, and what came in meanwhile is processed,
-            # before this thread takes time from the loop's.
+            # The other tasks of the worker first save their parts of the same epoch, and the records that have arrived
+            # meanwhile are processed, before this thread takes time from the loop's thread.
             self._never.wait(_GATHER_S)
             while True:
                 while not work():

@@ -1,7 +1,7 @@
-"""Puts numbered messages of several senders back into each sender's order.
+"""Puts numbered messages of several senders back into the order of each sender.
 
-Ray runs the calls of an actor that has several threads in whatever order their arguments become ready, also within a
-concurrency group of one thread. What must keep its order is therefore numbered by its sender.
+Ray runs the calls of an actor with several threads in the order in which their arguments become ready, also within a
+concurrency group of one thread. So a sender numbers the messages whose order must be kept.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Item = TypeVar("Item")
 
 
 class Resequencer(Generic[Sender, Item]):
-    """Not for use by several threads at a time."""
+    """The messages that have come too early, by sender. Only one thread at a time may use this."""
 
     def __init__(self) -> None:
         self._next: dict[Sender, int] = {}
         self._early: dict[Sender, dict[int, Item]] = {}
 
     def take(self, sender: Sender, number: int, item: Item) -> list[Item]:
-        """Take message `number` (0, 1, 2 ...) of a sender; the messages whose turn it is now."""
+        """Takes message `number` (0, 1, 2 ...) of a sender. Returns the messages whose turn has come."""
         early = self._early.setdefault(sender, {})
         early[number] = item
         ready: list[Item] = []

@@ -1,4 +1,5 @@
-"""Job status: worker counters put together into one plain dict, with rates from the difference to earlier ones.
+"""The status of a job: the counters of its workers combined into one plain dict, with rates from the difference to
+earlier ones.
 
     {name, state, error, started_ms (since 1970), uptime_s, running_s (since all workers had started),
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, busy,
@@ -8,11 +9,11 @@
      records_read, records_written, read_per_s, skipped, late_dropped: {operator: late}, latency_ms: {p50, p99},
      latency_all_ms: {p50, p99}}
 
-`queued` is records waiting in front of an operator's task; `busy` the share of the time since the last look that its
-task ran; `latency_ms` of an operator the age of records, since they entered the job, when its task had processed
-them, over the last five to ten seconds; of the job, the same over its sinks. A batch counts with the age of its oldest
-record. `silent_s` is for how long a worker has not answered, when a status had to do without its answer; 0.0 when it
-has answered. Of a worker that is silent the counters are those that it told last.
+`queued` is the number of records that wait for an operator's task. `busy` is the share of the time since the last look
+in which its task ran. The `latency_ms` of an operator is the age of records, since they entered the job, when its task
+had processed them, over the last five to ten seconds; that of the job is the same for its sinks. A batch counts with
+the age of its oldest record. `silent_s` says for how long a worker has not answered, when a status had to do without
+its answer, and is 0.0 when it has answered. The counters of a silent worker are those that it reported last.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.metrics import Histogram
 
-# Rates are taken over at least this long, once so much has passed: shorter spans jump about with single batches.
+# Rates are measured over at least this time, once it has passed. Over shorter times they depend on single batches.
 _RATE_SPAN_NS = 500_000_000
 
 _NOBODY: Mapping[int, float] = MappingProxyType({})
 
 
 class StatusBuilder:
-    """Keeps the workers' last reports, and makes the job's status of them. Used by one thread at a time, or under a
-    lock."""
+    """Keeps the last report of each worker, and builds the status of the job from them. Only one thread at a time may
+    use this, or it is used under a lock."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -47,33 +48,35 @@ class StatusBuilder:
         self._placed: dict[int, int] = {}
         self._workers: list[dict[str, Any]] = []
         self._reports: dict[int, dict[str, Any]] = {}
-        self._history: dict[int, deque[dict[str, Any]]] = {}  # of each worker, oldest first: what rates are taken from
-        self._told_by: dict[int, int] = {}  # the worker whose report a task's counters are taken from
+        # For each worker, oldest first: the reports from which rates are computed.
+        self._history: dict[int, deque[dict[str, Any]]] = {}
+        self._told_by: dict[int, int] = {}  # the worker whose report a task's counters come from
         self._last: dict[str, Any] | None = None
 
     def of(self, plan: Plan) -> StatusBuilder:
-        """One for another plan of the same job."""
+        """Returns a builder for another plan of the same job."""
         other = StatusBuilder(plan)
         other._started, other._running = self._started, self._running
         return other
 
     def place(self, placed: dict[int, int], workers: list[dict[str, Any]]) -> None:
-        """Where tasks run."""
+        """Takes the workers on which tasks run."""
         self._placed = placed
         self._workers = workers
 
     def running(self) -> None:
-        """All workers have started: from now on the job runs."""
+        """Notes that all workers have started: the job runs from now on."""
         self._running = time.time()
 
     def last(self) -> dict[str, Any]:
-        """The last status built, or an empty one."""
+        """The last status that was built, or an empty one."""
         return self._last or self.build("STARTING", [], time.time())
 
     def build(
         self, state: str, reports: list[dict[str, Any]], now: float, silent: Mapping[int, float] = _NOBODY
     ) -> dict[str, Any]:
-        """The status with these workers' newest reports; `silent`: workers that owe an answer, for how many seconds."""
+        """Builds the status from the newest reports of these workers. `silent` has the workers that owe an answer, and
+        for how many seconds they have owed it."""
         answered = {report["index"] for report in reports}
         for report in reports:
             worker = report["index"]
@@ -86,7 +89,7 @@ class StatusBuilder:
         tasks: dict[int, dict[str, Any]] = {}
         for report in self._reports.values():
             for task in report["tasks"]:
-                # One that has moved may be in the last report of a silent worker too.
+                # A task that has migrated may also be in the last report of a silent worker.
                 if task["number"] not in tasks or self._placed.get(task["number"]) == report["index"]:
                     tasks[task["number"]] = task
                     self._told_by[task["number"]] = report["index"]
@@ -96,7 +99,7 @@ class StatusBuilder:
             for position, operator in enumerate(chain.operators):
                 operators[operator.name] = self._operator(operator, position, numbers, tasks)
             for key_by, keyed in pairwise(chain.operators):
-                if key_by.kind == "key_by":  # its failures are those of the operator that it finds the keys for
+                if key_by.kind == "key_by":  # its failures count for the operator for which it finds the keys
                     operators[keyed.name]["skipped"] += operators[key_by.name]["skipped"]
                     operators[key_by.name]["skipped"] = 0
         for task in tasks.values():
@@ -123,8 +126,8 @@ class StatusBuilder:
         return self._last
 
     def _is_known(self, task: dict[str, Any]) -> bool:
-        """Whether a worker speaks of a task of this plan. While a plan changes it may be one of the plan before, with
-        the same number and other operators."""
+        """Whether a task in a worker's report belongs to this plan. While the plan changes, it may be a task of the
+        plan before, with the same number and other operators."""
         known = self._plan.by_number.get(task["number"])
         if known is None:
             return False
@@ -148,7 +151,7 @@ class StatusBuilder:
             before, seconds = self._earlier(number)
             if before is not None:
                 then = before["operators"][position]
-                # Counters of a task that went back to an epoch are smaller than before.
+                # The counters of a task that went back to an epoch are smaller than before.
                 rates["in_per_s"] += max(0, mine["records_in"] - then["records_in"]) / seconds
                 rates["out_per_s"] += max(0, mine["records_out"] - then["records_out"]) / seconds
             queued += task["queued"] if position == 0 else 0
@@ -164,8 +167,8 @@ class StatusBuilder:
         }
 
     def _earlier(self, number: int) -> tuple[dict[str, Any] | None, float]:
-        """The task's counters in an earlier report of the worker that has told them last, and the seconds from that
-        report to the newest. None when that worker has not told them before."""
+        """Returns the task's counters in an earlier report of the worker that has reported them last, and the seconds
+        between that report and the newest one. Returns None when that worker has not reported them before."""
         worker = self._told_by[number]
         before, now = self._history[worker][0], self._reports[worker]
         if now["time_ns"] <= before["time_ns"]:
@@ -177,7 +180,7 @@ class StatusBuilder:
 
     def _busy(self, number: int, task: dict[str, Any]) -> float:
         before, seconds = self._earlier(number)
-        # A process that was started anew counts from 0.
+        # A process that was just started counts from 0.
         return 0.0 if before is None else max(0, task["busy_ns"] - before["busy_ns"]) / 1e9 / seconds
 
     def _task(self, number: int, task: dict[str, Any] | None) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""The JobMaster's dealings with the store: manifests, savepoints, and keeping what is saved small.
+"""The store keeper: writes manifests and savepoints, compacts snapshots, and checks what is saved.
 
-What it is asked for is done in order, in one thread; snapshots are put together in another, beside it. When it has
-nothing else to do it looks after what is saved: it lists the store to see whether all that the kept epochs consist of
-is there, and reads it all, slowly. What is missing or damaged is written again from its copy; what is lost for good
-while the job lives is told (`lost`), and the tasks that it belongs to save everything anew.
+One thread carries out requests in order. Compactions run in another thread beside it. When there is nothing else to do,
+the keeper checks the store: it lists the files to see whether everything that the kept epochs consist of is there, and
+reads all of it, slowly. What is missing or damaged is written again from its copy. What is lost for good while the job
+lives is reported (`lost`), and the tasks that it belongs to save their whole state.
 
-It must never give up a manifest half-way: while the store does not answer nobody knows whether it is there, so it is
-written again until the store does. And it must never write one that refers to what it knows to be lost.
+The keeper must never give up a manifest half-way: while the store does not answer, nobody knows whether the manifest is
+there, so it is written again until the store answers. And it must never write a manifest that refers to a known loss.
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The job that a savepoint's directory is the store of, whatever job it was made of.
+#: The job whose store the directory of a savepoint is, whatever job it was made from.
 SAVEPOINT = "savepoint"
 
-# Complete epochs that stay in the store: the last, and one to go back to should that be damaged.
+# The number of complete epochs that stay in the store: the last one, and one to go back to if that is damaged.
 _EPOCHS_KEPT = 2
-# Old epochs are looked for every so many epochs: each look lists the store.
+# Old epochs are deleted once in this many epochs, because each look lists the store.
 _COLLECT_EVERY = 5
-# Epochs after which a snapshot that was put together, and that no manifest refers to, is a left-over.
+# After this many epochs, a compacted snapshot that no manifest refers to is deleted.
 _NOT_YET = 1000
-# Between two tries to write to a store that does not answer.
+# The time between two tries to write to a store that does not answer.
 _RETRY_S = 1.0
-# A look at what there is comes after each epoch, but takes at most this share of the keeper's time; so many seconds
-# after the last it is due in any case: of a directory, and of what may cost money.
+# The store is checked after each epoch, but this takes at most this share of the keeper's time. After this many seconds
+# a check is due in any case: for a directory, and for a store whose requests may cost money.
 _LOOK_SHARE = 0.05
 _LOOK_S = 1.0
 _LOOK_REMOTE_S = 10.0
-# So many bytes a second of the files are read to see whether they are as they were written; by a directory's keeper: an
-# object store looks after that itself. From the beginning again after so many seconds at the earliest.
+# The keeper of a directory reads this many bytes of the files in a second, to see whether they are as they were
+# written. Object stores do this themselves. It starts again from the beginning after this many seconds at the earliest.
 _EXAMINE_BYTES_S = 8 << 20
 _EXAMINE_EVERY_S = 60.0
-# Blobs of collected records that a manifest refers to, before they are written as one.
+# The number of blobs of collected records that a manifest refers to before they are written as one.
 _COLLECTED_BLOBS_MAX = 32
 
 
 class StoreKeeper:
     """See the module's docstring.
 
-    `said(reason)` is called with the reason why the store cannot be written to, and with None when it can be again.
-    `lost(names, reason)` is called when snapshots of tasks are lost, with every look until no epoch needs them.
-    `failed(error)` is called when a piece of work has raised an error that nobody has thought of. Without a `thread`,
-    nothing is done except by calling the methods.
+    `said(reason)` is called with the reason why the store cannot be written to, and with None when it can be written
+    again. `lost(names, reason)` is called when snapshots of tasks are lost, at every check until no epoch needs them
+    any more. `failed(error)` is called when a piece of work raised an unexpected error. Without a `thread`, nothing
+    happens except in calls of the methods.
     """
 
     def __init__(
@@ -78,24 +78,25 @@ class StoreKeeper:
         thread: bool = True,
     ) -> None:
         self.store = store
-        self.damage: str | None = None  # what was last found missing or damaged, and what was done
-        self.last: Manifest | None = None  # the last one written
+        self.damage: str | None = None  # what was last found missing or damaged, and what was done about it
+        self.last: Manifest | None = None  # the last manifest that was written
         self.collected_blobs: list[Blob] = []
         self.program: Blob | None = None
         self.program_bytes: bytes | None = None
         self.extra: dict[str, str | int | float] = {}
-        self.origin: Store | None = None  # where the blobs of `last` are, if in another store
+        self.origin: Store | None = None  # the store with the blobs of `last`, if it is another one
         self._collected = collected
         self._said = said
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._over = threading.Event()
         self._say_lost = lost
         self._failed = failed
-        self._kept: list[Manifest] = []  # the last ones written or gone on from, the newest last
-        self._lost: dict[str, str] = {}  # blobs that the kept epochs need: why they cannot be read
-        self._spoiled: dict[str, str] = {}  # those among them that are there, and are not what was written
+        self._kept: list[Manifest] = []  # the last manifests that were written or continued from, the newest last
+        self._lost: dict[str, str] = {}  # blobs that the kept epochs need, and why they cannot be read
+        self._spoiled: dict[str, str] = {}  # those of them that are there, but not as they were written
         self._collected_lost = False
-        self._look_at = self._look_after = 0.0  # when the next look is due, and before when it would take too much time
+        # When the next check is due, and the time before which it would take too much time.
+        self._look_at = self._look_after = 0.0
         self._examining: Iterator[int] | None = None
         self._examine_at = 0.0
         self._compacting = threading.Event()
@@ -105,16 +106,16 @@ class StoreKeeper:
             self._thread.start()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Do something in the keeper's thread, behind all before it."""
+        """Has something done in the keeper's thread, after everything before it."""
         self._work.put(work)
 
     def close(self) -> None:
-        """Give up what does not get an answer, and do nothing more."""
+        """Gives up what gets no answer, and does nothing more."""
         self._over.set()
         self._work.put(lambda: None)  # the thread may be waiting for work
 
     def wait(self, timeout_s: float) -> None:
-        """After `close`: wait until the thread has ended. Before that it may yet write to the store."""
+        """Waits, after `close`, until the thread has ended. Until then it may still write to the store."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -130,12 +131,12 @@ class StoreKeeper:
                 self._failed(error)
 
     def save(self, manifest: Manifest) -> bool:
-        """Write a manifest; False when the keeper was closed before. Raises SnapshotDamaged when it refers to what is
-        lost, StoreError when it cannot be written."""
+        """Writes a manifest. Returns False when the keeper was closed before. Raises SnapshotDamaged when the manifest
+        refers to something lost, and StoreError when it cannot be written."""
         whole: Manifest | None = None
         while not self._over.is_set():
             try:
-                if whole is None:  # later nobody knows whether the manifest is there, and it must not be given up
+                if whole is None:  # afterwards nobody knows whether the manifest is there, and it must not be given up
                     self.check(manifest)
                     self._save_collected(manifest)
                     whole = replace(
@@ -159,16 +160,16 @@ class StoreKeeper:
         return False
 
     def saved(self, manifest: Manifest) -> None:
-        """A manifest is written."""
+        """Notes that a manifest is written."""
         self.last, self.origin = manifest, None
         self._kept = [*self._kept, _as_written(manifest)][-_EPOCHS_KEPT:]
 
     def check(self, manifest: Manifest) -> None:
-        """SnapshotDamaged when a manifest refers to what is lost."""
+        """Raises SnapshotDamaged when a manifest refers to something lost."""
         if not self._lost:
             return
-        # Whatever took away what is known to be lost may have gone on since, and have taken what no manifest has
-        # referred to before.
+        # Whatever deleted what is known to be lost may have continued since, and may have deleted files that no
+        # manifest had referred to before.
         self.look()
         before, there = dict(self._lost), self.store.sizes()
         blobs = [(task, blob) for task in manifest.tasks for blob in task.blobs]
@@ -183,17 +184,17 @@ class StoreKeeper:
                 raise SnapshotDamaged(f"{task.name} builds on what is lost: {self._lost[blob.name]}")
 
     def tidy(self, epoch: int, replaced: Callable[[int, list[Blob], Blob], None]) -> None:
-        """Put together snapshots of tasks that have many, and delete what no epoch needs any more. `replaced(task, old,
-        new)` is told."""
+        """Compacts the snapshots of tasks that have many, and deletes what no epoch needs any more. Calls
+        `replaced(task, old, new)`."""
         assert self.last is not None
         due: dict[int, list[Blob]] = {}
         for entry in self.last.tasks:
-            blobs = list(entry.blobs)  # the JobMaster shortens the chain itself when it hears what was replaced
+            blobs = list(entry.blobs)  # the JobHost shortens the series itself when it hears of the compaction
             first = worth_compacting([blob.size for blob in blobs])
             if first is not None:
                 due[entry.number] = blobs[first:]
         if due and not self._compacting.is_set():
-            # In a thread of its own: large state takes seconds, and manifests must not wait for it.
+            # In a thread of its own, because a large state takes seconds, and manifests must not wait for it.
             self._compacting.set()
             arguments = (due, self.last.key_groups, epoch, replaced)
             threading.Thread(target=self._compact_all, args=arguments, name="penstock-compact", daemon=True).start()
@@ -203,8 +204,8 @@ class StoreKeeper:
             self._watch()
 
     def make_room(self) -> None:
-        """Somebody could not write to the store: delete what no epoch needs any more. What is asked for meanwhile, by
-        the other tasks of the epoch, is the same request. Waits for nothing."""
+        """Deletes what no epoch needs any more, because somebody could not write to the store. Requests that come
+        meanwhile, from the other tasks of the epoch, count as the same request. It returns at once."""
         if not self._room_wanted.is_set():
             self._room_wanted.set()
             self.do(self._collect)
@@ -216,8 +217,8 @@ class StoreKeeper:
     # --- looking after what is saved -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Find out whether all that the kept epochs consist of is in the store, by names and sizes, and mend what can
-        be mended. Raises StoreError when the store does not answer."""
+        """Checks by names and sizes whether everything that the kept epochs consist of is in the store, and mends what
+        can be mended. Raises StoreError when the store does not answer."""
         there = self.store.sizes()
         needed = {blob.name: blob for manifest in self._kept for blob in manifest.blobs()}
         for manifest in self._kept:
@@ -227,20 +228,20 @@ class StoreKeeper:
         lost = dict(self._spoiled)
         for blob in needed.values():
             self._mend(blob, there, lost)
-        # Only now: when the store falls silent on the way, what was known to be lost is still lost.
+        # This comes last: when the store stops answering on the way, what was known to be lost is still lost.
         before, self._lost = self._lost, lost
         self._now_lost(before)
 
     def _mend(self, blob: Blob, there: Mapping[str, int], lost: dict[str, str]) -> None:
-        """Mend a blob if it needs that, or note that it is lost."""
+        """Mends a blob if it needs that, or notes that it is lost."""
         try:
             self._found(self.store.mend(blob, there))
         except SnapshotDamaged as error:
             lost[blob.name] = str(error)
 
     def examine(self) -> Iterator[int]:
-        """Read all that the kept epochs consist of, in pieces, of which it yields the sizes, and mend what can be
-        mended. Between two pieces other work may be done, and so a file may be deleted that no epoch needs any more."""
+        """Reads everything that the kept epochs consist of, in pieces whose sizes it yields, and mends what can be
+        mended. Between two pieces other work may be done, which may delete a file that no epoch needs any more."""
         for blob in {blob.name: blob for manifest in self._kept for blob in manifest.blobs()}.values():
             if not self._needs(blob):
                 continue
@@ -257,7 +258,7 @@ class StoreKeeper:
                 self._found(self.store.mend_manifest(manifest))
 
     def _examine_now(self, blobs: Iterable[Blob]) -> None:
-        """Somebody has found some of these to be damaged, or they were: find out what is so."""
+        """Examines these blobs, because some of them are damaged now, or were."""
         before = dict(self._lost)
         for blob in blobs:
             try:
@@ -270,7 +271,7 @@ class StoreKeeper:
         self._now_lost(before)
 
     def _needs(self, blob: Blob) -> bool:
-        """Whether one of the kept epochs consists of this blob, among others."""
+        """Whether one of the kept epochs refers to this blob."""
         return any(blob.name == other.name for manifest in self._kept for other in manifest.blobs())
 
     def _watch_over(self, blobs: list[Blob]) -> None:
@@ -280,7 +281,7 @@ class StoreKeeper:
             logger.info("the store cannot be looked after just now: %s", error)
 
     def _watch(self) -> None:
-        """Look, and read on, as far as they are due."""
+        """Checks the store and reads on, as far as this is due."""
         now = time.monotonic()
         try:
             if now >= self._look_after:
@@ -313,18 +314,19 @@ class StoreKeeper:
         self._examine_at = now + size / _EXAMINE_BYTES_S
 
     def _found(self, what: str | None) -> None:
-        """Something was missing or damaged, and was mended."""
+        """Notes that something was missing or damaged, and was mended."""
         if what is not None:
             self.damage = what
             logger.warning("the store of job %s: %s", self.store.job, what)
 
     def _now_lost(self, before: Mapping[str, str]) -> None:
-        """Of what is lost, write again what is here, and tell of what tasks have; `before`: what was lost before."""
+        """Writes again what this process has of the losses, and reports what tasks have. `before` is what was lost
+        before."""
         program, lost = self.program, self._lost
         fresh = lost.keys() - before.keys()
         if program is not None and program.name in lost and self.program_bytes is not None:
             self.program = self.put_program(self.program_bytes)
-        # Not now: what belongs to the last epoch may yet have to be committed.
+        # Not now, because what belongs to the last epoch may still have to be committed.
         self._collected_lost |= any(blob.name in lost for blob in self.collected_blobs)
         if not lost:
             return
@@ -337,15 +339,16 @@ class StoreKeeper:
         self._say_lost(frozenset(lost), reason)
 
     def put_program(self, program: bytes) -> Blob:
-        """Write what the job was started with."""
+        """Writes what the job was started with."""
         self.program_bytes = program
-        epoch = self._kept[-1].epoch if self._kept else 0  # what is older than the last epoch, and unknown, is deleted
+        # An unknown blob that is older than the last epoch would be deleted.
+        epoch = self._kept[-1].epoch if self._kept else 0
         return self.store.put(f"snapshots/{epoch + 1:08d}-program-{os.urandom(4).hex()}", [program])
 
     # --- savepoints, and going on --------------------------------------------------------------------------------
 
     def savepoint(self, plan: Plan, url: str) -> None:
-        """Copy the last complete epoch to a place of its own, where it stays."""
+        """Copies the last complete epoch to a place of its own, where it stays."""
         target = Store.open(url, SAVEPOINT, durable=True)
         if target.epochs():
             raise StoreError(f"{url!r} holds a savepoint already; give another place, or delete it")
@@ -361,7 +364,7 @@ class StoreKeeper:
         )
 
     def go_on_from(self, manifest: Manifest, origin: Store | None = None) -> None:
-        """Take up where an earlier life of the job left off."""
+        """Continues where an earlier life of the job has ended."""
         self.last, self.origin = manifest, origin
         self._kept = [_as_written(manifest)] if origin is None else []
         self._lost, self._spoiled, self._collected_lost, self._examining = {}, {}, False, None
@@ -370,12 +373,12 @@ class StoreKeeper:
         self._collected.restore([self.store.get(blob) for blob in manifest.collected])
 
     def older(self, refused: int, reason: str) -> Manifest | None:
-        """The newest epoch before one that was refused for this reason that is whole, with all its blobs; later ones
-        are forgotten. None: the keeper was closed, or there is no epoch. Raises SnapshotDamaged when there are some and
-        none can be used."""
+        """Returns the newest undamaged epoch before one that was refused for this reason, with all its blobs, and
+        deletes the manifests of later ones. Returns None when the keeper was closed, or when there is no epoch. Raises
+        SnapshotDamaged when there are epochs and none can be used."""
 
         def usable(manifest: Manifest) -> None:
-            # Its blobs may be as they were written, and yet nobody can read them: it would be chosen for ever.
+            # Its blobs may be as they were written, and still nobody can read them. It would be chosen again and again.
             if manifest.epoch >= refused:
                 raise SnapshotDamaged(reason)
             self.store.verify(manifest)
@@ -384,7 +387,7 @@ class StoreKeeper:
             try:
                 found = self.store.latest(usable)
                 manifest = None if found is None else found[0]
-                # Sinks are about to undo what later epochs committed.
+                # Sinks are about to undo what later epochs have committed.
                 self.store.forget_after(0 if manifest is None else manifest.epoch)
                 if manifest is not None:
                     self.go_on_from(manifest)
@@ -416,18 +419,19 @@ class StoreKeeper:
     ) -> None:
         try:
             for task, old in due.items():
-                # Named by an epoch far off: `collect` must not take it for a left-over before a manifest refers to it.
+                # Its name has the number of a much later epoch, so that `collect` does not delete it before a manifest
+                # refers to it.
                 name = f"snapshots/{epoch + _NOT_YET:08d}-{task}-to-{epoch}-{os.urandom(4).hex()}"
                 try:
                     replaced(task, old, put_together(self.store, old, key_groups, self.store, name))
                 except SnapshotDamaged:
                     self.do(partial(self._watch_over, old))
-        except Exception as error:  # whatever it is, a later epoch may bring it about, and nothing depends on it
+        except Exception as error:  # whatever the error is: a later epoch may try again, and nothing depends on it
             logger.warning("snapshots stay apart for now: %s: %s", type(error).__name__, error)
         finally:
             self._compacting.clear()
 
 
 def _as_written(manifest: Manifest) -> Manifest:
-    """A copy: who puts snapshots together changes the chains of the last one."""
+    """Returns a copy, because a compaction changes the series of the last manifest."""
     return replace(manifest, tasks=[replace(entry, blobs=list(entry.blobs)) for entry in manifest.tasks])

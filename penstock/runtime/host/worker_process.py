@@ -1,9 +1,12 @@
-"""WorkerProcess: what a worker's process does for its job, whatever started the process (Ray, or the program itself).
+"""WorkerProcess: what a worker's process does for its job, whatever has started the process (Ray, or the program
+itself).
 
-`prepare` makes the ring, `connect` the run loop without tasks, `run` is the run loop, in the process's main thread, and
-lasts until the job has ended. Everything else is asked for beside it by control threads (control.py says why): to make
-tasks, at the start and after failures, to begin and commit epochs; status, stop and cancel. Data travels by the rings,
-but for what Collect and Console sinks send to the driver.
+`prepare` creates the ring, and `connect` the run loop without tasks. `run` is the run loop, in the main thread of the
+process, and lasts until the job has ended. Control threads ask for everything else beside it (control.py says why): to
+build tasks, at the start and after failures, to begin and commit epochs, and for status, stop and cancel. Records
+travel through the rings, except those that Collect and Console sinks send to the driver.
+
+A call that is asked for twice must never be carried out twice, which control.py ensures.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from penstock.runtime.worker.load import TaskLoad
 from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
 from penstock.runtime.worker.wiring import Wiring
 
-# The longest that a barrier is put off, whatever the clocks of two nodes say.
+# The longest time for which a barrier is delayed, whatever the clocks of two nodes say.
 _TRIGGER_WAIT_MAX_NS = 50_000_000
 
 _PR_SET_TIMERSLACK = 29  # <linux/prctl.h>; the argument is in ns
@@ -44,16 +47,16 @@ _PR_SET_TIMERSLACK = 29  # <linux/prctl.h>; the argument is in ns
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What `run()` was told that concerns a worker."""
+    """The options of `run()` that concern a worker."""
 
-    ring_bytes: int | None  # None: the default, and larger when records call for it
+    ring_bytes: int | None  # None: the default size, and larger when records need it
     window_bytes: int
     cache_bytes: int = MEMORY_BYTES
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a worker's run ended; `error` is None when all its tasks finished or it was cancelled."""
+    """How a worker's run has ended. `error` is None when all its tasks have finished, or when it was cancelled."""
 
     worker: int
     error: str | None = None
@@ -62,17 +65,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Watched:
-    """A JobMaster that is killed after so many seconds of silence, because its process may hang."""
+    """A JobMaster that is killed after this many seconds of silence, because its process may hang."""
 
     process: Process
     limit_s: float
 
 
 class WorkerProcess:
-    """See the module's docstring. Calls come in the order prepare, connect, run."""
+    """See the module's docstring. The calls come in the order prepare, connect, run."""
 
     def __init__(self, index: int, connect_bridge: Callable[[str, str], Bridge] | None = None) -> None:
-        """`connect_bridge`: connects to the bridge to Spark of this name on this node; None where there is no Spark."""
+        """`connect_bridge` connects to the bridge to Spark with this name on this node. None: there is no Spark."""
         self._index = index
         self._connect_bridge = connect_bridge
         self._loop: RunLoop | None = None
@@ -84,8 +87,8 @@ class WorkerProcess:
         self._made = False
 
     def prepare(self, options: WorkerOptions, ring_at_least: int, node: str) -> dict[str, Any]:
-        """Make the ring; where this worker is. `ring_at_least`: messages have been made for a ring of this size;
-        `node`: the node that this process runs on."""
+        """Creates the ring, and returns where this worker can be reached. `ring_at_least`: messages have been made for
+        a ring of this size. `node`: the node on which this process runs."""
         self._options = options
         self._box = BlackBox()
         self._transport = ShmTransport(self._index, options.ring_bytes, at_least=max(ring_at_least, RING_BYTES))
@@ -119,10 +122,10 @@ class WorkerProcess:
         }
 
     def connect(self, program: bytes, reports: ReportSender, incarnation: int, master: Watched | None) -> Outcome:
-        """Make the run loop. `program`: the plan, which worker has which task, and the store; without one the job has
-        no epochs. `reports` carries what this worker tells the JobMaster; `incarnation` tells this process from others
-        of its index. `master`: the JobMaster to watch; None when this process ends with it in any case, and nobody
-        could start it again."""
+        """Creates the run loop. `program` contains the plan, the worker of each task, and the store (without one the
+        job has no epochs). `reports` carries what this worker tells the JobMaster. `incarnation` distinguishes this
+        process from others of its index. `master` is the JobMaster to watch; None when this process ends with it in any
+        case, and nobody could start it again."""
         assert self._transport is not None
         try:
             plan: Plan
@@ -154,12 +157,12 @@ class WorkerProcess:
         return Outcome(self._index)
 
     def run(self) -> Outcome:
-        """The run loop, until the job has ended or this worker has failed."""
+        """Runs the run loop until the job has ended or this worker has failed."""
         assert self._loop is not None
         _end_by_signals()
         self._box.watch_this_process()
         _wake_on_time()
-        # How long the control thread waits for the interpreter beside a busy loop, several times a call.
+        # How long the control thread waits for the interpreter beside a busy loop, several times in each call.
         sys.setswitchinterval(0.001)
         if self._cancelled:
             self._loop.cancel()
@@ -168,41 +171,41 @@ class WorkerProcess:
         try:
             self._loop.run()
             self._reporter.drain()
-        except BaseException as error:  # SystemExit would end the process, and the job start it again
+        except BaseException as error:  # SystemExit would end the process, and the job would start it again
             return self._outcome(error)
         return Outcome(self._index)
 
     # --- answered by control threads ---------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Counters of this worker's tasks."""
+        """Returns the counters of this worker's tasks."""
         tasks = self._loop.status() if self._loop is not None else []
         ring_bytes = self._transport.ring_bytes if self._transport is not None else 0
         return {"index": self._index, "time_ns": time.monotonic_ns(), "tasks": tasks, "ring_bytes": ring_bytes}
 
     def load(self) -> list[TaskLoad]:
-        """What this worker's tasks have to do."""
+        """Returns the load of this worker's tasks."""
         return self._loop.load() if self._loop is not None else []
 
     def traffic(self) -> tuple[int, list[dict[str, Any]]]:
-        """When it is (monotonic ns), and what this worker's tasks have sent to whom."""
+        """Returns the time (monotonic, in ns), and what this worker's tasks have sent to each other task."""
         return time.monotonic_ns(), self._loop.traffic() if self._loop is not None else []
 
     def stop(self) -> None:
-        """End the sources; what they have read goes through."""
+        """Ends the sources. What they have read is still processed."""
         self._stopped = True
         if self._loop is not None:
             self._loop.stop()
 
     def cancel(self) -> None:
-        """End at once."""
+        """Ends at once."""
         self._cancelled = True
         if self._loop is not None:
             self._loop.cancel()
 
     def cut(self, command: RemoveTasks, lost: list[int]) -> dict[str, Any]:
-        """Take out tasks, and let go of workers that have died; how others reach this worker, and how large the rings
-        of the dead were."""
+        """Removes tasks, and drops the rings of workers that have died. Returns the address of this worker's ring, and
+        the sizes of the dropped rings."""
         assert self._loop is not None
         assert self._participant is not None
         transport = self._transport
@@ -212,7 +215,7 @@ class WorkerProcess:
         return {"address": transport.address, "rings": sizes}
 
     def make(self, command: BuildTasks, addresses: dict[int, str], modes: dict[int, RecordByRecordMode]) -> None:
-        """Attach to the other workers, and make this worker's tasks, of which some run record by record."""
+        """Attaches to the other workers, and builds this worker's tasks, of which some run record by record."""
         assert self._loop is not None
         assert self._participant is not None
         transport = self._transport
@@ -228,12 +231,13 @@ class WorkerProcess:
             self._loop.call(_keep_all).result()
 
     def join(self, command: ConnectTasks) -> None:
-        """Tasks are there again."""
+        """Connects tasks that have been built again."""
         assert self._participant is not None
         self._participant.connect_tasks(command).result()
 
     def trigger(self, epoch: int, at_ns: int, parking: frozenset[int]) -> None:
-        """Begin an epoch's barrier, at this wall-clock time if it is near; tasks of `parking` stop behind it."""
+        """Begins the barrier of an epoch, at this wall-clock time if it is near. The tasks in `parking` stop after
+        it."""
         assert self._participant is not None
         if parking:
             self._participant.park(epoch, parking).result()
@@ -241,17 +245,17 @@ class WorkerProcess:
         self._participant.trigger(epoch).result()
 
     def unpark(self) -> None:
-        """No task is to move any more."""
+        """Lets all parked tasks continue, because no task migrates any more."""
         assert self._participant is not None
         self._participant.unpark().result()
 
     def rewrite(self, command: SaveWholeState) -> None:
-        """What tasks have saved is lost: they save everything anew."""
+        """Makes tasks save their whole state, because what they have saved is lost."""
         assert self._participant is not None
         self._participant.rewrite(command).result()
 
     def complete(self, command: Complete) -> int:
-        """Commit an epoch; how large this worker's ring is now."""
+        """Commits an epoch. Returns the present size of this worker's ring."""
         assert self._participant is not None
         assert self._transport is not None
         self._participant.complete(command).result()
@@ -260,12 +264,12 @@ class WorkerProcess:
         return self._transport.ring_bytes
 
     def end(self) -> None:
-        """The job has ended well."""
+        """Ends the run loop, because the job has ended well."""
         assert self._participant is not None
         self._participant.end().result()
 
     def divert(self, divert: DivertRequest, bridge: str, node: str) -> None:
-        """Send the input of a chain's tasks through the bridge of this name, on this node."""
+        """Sends the input of a chain's tasks through the bridge of this name, on this node."""
         if self._bridge is None or self._bridge[0] != bridge:
             assert self._connect_bridge is not None
             self._bridge = (bridge, self._connect_bridge(bridge, node))
@@ -274,7 +278,7 @@ class WorkerProcess:
         loop.call(lambda: loop.divert(divert, link)).result()
 
     def undivert(self, chain: int) -> None:
-        """Take the input of a chain's tasks up as records again."""
+        """Lets a chain's tasks process their input as records again."""
         assert self._loop is not None
         loop = self._loop
         loop.call(lambda: loop.undivert(chain)).result()
@@ -289,20 +293,20 @@ class WorkerProcess:
 
 
 def _keep_all() -> None:
-    """What exists now lives as long as the job: without this each full collection walks all of it, which shows as
-    pauses of tens of milliseconds in every record's latency."""
+    """Keeps all present objects out of garbage collection, because they live as long as the job. Otherwise each full
+    collection visits all of them, which shows as pauses of tens of milliseconds in the latency of every record."""
     gc.collect()
     gc.freeze()
 
 
 def _end_by_signals() -> None:
-    """Let SIGTERM and SIGINT end this process, as SIGKILL does, and the job recover. As the exceptions that Ray and
-    Python make of them they would come out of whatever function of the user is running, and be taken for its error."""
+    """Lets SIGTERM and SIGINT end this process, as SIGKILL does, so that the job recovers. Ray and Python turn them
+    into exceptions, which would come out of the user's function that is running, and would be taken for its error."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _wake_on_time() -> None:
-    """Let this thread's timed waits end when they are due: by default the kernel adds up to 50 us, which shows in the
+    """Lets timed waits of this thread end when they are due. By default the kernel adds up to 50 us, which shows in the
     latency of every paced record."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)

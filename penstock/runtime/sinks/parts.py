@@ -1,38 +1,39 @@
 """Writes part files in a job with epochs: the records of a task as a sequence of files, in which each record is once.
 
-A task writes to one hidden file. At `prepare` all of it is written out and its length noted; when it is old or large
-enough, or the input has ended, it is also closed, and `commit` of that epoch gives it its name. So an unbounded job
-shows results while it runs, and a short epoch makes no more files than a long one.
+A task writes to one hidden file. `prepare` writes out everything and notes the length of the file. When the file is old
+or large enough, or the input has ended, it is also closed, and `commit` of that epoch gives it its name. So an endless
+job shows results while it runs, and a short epoch makes no more files than a long one.
 
     .part-00002-0000000061.9f3c07d1.txt.inprogress   written by task 2 since epoch 61 began, by one writer (9f3c07d1)
     part-00002-0000000061.txt                        the same, committed
     part-00002.txt                                   all of a task whose records made only one part
 
-A file that cannot be continued once it may be needed (Parquet has its index at the end, and an object store does
-not append) is closed in every epoch, and its part has the number of the epoch by which it was closed:
+A file that cannot be continued later (Parquet has its index at the end, and an object store cannot append) is closed in
+every epoch, and its part has the number of the epoch in which it was closed:
 
     part-00002-0000000061.parquet                    the records of epoch 61
 
-What must never happen: that a record is in no part or in two when an epoch is complete and committed, or that a name is
-used for two contents. Why it does not:
+When an epoch is complete and committed, each of its records must be in exactly one part, and no name may ever be used
+for two contents. These rules ensure it:
 
-- A part is numbered by the epoch that its first record belongs to, or all of them do. Numbers of a task only grow, no
-  two tasks share a name, whatever the parallelism was before, and what came after epoch 60 is told by its number:
-  `restore(60)` deletes higher numbers, of parts that were committed, too (an older epoch than the last may have to do
-  when a snapshot is damaged). Nobody needs to know how far a writer got that is gone.
-- A writer never continues the file of another: that process may be slow rather than dead, and append to it for a
-  while. `restore` copies the file up to the noted length, which such a *stale* writer has behind it, and makes the copy
-  a part of its own at once: its records are of complete epochs. That is one part more for each failure; in return a
-  file has one writer, and restoring twice, or again when it was cut short, comes to the same. A stale writer is never
-  told to commit, so it names nothing; what it may have made late is cleared away when the job has ended well.
-- The plain name is given only by a job's first writers, to a task's first part: a second part would sort before it
-  ("-" comes before ".").
-- A state is handed to one task, which finishes what it describes. What is not described is deleted by the task of its
-  index, and by task 0 where there is none now; hidden files up to the restored epoch by who has the state of their
-  index. So two tasks that restore at the same time never touch the same file.
+- The number of a part is the epoch of its first record, or of all its records. The numbers of a task only grow, and no
+  two tasks share a name, whatever the parallelism was before. The number also shows what came after epoch 60:
+  `restore(60)` deletes higher numbers, also of committed parts, because the job goes back before the last epoch when a
+  snapshot is damaged. So nobody needs to know how far a dead writer had come.
+- A writer never continues the file of another one, because the other process may be slow rather than dead, and still
+  append to the file. `restore` copies the file up to the noted length, which such a *stale* writer has passed already,
+  and makes the copy a part at once, because its records belong to complete epochs. This costs one more part for each
+  failure. In return each file has one writer, and restoring twice has the same result. A stale writer is never told to
+  commit, so it names nothing, and what it has written is deleted when the job has ended well.
+- Only the first writers of a job give the plain name, to the first part of a task. A second part would sort before it,
+  because "-" comes before ".".
+- Each state is given to one task, which finishes what the state describes. Files that no state describes are deleted by
+  the task of their index, or by task 0 if no task has this index now. Hidden files up to the restored epoch are deleted
+  by the task that has the state of their index. So two tasks that restore at the same time never touch the same file.
 
-Epochs survive the end of a process. What is noted but not closed may be lost when a machine loses power: `restore` then
-says so. To wait for the disk in each epoch would stop the worker's other tasks, too. Closed parts are on the disk.
+Epochs survive the end of a process. When a machine loses power, what is noted but not closed may be lost, and `restore`
+then says so. To wait for the disk in each epoch would stop the other tasks of the worker too. Closed parts are on the
+disk.
 """
 
 from __future__ import annotations

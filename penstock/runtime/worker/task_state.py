@@ -1,7 +1,7 @@
-"""The states of a task, from the time when it is made to its end, and what leads from one to the next.
+"""The states of a task, from the time when it is built to its end, and what leads from one to the next.
 
-What a task does with its next step depends on its state, and on data that come and go with single steps: the work that
-is under way, channels that wait for room, records that stages have gathered. Such data are no states.
+What a task does in its next step depends on its state, and on data that change with single steps: the work that is
+under way, channels that wait for room, gathered records. These data are no states.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TaskState(State):
 
 
 TaskEvent = Literal[
-    # What it is told:
+    # What the task is told:
     "open",
     "restore",
     "restore its end",
@@ -38,7 +38,7 @@ TaskEvent = Literal[
     "ask to divert",
     "undivert",
     "close",
-    # What comes of its steps:
+    # What its steps lead to:
     "start",
     "divert",
     "answered",
@@ -64,7 +64,7 @@ TASK: Table[TaskState, TaskEvent] = Table(
         (_S.MADE, "open"): _S.READY,
         (_S.READY, "restore"): _S.READY,
         (_S.READY, "restore its end"): _S.ENDING,
-        # Places of records are counted from the first record that the task takes up.
+        # The places of records are counted from the first record that the task takes.
         (_S.READY, "take records one by one"): _S.READY,
         (_S.READY, "start"): _S.RUNNING,
         **{(state, "trigger"): state for state in _LIVE},
