@@ -46,7 +46,7 @@ class DivertRequests:
         return self._begin((worker, chain), asked_s)
 
     def end(self, number: int, now: float, *, refused: bool) -> None:
-        """The worker has done what it was asked for, or has refused, or its process has died."""
+        """The worker has done what it was asked for, or its process has died, or it has refused."""
         self._not_before[self._open.pop(number)] = now + _AGAIN_S if refused else now
 
     def _begin(self, place: _Place, asked_s: float) -> int | None:

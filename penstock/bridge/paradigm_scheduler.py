@@ -276,7 +276,7 @@ class ParadigmScheduler:
 
     def refused(self, now: float, number: int, why: str | None) -> list[Command]:
         """A worker could not do what the command of this number says; `why` is None when its process has died."""
-        self._requests.end(number, now, refused=True)
+        self._requests.end(number, now, refused=why is not None)
         return [] if why is None else [*self._warn(why), *self._doubt(why)]
 
     def plan_changed(self, plan: Plan) -> list[Command]:

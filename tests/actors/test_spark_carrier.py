@@ -154,8 +154,12 @@ def test_spark_ends_in_order_with_the_job_and_is_killed_once(job: Job) -> None:
     spark = job.spark()
     spark.prepared.set_result(FACTS)
     job.awaits("OPERATION")
+    closing = threading.Thread(target=job.carrier.close, daemon=True)
+    closing.start()
+    wait_until(lambda: spark.did == ["stop"], "Spark is told to end")
+    assert closing.is_alive(), "the job's end waits for Spark's"
     spark.stopped.set_result(None)
-    job.carrier.close()
+    closing.join(60)
     assert spark.did == ["stop", "kill"]
     job.carrier.close()
     assert spark.did == ["stop", "kill"]

@@ -76,6 +76,7 @@ class ScheduledJob:
         self.busy: set[int] = set()  # workers that report, but do not come to do what they are told
         self.told: list[DivertTasks | UndivertTasks] = []  # by the last look
         self.warnings: list[str] = []
+        self.checks = 0  # how often Spark was asked whether it lives
         self.stopped = False
         self._inboxes: dict[int, deque[DivertTasks | UndivertTasks]] = {0: deque(), 1: deque()}
         self._reported: dict[int, list[TaskLoad]] = {}  # by the last look
@@ -170,9 +171,8 @@ class ScheduledJob:
         return [task for task in self.tasks.values() if not chains or task["chain"] in chains]
 
     def _follow(self, task: TaskLoad, divert: DivertRequest) -> None:
-        is_leaving = task["diverted"] is not None and task["divert"] is None
         of_plan = divert.concerns(task["chain"], (name for name, _, _ in task["operators"]))
-        if of_plan and not (task["finished"] or task["record_by_record"] or is_leaving):
+        if of_plan and _can_follow(task):
             task["divert"] = {"interval_s": divert.interval_s, "rows_max": divert.rows_max}
 
     # --- time ------------------------------------------------------------------------------------------------------
@@ -253,6 +253,7 @@ class ScheduledJob:
                 assert life.state in ("READY", "PAUSED", "DEAD")
                 assert not life.asked, "it owes an answer already"
                 life.asked, life.waited_s = True, 0.0
+                self.checks += 1
             elif isinstance(command, KillSpark):
                 self._check_kill(command)
                 life = self.lives[command.life]
@@ -292,7 +293,7 @@ class ScheduledJob:
             return
         divert, life = command.divert, self.lives[command.life]
         told: Any = {"interval_s": divert.interval_s, "rows_max": divert.rows_max}
-        assert any(task["divert"] != told and not task["finished"] for task in tasks), "a message without need"
+        assert any(task["divert"] != told and _can_follow(task) for task in tasks), "a message without need"
         assert life.state in ("READY", "PAUSED", "DEAD")
         assert not life.asked, "Spark is doubted"
         assert command.node == FACTS.node
@@ -344,6 +345,11 @@ class ScheduledJob:
             self.look()
             self.barrier()
         assert self.states() == {"OPERATION"}
+
+
+def _can_follow(task: TaskLoad) -> bool:
+    is_leaving = task["diverted"] is not None and task["divert"] is None
+    return not (task["finished"] or task["record_by_record"] or is_leaving)
 
 
 def did(task: TaskLoad, taken: int, *, busy_s: float = 0.0, **load: int) -> None:

@@ -152,7 +152,8 @@ def test_a_request_ends_with_the_process_that_had_it() -> None:
     job.look(2)
     job.busy = set()
     job.restart(1)
-    job.look(10)
+    job.look()
+    assert set(job.diverts()) == {(1, 0)}
     job.barrier()
     job.look()
     assert job.state() == "OPERATION"
@@ -180,10 +181,16 @@ def test_a_refusal_is_told_once_and_tried_again_after_a_while() -> None:
     assert job.lives[1].asked, "it may have died"
     job.settle()
     job.look(7)
-    assert job.told == []
+    assert job.refuse(None) == 0, "not yet"
     job.look(2)
     assert job.refuse("divert: there is no such actor") == 2
     assert len(job.warnings) == 1
+    job.settle()
+    job.change_plan(replanned(job.flow.graph, job.plan, "words", 3, chaining=False))
+    job.make_tasks()
+    job.look(3)
+    assert job.refuse("divert: there is no such actor") == 2
+    assert len(job.warnings) == 2, "of another Spark it is news"
 
 
 def test_a_worker_that_does_not_report_is_told_when_it_does() -> None:
@@ -399,6 +406,8 @@ def test_a_dead_bridge_is_lost_for_all_ranges() -> None:
     job.look(2)
     assert job.states() == {"RECORD"}
     assert job.diverted() == set()
+    for chain in (0, other):
+        assert "next try in 9 s" in job.status(chain)["reason"], "each has lost Spark once"
 
     job.look(every=30.0)
     job.look()
@@ -478,6 +487,58 @@ def test_a_spark_that_takes_long_but_lives_is_left_alone() -> None:
     job.look(1000)
     assert job.state() == "OPERATION"
     assert [life.state for life in job.lives.values()] == ["READY"]
+    assert 0 < job.checks <= 25, "it is asked every ten seconds"
+
+
+def test_a_slow_start_is_no_part_of_a_silence() -> None:
+    job = start()
+    job.takes_long = True
+    job.look(int(3 * PREPARE_S))
+    job.takes_long = False
+    job.settle()
+    job.into_operation()
+    job.lives[1].state = "PAUSED"
+    job.fail(job.chains[0][0], "Lost: gone")
+    job.look(int(3 * HANG_S))
+    assert job.lives[1].state == "PAUSED"
+
+
+def test_an_answer_of_an_earlier_spark_says_nothing_of_the_present_one() -> None:
+    job = start()
+    job.into_operation()
+    job.lives[1].state = "PAUSED"
+    job.fail(job.chains[0][0], "Lost: gone")
+    job.look()
+    assert job.lives[1].asked
+    job.change_plan(replanned(job.flow.graph, job.plan, "words", 3, chaining=False))
+    job.make_tasks()
+    job.takes_long = True
+    job.look()
+    assert len(job.lives) == 2
+    job.do(job.scheduler.spark_answered(1))
+    job.do(job.scheduler.spark_failed(job.now, 1, "killed"))
+    job.takes_long = False
+    job.into_operation()
+    assert len(job.lives) == 2
+
+
+def test_who_waits_for_a_spark_that_is_lost_waits_before_the_next_try() -> None:
+    job = start(two())
+    other = job.index("other")
+    job.into_operation()
+    job.fail(job.chains[other][0], "a record that Spark cannot process")
+    job.look()
+    job.answers()
+    job.look(36)
+    job.lives[1].state = "PAUSED"
+    job.fail(job.chains[0][0], "Lost: gone")
+    job.look(8)
+    assert job.state(other) == "PREPARING", "it waits for what Spark says"
+    job.lives[1].state = "DEAD"
+    job.settle()
+    assert job.state(other) == "RECORD"
+    job.look()
+    assert len(job.lives) == 1
 
 
 def test_nothing_is_asked_of_a_spark_that_answers_or_has_nothing_to_do() -> None:
@@ -618,21 +679,42 @@ def test_records_of_a_range_that_is_led_are_in_spark_too() -> None:
     assert job.status(0)["records_in_spark"] == 0
 
 
+def of_one_task() -> Flow:
+    """As `row`, but the source has one task, on worker 0."""
+    flow = Flow("one", parallelism=2)
+    lines = flow.read(ps.sources.Memory([]), name="read", parallelism=1).map(str.strip, name="strip", parallelism=1)
+    upper = lines.rebalance().map(str.upper, name="upper")
+    upper.rebalance().map(str.lower, name="lower").write(ps.sinks.Null(), name="out")
+    return flow
+
+
 def test_a_chain_is_in_one_range_only() -> None:
     """Else one takes its tasks back while the other sends them there, and neither ends."""
-    job = start(row(), mode="toggle", toggle_s=2.0)
-    for task in job.chains[0]:
-        task["finished"] = True  # it leads nobody, and the second range goes by itself
-    job.silent = {0, 1}
-    job.look(2)
-    job.silent = set()
-    job.look(2)
-    job.look(every=2.0)
-    for _ in range(40):
-        job.barrier()
-        job.answers()
+    job = start(of_one_task())
+    job.silent = {0}
+    for _ in range(4):
         job.look()
-        assert not {chain for _, chain in job.diverts()} & {chain for _, chain in job.undiverts()}
+        job.barrier()
+    assert job.state(1) == "OPERATION", "it goes by itself while nothing is known of the first"
+    job.silent = set()
+    job.into_operation()
+    assert job.status(0)["operators"] == ["strip"]
+    assert job.status(1)["operators"] == ["upper", "lower"]
+
+
+def test_tasks_come_back_also_while_nothing_is_known_of_the_first_of_their_range() -> None:
+    job = start(of_one_task())
+    job.into_operation()
+    job.silent, job.lives[1].state = {0}, "DEAD"
+    for task in job.chains[1]:
+        assert task["diverted"] is not None
+        task["diverted"]["under_way"] = 1
+    job.look(42)
+    assert job.lives[1].state == "GIVEN_UP"
+    assert {
+        task["number"] for task in job.tasks.values() if task["divert"] and job.workers[task["number"]] == 1
+    } == set()
+    assert job.state(0) == "RETURNING"
 
 
 # --- magnifications ----------------------------------------------------------------------------------------------
@@ -692,6 +774,7 @@ def test_after_a_rescale_of_what_was_fused_no_place_of_the_old_plan_is_told() ->
     job.into_operation()
     job.change_plan(replanned(flow.graph, job.plan, "count", 2, chaining=True))
     assert job.lives[1].state == "GIVEN_UP", "it has compiled the old plan's range"
+    assert job.scheduler.status()["spark"] is None
     job.look()  # the workers have the old plan still
     assert job.told == []
     job.make_tasks()
