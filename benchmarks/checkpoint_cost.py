@@ -276,7 +276,7 @@ def notes_of(job: Job) -> list[tuple[str, int | None, int]]:
     import ray
 
     notes: list[tuple[str, int | None, int]] = ray.get(
-        job._master.__ray_call__.remote(lambda master: list(master.notes_of_benchmark))
+        job._link.handle.__ray_call__.remote(lambda master: list(master.notes_of_benchmark))
     )
     return notes
 
@@ -285,7 +285,7 @@ def watch(job: Job) -> None:
     """Begin to note."""
     import ray
 
-    ray.get(job._master.__ray_call__.remote(note_commands))
+    ray.get(job._link.handle.__ray_call__.remote(note_commands))
 
 
 @dataclass

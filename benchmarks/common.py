@@ -339,7 +339,7 @@ def job_processes(job: Any) -> list[int]:
     """The processes of a running job: its workers and its JobMaster."""
     import ray
 
-    master = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()))
+    master = ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid()))
     return [*(worker["pid"] for worker in job.status()["workers"]), master]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 import threading
@@ -14,12 +13,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-
-from penstock.actors import cluster
+from penstock.actors.job_link import HostGone, JobLink
 from penstock.actors.progress import Progress
-from penstock.placement.groups import release
 from penstock.runtime.errors import (
     ClusterGone,
     JobError,
@@ -31,9 +26,8 @@ from penstock.runtime.errors import (
 )
 from penstock.runtime.host.collected import Encoded
 from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.hangs import SilenceDetector
+from penstock.runtime.host.job_runner import first_line
 from penstock.runtime.host.job_state import ENDED
-from penstock.runtime.host.linger import Driver
 from penstock.runtime.operators.windowing import late_words
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
@@ -42,20 +36,6 @@ from penstock.runtime.storage import filesystems
 from penstock.runtime.units import renamed, seconds
 
 logger = logging.getLogger(__name__)
-
-# How long the driver waits while the JobMaster removes its epochs, when the last driver has what it wants.
-_RELEASE_S = 10.0
-
-# How long a call of the driver waits for the JobMaster's answer before it goes on without; and how long the next call
-# waits while the JobMaster still has not answered.
-_PATIENCE_S = 5.0
-_SILENT_PATIENCE_S = 0.2
-
-# The time between two pings of the JobMaster. Ray reports its death, but nobody reports that it is stopped, or hangs.
-_PING_S = 2.0
-
-# When a JobMaster dies after a longer silence than this, the message says how long it was silent.
-_SILENT_S = 2 * _PING_S
 
 
 def summary(status: Mapping[str, Any]) -> str:
@@ -78,11 +58,16 @@ def summary(status: Mapping[str, Any]) -> str:
 _known: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
 
 
-def known_job(name: str, master: Any) -> Job | None:
-    """The handle that this program has of a running job. Until the job ends, each handle costs a thread here and calls
-    to the JobMaster, so a program that attaches again and again gets the same one."""
+def known_job(name: str, host: object) -> Job | None:
+    """The handle that this program has of a running job with this host (`JobLink.host`). Until the job ends, each
+    handle costs a thread here and calls to the host, so a program that attaches again and again gets the same one."""
     job = _known.get(name)
-    return job if job is not None and not job._over.is_set() and job._master._actor_id == master._actor_id else None
+    return job if job is not None and not job._over.is_set() and job._link.host == host else None
+
+
+def local_jobs() -> list[Job]:
+    """The handles of the running local jobs of this program."""
+    return [job for job in list(_known.values()) if job._link.is_local and not job._over.is_set()]
 
 
 def silent_status(name: str) -> dict[str, Any]:
@@ -99,25 +84,19 @@ class Job:
     def __init__(
         self,
         name: str,
-        master: Any,
+        link: JobLink,
         sinks: dict[str, Sink],
         program: Program | None = None,
-        hang_timeout_s: float | None = None,
     ) -> None:
-        """`program`: the program whose classes the records of the sinks may have. It and `hang_timeout_s` are None for
-        a job that another program has started."""
+        """`program`: the program whose classes the records of the sinks may have; None for a job that another program
+        has started."""
         self.name = name
         self._program = program
-        self._hang_timeout_s = hang_timeout_s
-        self._master = master
-        self._driver = Driver.here(ray.get_runtime_context().get_node_id())
-        self._outcome = master.outcome.remote(self._driver)
+        self._link = link
         self._end: JobEnd | None = None
         self._cancelled = False
         self._told_of_late = False
         self._last_status: dict[str, Any] | None = None
-        self._master_answered = time.monotonic()
-        self._asking: Any = None  # a call for a status that has not been answered yet
         self._over = threading.Event()
         self._news = threading.Event()  # for wait(): the job is over, or a sink in this process has failed
         self._trouble: PenstockError | None = None
@@ -147,8 +126,7 @@ class Job:
 
     def ends_unasked(self) -> bool:
         """Whether the job runs, and has not been cancelled by this program."""
-        # A program that has disconnected from Ray has ended the job. A call would make Ray start a cluster.
-        return ray.is_initialized() and not self._over.is_set() and not self._cancelled
+        return self._link.is_connected() and not self._over.is_set() and not self._cancelled
 
     @property
     def state(self) -> str:
@@ -165,7 +143,7 @@ class Job:
         if self._last_status is None or self._last_status["state"] not in ENDED:
             try:
                 self._keep_status(self._ask_status())
-            except RayActorError:
+            except HostGone:
                 self._over.wait()
         assert self._last_status is not None
         if self._end is not None:
@@ -180,19 +158,11 @@ class Job:
 
     def _ask_status(self) -> dict[str, Any]:
         with self._asks:
-            asked, self._asking = self._asking, None
-            if asked is not None and ray.wait([asked], timeout=0)[0]:
-                asked = None  # its answer has come meanwhile, and is old by now
-            patience_s = _PATIENCE_S if asked is None else _SILENT_PATIENCE_S
-            asked = asked or self._master.status.remote()
-            try:
-                status: dict[str, Any] = ray.get(asked, timeout=patience_s)
-            except GetTimeoutError:
-                self._asking = asked
+            status = self._link.status()
+            if status is None:
                 state = "UNKNOWN" if self._program is None else "STARTING"
                 last = self._last_status or self._no_status(state, None)
-                return {**last, "master_silent_s": time.monotonic() - self._master_answered}
-            self._master_answered = time.monotonic()
+                return {**last, "master_silent_s": self._link.silent_s}
             return {**status, "master_silent_s": 0.0}
 
     def _no_status(self, state: str, error: str | None) -> dict[str, Any]:
@@ -213,7 +183,7 @@ class Job:
         """
         limit_s = None if timeout_s is None else seconds(timeout_s, "wait: timeout_s")
         deadline = None if limit_s is None else time.monotonic() + limit_s
-        with Progress(self.name, shown=progress is not False, where=cluster.where()) as shown:
+        with Progress(self.name, shown=progress is not False, where=self._link.where) as shown:
             while not self._over.is_set():
                 if self._news.wait(shown.wait_s(deadline)):
                     if not self._over.is_set():
@@ -325,33 +295,29 @@ class Job:
     def _ask(self, method: str, *arguments: Any) -> Any:
         if self._over.is_set():
             raise JobError(f"job {self.name!r} has ended: {method} needs a running job")
-        try:
-            return cluster.get(getattr(self._master, method).options(max_task_retries=0).remote(*arguments))
-        except RayTaskError as error:
-            raise error.cause from None
-        except RayActorError as error:
-            raise JobError(f"{method} was interrupted because the job's JobMaster died; try again") from error
+        return self._link.ask(method, *arguments)
 
     def _tell(self, method: str) -> None:
         if self._over.is_set():
             return
         try:
-            cluster.get(getattr(self._master, method).remote(), timeout=_PATIENCE_S)
-        except GetTimeoutError:
+            answered = self._link.tell(method)
+        except (HostGone, ClusterGone):
+            self._over.wait()
+            return
+        if not answered:
             logger.warning(
                 "job %s: its JobMaster does not answer; it does what %s() asks for when it answers again, if this "
                 "process lives until then",
                 self.name,
                 method,
             )
-        except (RayActorError, ClusterGone):
-            self._over.wait()
 
     def _fetcher(self, channel: str) -> Callable[[], list[Any]]:
         def fetch() -> list[Any]:
             if not self._over.is_set():
-                with suppress(RayActorError, ClusterGone):
-                    return _decoded(self._ask_collected(channel))
+                with suppress(HostGone, ClusterGone):
+                    return _decoded(self._link.collected(channel))
                 self._over.wait()
             if channel not in self._records:
                 self._records[channel] = _decoded(self._collected[channel])
@@ -359,35 +325,24 @@ class Job:
 
         return fetch
 
-    def _ask_collected(self, channel: str) -> list[Encoded]:
-        found: list[Encoded] = cluster.get(self._master.collected.remote(channel))
-        return found
-
     def _finish(self) -> None:
-        """Wait for the job's end, fetch from the JobMaster what the driver wants, and release the JobMaster."""
+        """Wait for the job's end, fetch from the job's host what the driver wants, and release the host."""
         end: JobEnd | None = None
         try:
-            end = self._wait_for_end()
+            end = self._link.wait_for_end()
             for channel in self._channels:
-                self._collected[channel] = self._ask_collected(channel)
-            self._keep_status({**cluster.get(self._master.status.remote()), "master_silent_s": 0.0})
+                self._collected[channel] = self._link.collected(channel)
+            self._keep_status({**self._link.last_status(), "master_silent_s": 0.0})
             self._drained.set()
             if self._console is not None:
-                self._console.join()  # it calls the JobMaster too, and it is to print before wait() returns
-            with suppress(RayError):  # the JobMaster may end before its answer has left
-                ray.get(self._master.release.options(max_task_retries=0).remote(self._driver), timeout=_RELEASE_S)
+                self._console.join()  # it calls the host too, and it is to print before wait() returns
+            self._link.release()
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
-            cluster.stop_at_exit()
-            gone = error if isinstance(error, ClusterGone) else cluster.lost()
             if end is not None:
                 missing = [channel for channel in self._channels if channel not in self._collected]
-                end = end_cut_off(end, bool(missing), gone or error)
-            elif gone is not None:
-                end = JobEnd("FAILED", str(gone), kind="cluster")
+                end = end_cut_off(end, bool(missing), self._link.cause(error))
             else:
-                end = JobEnd("FAILED", f"its JobMaster died: {self._why_it_died(error)}")
-                if not isinstance(error, SystemExit):  # else there is no Ray any more to give it back to
-                    self._release_room()
+                end = self._link.end_without_host(error)
             self._drained.set()
             for channel in self._channels:
                 self._collected.setdefault(channel, [])
@@ -398,62 +353,13 @@ class Job:
             self._over.set()
             self._news.set()
 
-    def _why_it_died(self, error: BaseException) -> str:
-        silent_s = time.monotonic() - self._master_answered
-        return why_it_died(_first_line(error), isinstance(error, RayActorError), silent_s, self._hang_timeout_s)
-
-    def _release_room(self) -> None:
-        """Give back the room that was reserved for a job whose JobMaster has died. Ray would keep it until this driver
-        ends."""
-
-        def give_back() -> None:
-            with suppress(Exception, SystemExit):  # the reservation, or Ray, may have gone already
-                cluster.stop_at_exit()
-                release(cluster.workers_group(self.name))
-
-        giving = threading.Thread(target=give_back, name="penstock-release", daemon=True)
-        giving.start()
-        giving.join(_RELEASE_S)  # without a head, Ray would wait for ever
-
-    def _wait_for_end(self) -> JobEnd:
-        """Wait for the job's outcome, and find out meanwhile whether the JobMaster answers.
-
-        The workers kill a JobMaster that hangs. When there are no workers, or they hang too, this method kills it, if
-        the job was started by this program.
-        """
-        silence: SilenceDetector[str] = SilenceDetector(2 * (self._hang_timeout_s or math.inf))
-        known = False  # a JobMaster that has never answered may not have started yet
-        ping = self._ping()
-        while not ray.wait([self._outcome], timeout=_PING_S)[0]:
-            cluster.stop_at_exit()
-            cluster.check()
-            answered = bool(ray.wait([ping], timeout=0)[0])
-            if answered:
-                with suppress(RayError):  # an error says that the JobMaster has died, and is no answer
-                    ray.get(ping)
-                    self._master_answered = time.monotonic()
-                    known = True
-                ping = self._ping()
-            if silence.look([self.name] if known and not answered else []):
-                logger.warning("job %s: its JobMaster hangs: killed", self.name)
-                ray.kill(self._master, no_restart=False)
-                known = False
-        end: JobEnd = ray.get(self._outcome)
-        return end
-
-    def _ping(self) -> Any:
-        return self._master.ping.options(max_task_retries=0).remote(self._driver)
-
     def _print_console(self) -> None:
         seen = 0
         while True:
             over = self._drained.is_set()
             try:
-                # A JobMaster that hangs is killed, and the next one has more to print. So only the last call, after the
-                # job's end, has a time limit.
-                call = self._master.console.remote(seen, 0.0 if over else 10.0)
-                total, lines = cluster.get(call, timeout=60 if over else None)
-            except (RayActorError, GetTimeoutError, ClusterGone, SystemExit):
+                total, lines = self._link.console(seen, over)
+            except (HostGone, TimeoutError, ClusterGone, SystemExit):
                 return
             if total - seen > len(lines):
                 print(f"... {total - seen - len(lines):,} lines left out ...")
@@ -480,26 +386,9 @@ def end_cut_off(end: JobEnd, missing: bool, error: BaseException) -> JobEnd:
     return JobEnd(
         "FAILED",
         f"{whose} has gone after the job had ended as {end.state}, before this program had fetched the records of the "
-        f"job's Collect sinks, which are lost: {_first_line(error)}",
+        f"job's Collect sinks, which are lost: {first_line(error)}",
         kind="cluster" if isinstance(error, ClusterGone) else "failed",
     )
-
-
-def why_it_died(reason: str, died: bool, silent_s: float, hang_timeout_s: float | None) -> str:
-    """What is known of a JobMaster's death, from what Ray says and from how long the JobMaster had been silent. `died`:
-    Ray says that it has died."""
-    if not died or silent_s <= _SILENT_S:
-        return reason
-    silent = f"it had not answered for {silent_s:.0f} s"
-    # Silence is noticed up to one ping late.
-    if hang_timeout_s is not None and silent_s >= hang_timeout_s - _SILENT_S:
-        silent += f", as it was stopped or hung, and was killed (hang_timeout_s={hang_timeout_s:g})"
-    return f"{silent}: {reason}"
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _decoded(lists: list[Encoded]) -> list[Any]:

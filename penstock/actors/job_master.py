@@ -12,26 +12,24 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from penstock.actors.head_memory import HeadMemory
-from penstock.placement.options import PlacementOptions
+from penstock.actors.options import JobOptions
 from penstock.runtime.errors import JobError
 from penstock.runtime.host.collected import Encoded
 from penstock.runtime.host.commands import JobEnd
-from penstock.runtime.host.job_runner import JobRunner, Paradigms, RunnerOptions
+from penstock.runtime.host.job_runner import JobRunner, Paradigms
 from penstock.runtime.host.linger import Driver
 from penstock.runtime.host.notes import Notes
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.program.plan import Plan
-from penstock.runtime.records.pickling import Program, join
+from penstock.runtime.records.pickling import Program, join, program
 
 if TYPE_CHECKING:
     from penstock.actors.ray_processes import RayProcesses
-    from penstock.bridge.paradigm_scheduler import DualOptions
     from penstock.runtime.host.placing import Placing
     from penstock.runtime.host.processes import Processes
 
@@ -49,19 +47,10 @@ CONCURRENCY_GROUPS = {REPORTS: 1, OUTCOMES: 8}
 _PART_BYTES = 64 << 10
 
 
-@dataclass(frozen=True)
-class JobOptions(RunnerOptions):
-    """The options of `run()`, as plain data."""
-
-    cpus_per_worker: float = 1.0
-    dual: DualOptions | None = None  # how the job uses Spark, or None when it does not
-    placement: PlacementOptions = field(default_factory=PlacementOptions)
-
-
-def in_parts(plan: Plan, options: JobOptions, program: Program) -> list[bytes]:
+def in_parts(plan: Plan, options: JobOptions, program_: Program) -> list[bytes]:
     """The arguments of a JobMaster, none of them large. Ray would keep a large argument in the object store of the
     driver, and could not start the JobMaster again when the driver has gone."""
-    whole = program.dumps((plan, options))
+    whole = program_.dumps((plan, options))
     return [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
 
 
@@ -76,7 +65,7 @@ class JobMaster:
         self._name = plan.name
         self._placement = options.placement
         self._carrier = _RayCarrier(plan, options)
-        self._runner = JobRunner(plan, options, self._carrier)
+        self._runner = JobRunner(plan, options, self._carrier, program())
         self._runner.start()
 
     @ray.method(concurrency_group=OUTCOMES)  # type: ignore[untyped-decorator]

@@ -6,29 +6,22 @@ import copy
 import json
 import math
 import os
-import threading
-import time
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError
-
-from penstock.actors import cluster, farewell
-from penstock.actors.job import Job, known_job, silent_status
-from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, JobOptions, in_parts
+from penstock.actors import farewell
+from penstock.actors.job import Job, local_jobs
+from penstock.actors.options import JobOptions
 from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.session import SparkOptions
 from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobExists, JobNotFound, NoCluster, shorten
+from penstock.runtime.errors import FlowError, JobExists, JobNotFound, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
-from penstock.runtime.host.job_state import ENDED
 from penstock.runtime.host.store_keeper import SAVEPOINT
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
@@ -38,17 +31,8 @@ from penstock.runtime.records.pickling import Program
 from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
 from penstock.runtime.units import above_zero, flag, number, seconds, whole
 
-# RayDP's executors read micro-batches from Ray's object store: several of some hundred megabytes at a time.
-_DUAL_STORE_BYTES = 1 << 30
-
 # Below it every message would wait for the credit of the one before.
 _LEAST_WINDOW_BYTES = 1024
-
-_ANSWER_S = 5.0
-
-# So long may a store be held by a job that is no more: what was killed goes with its cluster, what has ended lingers.
-_HELD_S = 15.0
-_look_again = threading.Event()  # never set
 
 # What of BurstOptions can be set by text.
 _DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interval_min_s", "interval_max_s")
@@ -65,6 +49,7 @@ def run(
     *,
     workers: int | None = None,
     parallelism: int | None = None,
+    local: bool = False,
     detached: bool = False,
     address: str | None = None,
     ring_bytes: int | None = None,
@@ -85,16 +70,17 @@ def run(
     nodes: int | None = None,
     replan_s: float | timedelta | None = None,
 ) -> Job:
-    """Start `flow` as a job on Ray and return at once.
+    """Start `flow` as a job, on Ray or in processes of this program, and return at once.
 
     Durations (parameters whose names end in `_s`) are seconds or timedeltas. docs/running.md describes all parameters.
 
     Processes and memory:
 
     `workers`: the number of worker processes (default: 1). `parallelism`: replaces the flow's own default.
-    `detached`: the job outlives this process; otherwise it ends with this process. `address`: the address of a Ray
-    cluster. By default `run` joins the cluster of this machine, or starts one for this process. `cpus_per_worker`: the
-    CPUs that Ray reserves for each worker. `start_timeout_s`: the time within which all workers must have started.
+    `local`: the workers are child processes of this program, without Ray, and end with it; all that needs Ray is
+    refused. `detached`: the job outlives this process; otherwise it ends with this process. `address`: the address of a
+    Ray cluster. By default `run` joins the cluster of this machine, or starts one for this process. `cpus_per_worker`:
+    the CPUs that Ray reserves for each worker. `start_timeout_s`: the time within which all workers must have started.
     `ring_bytes`: the size of each worker's inbox, a power of two; no record may be larger than about half of it. By
     default it is 2 MiB, and grows for larger records. `window_bytes`: how much may be on its way from one task to
     another. `cache_bytes`: how much a worker keeps in memory of what it has sent since the last complete epoch; the
@@ -153,6 +139,17 @@ def run(
     replan_s = None if replan_s is None else seconds(replan_s, "replan_s")
     _check_places(checkpoints=checkpoints, savepoint=savepoint)
     _check_where(address, detached)
+    if flag(local, "local"):
+        _refuse_what_needs_ray(
+            detached=detached,
+            address=address,
+            cpus_per_worker=None if cpus_per_worker == 1.0 else cpus_per_worker,
+            dual=None if dual == "off" else dual,
+            spark=spark,
+            placement=None if placement == "round-robin" else placement,
+            nodes=nodes,
+            replan_s=replan_s,
+        )
     both = dual_options(dual, spark, epoch_interval_s)
     where = _placement(placement, nodes, replan_s).checked(
         workers, list(flow.graph.operators), epochs=epoch_interval_s is not None
@@ -184,8 +181,40 @@ def run(
     program = Program()
     if store is not None:
         options = replace(options, program=program.dumps((flow, options)))
-    _connect(address, workers, cpus_per_worker, both, detached)
-    return _start(flow, plan, options, detached, program)
+    if local:
+        return _start_local(flow, plan, options, program)
+    from penstock.actors import on_ray
+
+    on_ray.connect(address, workers, cpus_per_worker, both, detached)
+    return on_ray.start(flow, plan, options, detached, program)
+
+
+def _refuse_what_needs_ray(**given: object) -> None:
+    for name, value in given.items():
+        if value not in (None, False):
+            raise FlowError(
+                f"{name}={shorten(value)} needs Ray, and local=True runs the job in processes of this program; leave "
+                f"out {name} or local=True"
+            )
+
+
+def _start_local(flow: Flow, plan: Plan, options: JobOptions, program: Program) -> Job:
+    """Start a job in processes of this program."""
+    from penstock.local.local_job import LocalJob
+
+    for job in local_jobs():
+        if job.name == flow.name:
+            raise JobExists(
+                f"a job named {flow.name!r} is running in this program; stop it (job.stop() or job.cancel(), then "
+                "job.wait()) or give the flow another name"
+            )
+    if options.store is not None and options.store.is_locked():
+        raise JobExists(options.store.locked_by_another())
+    host = LocalJob(plan, options, program)
+    sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
+    job = Job(flow.name, host, sinks, program)
+    farewell.remember(job)
+    return job
 
 
 def _ring_bytes(given: int) -> int:
@@ -259,31 +288,21 @@ def dual_options(
     return DualOptions(burst, spark or SparkOptions())
 
 
-def _connect(
-    address: str | None, workers: int, cpus_per_worker: float, dual: DualOptions | None, detached: bool
-) -> None:
-    """Connect to Ray; a cluster of our own has room for the job, and for Spark's executors and their micro-batches."""
-    cpus = math.ceil(workers * cpus_per_worker) + 1
-    if dual is None:
-        cluster.connect(address, cpus=cpus, lasting=detached)
-        return
-    cpus += dual.spark.executors * dual.spark.cores
-    cluster.connect(address, cpus=cpus, lasting=detached, store_bytes=_DUAL_STORE_BYTES)
-
-
 @refusing
 def resume(
     name: str,
     *,
     checkpoints: str | os.PathLike[str] | None = None,
     workers: int | None = None,
+    local: bool = False,
     detached: bool = False,
     address: str | None = None,
 ) -> Job:
-    """Start a job again from its last complete epoch, after it has failed or its cluster has gone.
+    """Start a job again from its last complete epoch, after it has failed or its cluster or program has gone.
 
     Only the store at `checkpoints` is needed: the flow and its options are saved there too. `workers`: a new number of
-    workers (default: as before). Raises JobNotFound when the store has no epoch of that job, and JobExists while the
+    workers (default: as before). `local`: as of `run`; the job may have run on Ray before, and the other way round.
+    Raises JobNotFound when the store has no epoch of that job, and JobExists while the
     job runs.
     """
     if not isinstance(name, str):
@@ -291,6 +310,8 @@ def resume(
     workers = None if workers is None else whole(workers, "workers")
     _check_places(checkpoints=checkpoints)
     _check_where(address, detached)
+    if flag(local, "local"):
+        _refuse_what_needs_ray(detached=detached, address=address)
     store = Store.open(checkpoints or default_checkpoints(), name)
     found = store.latest() if store.ended() is None else None
     if found is None or found[0].program is None:
@@ -309,11 +330,17 @@ def resume(
         program=store.get(found[0].program),
     )
     plan = flow.plan(options.workers, list_splits=False, check_sinks=False)
-    _connect(address, options.workers, options.cpus_per_worker, options.dual, detached)
-    _wait_for_store(name, store)
+    if local:
+        if options.dual is not None or options.placement != PlacementOptions():
+            raise FlowError(f"the job {name!r} was started with Spark or a placement, which need Ray; leave out local=")
+    else:
+        from penstock.actors import on_ray
+
+        on_ray.connect(address, options.workers, options.cpus_per_worker, options.dual, detached)
+        on_ray.wait_for_store(name, store)
     if store.ended() is not None or store.latest() is None:
         raise JobNotFound(f"the job {name!r} of {store.place} has ended just now, so there is nothing to resume")
-    return _start(flow, plan, options, detached, program)
+    return _start_local(flow, plan, options, program) if local else on_ray.start(flow, plan, options, detached, program)
 
 
 def _savepoint(url: str | os.PathLike[str], plan: Plan, store: Store | None) -> Store:
@@ -329,46 +356,6 @@ def _savepoint(url: str | os.PathLike[str], plan: Plan, store: Store | None) -> 
     return origin
 
 
-def _start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: Program) -> Job:
-    restarts = -1 if options.store is not None and options.epochs.max_restarts else 0
-    actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(JobMaster).options(
-        name=cluster.master_name(flow.name),
-        namespace=cluster.NAMESPACE,
-        lifetime="detached" if detached else None,
-        num_cpus=0,
-        max_concurrency=64,
-        max_restarts=restarts,
-        max_task_retries=-1 if restarts else 0,
-    )
-    parts = in_parts(plan, options, program)
-    _wait_for_store(flow.name, options.store)
-    while True:
-        try:
-            master = actor.remote(*parts)
-            break
-        except ValueError as error:  # the name is taken
-            if not cluster.is_ending(flow.name):
-                raise JobExists(
-                    f"a job named {flow.name!r} is running; stop it (penstock.attach({flow.name!r}).stop()) or give "
-                    "the flow another name"
-                ) from error
-    sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
-    job = Job(flow.name, master, sinks, program, options.hang_timeout_s)
-    if not detached:
-        farewell.remember(job)
-    return job
-
-
-def _wait_for_store(name: str, store: Store | None) -> None:
-    """Raise JobExists while the store is that of a job that runs. One that has just ended or was killed, maybe with its
-    cluster, has a moment to let go of it; the JobMaster itself then makes sure."""
-    until = time.monotonic() + _HELD_S
-    while store is not None and store.is_locked():
-        if not cluster.is_ending(name) or time.monotonic() > until:
-            raise JobExists(store.locked_by_another())
-        _look_again.wait(0.1)
-
-
 def default_checkpoints() -> str:
     """Where epochs are saved when nothing is said: a directory of this machine."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -380,12 +367,28 @@ def attach(name: str | None = None, *, address: str | None = None) -> Job:
     running job.
 
     Within one program, a running job has one handle: a second call returns the handle of the first call, or of `run`.
-    The job is looked for on the cluster to which this program is connected, otherwise on the cluster of `address` or
-    RAY_ADDRESS, otherwise on all clusters with a node on this machine. Raises JobNotFound when there is no such job,
-    and without a name also when several jobs run.
+    A local job (`run(local=True)`) can only be reached by its own program. Any other job is looked for on the cluster
+    to which this program is connected, otherwise on the cluster of `address` or RAY_ADDRESS, otherwise on all clusters
+    with a node on this machine. Raises JobNotFound when there is no such job, and without a name also when several jobs
+    run.
     """
-    name, master = cluster.find(name, address)
-    return known_job(name, master) or Job(name, master, {})
+    here = [job for job in local_jobs() if name in (None, job.name)] if address is None else []
+    if len(here) > 1:
+        raise JobNotFound(f"several jobs run: {', '.join(job.name for job in here)}; give the name of one")
+    if here:
+        return here[0]
+    from penstock.actors import on_ray
+
+    try:
+        return on_ray.attach(name, address)
+    except JobNotFound as error:
+        if name is not None and Store.open(default_checkpoints(), name).is_locked():
+            raise JobNotFound(
+                f"no job {name!r} runs on a cluster that this program can reach, but a job of this name is using its "
+                f"checkpoint store. A local job (local=True, --local) belongs to the program that runs it, and only "
+                "that program can reach it: use its Job there, or press Ctrl-C in its terminal"
+            ) from error
+        raise
 
 
 def jobs(*, address: str | None = None) -> list[dict[str, Any]]:
@@ -393,16 +396,7 @@ def jobs(*, address: str | None = None) -> list[dict[str, Any]]:
 
     The list is empty when there is no cluster. When a JobMaster does not answer within seconds, the entry is what
     `Job.status()` knows in this program. If that is nothing, the entry has only the name and the state UNKNOWN."""
-    found = []
-    with suppress(NoCluster) if address is None else nullcontext():
-        for place, names in cluster.jobs(address):
-            for name in names:
-                try:
-                    status = cluster.get(cluster.find_master(name).status.remote(), timeout=_ANSWER_S)
-                except (JobNotFound, RayActorError):  # it has ended meanwhile
-                    continue
-                except GetTimeoutError:
-                    status = silent_status(name)
-                if status["state"] not in ENDED:  # else its JobMaster only waits for drivers to fetch what they want
-                    found.append({**status, "cluster": place})
-    return found
+    from penstock.actors import on_ray
+
+    here = [{**job.status(), "cluster": "this program"} for job in local_jobs()]
+    return here + on_ray.jobs(address)

@@ -154,6 +154,7 @@ def _run(options: argparse.Namespace) -> int:
     job = start(
         prepared.flow,
         workers=options.workers,
+        local=options.local,
         detached=options.detached,
         address=options.address,
         checkpoints=options.checkpoints,
@@ -175,6 +176,7 @@ def _resume(options: argparse.Namespace) -> int:
         options.name,
         checkpoints=options.checkpoints,
         workers=options.workers,
+        local=options.local,
         detached=options.detached,
         address=options.address,
     )
@@ -682,6 +684,11 @@ def _add_driver_options(parser: argparse.ArgumentParser) -> None:
         "--address",
         metavar="A",
         help="address of a Ray cluster, or 'local' to start a new one (the one on this machine, else a new one)",
+    )
+    parser.add_argument(
+        "--local",
+        action="store_true",
+        help="run the workers as child processes of this command, without Ray; other commands do not see the job",
     )
     parser.add_argument(
         "--detached", action="store_true", help="return at once and leave the job running on the cluster"

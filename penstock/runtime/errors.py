@@ -33,6 +33,7 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── DirectoryLocked           another process has locked a directory that only one may use at a time
     ├── Refused                   a worker could not do what the JobMaster asked for
     ├── Gone                      a worker will not answer: its process has gone, or the job has ended
+    ├── HostGone                  the process that hosts a job has died
     ├── CannotStart               a worker's process could not be started; says whether another try may help
     ├── ProcessDied               a worker's process has ended before its run did
     ├── PeerGone                  nobody is at another worker's address any more

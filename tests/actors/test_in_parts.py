@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import penstock as ps
-from penstock.actors.job_master import JobOptions, in_parts
+from penstock.actors.job_master import in_parts
+from penstock.actors.options import JobOptions
 from penstock.actors.worker import WorkerOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.records.pickling import Program, loads

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from penstock.actors import cluster
+from penstock.actors import cluster, ray_link
 from penstock.actors import job as job_module
 from penstock.actors.job import Job, summary
+from penstock.actors.ray_link import RayLink
 from penstock.actors.run import jobs
 from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.records.pickling import Program
@@ -53,17 +54,18 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Any:
     """JobMasters that are there and do not answer; makes jobs of this program."""
     method = SimpleNamespace(remote=object)
     master = SimpleNamespace(status=method)
-    monkeypatch.setattr(job_module.ray, "get", never)
-    monkeypatch.setattr(job_module.ray, "wait", lambda references, timeout: ([], references))
+    monkeypatch.setattr(ray_link.ray, "get", never)
+    monkeypatch.setattr(ray_link.ray, "wait", lambda references, timeout: ([], references))
     monkeypatch.setattr(cluster, "jobs", lambda address: [("127.0.0.1:1", ["one"])])
     monkeypatch.setattr(cluster, "find_master", lambda name: master)
 
     def make(program: Program | None, last: dict[str, Any] | None = None) -> Job:
         job = Job.__new__(Job)
-        job.name, job._program, job._master, job._last_status = "one", program, master, last
-        job._asks, job._asking, job._over, job._end = threading.Lock(), None, threading.Event(), None
+        link = RayLink.__new__(RayLink)
+        link.handle, link.where, link._asking, link._answered = master, "", None, 0.0
+        job.name, job._program, job._link, job._last_status = "one", program, link, last
+        job._asks, job._over, job._end = threading.Lock(), threading.Event(), None
         job._lock = threading.Lock()
-        job._master_answered = 0.0
         job_module._known["one"] = job
         return job
 
@@ -98,7 +100,7 @@ def test_an_answer_from_before_the_end_does_not_replace_the_last_status(
         job._keep_status({"name": "one", "state": "FINISHED", "error": None, "records_read": 10})
         return {"name": "one", "state": "RUNNING", "error": None, "records_read": 5}
 
-    monkeypatch.setattr(job_module.ray, "get", answer)
+    monkeypatch.setattr(ray_link.ray, "get", answer)
     job.status()
     assert (job.status()["state"], job.status()["records_read"]) == ("FINISHED", 10)
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.actors.job import end_cut_off, why_it_died
+from penstock.actors.job import end_cut_off
+from penstock.actors.ray_link import why_it_died
 from penstock.runtime.errors import ClusterGone
 from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.linger import Driver, Drivers

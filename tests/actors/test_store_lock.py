@@ -11,16 +11,16 @@ import pytest
 
 import penstock as ps
 from penstock.actors import cluster as joined
-from penstock.actors.job_master import JobOptions
-from penstock.actors.worker import WorkerOptions
+from penstock.actors.options import JobOptions
 from penstock.runtime.epochs.manifest import Manifest
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.host import opening
 from penstock.runtime.host.opening import Opening
+from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.storage.directory_lock import DirectoryLocked
 
-running: Any = importlib.import_module("penstock.actors.run")
+running: Any = importlib.import_module("penstock.actors.on_ray")
 
 
 def flow_to(sink: ps.sinks.Sink, name: str = "job") -> ps.Flow:
@@ -45,12 +45,12 @@ def store(tmp_path: Path) -> Store:
 def test_who_wants_a_store_that_a_running_job_holds_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joined, "is_ending", lambda job: False)
     other = Store.open(Path(store.place).parent, "job")
-    running._wait_for_store("job", other)  # nobody holds it
+    running.wait_for_store("job", other)  # nobody holds it
     store.lock()
     with pytest.raises(ps.JobExists, match=r"a job named 'job' is running .*checkpoints= another directory"):
-        running._wait_for_store("job", other)
+        running.wait_for_store("job", other)
     store.release()
-    running._wait_for_store("job", other)
+    running.wait_for_store("job", other)
 
 
 def test_a_job_that_is_ending_may_let_go_of_its_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_a_job_that_is_ending_may_let_go_of_its_store(store: Store, monkeypatch:
 
     monkeypatch.setattr(joined, "is_ending", ending)
     store.lock()
-    running._wait_for_store("job", Store.open(Path(store.place).parent, "job"))
+    running.wait_for_store("job", Store.open(Path(store.place).parent, "job"))
     assert looks == ["job"] * 3
 
 
@@ -73,7 +73,7 @@ def test_a_store_that_nobody_lets_go_of(store: Store, monkeypatch: pytest.Monkey
     monkeypatch.setattr(running, "_HELD_S", -1.0)
     store.lock()
     with pytest.raises(ps.JobExists, match="maybe on another cluster"):
-        running._wait_for_store("job", Store.open(Path(store.place).parent, "job"))
+        running.wait_for_store("job", Store.open(Path(store.place).parent, "job"))
 
 
 @pytest.mark.parametrize("how", ["removed", "noted"])
@@ -86,12 +86,12 @@ def test_a_job_that_ends_while_it_is_to_be_resumed(store: Store, monkeypatch: py
         else:
             store.end("FINISHED")
 
-    monkeypatch.setattr(running, "_connect", lambda *arguments: None)
-    monkeypatch.setattr(running, "_wait_for_store", ends)
-    monkeypatch.setattr(running, "_start", lambda *arguments: "started")
+    monkeypatch.setattr(running, "connect", lambda *arguments: None)
+    monkeypatch.setattr(running, "wait_for_store", ends)
+    monkeypatch.setattr(running, "start", lambda *arguments: "started")
     with pytest.raises(ps.JobNotFound, match=r"the job 'job' of .* has ended just now"):
         ps.resume("job", checkpoints=Path(store.place).parent)
-    monkeypatch.setattr(running, "_wait_for_store", lambda *arguments: None)
+    monkeypatch.setattr(running, "wait_for_store", lambda *arguments: None)
     with pytest.raises(ps.JobNotFound, match="there is no epoch of a job 'job'"):
         ps.resume("job", checkpoints=Path(store.place).parent)
 

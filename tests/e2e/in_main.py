@@ -270,7 +270,7 @@ def first(directory: Path) -> None:
     beyond(job)
     job.rescale("keep", 1)
     beyond(job)
-    master: int = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()))
+    master: int = ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid()))
     os.kill(master, signal.SIGKILL)
     wait_until(lambda: not psutil.pid_exists(master), "the JobMaster is gone")
     wait_until(lambda: running(job, 0), "the job runs again")

@@ -3,6 +3,7 @@
     python -m tests.e2e.kill_campaign --kills 200 --seed 1
     python -m tests.e2e.kill_campaign --kills 30 --seed 7 --flow timers --workers 2 --kinds worker,again
     python -m tests.e2e.kill_campaign --kills 50 --moving       tasks move between workers all the time, too
+    python -m tests.e2e.kill_campaign --kills 30 --local        jobs in processes of this program, without Ray
 
 A campaign is a row of jobs ("runs"), each with a seed of its own, from which flow, victims and instants follow. Each
 reads 20,000 records a second and is killed several times: a worker, the JobMaster, two of its processes in the same
@@ -166,7 +167,7 @@ def master_pid(job: Any) -> int:
     """The process of a job's JobMaster."""
     import ray
 
-    pid: int = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
+    pid: int = ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
     return pid
 
 
@@ -217,6 +218,7 @@ class Tormentor:
         self.checkpoints = checkpoints
         self.told = told
         self.options = options
+        self.local = bool(options.get("local"))  # then there is no JobMaster to kill
         self.moving = moving
         self.moves = 0  # tasks that were moved
         self.kills: list[Kill] = []
@@ -271,7 +273,10 @@ class Tormentor:
         last = watch.samples[-1]
         placed = {task["number"]: task["worker"] for task in last.status["tasks"]}
         assert placed == self._placed, f"tasks are placed otherwise: {placed}"
-        self.seen |= last.pids | {master_pid(job)}
+        self.seen |= last.pids | self._masters(job)
+
+    def _masters(self, job: Any) -> set[int]:
+        return set() if self.local else {master_pid(job)}
 
     def _move(self, job: Any, names: list[str]) -> None:
         """Move tasks to other workers all the time, until the job has ended."""
@@ -293,7 +298,11 @@ class Tormentor:
         """Names and ids of the victims, and the ids of processes that end with them."""
         pids = {worker["index"]: worker["pid"] for worker in watch.samples[-1].status["workers"]}
         pick = self.rng.sample(sorted(pids), min(2, len(pids)))
-        with_master = kind == "master" or (kind == "two" and (len(pids) < 2 or self.rng.random() < 0.5))
+        if self.local and kind == "master":
+            kind = "worker"
+        with_master = kind == "master" or (
+            kind == "two" and not self.local and (len(pids) < 2 or self.rng.random() < 0.5)
+        )
         chosen = [] if kind == "master" else pick[:1] if with_master or kind != "two" else pick
         names = [f"worker {worker}" for worker in chosen]
         victims = [pids[worker] for worker in chosen]
@@ -399,15 +408,18 @@ class Tormentor:
         pids = sorted({worker["pid"] for worker in watch.samples[-1].status["workers"]})
         also = self.rng.choice(("nobody", "nobody", "nobody", "itself", "a worker", "JobMaster"))
         at_s = self.rng.uniform(0.0, min(length_s, 3.0))
-        master = master_pid(job)
-        self.seen |= {*pids, master}
+        if self.local and also == "JobMaster":
+            also = "a worker"
+        masters = self._masters(job)
+        master = next(iter(masters), None)
+        self.seen |= {*pids, *masters}
         killed = {"nobody": None, "itself": victim, "a worker": self.rng.choice(pids), "JobMaster": master}[also]
         with paused(victim):
             time.sleep(at_s)
             if killed is not None:
                 kill_now([killed])
             time.sleep(length_s - at_s)
-        going = set() if killed is None else {*pids, master} if killed == master else {killed}
+        going = set() if killed is None else {*pids, killed} if killed == master else {killed}
         return going, f"for {length_s:.1f} s" + (f", {also} killed" if killed is not None else "")
 
     def _unfinished(self, sample: Sample) -> set[int]:
@@ -620,6 +632,7 @@ def campaign(options: argparse.Namespace, place: Path) -> Figures:
             told,
             moving=options.moving,
             epoch_interval_s=options.interval,
+            local=options.local,
         )
         since = time.monotonic()
         mounted = bool(set(kinds) & set(store_damage.MOUNTED))
@@ -635,7 +648,8 @@ def campaign(options: argparse.Namespace, place: Path) -> Figures:
                 f"FAILED: {name} seed {seed}; files in {directory}. To replay:\n    python -m tests.e2e.kill_campaign "
                 f"--seed {seed} --runs 1 --kills {limit} --flow {name} --workers {options.workers} "
                 f"--kinds {options.kinds} --rate {options.rate:g} --seconds {options.seconds:g} "
-                f"--interval {options.interval:g} --per-run {options.per_run}{' --moving' * options.moving}",
+                f"--interval {options.interval:g} --per-run {options.per_run}{' --moving' * options.moving}"
+                f"{' --local' * options.local}",
                 flush=True,
             )
         else:
@@ -689,16 +703,20 @@ def main() -> int:
     parser.add_argument("--per-run", type=int, default=KILLS_A_RUN, help="kills in a run, at most")
     parser.add_argument("--runs", type=int, default=0, help="at most; 0: as many as the kills take")
     parser.add_argument("--moving", action="store_true", help="move tasks between workers all the time, too")
+    parser.add_argument("--local", action="store_true", help="jobs in processes of this program, without Ray")
     parser.add_argument("--go-on", action="store_true", help="after a run that failed, too")
     parser.add_argument("--json", type=Path, help="append the figures to this file, as one line")
     options = parser.parse_args()
     wrong = set(options.kinds.split(",")) - set(KINDS)
     if wrong:
         parser.error(f"--kinds: {', '.join(sorted(wrong))}; there are {', '.join(KINDS)}")
+    if options.local:
+        kept = [kind for kind in options.kinds.split(",") if kind not in ("master", "pause-master")]
+        options.kinds = ",".join(kept) or parser.error("--local: there is no JobMaster to kill")
     place = Path(tempfile.mkdtemp(prefix="penstock-kills-"))
     before = machine()
     print(f"{before['cpu']}, {before['cores']} cores, load {before['load'][0]:.1f}; files in {place}", flush=True)
-    with own_cluster(options.workers):
+    with nullcontext() if options.local else own_cluster(options.workers):
         figures = campaign(options, place)
     show(figures)
     failed = any(run.error is not None for run in figures.runs)

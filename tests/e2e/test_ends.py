@@ -19,6 +19,7 @@ import pytest
 import penstock as ps
 from penstock.actors.cluster import find_master
 from penstock.actors.job import Job
+from penstock.actors.ray_link import RayLink
 from tests.e2e.processes import (
     LIMIT_S,
     alive,
@@ -55,7 +56,7 @@ def started(flow: ps.Flow, workers: int = 2, **options: Any) -> tuple[ps.Job, li
 
     job = ps.run(flow, workers=workers, **options)
     wait_until(lambda: job.status().get("records_written", 0) > 0, "records flow")
-    master = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()))
+    master = ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid()))
     pids = [worker["pid"] for worker in job.status()["workers"]]
     assert all(ring_mappings(pid) >= 1 for pid in pids), "each worker has rings mapped"
     return job, [*pids, master]
@@ -203,7 +204,7 @@ table = {i: f"{i:01000d}" for i in range(1000)} if "large" in sys.argv else {}
 job = ps.run(flow, workers=2, address=address, detached=detached)
 while not job.status().get("records_written"):
     time.sleep(0.05)
-master = ray.get(job._master.__ray_call__.remote(lambda self: os.getpid()))
+master = ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid()))
 print(json.dumps([*(w["pid"] for w in job.status()["workers"]), master]), flush=True)
 job.wait(progress=False)
 """
@@ -322,7 +323,7 @@ def test_a_jobmaster_hears_however_many_handles_wait_for_the_end(cluster: str, f
     """Each handle waits for the job's end, and goes on waiting in the JobMaster when its driver has died."""
     job, _ = started(busy_flow(fresh_name()), workers=1)
     assert ps.attach(job.name) is job
-    handles = [Job(job.name, find_master(job.name), {}) for _ in range(100)]
+    handles = [Job(job.name, RayLink(job.name, find_master(job.name)), {}) for _ in range(100)]
     status = handles[-1].status()
     assert (status["state"], status["master_silent_s"]) == ("RUNNING", 0.0)
     handles[0].cancel()

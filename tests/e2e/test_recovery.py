@@ -260,7 +260,7 @@ def test_what_somebody_asked_for_who_has_gone(
     master = master_pid(job)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    ray.get(getattr(job._master, method).options(max_task_retries=0).remote())  # nothing of it is pending now
+    ray.get(getattr(job._link.handle, method).options(max_task_retries=0).remote())  # nothing of it is pending now
     for pid in (master, *pids):
         kill(pid)
     assert job.wait(LIMIT_S, progress=False)["state"] == end

@@ -29,7 +29,7 @@ from typing import Any
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.host.handshake import admit, introduce, of_this_user, receive_frame, send_frame
-from penstock.runtime.records.pickling import copied, dumps, loads
+from penstock.runtime.records.pickling import Program, copied, dumps, loads
 
 Handlers = dict[str, Callable[..., Any]]
 
@@ -249,7 +249,9 @@ class ControlClient:
     not started yet, is paused or is busy, requests wait until it answers or the line is closed.
     """
 
-    def __init__(self, end: End, name: str) -> None:
+    def __init__(self, end: End, name: str, program: Program | None = None) -> None:
+        """`program`: see pickling.dumps."""
+        self._program = program
         self._end = end
         self._session = os.urandom(_SESSION_BYTES)
         self._asked = OpenRequests()
@@ -263,7 +265,7 @@ class ControlClient:
     def ask(self, method: str, *arguments: Any) -> Future[Any]:
         """Send a request. The future gets the worker's answer, Refused when its handler raised an error, or Gone when
         the line was closed."""
-        body = dumps((method, arguments))
+        body = dumps((method, arguments), self._program)
         future: Future[Any] = Future()
         with self._lock:
             if self._closed.is_set():

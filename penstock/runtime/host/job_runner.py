@@ -62,7 +62,7 @@ from penstock.runtime.host.store_keeper import SAVEPOINT, StoreKeeper
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import decode
-from penstock.runtime.records.pickling import program
+from penstock.runtime.records.pickling import Program
 from penstock.runtime.worker.blackbox import Watcher, is_stopped
 
 if TYPE_CHECKING:
@@ -154,10 +154,12 @@ class Carrier(Protocol):
 class JobRunner:
     """See the module's docstring. Safe to use from several threads."""
 
-    def __init__(self, plan: Plan, options: RunnerOptions, carrier: Carrier) -> None:
+    def __init__(self, plan: Plan, options: RunnerOptions, carrier: Carrier, program: Program) -> None:
+        """`program`: the program that the plan belongs to."""
         self.options = options
         self._name = plan.name
         self._first_plan = plan
+        self._program = program
         self._carrier = carrier
         self._host: JobHost | None = None  # once it is known what to go on from; only `_supervise` calls its events
         self._end: JobEnd | None = None
@@ -557,7 +559,7 @@ class JobRunner:
         """What a worker's process loads: the plan, the worker of each task, and the store."""
         last = self._packed
         if last is None or last[0] is not plan or last[1] != placed:
-            last = self._packed = (plan, dict(placed), program().dumps((plan, placed, self.options.store)))
+            last = self._packed = (plan, dict(placed), self._program.dumps((plan, placed, self.options.store)))
         return last[2]
 
     def _start(self, command: StartProcess, packed: bytes) -> None:
@@ -602,7 +604,7 @@ class JobRunner:
         """A process is ready: connect to it."""
         self._handles[worker] = handle
         self._watchers[worker] = watcher
-        self._links[worker] = Link(worker, handle.info["control"])
+        self._links[worker] = Link(worker, handle.info["control"], self._program)
         self._workers.connect(worker, handle.info["control"], incarnation)
         return host.process_ready(worker, incarnation, handle.info, time.monotonic())
 

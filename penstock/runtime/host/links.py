@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.host.control import ControlClient, End, Gone, Refused
+from penstock.runtime.records.pickling import Program
 
 
 class Link:
@@ -20,8 +21,9 @@ class Link:
     each call, the link's thread calls `answered(answer)` or `refused(error)`; neither when the link is closed before
     there is an answer, because the process has died."""
 
-    def __init__(self, worker: int, end: End) -> None:
-        self._line = ControlClient(end, f"penstock-line-{worker}")
+    def __init__(self, worker: int, end: End, program: Program | None = None) -> None:
+        """`program`: see pickling.dumps."""
+        self._line = ControlClient(end, f"penstock-line-{worker}", program)
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"penstock-link-{worker}", daemon=True).start()
 

@@ -68,10 +68,11 @@ _numbers = count()
 _here: Program | None = None  # the program that this process was started for
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, program: Program | None = None) -> bytes:
     """Returns a value as bytes, for `loads` in another process of the same job. Raises what pickling the value
-    raises."""
-    if _here is not None:
+    raises. `program`: the program that the value belongs to, where this process has not joined it: a driver that hosts
+    its jobs itself."""
+    if _here is not None and program in (None, _here):
         # This is faster, and right here: plain pickle names only what can be imported, because the main script belongs
         # to another process.
         try:
@@ -82,7 +83,7 @@ def dumps(value: Any) -> bytes:
             return _dumped(_Plain, value)
         except Exception:  # the same
             pass
-    return _dumped(_Naming, value)
+    return _dumped(_Naming, value, program)
 
 
 def copied(value: _Value) -> _Value:
@@ -196,8 +197,9 @@ class _Plain(pickle.Pickler):
 class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
     """Names the classes of the program. Other classes that cannot be imported travel with their code."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, program: Program | None) -> None:
         super().__init__(file, protocol=PROTOCOL)
+        self._program = program or _here
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -205,7 +207,7 @@ class _Naming(cloudpickle.Pickler):  # type: ignore[misc]
             return super().reducer_override(obj)
         if not issubclass(kind, type):
             return NotImplemented
-        if _here is not None and (found := _here.reference(obj)) is not None:
+        if self._program is not None and (found := self._program.reference(obj)) is not None:
             return _find, found
         reduced = super().reducer_override(obj)
         return (_find_or_make, (_stray(obj), _code(obj))) if _is_definition(reduced) else reduced

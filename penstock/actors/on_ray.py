@@ -1,0 +1,112 @@
+"""Starting jobs on Ray, and finding those that run there. Loaded by `run` when it needs Ray."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from penstock.actors import cluster, farewell
+from penstock.actors.job import Job, known_job, silent_status
+from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, in_parts
+from penstock.actors.ray_link import RayLink
+from penstock.runtime.errors import JobExists, JobNotFound, NoCluster
+from penstock.runtime.host.job_state import ENDED
+from penstock.runtime.operators.ends import Write
+
+if TYPE_CHECKING:
+    from penstock.actors.options import JobOptions
+    from penstock.bridge.paradigm_scheduler import DualOptions
+    from penstock.runtime.epochs.store import Store
+    from penstock.runtime.program.flow import Flow
+    from penstock.runtime.program.plan import Plan
+    from penstock.runtime.records.pickling import Program
+
+# RayDP's executors read micro-batches from Ray's object store: several of some hundred megabytes at a time.
+_DUAL_STORE_BYTES = 1 << 30
+
+_ANSWER_S = 5.0
+
+# So long may a store be held by a job that is no more: what was killed goes with its cluster, what has ended lingers.
+_HELD_S = 15.0
+_look_again = threading.Event()  # never set
+
+
+def connect(
+    address: str | None, workers: int, cpus_per_worker: float, dual: DualOptions | None, detached: bool
+) -> None:
+    """Connect to Ray; a cluster of our own has room for the job, and for Spark's executors and their micro-batches."""
+    cpus = math.ceil(workers * cpus_per_worker) + 1
+    if dual is None:
+        cluster.connect(address, cpus=cpus, lasting=detached)
+        return
+    cpus += dual.spark.executors * dual.spark.cores
+    cluster.connect(address, cpus=cpus, lasting=detached, store_bytes=_DUAL_STORE_BYTES)
+
+
+def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: Program) -> Job:
+    restarts = -1 if options.store is not None and options.epochs.max_restarts else 0
+    actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(JobMaster).options(
+        name=cluster.master_name(flow.name),
+        namespace=cluster.NAMESPACE,
+        lifetime="detached" if detached else None,
+        num_cpus=0,
+        max_concurrency=64,
+        max_restarts=restarts,
+        max_task_retries=-1 if restarts else 0,
+    )
+    parts = in_parts(plan, options, program)
+    wait_for_store(flow.name, options.store)
+    while True:
+        try:
+            master = actor.remote(*parts)
+            break
+        except ValueError as error:  # the name is taken
+            if not cluster.is_ending(flow.name):
+                raise JobExists(
+                    f"a job named {flow.name!r} is running; stop it (penstock.attach({flow.name!r}).stop()) or give "
+                    "the flow another name"
+                ) from error
+    sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
+    job = Job(flow.name, RayLink(flow.name, master, options.hang_timeout_s), sinks, program)
+    if not detached:
+        farewell.remember(job)
+    return job
+
+
+def wait_for_store(name: str, store: Store | None) -> None:
+    """Raise JobExists while the store is that of a job that runs. One that has just ended or was killed, maybe with its
+    cluster, has a moment to let go of it; the JobMaster itself then makes sure."""
+    until = time.monotonic() + _HELD_S
+    while store is not None and store.is_locked():
+        if not cluster.is_ending(name) or time.monotonic() > until:
+            raise JobExists(store.locked_by_another())
+        _look_again.wait(0.1)
+
+
+def attach(name: str | None, address: str | None) -> Job:
+    """See run.attach."""
+    name, master = cluster.find(name, address)
+    return known_job(name, master._actor_id) or Job(name, RayLink(name, master), {})
+
+
+def jobs(address: str | None) -> list[dict[str, Any]]:
+    """See run.jobs."""
+    found = []
+    with suppress(NoCluster) if address is None else nullcontext():
+        for place, names in cluster.jobs(address):
+            for name in names:
+                try:
+                    status = cluster.get(cluster.find_master(name).status.remote(), timeout=_ANSWER_S)
+                except (JobNotFound, RayActorError):  # it has ended meanwhile
+                    continue
+                except GetTimeoutError:
+                    status = silent_status(name)
+                if status["state"] not in ENDED:  # else its JobMaster only waits for drivers to fetch what they want
+                    found.append({**status, "cluster": place})
+    return found

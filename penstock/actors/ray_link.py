@@ -1,0 +1,209 @@
+"""The link of a Job to its JobMaster on Ray."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from penstock.actors import cluster
+from penstock.actors.job_link import HostGone
+from penstock.placement.groups import release
+from penstock.runtime.errors import ClusterGone, JobError
+from penstock.runtime.host.collected import Encoded
+from penstock.runtime.host.commands import JobEnd
+from penstock.runtime.host.hangs import SilenceDetector
+from penstock.runtime.host.job_runner import first_line
+from penstock.runtime.host.linger import Driver
+
+logger = logging.getLogger(__name__)
+
+# How long the driver waits while the JobMaster removes its epochs, when the last driver has what it wants.
+_RELEASE_S = 10.0
+
+# How long a call of the driver waits for the JobMaster's answer before it goes on without; and how long the next call
+# waits while the JobMaster still has not answered.
+_PATIENCE_S = 5.0
+_SILENT_PATIENCE_S = 0.2
+
+# How long the JobMaster waits for new lines to print, and how long the driver waits for the last ones.
+_CONSOLE_S = 10.0
+_LAST_LINES_S = 60.0
+
+# The time between two pings of the JobMaster. Ray reports its death, but nobody reports that it is stopped, or hangs.
+_PING_S = 2.0
+
+# When a JobMaster dies after a longer silence than this, the message says how long it was silent.
+_SILENT_S = 2 * _PING_S
+
+
+class RayLink:
+    """See JobLink."""
+
+    is_local = False
+
+    def __init__(self, name: str, handle: Any, hang_timeout_s: float | None = None) -> None:
+        """`handle`: of the JobMaster's actor; `hang_timeout_s`: None for a job that another program has started."""
+        self.handle = handle
+        self.host = handle._actor_id
+        self.where = cluster.where()
+        self._name = name
+        self._hang_timeout_s = hang_timeout_s
+        self._driver = Driver.here(ray.get_runtime_context().get_node_id())
+        self._outcome = handle.outcome.remote(self._driver)
+        self._answered = time.monotonic()
+        self._asking: Any = None  # a call for a status that has not been answered yet
+
+    @property
+    def silent_s(self) -> float:
+        """See JobLink."""
+        return time.monotonic() - self._answered
+
+    def is_connected(self) -> bool:
+        """See JobLink. A program that has disconnected from Ray has ended the job. A call would make Ray start a
+        cluster."""
+        return bool(ray.is_initialized())
+
+    def status(self) -> dict[str, Any] | None:
+        """See JobLink."""
+        cluster.stop_at_exit()
+        asked, self._asking = self._asking, None
+        if asked is not None and ray.wait([asked], timeout=0)[0]:
+            asked = None  # its answer has come meanwhile, and is old by now
+        patience_s = _PATIENCE_S if asked is None else _SILENT_PATIENCE_S
+        asked = asked or self.handle.status.remote()
+        try:
+            status: dict[str, Any] = ray.get(asked, timeout=patience_s)
+        except GetTimeoutError:
+            self._asking = asked
+            return None
+        except RayActorError as error:
+            raise HostGone(str(error)) from error
+        self._answered = time.monotonic()
+        return status
+
+    def last_status(self) -> dict[str, Any]:
+        """See JobLink."""
+        status: dict[str, Any] = self._get(self.handle.status.remote())
+        return status
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """See JobLink."""
+        try:
+            return cluster.get(getattr(self.handle, method).options(max_task_retries=0).remote(*arguments))
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayActorError as error:
+            raise JobError(f"{method} was interrupted because the job's JobMaster died; try again") from error
+
+    def tell(self, method: str) -> bool:
+        """See JobLink."""
+        try:
+            self._get(getattr(self.handle, method).remote(), _PATIENCE_S)
+        except TimeoutError:
+            return False
+        return True
+
+    def collected(self, channel: str) -> list[Encoded]:
+        """See JobLink."""
+        found: list[Encoded] = self._get(self.handle.collected.remote(channel))
+        return found
+
+    def console(self, seen: int, last: bool) -> tuple[int, list[str]]:
+        """See JobLink. A JobMaster that hangs is killed, and the next one has more to print. So only the last call,
+        after the job's end, has a time limit."""
+        cluster.stop_at_exit()
+        call = self.handle.console.remote(seen, 0.0 if last else _CONSOLE_S)
+        found: tuple[int, list[str]] = self._get(call, _LAST_LINES_S if last else None)
+        return found
+
+    def release(self) -> None:
+        """See JobLink."""
+        with suppress(RayError):  # the JobMaster may end before its answer has left
+            ray.get(self.handle.release.options(max_task_retries=0).remote(self._driver), timeout=_RELEASE_S)
+
+    def cause(self, error: BaseException) -> BaseException:
+        """See JobLink."""
+        cluster.stop_at_exit()
+        return error if isinstance(error, ClusterGone) else cluster.lost() or error.__cause__ or error
+
+    def end_without_host(self, error: BaseException) -> JobEnd:
+        """See JobLink."""
+        gone = self.cause(error)
+        if isinstance(gone, ClusterGone):
+            return JobEnd("FAILED", str(gone), kind="cluster")
+        end = JobEnd("FAILED", f"its JobMaster died: {self._why_it_died(error)}")
+        self._release_room()
+        return end
+
+    def _get(self, call: Any, timeout: float | None = None) -> Any:
+        try:
+            return cluster.get(call, timeout=timeout)
+        except GetTimeoutError as error:
+            raise TimeoutError(str(error)) from error
+        except RayActorError as error:
+            raise HostGone(str(error)) from error
+
+    def _why_it_died(self, error: BaseException) -> str:
+        silent_s = time.monotonic() - self._answered
+        return why_it_died(first_line(error), isinstance(error, RayActorError), silent_s, self._hang_timeout_s)
+
+    def _release_room(self) -> None:
+        """Give back the room that was reserved for a job whose JobMaster has died. Ray would keep it until this driver
+        ends."""
+
+        def give_back() -> None:
+            with suppress(Exception, SystemExit):  # the reservation, or Ray, may have gone already
+                cluster.stop_at_exit()
+                release(cluster.workers_group(self._name))
+
+        giving = threading.Thread(target=give_back, name="penstock-release", daemon=True)
+        giving.start()
+        giving.join(_RELEASE_S)  # without a head, Ray would wait for ever
+
+    def wait_for_end(self) -> JobEnd:
+        """See JobLink. Find out meanwhile whether the JobMaster answers.
+
+        The workers kill a JobMaster that hangs. When there are no workers, or they hang too, this method kills it, if
+        the job was started by this program.
+        """
+        silence: SilenceDetector[str] = SilenceDetector(2 * (self._hang_timeout_s or math.inf))
+        known = False  # a JobMaster that has never answered may not have started yet
+        ping = self._ping()
+        while not ray.wait([self._outcome], timeout=_PING_S)[0]:
+            cluster.stop_at_exit()
+            cluster.check()
+            answered = bool(ray.wait([ping], timeout=0)[0])
+            if answered:
+                with suppress(RayError):  # an error says that the JobMaster has died, and is no answer
+                    ray.get(ping)
+                    self._answered = time.monotonic()
+                    known = True
+                ping = self._ping()
+            if silence.look([self._name] if known and not answered else []):
+                logger.warning("job %s: its JobMaster hangs: killed", self._name)
+                ray.kill(self.handle, no_restart=False)
+                known = False
+        end: JobEnd = ray.get(self._outcome)
+        return end
+
+    def _ping(self) -> Any:
+        return self.handle.ping.options(max_task_retries=0).remote(self._driver)
+
+
+def why_it_died(reason: str, died: bool, silent_s: float, hang_timeout_s: float | None) -> str:
+    """What is known of a JobMaster's death, from what Ray says and from how long the JobMaster had been silent. `died`:
+    Ray says that it has died."""
+    if not died or silent_s <= _SILENT_S:
+        return reason
+    silent = f"it had not answered for {silent_s:.0f} s"
+    # Silence is noticed up to one ping late.
+    if hang_timeout_s is not None and silent_s >= hang_timeout_s - _SILENT_S:
+        silent += f", as it was stopped or hung, and was killed (hang_timeout_s={hang_timeout_s:g})"
+    return f"{silent}: {reason}"

@@ -1,0 +1,142 @@
+"""LocalJob: the host of a job in the process of its program, and the program's link to it.
+
+The JobRunner lives in threads of the program, the workers are its child processes. Nothing of the job outlives the
+program but what is in its store, from which `resume` goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from penstock.local.placing import InTurn
+from penstock.local.processes import LocalProcesses
+from penstock.local.worker import NODE
+from penstock.runtime.errors import JobError
+from penstock.runtime.host.collected import Encoded
+from penstock.runtime.host.commands import JobEnd
+from penstock.runtime.host.job_runner import JobRunner, RunnerOptions, first_line
+from penstock.runtime.host.linger import Driver
+from penstock.runtime.host.notes import Notes
+from penstock.runtime.host.reporting import Report
+from penstock.runtime.program.plan import Plan
+from penstock.runtime.records.pickling import Program
+
+# How long a wait for new lines to print may take before it looks whether there will be any.
+_CONSOLE_S = 10.0
+
+
+class LocalJob:
+    """The carrier of a JobRunner (see Carrier in job_runner.py), and the JobLink to it."""
+
+    again = False  # a host that has died has taken the program with it
+    is_local = True
+    where = "processes of this program"
+    silent_s = 0.0
+
+    def __init__(self, plan: Plan, options: RunnerOptions, program: Program) -> None:
+        self.notes = Notes(plan.name, NODE, _Memory())
+        self.host: object = self
+        self._options = options
+        self._driver = Driver.here(NODE)
+        self._reporting = threading.Lock()  # the reports of all workers are taken one at a time
+        self._processes = LocalProcesses(plan.name, options.worker, self._report)
+        self._runner = JobRunner(plan, options, self, program)
+        self._runner.start()
+
+    def _report(self, worker: int, incarnation: int, number: int, item: Report) -> None:
+        with self._reporting:
+            self._runner.report(worker, incarnation, number, item)
+
+    # --- the carrier -----------------------------------------------------------------------------------------
+
+    def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, LocalProcesses, InTurn]:
+        """See Carrier. There is nothing to reserve."""
+        return self._options.workers, self._processes, InTurn(self._options.workers)
+
+    def waits_for(self) -> str:
+        """See Carrier."""
+        return "its worker processes"
+
+    def placement_status(self) -> None:
+        """See Carrier."""
+
+    def running(self, runner: JobRunner) -> None:
+        """See Carrier. There is no Spark in a local job."""
+
+    def driver_lives(self, driver: Driver) -> bool:
+        """See Carrier."""
+        return driver.lives(NODE)
+
+    def leave(self) -> None:
+        """See Carrier."""
+        self._processes.close()
+
+    # --- the link ----------------------------------------------------------------------------------------------
+
+    def is_connected(self) -> bool:
+        """See JobLink."""
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """See JobLink."""
+        return self._runner.status()
+
+    def last_status(self) -> dict[str, Any]:
+        """See JobLink."""
+        return self._runner.status()
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """See JobLink."""
+        if method == "traffic":
+            raise JobError("only jobs on Ray measure their traffic: run the job without local=True, with replan_s=")
+        return getattr(self._runner, method)(*arguments)
+
+    def tell(self, method: str) -> bool:
+        """See JobLink."""
+        getattr(self._runner, method)()
+        return True
+
+    def collected(self, channel: str) -> list[Encoded]:
+        """See JobLink."""
+        return self._runner.collected(channel)
+
+    def console(self, seen: int, last: bool) -> tuple[int, list[str]]:
+        """See JobLink."""
+        return self._runner.console(seen, 0.0 if last else _CONSOLE_S)
+
+    def wait_for_end(self) -> JobEnd:
+        """See JobLink."""
+        return self._runner.outcome(self._driver)
+
+    def release(self) -> None:
+        """See JobLink."""
+        self._runner.release(self._driver)
+
+    def cause(self, error: BaseException) -> BaseException:
+        """See JobLink."""
+        return error
+
+    def end_without_host(self, error: BaseException) -> JobEnd:
+        """See JobLink."""
+        return JobEnd("FAILED", f"its host failed: {first_line(error)}")
+
+
+class _Memory:
+    """Notes live as long as the host, because nobody starts it again."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, bytes] = {}
+
+    def get(self, key: str) -> bytes | None:
+        """See Memory."""
+        return self._notes.get(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        """See Memory."""
+        self._notes[key] = value
+
+    def delete(self, key: str) -> None:
+        """See Memory."""
+        self._notes.pop(key, None)

@@ -1,0 +1,35 @@
+"""Which worker of a local job runs which task: one after the other, as there is one machine and nothing to save."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from penstock.runtime.program.plan import Plan
+
+
+class InTurn:
+    """See Placing."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def first(self, plan: Plan) -> dict[int, int]:
+        """See Placing."""
+        return {task.number: place % self._workers for place, task in enumerate(plan.tasks)}
+
+    def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
+        """See Placing. Tasks that are placed stay, and others go where there are the fewest."""
+        placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
+        load = Counter(placed.values())
+        for task in plan.tasks:
+            if task.number not in placed:
+                worker = min(range(self._workers), key=lambda worker: load[worker])
+                placed[task.number] = worker
+                load[worker] += 1
+        return placed
+
+    def moved(self, tasks: int) -> None:
+        """See Placing. Nothing depends on it."""
+
+    def forget(self) -> None:
+        """See Placing. Nothing was measured."""

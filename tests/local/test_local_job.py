@@ -1,0 +1,249 @@
+"""Jobs in processes of the program, as users see them: without Ray, and as exact as on Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import penstock as ps
+from penstock.bridge.session import SparkOptions
+from tests.e2e.processes import LIMIT_S, wait_until
+
+WORDS = ["a b", "b c", "c c"] * 200
+
+
+def counting(name: str, parallelism: int = 2) -> ps.Flow:
+    flow = ps.Flow(name, parallelism=parallelism)
+    flow.read(ps.sources.Memory(WORDS)).flat_map(str.split).key_by(lambda word: word).count().write(
+        ps.sinks.Collect(), name="out"
+    )
+    return flow
+
+
+def ticking(name: str, records: int, rate: float = 1000.0) -> ps.Flow:
+    """Numbers that come at a rate, counted by their last digit."""
+    flow = ps.Flow(name, parallelism=2)
+    source = ps.sources.Generator(lambda number: number, rate, limit=records)
+    flow.read(source).key_by(lambda number: number % 10).count().write(ps.sinks.Collect(), name="out")
+    return flow
+
+
+def pids(job: ps.Job) -> dict[int, int]:
+    return {worker["index"]: worker["pid"] for worker in job.status()["workers"]}
+
+
+def kill_after(job: ps.Job, worker: int, epochs: int) -> None:
+    """Kill a worker after more than so many epochs, and wait until the job runs again."""
+    wait_until(lambda: job.status().get("epochs", {}).get("complete", 0) > epochs, "an epoch is complete")
+    victim = pids(job)[worker]
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: pids(job)[worker] != victim and job.state == "RUNNING", "the worker is back")
+
+
+def tens(records: int) -> dict[int, int]:
+    return dict.fromkeys(range(10), records // 10)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("epoch_interval_s", [0.2, None])
+def test_results_are_those_of_a_loop(
+    fresh_name: Callable[[], str], workers: int, epoch_interval_s: float | None
+) -> None:
+    job = ps.run(counting(fresh_name()), workers=workers, local=True, epoch_interval_s=epoch_interval_s)
+    status = job.wait(LIMIT_S, progress=False)
+    assert status["state"] == "FINISHED"
+    assert dict(job.records("out")) == {"a": 200, "b": 400, "c": 800 - 200}
+    assert len({task["worker"] for task in status["tasks"]}) == workers
+    assert not psutil.Process().children()
+
+
+def test_a_killed_worker_is_started_again(fresh_name: Callable[[], str]) -> None:
+    job = ps.run(ticking(fresh_name(), 4000), workers=2, local=True, epoch_interval_s=0.2)
+    for worker in (0, 1):
+        kill_after(job, worker, epochs=worker)
+    status = job.wait(LIMIT_S, progress=False)
+    assert status["epochs"]["restarts"] == 2
+    assert dict(job.records("out")) == tens(4000)
+
+
+def test_without_epochs_the_death_of_a_worker_ends_the_job(fresh_name: Callable[[], str]) -> None:
+    job = ps.run(ticking(fresh_name(), 10**6), workers=2, local=True, epoch_interval_s=None)
+    wait_until(lambda: job.status().get("records_read", 0) > 0, "the job runs")
+    os.kill(pids(job)[1], signal.SIGKILL)
+    with pytest.raises(ps.JobFailed, match=r"worker 1 \(process \d+\) died: signal SIGKILL"):
+        job.wait(LIMIT_S, progress=False)
+
+
+def test_a_job_is_rescaled_and_its_tasks_migrate(fresh_name: Callable[[], str]) -> None:
+    job = ps.run(ticking(fresh_name(), 5000), workers=2, local=True, epoch_interval_s=0.2)
+    wait_until(lambda: job.status().get("records_written", 0) > 0, "records come through")
+    job.rescale("count", 3)
+    tasks = {task["name"]: task["worker"] for task in job.plan()}
+    moved = next(name for name in tasks if name.startswith("count"))
+    job.migrate({moved: 1 - tasks[moved]})
+    assert {task["name"]: task["worker"] for task in job.plan()}[moved] == 1 - tasks[moved]
+    assert job.wait(LIMIT_S, progress=False)["operators"]["count"]["parallelism"] == 3
+    assert dict(job.records("out")) == tens(5000)
+
+
+def test_a_failing_function_fails_the_job_with_its_operator(fresh_name: Callable[[], str]) -> None:
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Memory([1, 0])).map(lambda n: 1 // n, name="divide").write(ps.sinks.Collect())
+    with pytest.raises(ps.JobFailed, match="ZeroDivisionError") as caught:
+        ps.run(flow, local=True).wait(LIMIT_S, progress=False)
+    assert caught.value.operator == "divide"
+
+
+def test_a_job_is_stopped_and_cancelled(fresh_name: Callable[[], str]) -> None:
+    for word, state in (("stop", "FINISHED"), ("cancel", "CANCELLED")):
+        job = ps.run(ticking(fresh_name(), 10**6), workers=2, local=True)
+        wait_until(lambda job=job: job.status().get("records_read", 0) > 0, "the job runs")  # type: ignore[misc]
+        getattr(job, word)()
+        assert job.wait(LIMIT_S, progress=False)["state"] == state
+
+
+def test_a_running_job_has_one_handle_in_its_program(fresh_name: Callable[[], str]) -> None:
+    flow = ticking(fresh_name(), 10**6)
+    job = ps.run(flow, local=True)
+    try:
+        assert ps.attach(flow.name) is job
+        with pytest.raises(ps.JobExists, match="is running in this program"):
+            ps.run(flow, local=True)
+    finally:
+        job.cancel()
+        job.wait(LIMIT_S, progress=False)
+    assert ps.run(counting(flow.name), local=True).wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"detached": True},
+        {"address": "auto"},
+        {"cpus_per_worker": 2},
+        {"dual": "on"},
+        {"spark": SparkOptions()},
+        {"placement": "traffic"},
+        {"nodes": 2},
+        {"replan_s": 1.0},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_what_needs_ray_says_so(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(ps.FlowError, match=rf"^{name}=.* needs Ray, and local=True"):
+        ps.run(counting("local"), local=True, **option)
+
+
+def test_traffic_needs_ray(fresh_name: Callable[[], str]) -> None:
+    job = ps.run(ticking(fresh_name(), 10**6), local=True)
+    with pytest.raises(ps.JobError, match="only jobs on Ray measure their traffic"):
+        job.traffic()
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)
+
+
+def program(script: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """A program of a user, whose classes are those of its main script."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+SLOW = """
+    import sys, penstock as ps
+    from tests.local.test_local_job import ticking
+    if __name__ == "__main__":
+        job = ps.run(ticking(sys.argv[1], 5000), workers=2, local=True, epoch_interval_s=0.2, checkpoints=sys.argv[2])
+        while job.status().get("epochs", {}).get("complete", 0) < 2:
+            pass
+        print(*[worker["pid"] for worker in job.status()["workers"]], flush=True)
+        print(job.wait(progress=False)["state"], flush=True)
+"""
+
+
+def test_the_death_of_the_program_ends_its_workers_and_the_job_can_be_resumed(
+    fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    name = fresh_name()
+    with program(SLOW, name, str(tmp_path)) as running:
+        assert running.stdout is not None
+        workers = [int(pid) for pid in running.stdout.readline().split()]
+        assert len(workers) == 2
+        with pytest.raises(ps.JobExists):
+            ps.run(counting(name), local=True, checkpoints=tmp_path)
+        running.kill()
+        wait_until(lambda: not any(map(psutil.pid_exists, workers)), "the workers have ended")
+    job = ps.resume(name, local=True, checkpoints=tmp_path)
+    job.wait(LIMIT_S, progress=False)
+    assert dict(job.records("out")) == tens(5000)
+
+
+def test_the_job_of_another_program_cannot_be_resumed_or_attached_to(
+    fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = fresh_name()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    place = tmp_path / "penstock"
+    with program(SLOW, name, str(place)) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        try:
+            with pytest.raises(ps.JobExists):
+                ps.resume(name, local=True, checkpoints=place)
+            with pytest.raises(ps.JobNotFound, match=r"A local job .* belongs to the program that runs it"):
+                ps.attach(name)
+        finally:
+            running.kill()
+
+
+def test_nothing_of_ray_or_spark_is_loaded() -> None:
+    script = """
+        import json, sys, penstock as ps
+        class Word(str): ...
+        flow = ps.Flow("unloaded", parallelism=2)
+        words = flow.read(ps.sources.Memory(["a", "b"])).map(Word)
+        words.key_by(lambda word: word).count().write(ps.sinks.Collect(), name="out")
+        job = ps.run(flow, workers=2, local=True)
+        job.wait(progress=False)
+        print(json.dumps([sorted(sys.modules), sorted(type(word) is Word for word, _ in job.records("out"))]))
+    """
+    with program(script) as running:
+        modules, same_class = json.loads(running.communicate(timeout=LIMIT_S)[0])
+    assert not {"ray", "pyspark", "pyarrow", "numpy", "pandas", "rich"} & set(modules)
+    assert same_class == [True, True]
+
+
+def test_ctrl_c_stops_the_sources_and_what_was_read_comes_through() -> None:
+    """The terminal sends it to all processes of the foreground, so to the whole process group."""
+    command = ["run", "sol", "--local", "--rate", "500", "--no-progress", "--workers", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock.apps.cli", *command],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        assert running.stderr is not None
+        wait_until(lambda: len(psutil.Process(running.pid).children()) == 2, "there are workers")
+        workers = psutil.Process(running.pid).children()
+        wait_until(lambda: all(w.num_threads() > 6 for w in workers), "the workers run")
+        os.killpg(running.pid, signal.SIGINT)
+        said = running.stderr.read()
+    assert running.returncode == 0, said
+    assert "finished" in said
+    assert "restarted" not in said
