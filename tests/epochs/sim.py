@@ -49,6 +49,7 @@ from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroB
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.wiring import Wiring
@@ -1219,9 +1220,13 @@ class EpochCluster:
         self.checks.lost(process.worker)
         worker, incarnation, reason = process.worker, process.incarnation, "it was killed"
         if process.ready:
-            self._do(self.host.process_died(worker, incarnation, reason, None, None, self.now))
+            self._do(self.host.process_died(worker, incarnation, reason, *self._last_words(process), self.now))
         else:
             self._do(self.host.process_not_started(worker, incarnation, reason, self.now))
+
+    def _last_words(self, process: Process) -> tuple[Note | None, Crash | None]:
+        """What a dead process was doing, and how it ended, if that was its own doing; not known here."""
+        return None, None
 
     def _kill_master(self) -> None:
         self.master_kills = max(0, self.master_kills - 1)  # a test may do it beside those of its seed

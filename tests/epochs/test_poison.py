@@ -2,7 +2,7 @@
 and the same for one task, without a cluster.
 
 A worker's process dies when an operator of it gets a record that kills, wherever that is, and by kills from outside.
-Notes, watchers and suspects are the real ones; the host of the coordinator does with them what the JobMaster does.
+Notes, watchers, and the suspects of the JobHost are the real ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.epochs import coordinator as protocol
+from penstock.runtime.host.commands import Call, StartProcess
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.collect import Collect
 from penstock.runtime.worker.blackbox import (
@@ -40,9 +40,9 @@ WORDS = ("the", "be", "to")
 class Deadly(EpochCluster):
     """A cluster whose processes can be killed by records: a flow's functions call `kill`."""
 
-    def __init__(self, made: RandomFlow, seed: int, faults: Faults, attempts: int = 3) -> None:
-        self.suspects = Suspects(attempts)
+    def __init__(self, made: RandomFlow, seed: int, faults: Faults) -> None:
         self.boxes: dict[int, tuple[BlackBox, Watcher]] = {}  # by a process's life
+        self.words: dict[int, tuple[Note | None, Crash | None]] = {}  # the last ones of the dead, by life
         self.running: Process | None = None
         self.killed: Note | None = None  # what the process at work was doing when a record killed it
         self.crashes = 0
@@ -53,9 +53,9 @@ class Deadly(EpochCluster):
         if self.running is not None and self.killed is None:
             self.killed = self.boxes[self.running.life][1].read()
 
-    def _start(self, worker: int) -> None:
-        super()._start(worker)
-        process = self.processes.get(worker)
+    def _start(self, command: StartProcess) -> None:
+        super()._start(command)
+        process = self.processes.get(command.worker)
         if process is not None:
             box = process.loop.box = BlackBox()
             self.boxes[process.life] = box, Watcher(box.address)
@@ -76,19 +76,16 @@ class Deadly(EpochCluster):
         self._let_die(process, self.boxes[process.life][1].read(), None)
 
     def _let_die(self, process: Process, note: Note | None, crash: Crash | None) -> None:
-        self.suspects.died(note, crash)
+        self.words[process.life] = note, crash
         super()._kill(process)
 
-    def _do(self, commands: list[protocol.Command]) -> None:
-        if any(isinstance(command, protocol.Complete) for command in commands):
-            self.suspects.completed()
-        super()._do(commands)
+    def _last_words(self, process: Process) -> tuple[Note | None, Crash | None]:
+        return self.words[process.life]
 
-    def _command(self, process: Process, command: protocol.Command) -> None:
-        super()._command(process, command)
-        if isinstance(command, protocol.BuildTasks):
-            modes = {task: how for task, how in self.suspects.modes().items() if task in command.tasks}
-            process.loop.run_record_by_record(modes)
+    def _command(self, process: Process, call: Call) -> None:
+        super()._command(process, call)
+        if call.method == "make":
+            process.loop.run_record_by_record(call.arguments[2])
 
     def check(self) -> None:
         self.made.check(self.outside.records())
@@ -137,7 +134,7 @@ def test_kills_from_outside_cost_no_record(seed: int) -> None:
         cluster.run()
         assert cluster.counts["kills"] > 30
         assert cluster.found == 0
-        assert not any(how.places or how.values for how in cluster.suspects.modes().values())
+        assert not any(how.places or how.values for how in cluster.host.suspects.modes().values())
 
 
 @pytest.mark.parametrize("seed", range(6))
