@@ -27,11 +27,15 @@ from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
 from penstock.bridge.operation import Operations
 from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_needs, open_session
+from penstock.bridge.session.diagnosis import essence
 from penstock.bridge.spark_life import SparkFacts
+from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
 from penstock.runtime.records.pickling import join, program
 
 logger = logging.getLogger(__name__)
+
+_HAS_DIED = "the process that holds the Spark session has died"
 
 # How many micro-batches it works on at a time; more wait in Ray.
 _AT_A_TIME = 8
@@ -172,17 +176,24 @@ def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> BridgeHan
 def why(error: BaseException) -> str:
     """What has gone wrong in the bridge, in a few words where Ray has many."""
     if isinstance(error, RayActorError):
-        return "the process that holds the Spark session has died"
+        return _HAS_DIED
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     return str(getattr(error, "cause", None) or error).strip()
 
 
+class NotAnswered(PenstockError):
+    """Spark has not answered a micro-batch; the message says why, in one line."""
+
+
 class BridgeLink(Bridge):
-    """A worker's end of the bridge of this name on this node; PenstockError when there is none any more."""
+    """A worker's end of the bridge of this name on this node; NotAnswered when there is none any more."""
 
     def __init__(self, name: str, node: str) -> None:
-        self._actor = ray.get_actor(name, namespace=cluster.NAMESPACE)
+        try:
+            self._actor = ray.get_actor(name, namespace=cluster.NAMESPACE)
+        except ValueError:
+            raise NotAnswered(_HAS_DIED) from None
         self._is_near = node == ray.get_runtime_context().get_node_id()
 
     def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
@@ -191,8 +202,7 @@ class BridgeLink(Bridge):
         if not self._is_near:
             out = pa.BufferOutputStream()
             _write(columns, out)
-            far: Future[MicroBatchResult] = self._actor.answer.remote(chain, position, out.getvalue()).future()
-            return far
+            return _in_short(self._actor.answer.remote(chain, position, out.getvalue()).future())
         # The kernel frees it with the last descriptor or mapping, whoever dies; the bridge needs the path only until it
         # has mapped it, and has when it answers.
         fd = os.memfd_create("penstock-micro-batch", os.MFD_CLOEXEC)
@@ -205,7 +215,24 @@ class BridgeLink(Bridge):
             os.close(fd)
             raise
         future.add_done_callback(lambda _: os.close(fd))
-        return future
+        return _in_short(future)
+
+
+def _in_short(answer: Future[MicroBatchResult]) -> Future[MicroBatchResult]:
+    """The same answer, or NotAnswered: Ray's errors are pages long. Their cause is not asked for its text, because an
+    error of py4j would ask a JVM that is in another process."""
+    short: Future[MicroBatchResult] = Future()
+
+    def done(answer: Future[MicroBatchResult]) -> None:
+        error = answer.exception()
+        if error is None:
+            short.set_result(answer.result())
+        else:
+            text = f"{type(error).__name__}: {error}"  # never empty
+            short.set_exception(NotAnswered(_HAS_DIED if isinstance(error, RayActorError) else essence(text)))
+
+    answer.add_done_callback(done)
+    return short
 
 
 def _write(columns: pa.RecordBatch, out: Any) -> None:

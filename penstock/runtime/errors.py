@@ -26,6 +26,7 @@ The first line of each class's own docstring says more. A test compares this tre
     │           └── PlacingCancelled    the job was cancelled while its workers waited for room
     ├── Infeasible                no placement of the tasks satisfies what was asked
     ├── SparkUnavailable          there is no working Spark session; names the cause and the remedy
+    ├── NotAnswered               Spark has not answered a micro-batch: the tasks run it
     ├── NotTheSame                Spark might answer otherwise than the tasks: the tasks run this micro-batch
     ├── StoreError                the checkpoint store cannot be used as asked; trying again will not help
     │   ├── StoreUnreachable      it did not answer or has no room; a later try may work, nothing is known to be lost

@@ -58,6 +58,8 @@ def test_windows_are_exact_while_the_job_switches_and_processes_die(
     seen(lambda s, one: s["state"] == "RUNNING" and one["records_in_spark"] > there, "and again after a worker's death")
     kill(first)
     status = seen(lambda _, one: one["failed"], "the bridge's death is noticed")
+    (why,) = {one["failed"] for one in status["dual"]["ranges"]}
+    assert why == "NotAnswered: the process that holds the Spark session has died"
     read = status["records_read"]
     seen(lambda s, _: s["records_read"] > read + 1_000, "the job goes on without it")
     job.stop()

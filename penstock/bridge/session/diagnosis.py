@@ -44,7 +44,7 @@ def diagnose(versions: Mapping[str, str | None], java: Java | None, error_text: 
                 cause = explanation.format(*found.groups())
                 break
         else:
-            cause = f"{_essence(error_text)}."
+            cause = f"{essence(error_text)}."
             if java and java.major and java.major > 17:
                 cause += f" Java {java.major} may be the reason: Spark 3.5 is made for 11 and 17."
     if not cause:
@@ -160,7 +160,7 @@ def _numbers(version: str | None) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version or "")[:3])
 
 
-def _essence(text: str) -> str:
+def essence(text: str) -> str:
     """The line of a long error text that says most: the innermost cause, or the last line."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]
