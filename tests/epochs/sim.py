@@ -664,8 +664,10 @@ class EpochCluster:
         self.asked: dict[int, str] = {}  # rescales that have not begun: request, operator
         self.requests = 0  # of drivers
         self.replies: dict[int, Exception | None] = {}
+        self._hang: set[tuple[int, int]] = set()  # processes of which the JobHost was told that they hang
         self._watched: list[tuple[int, int]] = []  # processes that hang, of which the JobHost is not told yet
-        self.remembered: tuple[Plan, dict[int, int]] | None = None  # a plan and a placement that were so once
+        self._placed_before: dict[int, int] = {}  # as of the last command
+        self.remembered: list[tuple[Plan, dict[int, int]]] = []  # plans and placements that were so once
         self.timers: list[tuple[float, int, bool, Callable[[], Any]]] = []  # when, number, the master's, what
         self.numbers = 0
         self.idle = 0
@@ -723,7 +725,7 @@ class EpochCluster:
         self.asked.clear()
         self._watched.clear()
         self.answered_from = self.requests  # what an earlier master was asked died with it
-        self.remembered = None
+        self.remembered.clear()
         self.host = JobHost(
             self.first_plan,
             HostOptions(faults.workers, options, has_store=True, flow=self.made.flow),
@@ -795,7 +797,9 @@ class EpochCluster:
             operator = self.asked.pop(self.host._requests.rescaling[-1])
             self.counts["rescales"] += 1
             self.checks.replanned(self._looked_at, self.host.plan, operator)
+            self.remembered.append((self._looked_at, self._placed_before))
             self._looked_at = self.host.plan
+        self._placed_before = dict(self.host.placed)
         if isinstance(command, protocol.Trigger) and command.parking:
             moving = self.coordinator._moving
             assert moving is not None
@@ -841,6 +845,7 @@ class EpochCluster:
                 self.replies[command.request] = command.error
                 self.asked.pop(command.request, None)
             elif isinstance(command, host_commands.KillProcess):
+                assert (command.worker, command.incarnation) in self._hang, f"{command} of a process that does not hang"
                 hanging = self.processes.get(command.worker)
                 if hanging is None or hanging.incarnation != command.incarnation:
                     continue  # it has died meanwhile, which the JobHost does not know yet
@@ -951,14 +956,17 @@ class EpochCluster:
         self.migrations -= 1
         plan, placed = self.plan, dict(self.placed)
         measured = self.rng.random() < 0.5
-        if measured and self.remembered is not None and self.rng.random() < 0.5:
-            plan, placed = self.remembered
-        self.remembered = (self.plan, dict(self.placed))
+        if measured and self.remembered and self.rng.random() < 0.5:
+            plan, placed = self.rng.choice(self.remembered)
+        self.remembered.append((self.plan, dict(self.placed)))
         wanted = dict(placed)
         for task in self.rng.sample(sorted(wanted), self.rng.randrange(1, min(3, len(wanted)) + 1)):
             wanted[task] = self.rng.randrange(self.faults.workers)
         if measured:
+            moving = self.coordinator.migrating
             self._do(self.host.better_placed(plan, placed, wanted, self.now))
+            stale = plan is not self.plan or placed != self.placed
+            assert moving or not (stale and self.coordinator.migrating), "what was planned for another plan is done"
             return
         names = {plan.task_name(plan.by_number[task]): worker for task, worker in wanted.items()}
         self.requests += 1
@@ -992,6 +1000,7 @@ class EpochCluster:
         else:
             return
         self.counts["processes that hang"] += 1
+        self._hang.add((worker, incarnation))
         self._do(self.host.process_hangs(worker, incarnation, True, self.now))
 
     # --- processes -----------------------------------------------------------------------------------------------

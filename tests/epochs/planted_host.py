@@ -1,0 +1,204 @@
+"""Faults to plant into the JobHost: entries of the table of tests/planting.py. The simulated cluster must find all but
+one, which does no harm where no ring grows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from penstock.runtime.epochs.coordinator import BuildTasks, RemoveTasks
+from penstock.runtime.host.commands import FindOlder, JobEnd, KillProcess
+from penstock.runtime.host.driver_requests import RescaleRequest
+from penstock.runtime.host.job_host import JobHost
+from penstock.runtime.host.status import StatusBuilder
+from penstock.runtime.host.worker_lives import WorkerLives
+from penstock.runtime.program.plan import Plan
+from tests.epochs.sim import Faults
+from tests.planting import Seeds, Test, planted_fault
+
+HOST = "penstock/runtime/host/job_host.py"
+SCENES = "tests/runtime/test_job_host.py"
+
+
+def _patch(name: str, new: Any, owner: Any = JobHost) -> Any:
+    return mock.patch.object(owner, name, new)
+
+
+@contextlib.contextmanager
+def _all(*patches: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+@planted_fault(HOST, Seeds(1, lambda faults: faults.migrations > 0 and faults.rescales > 0))
+def _plan_of_before() -> Any:
+    """What was planned for another plan, or another placement, is taken up."""
+
+    def better_placed(self: JobHost, plan: Plan, placed: Any, wanted: Any, now: float) -> Any:
+        self._obey(self.coordinator.migrate(wanted, now), now)
+        return self._settled(now)
+
+    return _patch("better_placed", better_placed)
+
+
+@planted_fault(HOST, Test(f"{SCENES}::test_processes_start_and_tasks_are_built_when_all_have_removed_theirs"))
+def _removal_not_awaited() -> Any:
+    """Tasks are built, and processes started, before all workers have removed theirs."""
+    remove = JobHost._remove_tasks
+
+    def at_once(self: JobHost, command: RemoveTasks) -> None:
+        remove(self, command)
+        self._removing.clear()
+
+    return _patch("_remove_tasks", at_once)
+
+
+@planted_fault(HOST, Seeds(1, lambda faults: faults.kills > 0))
+def _addresses_of_before() -> Any:
+    """Workers that build tasks are told where the others were when tasks were removed."""
+    remove, build = JobHost._remove_tasks, JobHost._make_tasks
+    known: dict[int, dict[int, str]] = {}
+
+    def note(self: JobHost, command: RemoveTasks) -> None:
+        known[id(self)] = {info["index"]: info["address"] for info in self.lives.infos()}
+        remove(self, command)
+
+    def with_old(self: JobHost, command: BuildTasks) -> None:
+        old = known.get(id(self)) or self.lives.addresses()
+        with mock.patch.object(WorkerLives, "addresses", return_value=old):
+            build(self, command)
+
+    return _all(_patch("_remove_tasks", note), _patch("_make_tasks", with_old))
+
+
+@planted_fault(HOST, Seeds(911, lambda faults: faults.kills > 0 and faults.workers == 1))
+def _finished_while_saving() -> Any:
+    """A job in which no run loop runs has finished, also while the coordinator puts off a death."""
+    end = JobHost._end_if_over
+
+    def too_early(self: JobHost, now: float) -> None:
+        if not self.running and self.coordinator.state == "RUNNING" and not self._failures:
+            self._fail(JobEnd("FINISHED"), now)
+        end(self, now)
+
+    return _patch("_end_if_over", too_early)
+
+
+@planted_fault(HOST, Seeds(1, lambda faults: faults.kills > 0))
+def _death_told_twice() -> Any:
+    """The death of a worker is told to the coordinator twice, so that two processes are started for it."""
+    lost = JobHost._lost
+
+    def twice(self: JobHost, worker: int, reason: str, now: float) -> None:
+        lost(self, worker, reason, now)
+        lost(self, worker, reason, now)
+
+    return _patch("_lost", twice)
+
+
+@planted_fault(HOST, Seeds(11, lambda faults: faults.rescales > 0 and faults.asks > 0))
+def _status_of_another_plan() -> Any:
+    """The status goes on with the plan of the job's start while tasks change."""
+    return _patch("of", lambda self, plan: self, StatusBuilder)
+
+
+@planted_fault(HOST, Seeds(180, lambda faults: faults.migrations > 0 and faults.asks > 0))
+def _placed_as_at_the_start() -> Any:
+    """That tasks run elsewhere is not noted."""
+    return _patch("_now_placed", lambda self, placed: None)
+
+
+@planted_fault(HOST, Seeds(44, lambda faults: faults.rescales > 0))
+def _request_forgotten() -> Any:
+    """A rescale for which the epoch does not do is given up without a reply."""
+    replan = JobHost._replan
+
+    def careless(self: JobHost, request: RescaleRequest, now: float) -> None:
+        replan(self, request, now)
+        if request in self._requests.at_epoch:
+            self._requests.at_epoch.remove(request)
+
+    return _patch("_replan", careless)
+
+
+@planted_fault(HOST, Seeds(102, lambda faults: faults.hangs > 0 and faults.kills > 2))
+def _another_is_killed() -> Any:
+    """A process is killed because an earlier one of its worker hung."""
+
+    def process_hangs(self: JobHost, worker: int, incarnation: int, stopped: bool, now: float) -> Any:
+        self.lives.hangs(worker, incarnation, None)
+        self._out.append(KillProcess(worker, self.lives.incarnation(worker)))
+        return self._settled(now)
+
+    return _patch("process_hangs", process_hangs)
+
+
+@planted_fault(HOST, Seeds(167, lambda faults: faults.damages > 0))
+def _begins_anew() -> Any:
+    """A job of which no epoch is left begins again, whatever its sinks have committed."""
+
+    def found_older(self: JobHost, manifest: Any, refused: FindOlder, now: float) -> Any:
+        self._obey(self.coordinator.rewind(manifest, now), now)
+        return self._settled(now)
+
+    return _patch("found_older", found_older)
+
+
+@planted_fault(HOST, Seeds(219, lambda faults: faults.rescales > 0 and faults.master_kills > 0))
+def _parallelism_not_saved() -> Any:
+    """Manifests do not say how many tasks operators have been given."""
+    replan = JobHost._replan
+
+    def careless(self: JobHost, request: RescaleRequest, now: float) -> None:
+        replan(self, request, now)
+        self.parallelism.clear()
+
+    return _patch("_replan", careless)
+
+
+@planted_fault(HOST, Seeds(4, lambda faults: faults.master_kills > 0 and faults.kills > 0))
+def _numbers_of_an_earlier_life() -> Any:
+    """A JobHost that is made anew counts generations from the beginning again."""
+    init = JobHost.__init__
+
+    def forgetful(self: JobHost, *arguments: Any, earlier: int = 0, **others: Any) -> None:
+        init(self, *arguments, **others)
+        self.coordinator.generation = 0
+
+    return _patch("__init__", forgetful)
+
+
+@planted_fault(HOST, Seeds(3, lambda faults: faults.kills > 2))
+def _the_dead_are_waited_for() -> Any:
+    """A worker that has died before it removed its tasks is waited for."""
+    over = JobHost._over
+
+    def waits(self: JobHost, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
+        waiting = worker in self._removing
+        over(self, worker, now, then)
+        if waiting:
+            self._removing.add(worker)
+
+    return _patch("_over", waits)
+
+
+def _any(faults: Faults) -> bool:
+    return True
+
+
+@planted_fault(HOST, Seeds(1, _any))
+def _commits_are_not_awaited() -> Any:
+    """Whether workers have committed the last epoch is not told to the coordinator."""
+    complete = JobHost._complete
+
+    def deaf(self: JobHost, command: Any, now: float) -> None:
+        complete(self, command, now)
+        if command.final:
+            for number, (worker, handler) in list(self._calls.items()):
+                self._calls[number] = (worker, type(handler)(lambda answer, now: None, handler.refused))
+
+    return _patch("_complete", deaf)
