@@ -34,7 +34,7 @@ def _all(*patches: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-@planted_fault(HOST, Seeds(1, lambda faults: faults.migrations > 0 and faults.rescales > 0))
+@planted_fault(HOST, Seeds(358, lambda faults: faults.migrations > 0 and faults.rescales > 0))
 def _plan_of_before() -> Any:
     """What was planned for another plan, or another placement, is taken up."""
 
