@@ -15,7 +15,7 @@ import pytest
 import penstock
 
 ROOT = Path(penstock.__file__).parent
-FLOORS = ("runtime", "placement", "bridge", "actors", "apps")
+FLOORS = ("runtime", "placement", "bridge", "local", "actors", "apps")
 _IMPORTERS = ("importlib.import_module", "import_module", "__import__")
 MODULES = sorted(ROOT.rglob("*.py"))
 
