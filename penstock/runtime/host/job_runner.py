@@ -416,7 +416,9 @@ class JobRunner:
             return JobEnd("CANCELLED") if self._cancelling else JobEnd("FAILED", str(error), kind="resources")
         except PenstockError as error:
             return JobEnd("FAILED", str(error))
-        except Exception as error:
+        except Exception as error:  # a fault of Penstock's own: the job must end, and say what led there
+            if self._host is not None:
+                logger.error("job %s: what led to the end of its host:\n%s", self._name, self._host.story())
             return _end_by_own_fault(error)
 
     def _open(self) -> JobEnd | None:
