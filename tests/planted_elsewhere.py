@@ -7,6 +7,7 @@ from unittest import mock
 
 from penstock.bridge.burst import BurstDetector
 from penstock.placement.refinement import Partition
+from penstock.runtime.lifecycle import Machine
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.sinks.parts import PartsWriter
 from tests.planting import Test, planted_fault
@@ -54,3 +55,17 @@ def _no_limit_on_nodes() -> Any:
 def _no_dwelling() -> Any:
     """A range that has just switched may switch back at once."""
     return mock.patch.object(BurstDetector, "dwell_s", 0.0)
+
+
+@planted_fault(
+    "penstock/runtime/lifecycle.py",
+    Test("tests/runtime/test_lifecycle.py::test_an_event_is_taken_passed_over_or_refused"),
+)
+def _impossible_events_are_passed_over() -> Any:
+    """An event that a state excludes is ignored, as if the table gave a reason."""
+    move = Machine.move
+
+    def silent(self: Any, event: str, why: str = "") -> bool:
+        return (self.state, event) in self.table.answers and move(self, event, why)
+
+    return mock.patch.object(Machine, "move", silent)

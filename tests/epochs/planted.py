@@ -530,6 +530,45 @@ def _ends_before_commits() -> Any:
     return _patch(Coordinator, "saved", at_once)
 
 
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(5, lambda faults: faults.kills > 1))
+def _late_answer_counts() -> Any:
+    """A worker's answer to an order to build tasks that was given up is taken for the answer to the present one."""
+    made = Coordinator.made
+
+    def any_generation(self: Coordinator, worker: int, generation: int, now: float) -> Any:
+        return made(self, worker, self.generation, now)
+
+    return _patch(Coordinator, "made", any_generation)
+
+
+@planted_fault("penstock/runtime/worker/task.py", Seeds(512, _several_epochs))
+def _an_end_is_forgotten() -> Any:
+    """A task that had ended in the epoch that it goes on from takes up its input again."""
+    restore_task = Task.restore
+
+    def goes_on(self: Task, epoch: int, saved: Any, *, finished: bool, whole_next: bool) -> None:
+        restore_task(self, epoch, saved, finished=False, whole_next=whole_next)
+
+    return _patch(Task, "restore", goes_on)
+
+
+@planted_fault(
+    "penstock/runtime/worker/task.py", Seeds(41, lambda faults: faults.diversions > 0 and _several_epochs(faults))
+)
+def _returns_too_early() -> Any:
+    """A task takes up its input as records again while Spark still has micro-batches of it."""
+
+    def undivert(self: Task) -> None:
+        self._divert = None
+        if self._life.move("undivert"):
+            self.all_answered()
+
+    return _patch(Task, "undivert", undivert)
+
+
 # --- the operation stream --------------------------------------------------------------------------------------------
 
 
