@@ -247,27 +247,26 @@ def _left(out: Path) -> list[Any]:
 
 
 def note_commands(master: Any) -> None:
-    """Runs in the JobMaster: note when it does what for the epochs and for recovery, from now on."""
+    """Runs in the JobMaster: note when the coordinator commands what, and when processes are started and ready, from now
+    on."""
     notes: list[tuple[str, int | None, int]] = []
     master.notes_of_benchmark = notes
-    do = master._do
+    runner = master._runner
 
-    def doing(commands: list[Any]) -> None:
-        now = monotonic_ns()
-        notes.extend((type(command).__name__, getattr(command, "epoch", None), now) for command in commands)
-        do(commands)
+    def decided(command: Any) -> None:
+        notes.append((type(command).__name__, getattr(command, "epoch", None), monotonic_ns()))
 
     def noted(name: str) -> None:
-        method = getattr(master, name)
+        method = getattr(runner, name)
 
         def wrapped(*arguments: Any) -> Any:
             notes.append((name, None, monotonic_ns()))
             return method(*arguments)
 
-        setattr(master, name, wrapped)
+        setattr(runner, name, wrapped)
 
-    master._do = doing
-    for name in ("_new_actor", "_connect", "_install"):
+    runner._host._decided = decided
+    for name in ("_start", "_ready"):
         noted(name)
 
 

@@ -196,11 +196,10 @@ def _phases(notes: list[tuple[str, int | None, int]], killed: int) -> dict[str, 
     """The steps between the kill and the command to go on, in seconds."""
     names = {
         "RemoveTasks": "detected",
-        "_new_actor": "tasks cut",
-        "_connect": "process started",
-        "_install": "connected",
-        "BuildTasks": "make told",
-        "ConnectTasks": "tasks made",
+        "_start": "tasks removed",
+        "_ready": "process connected",
+        "BuildTasks": "building commanded",
+        "ConnectTasks": "tasks built",
     }
     phases: dict[str, float] = {}
     last = killed
