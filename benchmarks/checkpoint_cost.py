@@ -247,8 +247,8 @@ def _left(out: Path) -> list[Any]:
 
 
 def note_commands(master: Any) -> None:
-    """Runs in the JobMaster: note when the coordinator commands what, and when processes are started and ready, from now
-    on."""
+    """Runs in the JobMaster: note from now on when the coordinator commands what, and when processes are started and
+    ready."""
     notes: list[tuple[str, int | None, int]] = []
     master.notes_of_benchmark = notes
     runner = master._runner
