@@ -45,6 +45,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFixture(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What uses the cluster is marked `ray`, before `-m` chooses."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.ray)
+
+
 def pytest_collection_finish() -> None:
     """What thousands of tests consist of stays to the end: the garbage collector need not look through it each time."""
     gc.collect()

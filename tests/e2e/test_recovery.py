@@ -24,12 +24,12 @@ from penstock.actors.cluster import NAMESPACE, master_name
 from penstock.actors.job import Job
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.worker.blackbox import Watcher
-from tests.e2e.jobs import run
+from tests.e2e.jobs import Carrier, run
 from tests.e2e.kill_campaign import Tormentor, master_pid
 from tests.e2e.processes import LIMIT_S, alive, command, descendants, kill, penstock_segments, wait_gone, wait_until
 from tests.e2e.recovery_flows import FLOWS, parts
 
-pytestmark = pytest.mark.ray
+LOCAL = pytest.mark.parametrize("carrier", ["local"], indirect=True)
 
 RATE = 5_000.0
 
@@ -65,7 +65,7 @@ def running_again(job: Any, gone: set[int]) -> None:
 
     def runs() -> bool:
         status = job.status()
-        if status["state"] == "FINISHED":  # on a slow machine: before anybody looked
+        if status["state"] in ("FINISHED", "FAILED"):  # on a slow machine: before anybody looked
             return True
         return status["state"] in ("RUNNING", "STOPPING") and not gone & {w["pid"] for w in status["workers"]}
 
@@ -84,7 +84,7 @@ def new_workers(before: set[int]) -> int:
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         for pid in descendants(os.getpid()):
-            if pid not in before and "ray::Worker" in command(pid):
+            if pid not in before and ("ray::Worker" in command(pid) or "start_worker" in command(pid)):
                 return pid
         time.sleep(0.002)
     raise AssertionError("no process was started")
@@ -106,11 +106,12 @@ def placed(job: Any, operator: str) -> list[int]:
     ],
 )
 def test_killed_at_random(
-    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, name: str, kinds: tuple[str, ...]
+    carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path, name: str, kinds: tuple[str, ...]
 ) -> None:
     chosen = seed()
     made = FLOWS[name](fresh_name(), tmp_path / "out", int(6 * RATE), RATE, chosen)
-    tormentor = Tormentor(made, 2, iter(kinds), random.Random(chosen), RATE, tmp_path / "epochs")
+    place = tmp_path / "epochs"
+    tormentor = Tormentor(made, 2, iter(kinds), random.Random(chosen), RATE, place, local=carrier.local)
     tormentor.run(len(kinds), pause_s=1.0)
     assert tormentor.kills
     assert all(recovered.gap_before_s is None or recovered.gap_before_s < 5.0 for recovered in tormentor.kills)
@@ -119,10 +120,14 @@ def test_killed_at_random(
 # --- at awkward moments --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", ["worker", "master"])
-def test_before_the_first_epoch(cluster: str, fresh_name: Callable[[], str], tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("carrier", "victim"),
+    [("local", "worker"), pytest.param("ray", "master", marks=pytest.mark.ray)],
+    indirect=["carrier"],
+)
+def test_before_the_first_epoch(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path, victim: str) -> None:
     made = FLOWS["wordcount"](fresh_name(), tmp_path / "out", int(3 * RATE), RATE, 1)
-    job = run(made.flow, workers=2, epoch_interval_s=600.0)
+    job = carrier.run(made.flow, workers=2, epoch_interval_s=600.0)
     flowing(job)
     if victim == "worker":
         gone = {kill_worker(job, 1)}
@@ -136,10 +141,11 @@ def test_before_the_first_epoch(cluster: str, fresh_name: Callable[[], str], tmp
     made.check()
 
 
-def test_a_worker_while_another_recovers(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+@LOCAL
+def test_a_worker_while_another_recovers(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path) -> None:
     """The second dies while the first is being started, and then a process that is just being started."""
     made = FLOWS["timers"](fresh_name(), tmp_path / "out", int(4 * RATE), RATE, 1)
-    job = run(made.flow, workers=2)
+    job = carrier.run(made.flow, workers=2)
     wait_until(lambda: complete(job) >= 1, "an epoch is complete")
     gone = set(worker_pids(job).values())
     kill_worker(job, 0)
@@ -234,18 +240,22 @@ def numbers_flow(name: str, directory: Path) -> tuple[ps.Flow, Callable[[], None
     return flow, check
 
 
-@pytest.mark.parametrize("victim", ["worker", "master"])
-def test_right_after_stop(cluster: str, fresh_name: Callable[[], str], tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("carrier", "victim"),
+    [("local", "worker"), pytest.param("ray", "master", marks=pytest.mark.ray)],
+    indirect=["carrier"],
+)
+def test_right_after_stop(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path, victim: str) -> None:
     flow, check = numbers_flow(fresh_name(), tmp_path / "out")
-    job = run(flow, workers=2)
+    job = carrier.run(flow, workers=2)
     wait_until(lambda: complete(job) >= 1, "an epoch is complete")
     pids = {*worker_pids(job).values()}
-    master = master_pid(job)
+    victims = [max(pids)] if victim == "worker" else [master_pid(job)]
     job.stop()
-    kill(master if victim == "master" else max(pids))
+    kill(victims[0])
     assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
     check()
-    wait_gone([*pids, master], 10.0)
+    wait_gone([*pids, *victims], 10.0)
 
 
 @pytest.mark.parametrize(("method", "end"), [("stop", "FINISHED"), ("cancel", "CANCELLED")])
@@ -269,7 +279,8 @@ def test_what_somebody_asked_for_who_has_gone(
     assert not list((tmp_path / "epochs").rglob("*"))
 
 
-def test_after_a_source_has_ended(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+@LOCAL
+def test_after_a_source_has_ended(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path) -> None:
     """One of two sources is long at its end: it says so again to those that come back, or comes back and says so."""
     flow = ps.Flow(fresh_name())
     short = flow.read(ps.sources.Memory([f"short {i}" for i in range(1000)]), name="short")
@@ -278,7 +289,7 @@ def test_after_a_source_has_ended(cluster: str, fresh_name: Callable[[], str], t
     both = short.rebalance().map(str.upper, name="upper")
     (both.union(long).rebalance().map(str.lower).key_by(lambda text: text.split()[0]).count(emit="final").write(counts))
     both.write(ps.sinks.Files(tmp_path / "out"))
-    job = run(flow, workers=2, parallelism=2)
+    job = carrier.run(flow, workers=2, parallelism=2)
 
     def ended() -> bool:
         tasks = [task for task in job.status()["tasks"] if "short" in task["name"] or "upper" in task["name"]]
@@ -295,7 +306,8 @@ def test_after_a_source_has_ended(cluster: str, fresh_name: Callable[[], str], t
     assert written == Counter(f"SHORT {i}" for i in range(1000))
 
 
-def test_timers_that_are_set_at_the_end(cluster: str, fresh_name: Callable[[], str]) -> None:
+@LOCAL
+def test_timers_that_are_set_at_the_end(carrier: Carrier, fresh_name: Callable[[], str]) -> None:
     """Timers are state: those that are far off survive a death, and fire once at the end."""
 
     def work(ctx: ps.ProcessContext, key: int, record: int) -> None:
@@ -315,7 +327,7 @@ def test_timers_that_are_set_at_the_end(cluster: str, fresh_name: Callable[[], s
         .process(work, on_timer=lambda ctx, key, at_ms: [(key, at_ms, ctx.get())])
         .write(fired)
     )
-    job = run(flow, workers=2, epoch_interval_s=0.5)
+    job = carrier.run(flow, workers=2, epoch_interval_s=0.5)
     wait_until(lambda: complete(job) >= 2, "two epochs are complete")
     kill_worker(job, 1)
     job.wait(LIMIT_S, progress=False)
@@ -362,8 +374,9 @@ def endless(name: str) -> ps.Flow:
     return flow
 
 
-def test_too_many_deaths(cluster: str, fresh_name: Callable[[], str]) -> None:
-    job = run(endless(fresh_name()), workers=2, max_restarts=1)
+@LOCAL
+def test_too_many_deaths(carrier: Carrier, fresh_name: Callable[[], str]) -> None:
+    job = carrier.run(endless(fresh_name()), workers=2, max_restarts=1)
     flowing(job)
     seen = set(worker_pids(job).values())
     running_again(job, {kill_worker(job, 0)})
@@ -378,17 +391,21 @@ def test_too_many_deaths(cluster: str, fresh_name: Callable[[], str]) -> None:
     wait_gone(sorted(seen), 10.0)
 
 
-@pytest.mark.parametrize("victim", ["worker", "master"])
-def test_no_restarts_wanted(cluster: str, fresh_name: Callable[[], str], victim: str) -> None:
-    job = run(endless(fresh_name()), workers=2, max_restarts=0)
+@pytest.mark.parametrize(
+    ("carrier", "victim"),
+    [("local", "worker"), pytest.param("ray", "master", marks=pytest.mark.ray)],
+    indirect=["carrier"],
+)
+def test_no_restarts_wanted(carrier: Carrier, fresh_name: Callable[[], str], victim: str) -> None:
+    job = carrier.run(endless(fresh_name()), workers=2, max_restarts=0)
     flowing(job)
     pids = worker_pids(job)
-    master = master_pid(job)
-    kill(pids[1] if victim == "worker" else master)
+    killed = pids[1] if victim == "worker" else master_pid(job)
+    kill(killed)
     expected = rf"worker 1 \(process {pids[1]}\) died" if victim == "worker" else "JobMaster died"
     with pytest.raises(ps.JobFailed, match=expected):
         job.wait(LIMIT_S, progress=False)
-    wait_gone([*pids.values(), master], 10.0)
+    wait_gone([*pids.values(), killed], 10.0)
     assert penstock_segments() == []
 
 
@@ -408,10 +425,11 @@ def poisoned(name: str, at: int) -> ps.Flow:
     return flow
 
 
-def test_a_function_that_raises_in_a_job_that_has_recovered(cluster: str, fresh_name: Callable[[], str]) -> None:
+@LOCAL
+def test_a_function_that_raises_in_a_job_that_has_recovered(carrier: Carrier, fresh_name: Callable[[], str]) -> None:
     """It would raise again: going back would not help. In a job without deaths: tests/e2e/test_ends.py."""
     at = 6000
-    job = run(poisoned(fresh_name(), at), workers=2)
+    job = carrier.run(poisoned(fresh_name(), at), workers=2)
     flowing(job)
     pids = worker_pids(job)
     running_again(job, {kill_worker(job, 1)})
@@ -429,7 +447,8 @@ def test_a_function_that_raises_in_a_job_that_has_recovered(cluster: str, fresh_
 
 
 @pytest.mark.parametrize("what", ["state", "sink"])
-def test_state_that_cannot_be_saved(cluster: str, fresh_name: Callable[[], str], what: str) -> None:
+@LOCAL
+def test_state_that_cannot_be_saved(carrier: Carrier, fresh_name: Callable[[], str], what: str) -> None:
     def work(ctx: ps.ProcessContext, key: int, record: int) -> None:
         ctx.set(threading.Lock() if what == "state" else record)
 
@@ -446,7 +465,7 @@ def test_state_that_cannot_be_saved(cluster: str, fresh_name: Callable[[], str],
         .process(work, name="keeper")
         .write(ps.sinks.Null() if what == "state" else Stubborn(), name="out")
     )
-    job = run(flow, workers=1)
+    job = carrier.run(flow, workers=1)
     with pytest.raises(ps.JobFailed) as failed:
         job.wait(LIMIT_S, progress=False)
     message = str(failed.value)
@@ -467,7 +486,10 @@ def test_what_a_process_that_is_gone_was_doing_is_not_known() -> None:
 # --- kills from outside, and records that kill ---------------------------------------------------------------------
 
 
-def test_equal_records_outlive_kills_from_outside(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+@LOCAL
+def test_equal_records_outlive_kills_from_outside(
+    carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
     """A worker is killed again and again while a task has one of many equal records, and epochs complete between. By
     the rule that knows a record by its value and its operator alone it is poison from the fifth death on."""
 
@@ -480,7 +502,7 @@ def test_equal_records_outlive_kills_from_outside(cluster: str, fresh_name: Call
     words = flow.read(ps.sources.Memory(["the"] * 900), name="read").rebalance()
     words.map(slow, name="skipping", on_error="skip").write(out)
     words.map(slow, name="failing").write(kept)
-    job = run(flow, workers=2, epoch_interval_s=0.2, max_restarts=1000, checkpoints=tmp_path)
+    job = carrier.run(flow, workers=2, epoch_interval_s=0.2, max_restarts=1000, checkpoints=tmp_path)
     flowing(job)
     slowest = placed(job, "failing")[0]
     for i in range(6):
@@ -500,9 +522,9 @@ def test_equal_records_outlive_kills_from_outside(cluster: str, fresh_name: Call
 # --- what can be seen ----------------------------------------------------------------------------------------------
 
 
-def test_what_status_says_of_epochs(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+def test_what_status_says_of_epochs(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path) -> None:
     name = fresh_name()
-    job = run(endless(name), workers=2, checkpoints=tmp_path, epoch_interval_s=0.3)
+    job = carrier.run(endless(name), workers=2, checkpoints=tmp_path, epoch_interval_s=0.3)
     flowing(job)
     wait_until(lambda: complete(job) >= 3, "epochs follow each other")
     epochs = job.status()["epochs"]
@@ -521,8 +543,11 @@ def test_what_status_says_of_epochs(cluster: str, fresh_name: Callable[[], str],
     assert not list(tmp_path.rglob("*"))
 
 
-def test_without_epochs_there_is_nothing_to_say(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
-    job = run(endless(fresh_name()), epoch_interval_s=None, checkpoints=tmp_path / "none")
+@LOCAL
+def test_without_epochs_there_is_nothing_to_say(
+    carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    job = carrier.run(endless(fresh_name()), epoch_interval_s=None, checkpoints=tmp_path / "none")
     flowing(job)
     assert "epochs" not in job.status()
     job.cancel()
@@ -610,13 +635,13 @@ def test_a_detached_job_s_master_is_killed(cluster: str, fresh_name: Callable[[]
     wait_gone([*gone, master], 10.0)
 
 
-def test_no_pause_before_the_failure(cluster: str, fresh_name: Callable[[], str]) -> None:
+def test_no_pause_before_the_failure(carrier: Carrier, fresh_name: Callable[[], str]) -> None:
     """Of a flow in two halves, one on each worker, the half without the failure notices nothing."""
     flow = ps.Flow(fresh_name())
     for half in (0, 1):  # dealt to the workers in turn
         source = ps.sources.Generator(lambda i: i, rate=2000)
         flow.read(source, name=f"read{half}", parallelism=1).map(str).write(ps.sinks.Null(), name=f"write{half}")
-    job = run(flow, workers=2, parallelism=1)
+    job = carrier.run(flow, workers=2, parallelism=1)
     wait_until(lambda: complete(job) >= 1, "an epoch is complete")
     assert placed(job, "read0") == [0]
     assert placed(job, "read1") == [1]
