@@ -35,6 +35,7 @@ BENCHMARKS = {
     "monitor_cost": ("monitor_cost", "WordCount while what its tasks send is measured and planned by, and not"),
     "migration": ("migration", "how long a task stands still that moves to another worker"),
     "idle": ("idle", "CPU that a job with nothing to do uses"),
+    "local_start": ("local_start", "local jobs beside Ray, Bytewax, a loop: start, memory, throughput, latency"),
     "control": ("control", "start-up time; latency of job.status() under load"),
     "job_end": ("job_end", "time from the end of a job to the end of its last process"),
 }

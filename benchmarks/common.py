@@ -328,10 +328,11 @@ def stop_ray() -> None:
 
 
 def run_job(flow: Any, *, timeout: float = 300.0, **options: Any) -> dict[str, Any]:
-    """Run a Penstock flow to its end on the invocation's Ray; its last status."""
+    """Run a Penstock flow to its end on the invocation's Ray, or with local=True without Ray; its last status."""
     from penstock.actors.run import run
 
-    ray_cluster()
+    if not options.get("local"):
+        ray_cluster()
     return run(flow, **options).wait(timeout, progress=False)
 
 

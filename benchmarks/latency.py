@@ -74,14 +74,16 @@ class Load:
 Contestant = Callable[[Load], dict[str, float]]
 
 
-def penstock(build: Callable[[ps.Flow, ps.Stream, int], ps.Stream], workers: int, keyed: int) -> Contestant:
+def penstock(
+    build: Callable[[ps.Flow, ps.Stream, int], ps.Stream], workers: int, keyed: int, *, local: bool = False
+) -> Contestant:
     """A Penstock job: one source task, `keyed` tasks behind the key. build(stream, keyed) adds the operators."""
 
     def run(load: Load) -> dict[str, float]:
         flow = ps.Flow(f"bench-latency-{next(_number)}", parallelism=1)
         stream = build(flow, flow.read(Paced(load.pacer())), keyed)
         stream.write(LatencySink(Latencies(str(load.out), load.updates)), parallelism=keyed)
-        run_job(flow, workers=workers, epoch_interval_s=None)  # as the peers, which save nothing
+        run_job(flow, workers=workers, epoch_interval_s=None, local=local)  # as the peers, which save nothing
         return load.result("penstock")
 
     return run

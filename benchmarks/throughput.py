@@ -50,13 +50,15 @@ def plain(flow: str) -> Callable[[Input], float]:
     return run
 
 
-def penstock(build: Callable[[Input, str], ps.Flow], workers: int, parallelism: int | None) -> Callable[[Input], float]:
+def penstock(
+    build: Callable[[Input, str], ps.Flow], workers: int, parallelism: int | None, *, local: bool = False
+) -> Callable[[Input], float]:
     """A Penstock job; build(input, name) makes its flow."""
 
     def run(data: Input) -> float:
         flow = build(data, f"bench-{next(_number)}")
         # The peers save nothing; what epochs cost is measured by checkpoint_cost.
-        run_job(flow, workers=workers, parallelism=parallelism, epoch_interval_s=None)
+        run_job(flow, workers=workers, parallelism=parallelism, epoch_interval_s=None, local=local)
         return data.rate("penstock")
 
     return run
