@@ -19,7 +19,7 @@ from tests.epochs.sim import Faults
 from tests.planting import Seeds, Test, planted_fault
 
 HOST = "penstock/runtime/host/job_host.py"
-SCENES = "tests/runtime/test_job_host.py"
+SCENES = "tests/host/test_job_host.py"
 
 
 def _patch(name: str, new: Any, owner: Any = JobHost) -> Any:
