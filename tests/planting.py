@@ -20,7 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 #: The modules that hold entries.
-ENTRIES = ("tests.epochs.planted", "tests.epochs.planted_host", "tests.planted_elsewhere")
+ENTRIES = (
+    "tests.epochs.planted",
+    "tests.epochs.planted_host",
+    "tests.bridge.planted_scheduler",
+    "tests.planted_elsewhere",
+)
 #: A fault that is to be found by seeds must be found within so many.
 SEEDS = 3000
 #: Names the fault that a pytest process plants before it imports the tests (tests/conftest.py).

@@ -260,7 +260,9 @@ class ParadigmScheduler:
         if life != self._spark.number:
             return []
         starting = self._spark.state is SparkState.PREPARING
-        return self._lost(now, life, self._spark.fail(why), starting=starting)
+        # The range that has raised the doubt has told its reason already: the others must not tell another.
+        cause = self._spark.with_log(self._spark.doubt_reason or why)
+        return self._lost(now, life, self._spark.fail(why), starting=starting, cause=cause)
 
     def spark_answered(self, life: int) -> list[Command]:
         """Spark has answered to CheckSpark."""
@@ -417,15 +419,16 @@ class ParadigmScheduler:
         self._answers = answers
         return self._doubt(f"no micro-batch was answered for {self._quiet_s:.0f} s") if self._quiet_s > _QUIET_S else []
 
-    def _lost(self, now: float, life: int, why: str, *, starting: bool) -> list[Command]:
-        """Spark has been given up."""
+    def _lost(self, now: float, life: int, why: str, *, starting: bool, cause: str | None = None) -> list[Command]:
+        """Spark has been given up. `cause`: what the ranges tell of it, when not the whole reason."""
+        cause = why if cause is None else cause
         if starting:
-            self._tell_detectors("prepare failed", now, why)
+            self._tell_detectors("prepare failed", now, cause)
         else:
             for range_ in self._ranges:
                 # One that has told of a failure already waits for its next try.
                 if range_.detector.prepared or range_.detector.awaits_preparation:
-                    range_.detector.happened("bridge lost", now, why)
+                    range_.detector.happened("bridge lost", now, cause)
         return [KillSpark(life, why)]
 
     def _tell_detectors(self, event: Event, now: float, why: str = "") -> None:

@@ -94,6 +94,11 @@ class SparkLife:
         """The number of the present life, None while there is none."""
         return self._number if self.state in _THERE else None
 
+    @property
+    def doubt_reason(self) -> str | None:
+        """Why Spark is doubted, None while it is not."""
+        return self._why if self.state is SparkState.DOUBTED else None
+
     def prepare(self) -> int:
         """Spark is to be started. Returns the number of the new life."""
         self._move("prepare")

@@ -408,6 +408,7 @@ def test_a_dead_bridge_is_lost_for_all_ranges() -> None:
     assert job.diverted() == set()
     for chain in (0, other):
         assert "next try in 9 s" in job.status(chain)["reason"], "each has lost Spark once"
+    assert len(job.warnings) == 1, "and one tells of it"
 
     job.look(every=30.0)
     job.look()
