@@ -55,7 +55,7 @@ class Placer:
             found = self._first(plan, allowed)
         except (Infeasible, ImportError) as error:
             logger.warning("job %s is placed in turn: %s", plan.name, error)
-            found = baselines.dealt(len(plan.tasks), self._at.nodes)
+            found = baselines.in_turn(len(plan.tasks), self._at.nodes)
         workers = self._in_order(found)
         if allowed is not None:
             workers = self._where_allowed(allowed, workers)
@@ -92,7 +92,7 @@ class Placer:
     def _first(self, plan: Plan, allowed: Bools | None) -> Placement:
         method, nodes = self._options.method, self._at.nodes
         if method == "round-robin":
-            return baselines.dealt(len(plan.tasks), nodes)  # what to expect of the traffic is nothing to it
+            return baselines.in_turn(len(plan.tasks), nodes)  # what to expect of the traffic is nothing to it
         topology = _bound(of_plan(plan), allowed)
         if method == "traffic":
             return planned(with_data(plan, topology, self._at.places()), nodes, tasks=len(topology))

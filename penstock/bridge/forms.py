@@ -81,7 +81,7 @@ def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
     operators = tuple(map(_strict, chain.operators[first:at]))
     source = None if chain.source is None else chain.source.source
     if source is None and chain.operators[0].keyed:
-        return f"{chain.operators[0].name}: {chain.operators[0].stays}"
+        return f"{chain.operators[0].name}: {chain.operators[0].why_not_in_spark}"
     if at == len(chain.operators):
         leaving = [exchange for exchange in plan.exchanges if exchange.source == chain.index]
         if len(leaving) == 1 and isinstance(key := leaving[0].grouping, Key) and leaving[0].combiner is not None:
@@ -100,8 +100,8 @@ def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
 
 def _obstacle(plan: Plan, operator: Operator) -> str | None:
     """Why an operator cannot cross."""
-    if operator.stays is not None:
-        return operator.stays
+    if operator.why_not_in_spark is not None:
+        return operator.why_not_in_spark
     used = [exchange.output for exchange in plan.exchanges if exchange.operator == operator.name and exchange.output]
     used = [output for output in used if output in operator.outputs and output != "dead_letters"]
     return f"its side output {used[0]} is used" if used else None

@@ -193,7 +193,7 @@ class ParadigmScheduler:
         self._spark = SparkLife(options.spark.prepare_limit_s, hang_timeout_s)
         self._requests = DivertRequests()
         self._counts = OperatorCounts()
-        self._stays: dict[str, str] = {}  # chain -> why nothing of it can cross
+        self._why_not_in_spark: dict[str, str] = {}  # chain -> why nothing of it can cross
         self._ranges: list[_Range] = []
         self._failures: dict[int, int] = {}  # of each task: its last diversion that ended by itself
         self._warned: set[str] = set()  # since Spark was ready
@@ -210,7 +210,7 @@ class ParadigmScheduler:
             "spark": self._spark.absence if facts is None else facts.session,
             "processes": {} if facts is None else {"bridge": facts.bridge, "executors": dict(facts.executors)},
             "ranges": [self._status(range_) for range_ in self._ranges],
-            "stays": dict(self._stays),
+            "stays": dict(self._why_not_in_spark),
         }
 
     # --- events ----------------------------------------------------------------------------------------------------
@@ -299,11 +299,11 @@ class ParadigmScheduler:
     # --- ranges ----------------------------------------------------------------------------------------------------
 
     def _find_ranges(self) -> None:
-        self._stays, self._ranges = {}, []
+        self._why_not_in_spark, self._ranges = {}, []
         for chain in self._plan.chains:
             form = range_form(self._plan, chain)
             if isinstance(form, str):
-                self._stays[chain.name] = form
+                self._why_not_in_spark[chain.name] = form
             else:
                 self._ranges.append(_Range(form, BurstDetector(self._options.burst, _FIRST_GUESS)))
 

@@ -60,8 +60,8 @@ def vertices(plan: Plan, forms: Iterable[RangeForm], counts: Counts) -> list[Ver
 def crosses(plan: Plan, forms: Iterable[RangeForm]) -> Crosses:
     """Why an operator of the plan has no batch form, None if it has one."""
     merged = {form.aggregate for form in forms}
-    stays = {operator.name: operator.stays for chain in plan.chains for operator in chain.operators}
-    return lambda name: None if name in merged else stays[name]
+    reasons = {operator.name: operator.why_not_in_spark for chain in plan.chains for operator in chain.operators}
+    return lambda name: None if name in merged else reasons[name]
 
 
 def parts(forms: Iterable[RangeForm], operators: Collection[str]) -> dict[int, int]:

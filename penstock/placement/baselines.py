@@ -31,10 +31,10 @@ _METIS_TOTAL = 100_000_000
 
 def round_robin(topology: Topology, nodes: Sequence[Node]) -> Placement:
     """Storm's even scheduler: tasks in the order of the plan, dealt to all workers that the nodes can take in turn."""
-    return dealt(len(topology), nodes)
+    return in_turn(len(topology), nodes)
 
 
-def dealt(tasks: int, nodes: Sequence[Node]) -> Placement:
+def in_turn(tasks: int, nodes: Sequence[Node]) -> Placement:
     """Assigns `tasks` tasks in turn to all workers that the nodes can take. Workers are numbered across the nodes: the
     first of each node comes before the second of any."""
     turns = range(max(node.workers for node in nodes))

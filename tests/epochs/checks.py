@@ -233,7 +233,7 @@ class Checks:
         self._memory[new] = self._memory[last]
         self._marks[new] = self._marks[last]
 
-    def made(self, process: Process, command: protocol.BuildTasks) -> None:
+    def built(self, process: Process, command: protocol.BuildTasks) -> None:
         """A process has made its tasks again."""
         self._made_at.update(dict.fromkeys(command.tasks, command.epoch))
         for task in process.loop.wiring.mine(command.tasks):

@@ -444,13 +444,13 @@ def _acknowledge_before_written() -> Any:
 @planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(11, _several_epochs))
 def _no_triggers_again() -> Any:
     """Sources that went back are not told to begin the epochs that are under way again."""
-    made = Coordinator.made
+    made = Coordinator.built
 
     def forgetful(self: Coordinator, worker: int, generation: int, now: float) -> Any:
         commands = made(self, worker, generation, now)
         return [replace(command, triggers=()) if isinstance(command, ConnectTasks) else command for command in commands]
 
-    return _patch(Coordinator, "made", forgetful)
+    return _patch(Coordinator, "built", forgetful)
 
 
 @planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(1, lambda faults: faults.kills > 0))
@@ -536,12 +536,12 @@ def _ends_before_commits() -> Any:
 @planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(5, lambda faults: faults.kills > 1))
 def _late_answer_counts() -> Any:
     """A worker's answer to an order to build tasks that was given up is taken for the answer to the present one."""
-    made = Coordinator.made
+    built = Coordinator.built
 
     def any_generation(self: Coordinator, worker: int, generation: int, now: float) -> Any:
-        return made(self, worker, self.generation, now)
+        return built(self, worker, self.generation, now)
 
-    return _patch(Coordinator, "made", any_generation)
+    return _patch(Coordinator, "built", any_generation)
 
 
 @planted_fault("penstock/runtime/worker/task.py", Seeds(512, _several_epochs))
@@ -608,12 +608,12 @@ def _says_that_it_stops() -> Any:
 @planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(557, _moves))
 def _all_have_stopped() -> Any:
     """Tasks move alone, whether they have stopped or not."""
-    move = Coordinator._move
+    move = Coordinator._migrate_now
 
     def alone(self: Coordinator, placed: dict[int, int], parked: set[int]) -> Any:
         return move(self, placed, set(placed))
 
-    return _patch(Coordinator, "_move", alone)
+    return _patch(Coordinator, "_migrate_now", alone)
 
 
 @planted_fault("penstock/runtime/worker/run_loop.py", Seeds(5, _moves))
@@ -656,7 +656,7 @@ def _moved_senders_wait() -> Any:
 @planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(110, _moves))
 def _placed_as_before() -> Any:
     """After a move, a death takes back the tasks that used to be there."""
-    move = Coordinator._move
+    move = Coordinator._migrate_now
 
     def forgets(self: Coordinator, placed: dict[int, int], parked: set[int]) -> Any:
         before = self.placed
@@ -664,7 +664,7 @@ def _placed_as_before() -> Any:
         self.placed = before
         return commands
 
-    return _patch(Coordinator, "_move", forgets)
+    return _patch(Coordinator, "_migrate_now", forgets)
 
 
 @planted_fault(

@@ -370,7 +370,7 @@ class Faults:
 
 #: When a worker is likely to die where `Faults.moments` says so: a manifest is being written, an epoch is committed,
 #: the last epoch is written or committed, tasks are taken out, made, or joined.
-MOMENTS = ("save", "complete", "final", "cut", "make", "join")
+MOMENTS = ("save", "complete", "final", "remove_tasks", "build_tasks", "connect_tasks")
 
 NONE = Faults(kills=0)
 
@@ -742,7 +742,7 @@ class EpochCluster:
         self.keeper = StoreKeeper(self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False)
         if manifest is not None:
             self.store.forget_after(manifest.epoch)
-            self.keeper.go_on_from(manifest)
+            self.keeper.continue_from(manifest)
         self.checks.new_master()
         if self.stopping:  # the job's notes say so, whoever has died meanwhile
             self._do(self.host.stop(self.now))
@@ -801,7 +801,7 @@ class EpochCluster:
             self._looked_at = self.host.plan
         self._placed_before = dict(self.host.placed)
         if isinstance(command, protocol.Trigger) and command.parking:
-            moving = self.coordinator._moving
+            moving = self.coordinator._migration
             assert moving is not None
             self.story.append((self.now, f"MIGRATE {moving[1]}"))
             self.counts["migrations"] += 1
@@ -876,7 +876,7 @@ class EpochCluster:
         manifest = self._older(command.epoch)
         if manifest is not None:
             self.store.forget_after(manifest.epoch)
-            self.keeper.go_on_from(manifest)
+            self.keeper.continue_from(manifest)
         self._do(self.host.found_older(manifest, command, self.now))
 
     def _save(self, manifest: Manifest) -> None:
@@ -1092,21 +1092,21 @@ class EpochCluster:
             future = participant.trigger(epoch)
         elif call.method == "unpark":
             future = participant.unpark()
-        elif call.method == "rewrite":
-            future = participant.rewrite(command)
+        elif call.method == "save_whole_state":
+            future = participant.save_whole_state(command)
         elif call.method == "complete":
             future = participant.complete(command)
             answer = process.inbox.capacity
-        elif call.method == "cut":
+        elif call.method == "remove_tasks":
             transport.drop(call.arguments[1])
             future = participant.remove_tasks(command)
             answer = {"address": f"{process.worker}/{process.life}", "rings": {}}
-        elif call.method == "join":
+        elif call.method == "connect_tasks":
             future = participant.connect_tasks(command)
         elif call.method == "end":
             future = participant.end()
         else:
-            assert call.method == "make"
+            assert call.method == "build_tasks"
             command, addresses, _ = call.arguments
             transport.connect(addresses)
             try:
@@ -1117,8 +1117,8 @@ class EpochCluster:
                 return
         loop.do_calls()
         future.result(0)
-        if call.method == "make":
-            self.checks.made(process, command)
+        if call.method == "build_tasks":
+            self.checks.built(process, command)
         self._answer(process, lambda: self.host.answered(*_whose(process, call), answer, self.now))
         if call.method == "end":
             ended = lambda: self.host.run_ended(process.worker, process.incarnation, None, None, self.now)
@@ -1580,7 +1580,7 @@ class EpochCluster:
         self.counts["losses told"] += 1
         self.store.may_be_lost(names)
         commands = self.host.lost(names, reason, self.now)
-        self.counts["rewrites"] += any(getattr(command, "method", None) == "rewrite" for command in commands)
+        self.counts["rewrites"] += any(getattr(command, "method", None) == "save_whole_state" for command in commands)
         self._do(commands)
 
     # --- telling -------------------------------------------------------------------------------------------------
@@ -1598,7 +1598,7 @@ class EpochCluster:
             f"{self.faults}",
             f"coordinator: {master.state}, epoch {master.epoch}, begun {master.begun}, generation {master.generation}, "
             f"pending {sorted(master._pending)}, finished {sorted(master._finished)}, going back "
-            f"{sorted(master._going_back)}, missing {master._missing}, making {master._making}",
+            f"{sorted(master._going_back)}, missing {master._missing}, making {master._building}",
         ]
         for process in self.live:
             lines.append(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.epochs import compaction
-from penstock.runtime.epochs.compaction import put_together
+from penstock.runtime.epochs.compaction import compact_snapshots
 from penstock.runtime.epochs.manifest import Blob
 from penstock.runtime.epochs.snapshot import Merged, encode_snapshot
 from penstock.runtime.epochs.store import Store
@@ -40,7 +40,7 @@ def test_what_is_put_together_says_the_same(where: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(compaction, "SMALL_BYTES", 1 << 40 if where == "here" else 0)
     store, target = Store.open(tmp_path, "job"), Store.open(tmp_path, "savepoint")
     blobs, state = chain(store, 500, 4)
-    one = put_together(store, blobs, GROUPS, target, "snapshots/000009-1")
+    one = compact_snapshots(store, blobs, GROUPS, target, "snapshots/000009-1")
     merged = Merged(GROUPS)
     merged.add_task([target.get(one)], None)
     assert merged.operators["op"].maps["state"] == state
@@ -53,10 +53,10 @@ def test_what_goes_wrong_there_is_raised_here(tmp_path: Path, monkeypatch: pytes
     for folder in ("snapshots", "copies"):
         (tmp_path / "job" / folder / "000002-1-1").unlink()
     with pytest.raises(SnapshotDamaged, match="snapshots/000002-1-1 is missing"):
-        put_together(store, blobs, GROUPS, store, "snapshots/000009-1")
+        compact_snapshots(store, blobs, GROUPS, store, "snapshots/000009-1")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(StoreError, match="put 3 snapshots together ended with 1"):
-        put_together(store, blobs, GROUPS, store, "snapshots/000009-1")
+        compact_snapshots(store, blobs, GROUPS, store, "snapshots/000009-1")
 
 
 @pytest.mark.parametrize("where", ["here", "in a process of its own"])
@@ -74,7 +74,7 @@ def test_who_asks_for_it_does_not_grow_with_the_state(where: str, tmp_path: Path
         store = Store.open(sys.argv[1], "job")
         blobs = loads(open(sys.argv[2], "rb").read())
         before = most()
-        blob = compaction.put_together(store, blobs, 8, store, "snapshots/000009-1")
+        blob = compaction.compact_snapshots(store, blobs, 8, store, "snapshots/000009-1")
         print(most() - before, blob.size // 1024)
     """
     blobs, _ = chain(Store.open(tmp_path, "job"), 150_000, 2)

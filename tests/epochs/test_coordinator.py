@@ -78,10 +78,10 @@ class Job:
             out = self.c.started(worker)
         return out
 
-    def made(self) -> list[Command]:
+    def built(self) -> list[Command]:
         out: list[Command] = []
         for worker in range(WORKERS):
-            out = self.c.made(worker, self.c.generation, self.now)
+            out = self.c.built(worker, self.c.generation, self.now)
         return out
 
     def ack(self, *tasks: int, epoch: int, finished: bool = False, whole: bool = False) -> list[Command]:
@@ -96,7 +96,7 @@ class Job:
     def running(self, *epochs: int) -> Job:
         """Running, with these epochs complete."""
         self.start()
-        self.made()
+        self.built()
         for epoch in epochs:
             self.now += 1
             assert self.c.tick(self.now) == [Trigger(epoch)]
@@ -130,16 +130,16 @@ def test_the_start_is_a_recovery_of_all_tasks_to_nothing() -> None:
     assert job.c.start() == [Start(worker) for worker in range(WORKERS)]
     assert [job.c.started(worker) for worker in range(3)] == [[], [], []]
     assert job.c.started(3) == [BuildTasks(ALL, 1, 0, {})]
-    assert job.c.state == "MAKING"
-    assert [job.c.made(worker, 1, 0.0) for worker in range(3)] == [[], [], []]
-    assert job.c.made(3, 1, 0.0) == [ConnectTasks(ALL, 1, ())]
+    assert job.c.state == "BUILDING"
+    assert [job.c.built(worker, 1, 0.0) for worker in range(3)] == [[], [], []]
+    assert job.c.built(3, 1, 0.0) == [ConnectTasks(ALL, 1, ())]
     assert job.c.state == "RUNNING"
 
 
 def test_an_epoch_is_complete_when_its_manifest_is_written() -> None:
     job = Job()
     job.start()
-    job.made()
+    job.built()
     assert job.c.tick(0.5) == []
     assert job.c.tick(1.0) == [Trigger(1)]
     assert job.ack(A, B, C, X, epoch=1, whole=True) == []
@@ -191,7 +191,7 @@ def test_going_on_from_a_manifest() -> None:
     command = make(job.start()[0])
     assert (command.epoch, command.tasks, command.generation) == (3, ALL, 2)
     assert command.entries == {entry.number: entry for entry in save.manifest.tasks}
-    job.made()
+    job.built()
     assert job.c.tick(1.0) == [Trigger(4)]
 
 
@@ -245,7 +245,7 @@ def test_without_an_interval_nothing_is_due() -> None:
     assert job.c.tick(1e9) == []
 
 
-@pytest.mark.parametrize("state", ["STARTING", "MAKING", "FALLING_BACK", "FINISHING", "saving the last"])
+@pytest.mark.parametrize("state", ["STARTING", "BUILDING", "FALLING_BACK", "FINISHING", "saving the last"])
 def test_nothing_is_due_while_something_else_is_waited_for(state: str) -> None:
     job = Job().running(1)
     if state in ("FINISHING", "saving the last"):
@@ -257,7 +257,7 @@ def test_nothing_is_due_while_something_else_is_waited_for(state: str) -> None:
         if state != "STARTING":
             job.c.started(1)
         if state == "FALLING_BACK":
-            job.c.not_made(1, job.c.generation, "damaged", True, 1.0)
+            job.c.not_built(1, job.c.generation, "damaged", True, 1.0)
     assert job.c.state == state or state == "saving the last"
     assert job.c.due() is None
     assert job.c.tick(1e9) == []
@@ -277,7 +277,7 @@ def test_who_goes_back_when_a_worker_is_lost(worker: int, back: set[int]) -> Non
     assert make(command).tasks == back
     assert make(command).entries.keys() == back
     assert make(command).epoch == 1
-    assert job.made() == [ConnectTasks(frozenset(back), make(command).generation, ())]
+    assert job.built() == [ConnectTasks(frozenset(back), make(command).generation, ())]
 
 
 def test_a_worker_without_tasks_takes_nobody_back() -> None:
@@ -285,8 +285,8 @@ def test_a_worker_without_tasks_takes_nobody_back() -> None:
     c.start()
     c.started(0)
     c.started(1)
-    c.made(0, 1, 0.0)
-    c.made(1, 1, 0.0)
+    c.built(0, 1, 0.0)
+    c.built(1, 1, 0.0)
     assert c.worker_lost(1, 1.0) == [RemoveTasks(frozenset(), 0), Start(1, 0.0)]
     assert c.started(1) == [BuildTasks(frozenset(), 3, 0, {})]
 
@@ -304,14 +304,14 @@ def test_a_worker_lost_while_tasks_are_made_has_them_made_anew() -> None:
     job = Job().running(1)
     job.c.worker_lost(2, 5.0)
     first = make(job.c.started(2)[0])
-    job.c.made(0, first.generation, 5.0)
+    job.c.built(0, first.generation, 5.0)
     assert job.c.worker_lost(1, 5.1) == [RemoveTasks(frozenset({B, C}), 1), Start(1, 0.5)]
-    assert job.c.made(1, first.generation, 5.1) == [], "of an older generation"
+    assert job.c.built(1, first.generation, 5.1) == [], "of an older generation"
     second = make(job.c.started(1)[0])
     assert second.tasks == {B, C}
     assert second.generation > first.generation
-    assert [job.c.made(worker, first.generation, 5.2) for worker in range(WORKERS)] == [[]] * WORKERS
-    assert job.made() == [ConnectTasks(frozenset({B, C}), second.generation, ())]
+    assert [job.c.built(worker, first.generation, 5.2) for worker in range(WORKERS)] == [[]] * WORKERS
+    assert job.built() == [ConnectTasks(frozenset({B, C}), second.generation, ())]
 
 
 def test_epochs_under_way_outlive_a_recovery() -> None:
@@ -321,7 +321,7 @@ def test_epochs_under_way_outlive_a_recovery() -> None:
     job.c.worker_lost(1, 2.1)
     job.c.started(1)
     job.now = 3.0
-    (join,) = job.made()
+    (join,) = job.built()
     assert isinstance(join, ConnectTasks)
     assert join.triggers == (2,)
     assert job.ack(Y, B, epoch=2) == [], "what went back acknowledges again"
@@ -335,7 +335,7 @@ def test_messages_of_an_older_generation_are_passed_over() -> None:
     old = job.c._generations[B]
     job.c.worker_lost(1, 2.1)
     job.c.started(1)
-    job.made()
+    job.built()
     job.ack(A, C, X, Y, epoch=2)
     assert job.c.acknowledged(B, old, 2, finished=False, whole=False, blob=blob(B, 2, old)) == []
     assert job.c.acknowledged(B, old, 3, finished=True, whole=False, blob=blob(B, 3, old)) == []
@@ -350,7 +350,7 @@ def test_what_has_ended_ends_again_when_it_goes_back() -> None:
     job.ack(B, C, epoch=2, finished=True)
     job.c.worker_lost(1, 2.0)
     job.c.started(1)
-    job.made()
+    job.built()
     assert job.ack(A, X, Y, epoch=2, finished=True) == []
     assert len(job.ack(B, C, epoch=2, finished=True)) == 1
 
@@ -368,7 +368,7 @@ def test_all_may_have_acknowledged_again_before_they_join() -> None:
     job.ack(C, epoch=3)
     job.c.started(3)
     assert job.ack(X, Y, epoch=3, finished=True) == []
-    join, save = job.made()
+    join, save = job.built()
     assert isinstance(join, ConnectTasks)
     assert isinstance(save, Save)
     assert save.manifest.epoch == 3
@@ -378,12 +378,12 @@ def test_a_store_that_does_not_answer_is_tried_again() -> None:
     job = Job().running(1)
     job.c.worker_lost(2, 5.0)
     first = make(job.c.started(2)[0])
-    cut, again = job.c.not_made(2, first.generation, "no answer", False, 5.5)
+    cut, again = job.c.not_built(2, first.generation, "no answer", False, 5.5)
     assert cut == RemoveTasks(frozenset({C}), 1)
     assert make(again).after_s == 0.5
     assert make(again).tasks == {C}
-    assert job.c.not_made(1, first.generation, "no answer", False, 5.6) == [], "the others' answers to the same"
-    _, again = job.c.not_made(2, make(again).generation, "no answer", False, 6.5)
+    assert job.c.not_built(1, first.generation, "no answer", False, 5.6) == [], "the others' answers to the same"
+    _, again = job.c.not_built(2, make(again).generation, "no answer", False, 6.5)
     assert make(again).after_s == 1.0
 
 
@@ -398,7 +398,7 @@ def test_restarts_wait_longer_and_longer_and_then_the_job_fails() -> None:
         assert isinstance(commands[1], Start)
         waits.append(commands[1].after_s)
         job.c.started(2)
-        job.made()
+        job.built()
     assert waits == [0.0, 0.5, 1.0]
     (fail,) = job.c.worker_lost(2, 20.0, "killed by SIGSEGV")
     assert isinstance(fail, Fail)
@@ -417,7 +417,7 @@ def test_the_budget_comes_back_with_time() -> None:
         commands = job.c.worker_lost(2, 50.0 * n)
         assert isinstance(commands[0], RemoveTasks)
         job.c.started(2)
-        job.made()
+        job.built()
     assert job.c.restarts == 8
 
 
@@ -426,7 +426,7 @@ def test_a_budget_without_an_end_does_not_run_out() -> None:
     job.c.worker_lost(2, 5.0)
     job.c.started(2)
     for _ in range(1200):
-        _, again = job.c.not_made(2, job.c.generation, "no answer", False, 6.0)
+        _, again = job.c.not_built(2, job.c.generation, "no answer", False, 6.0)
     assert make(again).after_s == 10.0
 
 
@@ -442,7 +442,7 @@ def test_a_store_that_does_not_answer_for_long_uses_up_nothing() -> None:
     job.c.worker_lost(2, 5.0)
     job.c.started(2)
     for n in range(50):
-        assert len(job.c.not_made(2, job.c.generation, "no answer", False, 6.0 + n)) == 2
+        assert len(job.c.not_built(2, job.c.generation, "no answer", False, 6.0 + n)) == 2
     assert job.c.restarts == 1
     assert job.c.last_failure == "tasks could not be made: no answer"
 
@@ -565,7 +565,7 @@ def test_a_worker_lost_while_the_last_epoch_is_committed_commits_it_again() -> N
     assert job.c.committed(1, 2) == []
     command = make(job.c.started(2)[0])
     assert command.entries[C].finished
-    job.made()
+    job.built()
     (save,) = job.ack(C, epoch=3, finished=True)
     assert isinstance(save, Save)
     assert save.manifest.final
@@ -643,7 +643,7 @@ def test_tasks_that_go_back_find_out_for_themselves_what_is_lost() -> None:
     lost = names(job, A, epoch=1) | {blob(C, 1, 1).name}
     assert job.c.lost(lost, "gone", 2.1) == [SaveWholeState(frozenset({A}))]
     job.c.started(2)
-    job.made()  # it could be read after all
+    job.built()  # it could be read after all
     assert job.c.lost(lost, "gone", 2.2) == [SaveWholeState(frozenset({C})), Trigger(2)]
 
 
@@ -660,7 +660,7 @@ def test_no_other_plan_goes_on_from_what_is_lost() -> None:
 def damaged(*epochs: int) -> tuple[Job, list[Manifest]]:
     job = Job(EpochOptions(max_restarts=100, backoff_first_s=0.0))
     job.start()
-    job.made()
+    job.built()
     manifests = []
     for epoch in epochs:
         job.now += 1
@@ -671,7 +671,7 @@ def damaged(*epochs: int) -> tuple[Job, list[Manifest]]:
         job.c.saved(epoch)
     job.c.worker_lost(2, job.now)
     job.c.started(2)
-    assert job.c.not_made(2, job.c.generation, "rot", True, job.now) == [FallBack(epochs[-1], "rot")]
+    assert job.c.not_built(2, job.c.generation, "rot", True, job.now) == [FallBack(epochs[-1], "rot")]
     return job, manifests
 
 
@@ -681,7 +681,7 @@ def test_when_the_last_epoch_is_damaged_all_go_back_to_an_older_one() -> None:
     assert cut == RemoveTasks(ALL, 2)
     assert (make(command).tasks, make(command).epoch) == (ALL, 2)
     assert make(command).entries == {entry.number: entry for entry in manifests[1].tasks}
-    job.made()
+    job.built()
     assert job.c.tick(job.now + 1) == [Trigger(4)], "a number is used once"
     assert job.chain(B) == ["1", "2"]
 
@@ -691,14 +691,14 @@ def test_when_all_epochs_are_damaged_all_begin_anew() -> None:
     cut, command = job.c.rewind(None, job.now)
     assert cut == RemoveTasks(ALL, 0)
     assert (make(command).tasks, make(command).epoch, make(command).entries) == (ALL, 0, {})
-    job.made()
+    job.built()
     assert job.c.tick(job.now + 1) == [Trigger(3)]
 
 
 def test_a_worker_lost_while_falling_back_is_started_and_waited_for() -> None:
     job, manifests = damaged(1, 2)
     assert job.c.worker_lost(1, job.now) == [Start(1)]
-    assert job.c.not_made(0, job.c.generation, "rot", True, job.now) == [], "told once"
+    assert job.c.not_built(0, job.c.generation, "rot", True, job.now) == [], "told once"
     assert job.c.rewind(manifests[0], job.now) == [RemoveTasks(ALL, 1)]
     (command,) = job.c.started(1)
     assert make(command).tasks == ALL
@@ -715,8 +715,8 @@ def test_a_worker_that_starts_before_it_is_known_where_to_go_back_to() -> None:
 def test_what_all_found_damaged_is_told_once() -> None:
     job, _ = damaged(1, 2)
     generation = job.c.generation
-    assert job.c.not_made(0, generation, "no answer", False, job.now) == []
-    assert job.c.made(3, generation, job.now) == []
+    assert job.c.not_built(0, generation, "no answer", False, job.now) == []
+    assert job.c.built(3, generation, job.now) == []
     assert job.c.state == "FALLING_BACK"
 
 
@@ -751,12 +751,14 @@ def test_a_worker_that_nobody_has_started_or_asked_is_refused_with_what_led_ther
     with pytest.raises(InvalidTransition) as caught:
         job.c.started(2)
     assert str(caught.value).startswith("coordinator of job 'two-lanes': 'started' came in state RUNNING, where only")
-    assert "\n  STARTING --make--> MAKING\n  MAKING --connect--> RUNNING\n  since then: begin x 1" in str(caught.value)
+    assert "\n  STARTING --build--> BUILDING\n  BUILDING --connect--> RUNNING\n  since then: begin x 1" in str(
+        caught.value
+    )
     job.c.worker_lost(2, 2.0)
     job.c.started(2)
-    job.c.made(1, job.c.generation, 2.1)
-    with pytest.raises(InvalidTransition, match=r"made \(worker 1 has answered before"):
-        job.c.made(1, job.c.generation, 2.1)
+    job.c.built(1, job.c.generation, 2.1)
+    with pytest.raises(InvalidTransition, match=r"built \(worker 1 has answered before"):
+        job.c.built(1, job.c.generation, 2.1)
 
 
 def test_a_manifest_that_is_not_being_written_has_no_outcome() -> None:
@@ -775,8 +777,8 @@ def test_an_answer_to_the_commit_of_an_epoch_that_was_given_up_is_late_in_any_st
     job.c.worker_lost(2, 5.0)
     assert [job.c.state, job.c.committed(0, 2)] == ["STARTING", []]
     job.c.started(2)
-    assert [job.c.state, job.c.committed(0, 2)] == ["MAKING", []]
-    job.made()
+    assert [job.c.state, job.c.committed(0, 2)] == ["BUILDING", []]
+    job.built()
     assert [job.c.state, job.c.committed(0, 2)] == ["RUNNING", []]
 
 
@@ -788,7 +790,7 @@ def test_after_the_end_nothing_has_an_effect() -> None:
     assert job.c.state == "ENDED"
     assert job.ack(X, epoch=3, finished=True) == []
     assert job.c.declined(X, job.c._generations[X], 3, "late") == []
-    assert job.c.committed(0, 1) == job.c.made(0, 0, 9.0) == job.c.lost({"any"}, "late", 9.0) == []
+    assert job.c.committed(0, 1) == job.c.built(0, 0, 9.0) == job.c.lost({"any"}, "late", 9.0) == []
     assert job.c.begin(9.0) == job.c.migrate(PLACED, 9.0) == job.c.replan(PLAN, PLACED) == []
     assert job.c.worker_lost(1, 9.0) == []
     with pytest.raises(InvalidTransition, match="'saved' came in state ENDED"):
@@ -801,8 +803,8 @@ def test_workers_that_have_not_heard_of_the_failure_have_no_effect() -> None:
     job.c.started(2)
     assert isinstance(job.c.worker_lost(2, 3.0)[0], Fail)
     generation = job.c.generation
-    assert job.c.made(0, generation, 3.1) == job.c.not_made(1, generation, "no answer", False, 3.1) == []
-    assert job.c.not_made(3, generation, "rot", True, 3.1) == job.c.started(2) == []
+    assert job.c.built(0, generation, 3.1) == job.c.not_built(1, generation, "no answer", False, 3.1) == []
+    assert job.c.not_built(3, generation, "rot", True, 3.1) == job.c.started(2) == []
     assert job.ack(A, epoch=2) == job.c.lost(names(job, A, epoch=1), "gone", 3.1) == []
     assert job.c.state == "FAILED"
 
@@ -894,7 +896,7 @@ class Host:
         if self.starting:
             can.append("started")
         if self.making:
-            can.append("made")
+            can.append("built")
         if self.committing:
             can.append("committed")
         if self.saving is not None:
@@ -924,12 +926,12 @@ class Host:
                 return
             self.alive.add(worker)
             self.done(c.started(worker))
-        elif what == "made":
+        elif what == "built":
             worker, generation = self.making.pop(rng.randrange(len(self.making)))
             if bad:
-                self.done(c.not_made(worker, generation, "no", rng.random() < 0.3, self.now))
+                self.done(c.not_built(worker, generation, "no", rng.random() < 0.3, self.now))
             else:
-                self.done(c.made(worker, generation, self.now))
+                self.done(c.built(worker, generation, self.now))
         elif what == "committed":
             self.done(c.committed(*self.committing.pop(rng.randrange(len(self.committing)))))
         elif what == "saved":
@@ -1027,7 +1029,7 @@ def quiet_epoch(job: Job, *, quiet: bool = True, moves_after: int | None = None)
             task, generation, epoch, finished=False, whole=True, blob=blob(task, epoch, generation), quiet=quiet
         )
         if task == moves_after:
-            job.c.moved(task, generation)
+            job.c.no_longer_quiet(task, generation)
     job.c.saved(job.c.begun)
     return now
 
@@ -1041,9 +1043,9 @@ def test_epochs_are_rarer_while_nothing_moves() -> None:
 def test_the_first_record_after_a_pause_brings_the_next_epoch() -> None:
     job = Job(EpochOptions(interval_s=1.0)).running(1)
     began = quiet_epoch(job)
-    job.c.moved(A, job.c._generations[A] + 1)  # by a process that is not the task's
+    job.c.no_longer_quiet(A, job.c._generations[A] + 1)  # by a process that is not the task's
     assert job.c.due() == began + QUIET_INTERVALS
-    job.c.moved(A, job.c._generations[A])
+    job.c.no_longer_quiet(A, job.c._generations[A])
     assert job.c.due() == began + 1
     assert job.c.tick(began + 30) == [Trigger(3)], "at once, if it was due before"
 
@@ -1059,7 +1061,7 @@ def test_tasks_that_were_made_again_are_not_quiet() -> None:
     job.now = quiet_epoch(job) + 2
     job.c.worker_lost(0, job.now)
     job.c.started(0)
-    job.made()
+    job.built()
     assert job.c.due() == job.now + 1
 
 
@@ -1069,7 +1071,7 @@ def test_no_new_plan_for_a_job_that_is_at_its_end() -> None:
     job.c.saved(job.c.begun)
     job.c.worker_lost(0, 5.0)
     job.c.started(0)
-    job.made()
+    job.built()
     assert job.c.state in ("RUNNING", "FINISHING")
     assert job.c.replan(PLAN, PLACED) == []
 
@@ -1109,7 +1111,7 @@ def test_a_task_that_has_stopped_moves_alone() -> None:
     assert not make.changed
     assert list(make.entries) == [B]
     assert make.entries[B].blobs[-1].name == blob(B, 2, 1).name
-    job.made()
+    job.built()
     assert job.c.state == "RUNNING"
     assert job.c.placed[B] == target
     assert job.c.restarts == 0
@@ -1171,7 +1173,7 @@ def test_after_a_move_a_death_takes_back_what_is_there_now() -> None:
     job.c.migrate(moving(job, y=target), 1.5)
     acknowledged(job, 2, *ALL, parked=True)
     job.c.saved(2)
-    job.made()
+    job.built()
     cut = job.c.worker_lost(target, 3.0)[0]
     assert isinstance(cut, RemoveTasks)
     assert Y in cut.tasks

@@ -64,7 +64,7 @@ class Model:
         if self.inbox.aligned:
             assert self.inbox.epoch == self.epochs[self.aligned]
             self.aligned += 1
-            self.inbox.go_on()
+            self.inbox.release()
         elif self.inbox.ready:
             channel, batch, stamp, cost = self.inbox.ready.popleft()
             self.costs -= cost
@@ -141,7 +141,7 @@ def test_what_stands_between_two_barriers_is_held_until_both_are_there() -> None
     inbox.ready.clear()
     assert inbox.aligned
     assert inbox.epoch == 7
-    inbox.go_on()
+    inbox.release()
     assert [entry[1] for entry in inbox.ready] == [["late"]]
     assert not inbox._held
 
@@ -155,11 +155,11 @@ def test_an_end_that_is_held_counts_from_the_next_epoch_on() -> None:
     inbox.put_barrier(2, 2)
     assert inbox.aligned
     assert inbox.epoch == 1
-    inbox.go_on()
+    inbox.release()
     assert inbox.open == {2}
     assert inbox.aligned
     assert inbox.epoch == 2
-    inbox.go_on()
+    inbox.release()
     assert not inbox.aligned
     assert not inbox.at_end
     inbox.put_end(2)

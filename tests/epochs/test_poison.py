@@ -84,7 +84,7 @@ class Deadly(EpochCluster):
 
     def _command(self, process: Process, call: Call) -> None:
         super()._command(process, call)
-        if call.method == "make":
+        if call.method == "build_tasks":
             process.loop.run_record_by_record(call.arguments[2])
 
     def check(self) -> None:

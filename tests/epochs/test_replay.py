@@ -290,7 +290,7 @@ class Model:
         assert (len(self.channel.cache.entries), self.channel.cache.next) == before
 
     def disconnect(self) -> None:
-        """The receiver dies or is taken back, as in RunLoop.cut; sometimes once more before it is there again."""
+        """The receiver dies or is taken back, as in RunLoop.remove_tasks; sometimes twice before it is back."""
         if self.receiver is None and self.rng.random() < 0.7:
             return
         self.receiver = None

@@ -179,7 +179,7 @@ def test_what_a_worker_that_has_gone_was_asked_ends() -> None:
     before = set(threading.enumerate())
     link = Link(0, gone)
     told: list[str] = []
-    for command in ("cut", "make"):
+    for command in ("remove_tasks", "build_tasks"):
         link.send(command, (), lambda _: told.append("answered"), lambda _: told.append("refused"))
     link.close()
     wait_until(lambda: not set(threading.enumerate()) - before, "the link's threads have ended")

@@ -101,7 +101,7 @@ class Job:
 
     def answer(self, call: Call) -> None:
         answer: Any = None
-        if call.method == "cut":
+        if call.method == "remove_tasks":
             answer = {"address": f"{call.worker}/{call.incarnation}", "rings": {}}
         elif call.method == "complete":
             answer = 1 << 20
@@ -175,7 +175,7 @@ def test_a_job_whose_last_worker_dies_while_a_manifest_is_saved_has_not_finished
 
 def test_processes_start_and_tasks_are_built_when_all_have_removed_theirs() -> None:
     job = running(workers=3)
-    job.silent |= {"cut", "make"}
+    job.silent |= {"remove_tasks", "build_tasks"}
     job.dies(1)
     assert job.host.life.state == "RECOVERING"
     assert [call.worker for call in job.calls] == [0, 2]
@@ -184,14 +184,14 @@ def test_processes_start_and_tasks_are_built_when_all_have_removed_theirs() -> N
     assert job.starts == [], "worker 2 may still send what the new process must not get"
     job.answer(job.calls.pop(0))
     assert job.calls
-    assert {call.method for call in job.calls} == {"make"}
+    assert {call.method for call in job.calls} == {"build_tasks"}
     assert {call.incarnation for call in job.calls if call.worker == 1} == {2}
     assert all(call.arguments[1][1] == "1/2" for call in job.calls), "the new address of worker 1"
 
 
 def test_who_dies_before_it_has_removed_its_tasks_holds_up_nobody() -> None:
     job = running(workers=3)
-    job.silent.add("cut")
+    job.silent.add("remove_tasks")
     job.dies(1)
     job.dies(0)
     (call,) = (call for call in job.calls if call.worker == 2 and call.arguments[1] == [0, 1])
@@ -205,7 +205,7 @@ def test_who_dies_before_it_has_removed_its_tasks_holds_up_nobody() -> None:
 
 def test_what_an_earlier_process_says_late_has_no_effect() -> None:
     job = running()
-    job.silent |= {"make"}
+    job.silent |= {"build_tasks"}
     job.dies(1)
     job.dies(1)
     job.tick(1.0)

@@ -173,7 +173,7 @@ def test_the_program_and_collected_records_are_written_again(watched: Watched) -
     watched.store.verify(watched.store.read_manifest(2))
     assert not lost & {blob.name for blob in keeper.last.blobs()}
     again = StoreKeeper(watched.store, Collected(epochs=True), lambda reason: None, thread=False)
-    again.go_on_from(watched.store.read_manifest(2))
+    again.continue_from(watched.store.read_manifest(2))
     assert [decode(*records) for records in again._collected.get("sink")] == [[BIG]]
     assert watched.store.get(again.program or keeper.last.collected[0]) == BIG
 
@@ -274,7 +274,7 @@ def test_what_is_deleted_while_it_is_read_is_not_lost(watched: Watched) -> None:
 
 
 def test_a_keeper_that_is_closed_ends_and_writes_nothing_more(keeper: StoreKeeper) -> None:
-    keeper.go_on_from(manifest(3))
+    keeper.continue_from(manifest(3))
     keeper.close()
     keeper.wait(60)
     assert keeper._thread is not None
@@ -389,7 +389,7 @@ def test_a_chain_that_was_replaced_meanwhile_is_put_together_as_it_was(
         tasks[1].blobs[:] = [Blob("all", 80, 0)]
         return Blob("all", 80, 0)
 
-    monkeypatch.setattr(keeper_module, "put_together", together)
+    monkeypatch.setattr(keeper_module, "compact_snapshots", together)
     monkeypatch.setattr(watched.keeper, "_watch", lambda: None)
     replaced: list[tuple[int, list[Blob]]] = []
     both = threading.Event()

@@ -186,7 +186,7 @@ def test_in_the_inbox_watermarks_keep_their_place_and_are_held_with_what_follows
     assert not inbox.aligned, "the watermarks before it are still to be taken up"
     assert ready() == [["a"], 5, ["b"], 3]
     assert inbox.aligned
-    inbox.go_on()
+    inbox.release()
     assert ready() == [6, ["c"]]
 
 

@@ -64,7 +64,7 @@ class Diverted:
     def take_up_diverted(self, records: int, stamp: int) -> None:
         pass
 
-    def go_on_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
+    def continue_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
         return iter(())
 
 

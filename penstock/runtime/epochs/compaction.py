@@ -29,7 +29,7 @@ SMALL_BYTES = 2 << 20
 _PR_SET_PDEATHSIG = 1
 
 
-def put_together(origin: Store, blobs: Sequence[Blob], key_groups: int, target: Store, name: str) -> Blob:
+def compact_snapshots(origin: Store, blobs: Sequence[Blob], key_groups: int, target: Store, name: str) -> Blob:
     """Compacts a task's snapshots, which are all in one store, into one blob of this name in the same or another store.
     Raises what reading and writing them raises, and StoreError when the process that does it has ended."""
     if sum(blob.size for blob in blobs) <= SMALL_BYTES:

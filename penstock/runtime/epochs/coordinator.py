@@ -42,7 +42,7 @@ from penstock.runtime.lifecycle import Machine, State, Table
 from penstock.runtime.program.plan import Plan
 
 # In a job in which no record comes, epochs begin this many times more rarely, because an idle job should cost next to
-# nothing. Nothing is lost by this: the first record after a pause brings the next epoch (`moved`).
+# nothing. Nothing is lost by this: the first record after a pause brings the next epoch (`no_longer_quiet`).
 QUIET_INTERVALS = 60
 
 # The number of tries, one for each epoch interval, to write the last manifest before the job fails.
@@ -93,7 +93,7 @@ class Change:
 @dataclass(frozen=True)
 class BuildTasks:
     """Tell all workers to build these tasks again from what `entries` have saved (no entries: from the start). Each
-    worker answers `made`.
+    worker answers `built`.
 
     `change`: the tasks belong to this plan from now on. `changed`: the entries, by number, are all those of another
     plan; otherwise they are those of the tasks themselves. `origin`: the store of the entries, if it is not the job's
@@ -201,7 +201,7 @@ class CoordinatorState(State):
 
     CREATED = "CREATED", "The host has not asked for anything yet."
     STARTING = "STARTING", "Processes of workers are awaited."
-    MAKING = "MAKING", "Tasks are being made."
+    BUILDING = "BUILDING", "Tasks are being built."
     RUNNING = "RUNNING", "All tasks run, and epochs follow each other."
     FALLING_BACK = "FALLING_BACK", "The last complete epoch is damaged; an older one is being looked for."
     FINISHING = "FINISHING", "The last epoch is complete; its commits are awaited."
@@ -213,8 +213,8 @@ CoordinatorEvent = Literal[
     # What the coordinator learns:
     "start",
     "started",
-    "made",
-    "not made",
+    "built",
+    "not built",
     "damaged",
     "late answer",
     "rewind",
@@ -222,7 +222,7 @@ CoordinatorEvent = Literal[
     "begin",
     "acknowledged",
     "declined",
-    "moved",
+    "no longer quiet",
     "late word",
     "lost",
     "saved",
@@ -231,7 +231,7 @@ CoordinatorEvent = Literal[
     "migrate",
     "replan",
     # What it decides:
-    "make",
+    "build",
     "connect",
     "go back",
     "finish",
@@ -242,23 +242,23 @@ CoordinatorEvent = Literal[
 others are named after the methods and the commands."""
 
 _S = CoordinatorState
-_BEFORE_RUNNING = (_S.STARTING, _S.MAKING)
+_BEFORE_RUNNING = (_S.STARTING, _S.BUILDING)
 _OVER = (_S.ENDED, _S.FAILED)
-_RECOVERABLE = (_S.STARTING, _S.MAKING, _S.RUNNING, _S.FINISHING)
+_RECOVERABLE = (_S.STARTING, _S.BUILDING, _S.RUNNING, _S.FINISHING)
 _BEGUN = tuple(state for state in _S if state is not _S.CREATED)
 
 _TOLD: tuple[tuple[CoordinatorEvent, tuple[CoordinatorState, ...]], ...] = (
     # A process that was lost while an older epoch is looked for may be ready before the search has ended.
     ("started", (_S.STARTING, _S.FALLING_BACK)),
-    ("made", (_S.MAKING,)),
-    ("not made", (_S.MAKING,)),
+    ("built", (_S.BUILDING,)),
+    ("not built", (_S.BUILDING,)),
     ("rewind", (_S.FALLING_BACK,)),
     ("worker lost", (*_RECOVERABLE, _S.FALLING_BACK)),
     ("begin", (_S.RUNNING,)),
     # Tasks that do not go back, and tasks that had ended and say so again, speak at any time.
     ("acknowledged", (*_RECOVERABLE, _S.FALLING_BACK)),
     ("declined", (*_RECOVERABLE, _S.FALLING_BACK)),
-    ("moved", (*_RECOVERABLE, _S.FALLING_BACK)),
+    ("no longer quiet", (*_RECOVERABLE, _S.FALLING_BACK)),
     ("lost", (*_BEFORE_RUNNING, _S.RUNNING)),
     # A worker that is lost while a manifest is written is dealt with when that is done (`worker_lost`).
     ("saved", (_S.RUNNING,)),
@@ -274,10 +274,10 @@ COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
     {
         (_S.CREATED, "start"): _S.STARTING,
         **{(state, event): state for event, states in _TOLD for state in states},
-        (_S.STARTING, "make"): _S.MAKING,
-        (_S.RUNNING, "make"): _S.MAKING,  # nobody has died: somebody wants another plan, or tasks elsewhere
-        (_S.MAKING, "connect"): _S.RUNNING,
-        (_S.MAKING, "damaged"): _S.FALLING_BACK,
+        (_S.STARTING, "build"): _S.BUILDING,
+        (_S.RUNNING, "build"): _S.BUILDING,  # nobody has died: somebody wants another plan, or tasks elsewhere
+        (_S.BUILDING, "connect"): _S.RUNNING,
+        (_S.BUILDING, "damaged"): _S.FALLING_BACK,
         **{(state, "go back"): _S.STARTING for state in (*_RECOVERABLE, _S.FALLING_BACK)},
         (_S.RUNNING, "finish"): _S.FINISHING,
         (_S.FINISHING, "end"): _S.ENDED,
@@ -285,9 +285,9 @@ COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
     },
     [
         ("late answer", _BEGUN, "the workers have been asked for something else since, or their process has died"),
-        ("late word", _BEGUN, "the task has been made again since, or is not part of the plan any more"),
-        ("made", (_S.FALLING_BACK,), "another worker has found its snapshots damaged: all tasks are made again"),
-        ("not made", (_S.FALLING_BACK,), "another worker has found its snapshots damaged: all tasks are made again"),
+        ("late word", _BEGUN, "the task has been built again since, or is not part of the plan any more"),
+        ("built", (_S.FALLING_BACK,), "another worker has found its snapshots damaged: all tasks are built again"),
+        ("not built", (_S.FALLING_BACK,), "another worker has found its snapshots damaged: all tasks are built again"),
         ("damaged", (_S.FALLING_BACK,), "another worker has found the same, and the search goes on"),
         ("begin", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; who wants an epoch asks again"),
         ("begin", (_S.FINISHING, *_OVER), "no epoch follows the last one"),
@@ -304,14 +304,14 @@ COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
         ),
         # The job has failed because another worker was lost too often; the others have not heard of it yet.
         ("started", (_S.FAILED,), "the job has failed, and its processes end with it"),
-        ("made", (_S.FAILED,), "the job has failed"),
-        ("not made", (_S.FAILED,), "the job has failed"),
+        ("built", (_S.FAILED,), "the job has failed"),
+        ("not built", (_S.FAILED,), "the job has failed"),
         ("damaged", (_S.FAILED,), "the job has failed"),
         ("committed", (_S.FAILED,), "the job has failed; the last epoch is complete all the same"),
         ("worker lost", _OVER, "the job has ended, and its processes end with it"),
         ("acknowledged", _OVER, "the job has ended: no epoch follows"),
         ("declined", _OVER, "the job has ended: no epoch follows"),
-        ("moved", _OVER, "the job has ended: no epoch follows"),
+        ("no longer quiet", _OVER, "the job has ended: no epoch follows"),
     ],
 )
 
@@ -363,9 +363,11 @@ class Coordinator:
         # Workers that were lost while a manifest was being written.
         self._lost_meanwhile: list[tuple[int, float, str]] = []
         self._going_back: frozenset[int] = frozenset()
-        self._moving: tuple[int, dict[int, int]] | None = None  # the epoch at which tasks migrate, and the new workers
+        self._migration: tuple[int, dict[int, int]] | None = (
+            None  # the epoch at which tasks migrate, and the new workers
+        )
         self._missing: set[int] = set()  # workers that are being started
-        self._making: set[int] = set()  # workers that are building tasks
+        self._building: set[int] = set()  # workers that are building tasks
         self._committing: set[int] = set()
         self._restart_times: deque[float] = deque()
         self._final_failures = 0
@@ -404,14 +406,14 @@ class Coordinator:
         self._has_answered(self._missing, "started", worker)
         if self.state is not _S.STARTING or self._missing:
             return []
-        return self._make()
+        return self._build()
 
-    def made(self, worker: int, generation: int, now: float) -> list[Command]:
+    def built(self, worker: int, generation: int, now: float) -> list[Command]:
         """Notes that a worker has built its tasks."""
-        if not self._life.move("made" if generation == self.generation else "late answer"):
+        if not self._life.move("built" if generation == self.generation else "late answer"):
             return []
-        self._has_answered(self._making, "made", worker)
-        if self._making:
+        self._has_answered(self._building, "built", worker)
+        if self._building:
             return []
         self._life.move("connect")
         self._store_backoff.succeeded()
@@ -421,7 +423,7 @@ class Coordinator:
         # Tasks that had ended have acknowledged again by now, so nothing else may be missing.
         return [ConnectTasks(back, self.generation, tuple(sorted(self._pending))), *self._try_to_save()]
 
-    def not_made(self, worker: int, generation: int, reason: str, damaged: bool, now: float) -> list[Command]:
+    def not_built(self, worker: int, generation: int, reason: str, damaged: bool, now: float) -> list[Command]:
         """Notes that a worker could not build its tasks, because their snapshots are damaged, or because the store or
         another worker does not answer."""
         if generation != self.generation:
@@ -429,7 +431,7 @@ class Coordinator:
             return []
         if damaged:
             return [FallBack(self.epoch, reason)] if self._life.move("damaged", reason) else []
-        if not self._life.move("not made"):
+        if not self._life.move("not built"):
             return []
         # No process has died, or its death is reported separately. So this counts as no restart, however long the store
         # does not answer.
@@ -492,16 +494,16 @@ class Coordinator:
         if not self._life.move("migrate"):
             return []
         moved = self._elsewhere(placed, self._finished)
-        if self._saving is not None or self._moving is not None or not moved:
+        if self._saving is not None or self._migration is not None or not moved:
             return []  # whoever wants tasks elsewhere looks at `migrating` and at their places, and asks again
         self.begin(now)
-        self._moving = (self.begun, dict(placed))
+        self._migration = (self.begun, dict(placed))
         return [Trigger(self.begun, moved)]
 
     @property
     def migrating(self) -> bool:
         """Whether tasks are about to migrate."""
-        return self._moving is not None
+        return self._migration is not None
 
     def due(self) -> float | None:
         """Returns when the next epoch begins, by the clock of `tick`, or None when this is not known."""
@@ -554,10 +556,10 @@ class Coordinator:
                 self._pending[epoch].parked.add(task)
         return self._try_to_save()
 
-    def moved(self, task: int, generation: int) -> None:
+    def no_longer_quiet(self, task: int, generation: int) -> None:
         """Notes that a task that was quiet at its last snapshot has a record again. The next epoch is due as in a busy
         job. The epoch of the quiet snapshot may still be under way."""
-        if not self._counts("moved", task, generation):
+        if not self._counts("no longer quiet", task, generation):
             return
         self._quiet = False
         for pending in self._pending.values():
@@ -613,9 +615,9 @@ class Coordinator:
             self._life.move("finish")
             self._committing = set(self._workers)
         # An epoch that was begun earlier may complete first. A death makes tasks go back anyway.
-        if self._moving is not None and self._moving[0] <= epoch and not self._lost_meanwhile:
-            if moves := self._move(self._moving[1], parked):
-                self._moving = None
+        if self._migration is not None and self._migration[0] <= epoch and not self._lost_meanwhile:
+            if moves := self._migrate_now(self._migration[1], parked):
+                self._migration = None
                 return [*commands, *moves]
             commands += self._stay()
         return [*commands, *self._after_save()]
@@ -651,7 +653,7 @@ class Coordinator:
         running, or when all of its tasks have ended."""
         if not self._life.move("replan"):
             return []
-        if self._saving is not None or self._moving is not None or self.epoch == 0:
+        if self._saving is not None or self._migration is not None or self.epoch == 0:
             return []  # whoever wants another plan asks again when another epoch has completed
         if self._unreadable or self._all_finished or all(entry.finished for entry in self._entries.values()):
             return []
@@ -666,7 +668,7 @@ class Coordinator:
         self._change, self._changed = Change(plan, placed), True
         self._undo(before | after)
         self._going_back = frozenset(after)
-        return [RemoveTasks(frozenset(before), self.epoch, planned=True), *self._make()]
+        return [RemoveTasks(frozenset(before), self.epoch, planned=True), *self._build()]
 
     # --- what others may look at -----------------------------------------------------------------------------------
 
@@ -695,7 +697,9 @@ class Coordinator:
 
     # ---------------------------------------------------------------------------------------------------------------
 
-    def _counts(self, event: Literal["acknowledged", "declined", "moved"], task: int, generation: int) -> bool:
+    def _counts(
+        self, event: Literal["acknowledged", "declined", "no longer quiet"], task: int, generation: int
+    ) -> bool:
         """Whether a message of a task counts. It does not when the task was built again since."""
         current = task in self._tasks and generation == self._generations[task]
         return self._life.move(event if current else "late word")
@@ -750,29 +754,29 @@ class Coordinator:
     def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float, reason: str) -> list[Command]:
         """Makes the lost tasks, and all tasks downstream, go back to the last complete epoch."""
         self._life.move("go back", reason)
-        self._moving = None
+        self._migration = None
         back = self._going_back | lost
         back = back.union(*(self._downstream[task] for task in back))
         self.generation += 1
         self._going_back = back
-        self._making.clear()
+        self._building.clear()
         self._generations.update(dict.fromkeys(back, self.generation))
         self._undo(back)
         for pending in self._pending.values():
             pending.begun = now
         commands: list[Command] = [RemoveTasks(back, self.epoch), *(Start(worker, wait) for worker in dead)]
         if not self._missing:
-            commands += self._make(wait)
+            commands += self._build(wait)
         return commands
 
     def _stay(self, epoch: int | None = None) -> list[Command]:
         """Ends the migration (at this epoch), and its tasks stay where they are."""
-        if self._moving is None or epoch not in (None, self._moving[0]):
+        if self._migration is None or epoch not in (None, self._migration[0]):
             return []
-        self._moving = None
+        self._migration = None
         return [Unpark()]
 
-    def _move(self, placed: dict[int, int], parked: set[int]) -> list[Command]:
+    def _migrate_now(self, placed: dict[int, int], parked: set[int]) -> list[Command]:
         """Moves tasks to their new workers, because the epoch at which they migrate is complete. Does nothing for tasks
         that have ended by then."""
         ended = [number for number, entry in self._entries.items() if entry.finished]
@@ -784,7 +788,7 @@ class Coordinator:
         self._change = Change(self.plan, self.placed)
         self._going_back = back
         self._undo(back)
-        return [RemoveTasks(back, self.epoch, planned=True), *self._make()]
+        return [RemoveTasks(back, self.epoch, planned=True), *self._build()]
 
     def _elsewhere(self, placed: dict[int, int], ended: Iterable[int]) -> frozenset[int]:
         """Returns the tasks that shall run on another worker than now and have not ended."""
@@ -800,10 +804,10 @@ class Coordinator:
             for pending in self._pending.values():
                 pending.entries.pop(task, None)
 
-    def _make(self, after_s: float = 0.0) -> list[Command]:
-        self._life.move("make")
+    def _build(self, after_s: float = 0.0) -> list[Command]:
+        self._life.move("build")
         self.generation += 1
-        self._making = set(self._workers)
+        self._building = set(self._workers)
         for task in self._going_back:
             self._generations[task] = self.generation
         entries = self._entries

@@ -96,10 +96,10 @@ class Participant:
         """Lets all parked tasks continue, because no task migrates any more."""
         return self.loop.call(self.loop.unpark)
 
-    def rewrite(self, command: SaveWholeState) -> Future[None]:
+    def save_whole_state(self, command: SaveWholeState) -> Future[None]:
         """Makes these tasks save their whole state, because what they have saved is lost."""
 
-        def rewrite() -> None:
+        def save_whole_state() -> None:
             for number in command.tasks:
                 task = self.loop.wiring.tasks.get(number)
                 if task is None:
@@ -109,7 +109,7 @@ class Participant:
                 if end is not None and end[0].generation == task.generation:
                     self._later(lambda end=end: self._write(*end))  # type: ignore[misc]
 
-        return self.loop.call(rewrite)
+        return self.loop.call(save_whole_state)
 
     def complete(self, command: Complete) -> Future[None]:
         """Commits an epoch."""

@@ -68,7 +68,7 @@ class Inbox:
         """Whether the inbox is empty and all channels have ended."""
         return not self.open and not self.ready
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         """Continues after the barrier: releases what was held back."""
         held, self._held = self._held, {}
         for channel, entries in held.items():

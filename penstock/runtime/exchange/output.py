@@ -48,7 +48,7 @@ class _Broadcast(Output):
             channel.push(batch, stamp)
 
 
-class _Deal(Output):
+class _InTurn(Output):
     """In turn over the channels. With a `chance`, each batch starts at a random channel."""
 
     def __init__(self, channels: list[OutChannel], start: int, chance: random.Random | None) -> None:
@@ -113,13 +113,13 @@ class _Keyed(Output):
 
     def emit(self, batch: Batch, stamp: int) -> None:
         if isinstance(batch, KeyedBatch):  # partial results of the operation stream
-            self._deal(batch, stamp)
+            self._divide(batch, stamp)
             return
         records, keys = select(self._selector, batch, self._errors)
         combiner = self._combiner
         if combiner is None:
             if keys:
-                self._deal(KeyedBatch(keys, records), stamp)
+                self._divide(KeyedBatch(keys, records), stamp)
             return
         if self._errors.policy != "fail":
             # A partial result stands for many records. So a record with a bad key must be found before it is combined.
@@ -135,13 +135,13 @@ class _Keyed(Output):
         if self._partials:
             assert self._combiner is not None
             partials, self._partials = self._partials, self._combiner.new_state()
-            self._deal(KeyedBatch(*self._combiner.shipped(partials), True), self._stamp)
+            self._divide(KeyedBatch(*self._combiner.shipped(partials), True), self._stamp)
 
     def repartition(self, batch: Batch, stamp: int) -> None:
         assert isinstance(batch, KeyedBatch)
-        self._deal(batch, stamp)
+        self._divide(batch, stamp)
 
-    def _deal(self, batch: KeyedBatch, stamp: int) -> None:
+    def _divide(self, batch: KeyedBatch, stamp: int) -> None:
         n = len(self.channels)
         try:
             # Keys must have a hash even when there is only one receiver, or a later rescale could not assign them.
@@ -177,6 +177,6 @@ def make_output(
     if isinstance(grouping, All):
         return _Broadcast(channels)
     if isinstance(grouping, Shuffle):
-        return _Deal(channels, sender, random.Random(sender))
+        return _InTurn(channels, sender, random.Random(sender))
     assert isinstance(grouping, Rebalance), grouping
-    return _Deal(channels, sender, None)
+    return _InTurn(channels, sender, None)

@@ -276,9 +276,9 @@ class OutputCache:
         assert self._output_caches is not None
         output_caches = self._output_caches
         entries = self.entries
-        moving = [at for at, entry in enumerate(entries) if entry[3] and not isinstance(entry[4], OnDisk)]
+        in_memory_at = [at for at, entry in enumerate(entries) if entry[3] and not isinstance(entry[4], OnDisk)]
         try:
-            places = output_caches.write(self.parts(entries[at]) for at in moving)
+            places = output_caches.write(self.parts(entries[at]) for at in in_memory_at)
         except OSError as error:
             raise PenstockError(
                 "the messages since the last complete epoch take more than the "
@@ -286,7 +286,7 @@ class OutputCache:
                 f"cannot take them: {error.strerror or error}. Free space there, "
                 "set TMPDIR to another disk, or look why epochs do not complete (job.status()['epochs'])"
             ) from error
-        for at, place in zip(moving, places, strict=True):
+        for at, place in zip(in_memory_at, places, strict=True):
             entry = entries[at]
             size = entry[3]
             entries[at] = (*entry[:4], place)

@@ -88,7 +88,7 @@ class MakeRoom:
 
 @dataclass(frozen=True)
 class UndoSinkRecords:
-    """These tasks are being made again: what they have sent for epochs that are not complete is void, and so is what
+    """These tasks are being built again: what they have sent for epochs that are not complete is void, and so is what
     tasks sent that are not among `there`."""
 
     tasks: frozenset[int]

@@ -324,7 +324,7 @@ class JobHost:
                 self._out.append(MakeRoom())
             self._obey(coordinator.declined(what.task, what.generation, what.epoch, what.reason), now)
         elif isinstance(what, NoLongerQuiet):
-            coordinator.moved(what.task, what.generation)
+            coordinator.no_longer_quiet(what.task, what.generation)
         else:
             self._obey(
                 coordinator.acknowledged(
@@ -607,7 +607,7 @@ class JobHost:
             elif isinstance(command, protocol.Unpark):
                 self._call_all("unpark")
             elif isinstance(command, protocol.SaveWholeState):
-                self._call_all("rewrite", command)
+                self._call_all("save_whole_state", command)
             elif isinstance(command, protocol.ConnectTasks):
                 self._connect_tasks(command)
             elif isinstance(command, protocol.Complete):
@@ -622,7 +622,7 @@ class JobHost:
         self._removing = set(self.running)
 
         def answered(worker: int, answer: dict[str, Any], now: float) -> None:
-            self.lives.has_moved(worker, answer["address"])
+            self.lives.ring_has_changed(worker, answer["address"])
             for dead, size in answer["rings"].items():
                 self.lives.ring_has_grown(dead, size)
             if removal is self._removal:
@@ -630,7 +630,7 @@ class JobHost:
 
         removal = self._removal = object()
         dead = [worker for worker in range(self._options.workers) if worker not in self.running]
-        self._call_all("cut", command, dead, answered=answered)
+        self._call_all("remove_tasks", command, dead, answered=answered)
 
     def _make_tasks(self, command: protocol.BuildTasks) -> None:
         self._out.append(UndoSinkRecords(command.tasks, command.generation, frozenset(self.plan.by_number)))
@@ -639,20 +639,20 @@ class JobHost:
         for worker in sorted(self.running):
 
             def answered(_: Any, now: float, worker: int = worker) -> None:
-                self._obey(self.coordinator.made(worker, command.generation, now), now)
+                self._obey(self.coordinator.built(worker, command.generation, now), now)
 
             def refused(error: PenstockError, now: float, worker: int = worker) -> None:
-                why = why_not_made(worker, getattr(error, "error", None))
+                why = why_not_built(worker, getattr(error, "error", None))
                 if why is None:
                     self._refused(error, now)
                     return
                 reason, damaged = why
-                self._obey(self.coordinator.not_made(worker, command.generation, reason, damaged, now), now)
+                self._obey(self.coordinator.not_built(worker, command.generation, reason, damaged, now), now)
 
-            self._call(worker, "make", (command, addresses, modes), _Handler(answered, refused))
+            self._call(worker, "build_tasks", (command, addresses, modes), _Handler(answered, refused))
 
     def _connect_tasks(self, command: protocol.ConnectTasks) -> None:
-        self._call_all("join", command)
+        self._call_all("connect_tasks", command)
         if self.life.connected():
             self.status.running()
         self._out += [Reply(request) for request in self._requests.rescaling]
@@ -771,7 +771,7 @@ def _nothing(answer: Any, now: float) -> None:
     """The answer says only that it is done."""
 
 
-def why_not_made(worker: int, error: Exception | None) -> tuple[str, bool] | None:
+def why_not_built(worker: int, error: Exception | None) -> tuple[str, bool] | None:
     """Why a worker could not make its tasks, and whether what they had saved is damaged; None: trying again would end
     alike, so the job fails."""
     if isinstance(error, SnapshotDamaged):

@@ -713,14 +713,14 @@ class JobRunner:
                 logger.warning("the epochs of job %s stay in the store: %s", self._name, error)
             self._removed = True
 
-    def _note(self, wish: Note) -> None:
+    def _note(self, standing_request: Note) -> None:
         """Whoever has asked for it may go before it is done. Until this has returned, a later life is asked again."""
         if self.options.store is None:  # there is none
             return
         try:
-            self._carrier.notes.note(wish)
+            self._carrier.notes.note(standing_request)
         except Exception as error:  # whatever the memory of notes raises
-            logger.warning("job %s cannot note that it is to %s: %s", self._name, wish, first_line(error))
+            logger.warning("job %s cannot note that it is to %s: %s", self._name, standing_request, first_line(error))
 
     def _note_epochs(self) -> None:
         """There is a complete epoch. Sinks commit it only when that is noted: a later life of this host that finds no

@@ -129,7 +129,7 @@ class Opening:
                     logger.warning("job %s passes over a damaged epoch: %s", name, problem)
                 begun = max(store.epochs())  # of damaged ones too: a number is used once
                 store.forget_after(manifest.epoch)
-                keeper.go_on_from(manifest)
+                keeper.continue_from(manifest)
                 return Found(manifest, None, begun)
             if self._resume:  # from the beginning it would delete what the job has written
                 raise StoreError(
@@ -153,6 +153,6 @@ class Opening:
         if self._savepoint is not None:
             found = self._savepoint.latest(self._savepoint.verify)
             assert found is not None, "the driver has looked"
-            keeper.go_on_from(replace(found[0], program=keeper.program), self._savepoint)
+            keeper.continue_from(replace(found[0], program=keeper.program), self._savepoint)
             return Found(found[0], self._savepoint, found[0].epoch)
         return Found()

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.runtime.epochs.compaction import put_together
+from penstock.runtime.epochs.compaction import compact_snapshots
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.restore import kinds_with_state
 from penstock.runtime.epochs.snapshot import worth_compacting
@@ -357,13 +357,15 @@ class StoreKeeper:
         tasks = []
         for entry in manifest.tasks:
             name = f"snapshots/{manifest.epoch:08d}-{entry.number}"
-            tasks.append(replace(entry, blobs=[put_together(store, entry.blobs, manifest.key_groups, target, name)]))
+            tasks.append(
+                replace(entry, blobs=[compact_snapshots(store, entry.blobs, manifest.key_groups, target, name)])
+            )
         of = {"of": manifest.job, "kinds": json.dumps(kinds_with_state(plan))}
         target.write_manifest(
             replace(manifest, job=SAVEPOINT, tasks=tasks, collected=[], program=None, extra={**manifest.extra, **of})
         )
 
-    def go_on_from(self, manifest: Manifest, origin: Store | None = None) -> None:
+    def continue_from(self, manifest: Manifest, origin: Store | None = None) -> None:
         """Continues where an earlier life of the job has ended."""
         self.last, self.origin = manifest, origin
         self._kept = [_as_written(manifest)] if origin is None else []
@@ -390,7 +392,7 @@ class StoreKeeper:
                 # Sinks are about to undo what later epochs have committed.
                 self.store.forget_after(0 if manifest is None else manifest.epoch)
                 if manifest is not None:
-                    self.go_on_from(manifest)
+                    self.continue_from(manifest)
             except SnapshotDamaged:
                 raise
             except StoreError as error:
@@ -423,7 +425,7 @@ class StoreKeeper:
                 # refers to it.
                 name = f"snapshots/{epoch + _NOT_YET:08d}-{task}-to-{epoch}-{os.urandom(4).hex()}"
                 try:
-                    replaced(task, old, put_together(self.store, old, key_groups, self.store, name))
+                    replaced(task, old, compact_snapshots(self.store, old, key_groups, self.store, name))
                 except SnapshotDamaged:
                     self.do(partial(self._watch_over, old))
         except Exception as error:  # whatever the error is: a later epoch may try again, and nothing depends on it

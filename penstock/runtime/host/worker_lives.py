@@ -118,7 +118,7 @@ class WorkerLives:
             if worker in self.running and life.info is not None
         }
 
-    def has_moved(self, worker: int, address: str) -> None:
+    def ring_has_changed(self, worker: int, address: str) -> None:
         """The worker's ring has another address now."""
         info = self._lives[worker].info
         assert info is not None

@@ -100,12 +100,12 @@ class WorkerProcess:
                 "traffic": self.traffic,
                 "stop": self.stop,
                 "cancel": self.cancel,
-                "cut": self.cut,
-                "make": self.make,
-                "join": self.join,
+                "remove_tasks": self.remove_tasks,
+                "build_tasks": self.build_tasks,
+                "connect_tasks": self.connect_tasks,
                 "trigger": self.trigger,
                 "unpark": self.unpark,
-                "rewrite": self.rewrite,
+                "save_whole_state": self.save_whole_state,
                 "complete": self.complete,
                 "end": self.end,
                 "divert": self.divert,
@@ -203,7 +203,7 @@ class WorkerProcess:
         if self._loop is not None:
             self._loop.cancel()
 
-    def cut(self, command: RemoveTasks, lost: list[int]) -> dict[str, Any]:
+    def remove_tasks(self, command: RemoveTasks, lost: list[int]) -> dict[str, Any]:
         """Removes tasks, and drops the rings of workers that have died. Returns the address of this worker's ring, and
         the sizes of the dropped rings."""
         assert self._loop is not None
@@ -214,7 +214,7 @@ class WorkerProcess:
         self._participant.remove_tasks(command).result()
         return {"address": transport.address, "rings": sizes}
 
-    def make(self, command: BuildTasks, addresses: dict[int, str], modes: dict[int, RecordByRecordMode]) -> None:
+    def build_tasks(self, command: BuildTasks, addresses: dict[int, str], modes: dict[int, RecordByRecordMode]) -> None:
         """Attaches to the other workers, and builds this worker's tasks, of which some run record by record."""
         assert self._loop is not None
         assert self._participant is not None
@@ -230,7 +230,7 @@ class WorkerProcess:
             self._made = True
             self._loop.call(_keep_all).result()
 
-    def join(self, command: ConnectTasks) -> None:
+    def connect_tasks(self, command: ConnectTasks) -> None:
         """Connects tasks that have been built again."""
         assert self._participant is not None
         self._participant.connect_tasks(command).result()
@@ -249,10 +249,10 @@ class WorkerProcess:
         assert self._participant is not None
         self._participant.unpark().result()
 
-    def rewrite(self, command: SaveWholeState) -> None:
+    def save_whole_state(self, command: SaveWholeState) -> None:
         """Makes tasks save their whole state, because what they have saved is lost."""
         assert self._participant is not None
-        self._participant.rewrite(command).result()
+        self._participant.save_whole_state(command).result()
 
     def complete(self, command: Complete) -> int:
         """Commits an epoch. Returns the present size of this worker's ring."""

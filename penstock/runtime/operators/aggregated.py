@@ -37,7 +37,7 @@ class Aggregated(Operator):
     """
 
     keyed = True
-    stays = "its state stays with its tasks; Spark makes partial aggregates for it"
+    why_not_in_spark = "its state stays with its tasks; Spark makes partial aggregates for it"
 
     def __init__(self, aggregate: Aggregate, emit: Emit = "latest", **common: Any) -> None:
         self.kind = aggregate.name
@@ -153,7 +153,7 @@ class Reduce(Operator):
 
     kind = "reduce"
     keyed = True
-    stays = "its function sees records in order, so partial results cannot be merged"
+    why_not_in_spark = "its function sees records in order, so partial results cannot be merged"
 
     def __init__(self, fn: Callable[[Any, Any], Any], emit: Emit = "latest", **common: Any) -> None:
         super().__init__(**common)

@@ -153,7 +153,7 @@ class Operator(ABC):
     kind: str
     keyed = False  # whether it takes KeyedBatch
     is_sink = False
-    stays: str | None = "it has no batch form"  # why it cannot run in Spark; None: it can
+    why_not_in_spark: str | None = "it has no batch form"  # why it cannot run in Spark; None: it can
     time_grain: int | None = None  # in ms; all times at which it waits for a watermark are multiples of it
 
     def __init__(self, name: str | None = None, parallelism: int | None = None, on_error: OnError = "fail") -> None:

@@ -23,7 +23,7 @@ from penstock.runtime.records.userfunc import ListSelector, apply
 class Columnar(Operator):
     """An operator of expressions. `closure` says which kind it is."""
 
-    stays = None
+    why_not_in_spark = None
 
     def __init__(self, closure: Closure, **common: Any) -> None:
         self.kind = closure.shape

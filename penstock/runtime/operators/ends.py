@@ -24,7 +24,7 @@ class Read(Operator):
     """A source at the head of a flow. Its stage passes on what the source task reads."""
 
     kind = "read"
-    stays = "it reads; its raw input goes to Spark"
+    why_not_in_spark = "it reads; its raw input goes to Spark"
 
     def __init__(self, source: Source, **common: Any) -> None:
         super().__init__(**common)
@@ -46,7 +46,7 @@ class Write(Operator):
 
     kind = "write"
     is_sink = True
-    stays = "it writes, by epochs"
+    why_not_in_spark = "it writes, by epochs"
 
     def __init__(self, sink: Sink, **common: Any) -> None:
         super().__init__(**common)

@@ -26,7 +26,7 @@ class Lookup(Operator):
     known, this is an error."""
 
     kind = "lookup"
-    stays = None
+    why_not_in_spark = None
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class Processing(Operator):
 
     kind = "process"
     keyed = True
-    stays = "its state and timers are the function's own"
+    why_not_in_spark = "its state and timers are the function's own"
 
     def __init__(
         self,

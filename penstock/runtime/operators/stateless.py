@@ -69,7 +69,7 @@ class Map(Operator):
     """One output for each record."""
 
     kind = "map"
-    stays = None
+    why_not_in_spark = None
 
     yields = False  # whether its function may be a generator function
     # Whether None is accepted from a lambda, which says what it returns; a function without `return` has forgotten it.
@@ -176,7 +176,7 @@ class MapBatches(Operator):
     """
 
     kind = "map_batches"
-    stays = None
+    why_not_in_spark = None
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ class MakeWatermarks(Operator):
     """Passes records on, and watermarks after them. `time` takes the time of a record from it."""
 
     kind = "watermark"
-    stays = None
+    why_not_in_spark = None
 
     def __init__(
         self,

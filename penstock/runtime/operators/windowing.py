@@ -144,7 +144,7 @@ class WindowAggregated(Operator):
     """
 
     keyed = True
-    stays = "its windows stay with its tasks; Spark makes partial aggregates for them"
+    why_not_in_spark = "its windows stay with its tasks; Spark makes partial aggregates for them"
 
     def __init__(
         self,

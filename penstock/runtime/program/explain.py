@@ -34,8 +34,8 @@ def _paradigms(flow: Flow) -> list[str]:
     width = max(map(len, names))
     lines = ["in a burst (dual=...)"]
     for name in names:
-        stays = operators[name].stays
-        lines.append(f"  {name:<{width}}  {'can go to Spark' if stays is None else f'stays: {stays}'}")
+        reason = operators[name].why_not_in_spark
+        lines.append(f"  {name:<{width}}  {'can go to Spark' if reason is None else f'stays: {reason}'}")
     return lines
 
 

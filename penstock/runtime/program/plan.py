@@ -265,7 +265,7 @@ def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chainin
     )
     for chain in made.chains:
         if chain.source is not None:
-            chain.splits = _dealt(plan.chain_of(chain.source.name), chain.parallelism)
+            chain.splits = _assigned(plan.chain_of(chain.source.name), chain.parallelism)
     return made
 
 
@@ -289,7 +289,7 @@ def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
         return plan
     table = chain.table and KeyGroups(plan.key_groups).rescaled(chain.table, parallelism)
     chains = list(plan.chains)
-    splits = _dealt(chain, parallelism)
+    splits = _assigned(chain, parallelism)
     chains[chain.index] = replace(chain, parallelism=parallelism, table=table, splits=splits)
     next_channel = max((e.first_channel + e.senders * e.receivers for e in plan.exchanges), default=0)
     exchanges = []
@@ -318,7 +318,7 @@ def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
     return Plan(plan.name, plan.key_groups, chains, exchanges, tasks)
 
 
-def _dealt(chain: Chain, parallelism: int) -> list[list[Split]]:
+def _assigned(chain: Chain, parallelism: int) -> list[list[Split]]:
     """A chain's splits for another number of tasks: needed only when the job has to begin anew, as what was saved holds
     the splits as well."""
     return share([split for splits in chain.splits for split in splits], parallelism)

@@ -171,4 +171,4 @@ class Diversion:
         story.records += item.records
         task.answered += item.records
         story.recent.append((story.batches, item.records, (task.clock() - item.since) / 1e9))
-        return task.go_on_from(self.divert.position, answer, item.records)
+        return task.continue_from(self.divert.position, answer, item.records)

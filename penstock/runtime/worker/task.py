@@ -149,7 +149,7 @@ class Task:
         # By earlier works: the number of records that were only gathered, and the time for that in ns.
         self._gathered = (0, 0)
         self._more = False  # whether the limit of the step, and not the input, has bounded the work
-        self._moved = -1  # the number of records at the last snapshot
+        self._records_at_snapshot = -1  # the number of records at the last snapshot
         self.park_at: int | None = None  # the epoch after whose barrier the task must stop, because it migrates
         # Whether the last snapshot was quiet; epochs are then rare until the next record is reported.
         self._rested = False
@@ -674,7 +674,7 @@ class Task:
     def _pass_barrier(self) -> None:
         epoch = self.inbox.epoch
         self._save(epoch, finished=False)
-        self.inbox.go_on()
+        self.inbox.release()
         self._switch()
 
     # --- the operation stream ----------------------------------------------------------------------------------
@@ -728,7 +728,7 @@ class Task:
     def take_barrier(self) -> tuple[int, StageState | None]:
         """Takes the next barrier from the inbox. Returns its epoch, and what the first stage has to save."""
         epoch = self.inbox.epoch
-        self.inbox.go_on()
+        self.inbox.release()
         return epoch, None
 
     def pass_diverted_barrier(self, epoch: int, own: StageState | None) -> None:
@@ -769,7 +769,7 @@ class Task:
         """Yields the outputs of a micro-batch that the task had to process itself."""
         return self._through(input_ if isinstance(input_, list) else rows_of(input_))
 
-    def go_on_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
+    def continue_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
         """Yields the outputs of an answer, after they have passed the stages after the range."""
         self.stages[0].records_in += records
         if position > 1:
@@ -803,7 +803,7 @@ class Task:
         for name, skipped in self.skipped_on_the_way().items():
             states[name] = (None, (0, 0, skipped, 0))
         moved = sum(stage.records_in + stage.records_out for stage in self.stages)
-        quiet, self._moved = moved == self._moved, moved
+        quiet, self._records_at_snapshot = moved == self._records_at_snapshot, moved
         self._rested = quiet and not finished
         # The records that were sent to Spark are answered after the barrier too, so the task cannot stop there.
         parked = self.park_at == epoch and self._life.state is _RUNNING and self._divert is None
