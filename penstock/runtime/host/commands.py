@@ -1,7 +1,7 @@
-"""What a JobHost tells its carrier to do, and how a job ends: plain data.
+"""The commands of a JobHost to its carrier, and how a job ends: plain data.
 
-A carrier (the JobMaster on Ray, the runner of local processes, a test's simulated cluster) carries out these commands
-and reports by the events of the JobHost. It decides nothing itself.
+A carrier (the JobMaster on Ray, the runner of local processes, a simulated cluster in tests) carries out these
+commands, and reports the results by the events of the JobHost. A carrier must never decide anything itself.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class JobEnd:
 
 @dataclass(frozen=True)
 class StartProcess:
-    """Start a process for this worker, and let it load the plan; then `process_ready` or `process_not_started`.
+    """Start a process for this worker, and let it load the plan. The answer is `process_ready` or
+    `process_not_started`.
 
-    `incarnation` tells the process from all others of this worker. `ring_bytes`: its ring is to be at least so large.
+    `incarnation` distinguishes the process from all others of this worker. `ring_bytes`: the least size of its ring.
     """
 
     worker: int
@@ -42,7 +43,7 @@ class StartProcess:
 
 @dataclass(frozen=True)
 class KillProcess:
-    """Kill this process of a worker, because it hangs. Its end is told by `process_died`, as any other."""
+    """Kill this process of a worker, because it hangs. `process_died` reports its end, as for any other process."""
 
     worker: int
     incarnation: int
@@ -50,7 +51,7 @@ class KillProcess:
 
 @dataclass(frozen=True)
 class Call:
-    """Let a worker do this, behind all earlier calls to the same process; then `answered` or `refused`."""
+    """Let a worker do this, after all earlier calls to the same process. The answer is `answered` or `refused`."""
 
     worker: int
     incarnation: int
@@ -61,21 +62,22 @@ class Call:
 
 @dataclass(frozen=True)
 class TellAll:
-    """Tell each worker to stop, or to cancel, until it has confirmed; also each worker that starts later."""
+    """Tell each worker to stop, or to cancel, until it has confirmed. This includes workers that start later."""
 
     what: Literal["stop", "cancel"]
 
 
 @dataclass(frozen=True)
 class SaveManifest:
-    """Write the manifest; then `saved`, `not_saved` when it is sure that it is not there, or `store_failed`."""
+    """Write the manifest. The answer is `saved`, `not_saved` when it is certainly not there, or `store_failed`."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class FindOlder:
-    """The epoch cannot be read: find the newest one before it that is whole; then `found_older` or `store_failed`."""
+    """Find the newest undamaged epoch before this one, which cannot be read. The answer is `found_older` or
+    `store_failed`."""
 
     epoch: int
     reason: str
@@ -83,13 +85,13 @@ class FindOlder:
 
 @dataclass(frozen=True)
 class MakeRoom:
-    """A task could not write to the store: delete what no epoch needs any more."""
+    """Delete what no epoch needs any more, because a task could not write to the store."""
 
 
 @dataclass(frozen=True)
 class UndoSinkRecords:
-    """These tasks are being built again: what they have sent for epochs that are not complete is void, and so is what
-    tasks sent that are not among `there`."""
+    """Drop what these tasks, which are built again, have sent for epochs that are not complete. Drop also everything
+    from tasks that are not among `there`."""
 
     tasks: frozenset[int]
     generation: int
@@ -98,14 +100,14 @@ class UndoSinkRecords:
 
 @dataclass(frozen=True)
 class CommitSinkRecords:
-    """The records that sinks have sent for this epoch, and for those before, are final."""
+    """Commit the records that sinks have sent for this epoch, and for earlier ones."""
 
     epoch: int
 
 
 @dataclass(frozen=True)
 class CopySavepoint:
-    """Copy the last complete epoch to this place, for a driver's request; the carrier itself replies."""
+    """Copy the last complete epoch to this place, for a request of a driver. The carrier itself replies."""
 
     request: int
     place: str
@@ -114,7 +116,7 @@ class CopySavepoint:
 
 @dataclass(frozen=True)
 class Reply:
-    """A driver's request has been carried out, or could not be."""
+    """Tell a driver that its request was carried out, or why it could not be."""
 
     request: int
     error: Exception | None = None
@@ -122,7 +124,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class EndJob:
-    """The job is over: end all processes. No more commands follow."""
+    """End all processes, because the job is over. No more commands follow."""
 
     end: JobEnd
 

@@ -1,22 +1,22 @@
-"""JobHost: decides everything about a running job. A carrier (the JobMaster, the runner of local processes, a test's
-simulated cluster) tells it what has happened, and carries out the commands that it answers with.
+"""The JobHost decides everything about a running job. A carrier (the JobMaster, the runner of local processes, a
+simulated cluster in tests) tells it what has happened, and carries out the commands that it returns.
 
-The JobHost hosts the coordinator of the job's epochs, and decides around it: which process of a worker is its present
-one, when a process is started, what each worker is told and what its answer means, when tasks are made and where they
-run, what becomes of the requests of drivers, and how the job ends.
+The JobHost contains the coordinator of the job's epochs, and makes all decisions around it: which process of a worker
+is the present one, when a process is started, what each worker is told and what its answer means, when tasks are built
+and where they run, what is done about the requests of drivers, and how the job ends.
 
-It is a state machine without threads, clock, files, sockets and Ray: each event is a method that takes the time where
-time matters, and returns a list of commands. One thread calls it. It must never wait, and never ask anybody anything
-but by a command.
+It is a state machine without threads, clock, files, sockets and Ray. Each event is a method, which gets the time if it
+matters, and returns a list of commands. One thread calls it. It must never wait, and must never ask anybody anything
+except by a command.
 
 Invariants:
 
-- Nothing that an earlier process of a worker says has any effect (`WorkerLives`).
-- No task is made, and no process is started, before all workers that run have answered the last `RemoveTasks`: only
-  then are all records of the removed tasks on their way or dropped, and the new addresses of rings known.
+- A message of an earlier process of a worker has no effect (`WorkerLives`).
+- No task is built, and no process is started, before all running workers have answered the last `RemoveTasks`. Only
+  then are all records of the removed tasks sent or dropped, and the new addresses of rings known.
 - Silence is never taken for an answer: a call without an answer stays open until the process has died.
-- The plan and the placement change in one place each (`_adopt`, `_now_placed`), and whoever keeps something that was
-  worked out of them is told there.
+- The plan and the placement change in one place each (`_adopt`, `_now_placed`), and every component that keeps
+  something computed from them is told there.
 """
 
 from __future__ import annotations
@@ -67,28 +67,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A neighbour often sees a death first, so the failures of the next moment, which may hold the cause, are waited for.
+# A neighbour often notices a death first. So the failures of the next moment, which may have the cause, are waited for.
 _CAUSE_S = 0.1
-# How many events the story of a job holds, for errors and tests.
+# The number of events in the story of a job, for errors and tests.
 _STORY_MAX = 100
 
 
 @dataclass(frozen=True)
 class HostOptions:
-    """What `run()` was told that concerns a JobHost. Times in seconds."""
+    """The options of `run()` that concern a JobHost. Times are in seconds."""
 
     workers: int
     epochs: EpochOptions
     has_store: bool
-    attempts: int = 3  # how often a record may kill its worker
+    attempts: int = 3  # how many deaths a record may cause in its worker
     hang_timeout_s: float = 60.0
-    flow: Flow | None = None  # of a job with epochs, so that it can be planned anew
+    flow: Flow | None = None  # the flow of a job with epochs, so that it can be planned again
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a job goes on from: an epoch, the store that the epoch is in if not the job's own, and the largest number of
-    an epoch that was ever begun."""
+    """The start of a job: an epoch, the store of this epoch if it is not the job's own, and the largest number of an
+    epoch that was ever begun."""
 
     manifest: Manifest | None = None
     origin: Store | None = None
@@ -108,14 +108,14 @@ class JobHost:
         earlier: int = 0,
         decided: Callable[[protocol.Command], None] | None = None,
     ) -> None:
-        """`earlier`: when the job had processes before, a number that no generation and incarnation of them exceeds;
-        `decided`: called with each command of the coordinator, for tests."""
+        """`earlier`: a number that no generation and no incarnation of the job's earlier processes exceeds. `decided`
+        is called with each command of the coordinator, for tests."""
         found = found or Found()
         self._options = options
         self._placing = placing
         self._decided = decided
         self.plan = plan
-        self.parallelism: dict[str, int] = {}  # of operators that were rescaled
+        self.parallelism: dict[str, int] = {}  # the parallelism of operators that were rescaled
         manifest = found.manifest
         if manifest is not None:
             for operator, parallelism in json.loads(str(manifest.extra.get("parallelism", "{}"))).items():
@@ -140,16 +140,16 @@ class JobHost:
         self.store_trouble: str | None = None
         self._cancelled = False
         self._requests = DriverRequests()
-        self._move_after = 0.0  # the time before which the first migration is not tried again
+        self._move_after = 0.0  # the first migration is not tried again before this time
         self._completed_at: float | None = None
         self._failures: list[JobEnd] = []  # what ends the job
-        self._failed_at = 0.0  # when the first one was noticed
+        self._failed_at = 0.0  # when the first failure was noticed
         # Calls to workers, by number, that have no answer yet: the worker, and what the answer means.
         self._number = 0
         self._calls: dict[int, tuple[int, _Handler]] = {}
         # What waits for the answers to the last removal of tasks, and the workers that have not answered it.
         self._removing: set[int] = set()
-        self._removal: object = None  # which removal of tasks was the last
+        self._removal: object = None  # identifies the last removal of tasks
         self._starts: list[tuple[float, int]] = []  # when, and which worker's process
         self._make: tuple[float, protocol.BuildTasks] | None = None  # when, and the tasks to be made
         self._story: deque[tuple[float, object]] = deque(maxlen=_STORY_MAX)
@@ -158,17 +158,17 @@ class JobHost:
     # --- the job's life --------------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[HostCommand]:
-        """Begin the job."""
+        """Begins the job."""
         self._obey(self.coordinator.start(), now)
         return self._settled(now)
 
     def tick(self, now: float) -> list[HostCommand]:
-        """Time goes on. To be called when `due` says so; sooner does no harm."""
+        """Notes the time. It must be called at the time of `due`; calling it earlier does no harm."""
         self._obey(self.coordinator.tick(now), now)
         return self._settled(now)
 
     def due(self) -> float | None:
-        """When `tick` is to be called; None: not before the next event."""
+        """Returns when `tick` must be called, or None when this depends on the next event."""
         if self.end is not None:
             return None
         times = [self.coordinator.due()]
@@ -183,20 +183,20 @@ class JobHost:
         return min((at for at in times if at is not None), default=None)
 
     def stop(self, now: float) -> list[HostCommand]:
-        """End the sources; the job finishes when what they read has gone through."""
+        """Ends the sources. The job finishes when everything that they have read is processed."""
         if not self.life.stopping and self.life.stop():
             self._out.append(TellAll("stop"))
         return self._settled(now)
 
     def cancel(self, now: float) -> list[HostCommand]:
-        """End the job at once."""
+        """Ends the job at once."""
         if self.end is None and not self._cancelled:
             self._cancelled = True
             self._out.append(TellAll("cancel"))
         return self._settled(now)
 
     def fail(self, end: JobEnd, now: float) -> list[HostCommand]:
-        """The carrier has met what ends the job."""
+        """Ends the job, because of an error that the carrier has met."""
         self._fail(end, now)
         return self._settled(now)
 
@@ -208,7 +208,8 @@ class JobHost:
     # --- processes of workers --------------------------------------------------------------------------------
 
     def process_ready(self, worker: int, incarnation: int, info: dict[str, Any], now: float) -> list[HostCommand]:
-        """A worker's process has loaded the plan, and its run loop begins. `info`: what it has said of itself."""
+        """Notes that a worker's process has loaded the plan, and that its run loop begins. `info` is what the process
+        has said of itself."""
         self._note(now, f"process {incarnation} of worker {worker} is ready")
         self.lives.ready(worker, incarnation, info)
         self.status.place(self.placed, self.lives.infos())
@@ -226,8 +227,9 @@ class JobHost:
         kind: Literal["resources", "program", "died"] = "died",
         operator: str | None = None,
     ) -> list[HostCommand]:
-        """A worker's process could not be started. `kind`: "resources" when there is, and will be, no room for it;
-        "program" when it could not load the job's program, in an operator if that is known; "died" otherwise."""
+        """Notes that a worker's process could not be started. `kind` is "resources" when there is, and will be, no room
+        for it, "program" when it could not load the job's program (with the operator, if known), and "died"
+        otherwise."""
         self._note(now, f"process {incarnation} of worker {worker} could not be started: {reason}")
         self.lives.not_started(worker, incarnation)
         first = self.life.state == JobState.STARTING
@@ -245,7 +247,7 @@ class JobHost:
     def run_ended(
         self, worker: int, incarnation: int, error: str | None, operator: str | None, now: float
     ) -> list[HostCommand]:
-        """A worker's run loop has ended by itself. `error`: why, if it has failed, and the operator that has."""
+        """Notes that a worker's run loop has ended by itself. `error` says why if it has failed, with the operator."""
         if not self._is_present(worker, incarnation, "end of its run", now):
             return self._settled(now)
         self._over(worker, now)
@@ -256,7 +258,8 @@ class JobHost:
     def process_died(
         self, worker: int, incarnation: int, reason: str, note: Note | None, crash: Crash | None, now: float
     ) -> list[HostCommand]:
-        """A worker's process has died. `note`: what it was doing; `crash`: how it ended, if that was its own doing."""
+        """Notes that a worker's process has died. `note` says what it was doing, and `crash` how it ended if it
+        crashed."""
         if not self._is_present(worker, incarnation, "death", now):
             return self._settled(now)
         hung, as_crash = self.lives.hung(worker, incarnation)
@@ -273,18 +276,18 @@ class JobHost:
                 )
             if note is not None and note.task in self.plan.by_number:
                 text += f"; it was running {self.plan.task_name(self.plan.by_number[note.task])}"
-            if not hung:  # a carrier guesses at reasons; only this tells a crash from a kill
+            if not hung:  # a carrier guesses at reasons, and only this distinguishes a crash from a kill
                 text += f"; its own doing: {crash.what}" if crash else "; killed from outside, or for want of memory"
             stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
             logger.warning("job %s: %s%s", self.plan.name, text, stack)
-            # First the loss: what waits for this worker's answer must not go on as if it had answered.
+            # The loss comes first: whatever waits for this worker's answer must not continue as if it had answered.
             self._over(worker, now, then=lambda: self._lost(worker, text, now))
         else:
             self._over(worker, now)
         return self._settled(now)
 
     def process_hangs(self, worker: int, incarnation: int, stopped: bool, now: float) -> list[HostCommand]:
-        """A worker's process has not answered for the limit. `stopped`: somebody has stopped it."""
+        """Notes that a worker's process has not answered for the limit. `stopped`: somebody has stopped the process."""
         if self._is_present(worker, incarnation, "silence", now):
             pid = self.lives.pid(worker)
             logger.warning("job %s: worker %d (process %d) hangs: killed", self.plan.name, worker, pid)
@@ -300,7 +303,8 @@ class JobHost:
         return False
 
     def _over(self, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
-        """The worker's present process does nothing more; `then` comes before anything that waited for its answers."""
+        """Notes that the worker's present process does nothing more. `then` is called before anything that waited for
+        its answers."""
         self.lives.over(worker)
         gone = [handler for of, handler in self._calls.values() if of == worker]
         self._calls = {number: call for number, call in self._calls.items() if call[0] != worker}
@@ -315,7 +319,7 @@ class JobHost:
     # --- what workers say ------------------------------------------------------------------------------------
 
     def said(self, worker: int, incarnation: int, what: EpochReport, now: float) -> list[HostCommand]:
-        """A worker's participant has something to say of its tasks' epochs."""
+        """Takes a report of a worker's participant about the epochs of its tasks."""
         if self.end is not None or not self._is_present(worker, incarnation, type(what).__name__, now):
             return self._settled(now)
         coordinator = self.coordinator
@@ -342,7 +346,7 @@ class JobHost:
         return self._settled(now)
 
     def answered(self, worker: int, incarnation: int, number: int, answer: Any, now: float) -> list[HostCommand]:
-        """A worker has done what a Call asked for."""
+        """Notes that a worker has done what a Call asked for."""
         if self._is_present(worker, incarnation, f"answer {number}", now) and number in self._calls:
             _, handler = self._calls.pop(number)
             if self.end is None:
@@ -352,7 +356,8 @@ class JobHost:
     def refused(
         self, worker: int, incarnation: int, number: int, error: PenstockError, now: float
     ) -> list[HostCommand]:
-        """A worker could not do what a Call asked for. `error`: what the worker said; its `error`: what was raised."""
+        """Notes that a worker could not do what a Call asked for. `error` is the worker's message, and its `error` what
+        was raised."""
         if self._is_present(worker, incarnation, f"refusal {number}", now) and number in self._calls:
             _, handler = self._calls.pop(number)
             if self.end is None:
@@ -395,7 +400,8 @@ class JobHost:
             self._call(worker, method, arguments, _Handler(done, self._refused))
 
     def _refused(self, error: PenstockError, now: float) -> None:
-        """A worker could not do what it was told. When its run loop has ended, the outcome of its run says why."""
+        """Handles that a worker could not do what it was told. When its run loop has ended, the outcome of its run says
+        why."""
         cause = getattr(error, "error", None)
         if isinstance(cause, LoopEnded):
             return
@@ -406,48 +412,48 @@ class JobHost:
     # --- the store -------------------------------------------------------------------------------------------
 
     def saved(self, epoch: int, now: float) -> list[HostCommand]:
-        """The manifest of an epoch is written."""
+        """Notes that the manifest of an epoch is written."""
         if self.end is None:
             self._obey(self.coordinator.saved(epoch), now)
         return self._settled(now)
 
     def not_saved(self, epoch: int, reason: str, now: float) -> list[HostCommand]:
-        """The manifest of an epoch is not written, and never will be."""
+        """Notes that the manifest of an epoch is not written, and never will be."""
         if self.end is None:
             self._obey(self.coordinator.not_saved(epoch, reason), now)
         return self._settled(now)
 
     def found_older(self, manifest: Manifest | None, refused: FindOlder, now: float) -> list[HostCommand]:
-        """The newest epoch before the refused one that can be read; None: there is none."""
+        """Takes the newest epoch before the refused one that can be read; None: there is none."""
         if self.end is None:
             if manifest is None:
-                # From the beginning the job would write again what its sinks have committed.
+                # From the beginning, the job would write again what its sinks have committed.
                 self._fail(JobEnd("FAILED", f"{refused.reason} There is no older epoch to go back to."), now)
             else:
                 self._obey(self.coordinator.rewind(manifest, now), now)
         return self._settled(now)
 
     def lost(self, names: frozenset[str], reason: str, now: float) -> list[HostCommand]:
-        """These files have gone from the store, and no copy can be read."""
+        """Notes that these files are lost from the store, and that no copy can be read."""
         if self.end is None:
             self._obey(self.coordinator.lost(names, reason, now), now)
         return self._settled(now)
 
     def replaced(self, task: int, old: list[Blob], new: Blob, now: float) -> list[HostCommand]:
-        """Consecutive snapshots of a task have been put together into one."""
+        """Notes that consecutive snapshots of a task were compacted into one."""
         self.coordinator.replace_chain(task, old, new)
         return self._settled(now)
 
     # --- drivers ---------------------------------------------------------------------------------------------
 
     def savepoint(self, request: int, place: str, now: float) -> list[HostCommand]:
-        """Copy the state of all tasks to a place that the carrier has found to be usable."""
+        """Takes a driver's request to copy the state of all tasks to a place, which the carrier has checked."""
         if self._may_ask(request, "a savepoint"):
             self._requests.at_epoch.append(SavepointRequest(request, place))
         return self._settled(now)
 
     def rescale(self, request: int, operator: str, parallelism: int, now: float) -> list[HostCommand]:
-        """Give an operator another number of tasks."""
+        """Takes a driver's request to give an operator another number of tasks."""
         if self._may_ask(request, "rescale"):
             try:
                 self._rescaled(operator, parallelism)
@@ -458,7 +464,7 @@ class JobHost:
         return self._settled(now)
 
     def migrate(self, request: int, tasks: Mapping[str, int], now: float) -> list[HostCommand]:
-        """Let tasks, given by name, run on other workers."""
+        """Takes a driver's request to let tasks, given by name, migrate to other workers."""
         if self._may_ask(request, "migrate"):
             numbers = {self.plan.task_name(task): task.number for task in self.plan.tasks}
             unknown = sorted(set(tasks) - set(numbers))
@@ -478,8 +484,8 @@ class JobHost:
     def better_placed(
         self, plan: Plan, placed: dict[int, int], wanted: dict[int, int], now: float
     ) -> list[HostCommand]:
-        """By the measured traffic, tasks of this plan, placed like this, should run on other workers. Nothing is done
-        when the plan or the placement has changed meanwhile, or a driver has asked for a migration."""
+        """Lets tasks migrate to better workers, which placement has found for this plan and these places. Does nothing
+        when the plan or the placement has changed meanwhile, or when a driver has asked for a migration."""
         if self.end is None and self.plan is plan and self.placed == placed and not self._requests.migrations:
             self._obey(self.coordinator.migrate(wanted, now), now)
         return self._settled(now)
@@ -495,7 +501,7 @@ class JobHost:
         return True
 
     def _serve_requests(self, now: float) -> None:
-        """Do what drivers have asked for and what has waited for an epoch."""
+        """Does what drivers have asked for and what has waited for an epoch."""
         coordinator = self.coordinator
         for request in list(self._requests.at_epoch):
             if coordinator.state != "RUNNING":
@@ -512,7 +518,7 @@ class JobHost:
                     self._replan(request, now)
 
     def _rescaled(self, operator: str, parallelism: int) -> Plan:
-        """The plan with another number of tasks of an operator."""
+        """Returns the plan with another number of tasks for an operator."""
         self.plan.chain_of(operator)
         if parallelism > 1 and fused_by_key(self.plan, operator):
             flow = self._options.flow
@@ -521,7 +527,7 @@ class JobHost:
         return rescaled(self.plan, operator, parallelism)
 
     def _replan(self, request: RescaleRequest, now: float) -> None:
-        """The epoch that a rescale has waited for is complete."""
+        """Carries out a rescale, because the epoch that it has waited for is complete."""
         try:
             plan = self._rescaled(request.operator, request.parallelism)
         except PenstockError as error:
@@ -534,7 +540,7 @@ class JobHost:
             return
         placed = self._placing.grown(plan, self.placed)
         commands = self.coordinator.replan(plan, placed)
-        if not commands:  # it could not be done with this epoch
+        if not commands:  # this epoch could not be used
             request.epoch = None
             return
         self._requests.at_epoch.remove(request)
@@ -544,7 +550,7 @@ class JobHost:
         self._obey(commands, now)
 
     def _adopt(self, plan: Plan, placed: dict[int, int]) -> None:
-        """Another plan is the job's from now on: what was known of tasks by their numbers does not count any more."""
+        """Continues with another plan. Everything that was known of tasks by their numbers is forgotten."""
         self.plan, self.placed = plan, placed
         self.suspects.forget()
         self._placing.forget()
@@ -681,7 +687,7 @@ class JobHost:
     # --- after each event ------------------------------------------------------------------------------------
 
     def _settled(self, now: float) -> list[HostCommand]:
-        """Do what can be done now, and return all commands since the last event."""
+        """Does what can be done now, and returns all commands since the last event."""
         if self.end is None:
             if not self._failures and not self._cancelled:
                 self._release(now)
@@ -694,7 +700,7 @@ class JobHost:
         return out
 
     def _release(self, now: float) -> None:
-        """Start processes, and make tasks, that nothing holds back any more."""
+        """Starts processes, and builds tasks, when nothing holds them back any more."""
         if self._removing:
             return
         due = [(at, worker) for at, worker in self._starts if at <= now]
@@ -735,12 +741,12 @@ class JobHost:
     # --- what others may look at -----------------------------------------------------------------------------
 
     def build_status(self, reports: list[dict[str, Any]], silent: Mapping[int, float], wall: float) -> dict[str, Any]:
-        """The job's status with the newest reports of workers; `silent`: how many seconds each of the workers that owe
-        an answer has owed it; `wall`: the wall-clock time in seconds."""
+        """Returns the status of the job from the newest reports of workers. `silent` has the workers that owe an
+        answer, and for how many seconds they have owed it; `wall` is the wall-clock time in seconds."""
         return self.status.build(self.life.state.value, reports, wall, silent)
 
     def epochs_status(self, now: float) -> dict[str, Any]:
-        """What the status says of epochs, but for what the keeper of the store knows."""
+        """Returns what the status says about epochs, except for what the store keeper knows."""
         coordinator = self.coordinator
         return {
             "complete": coordinator.epoch,
@@ -751,7 +757,7 @@ class JobHost:
         }
 
     def story(self) -> str:
-        """The last events and commands, for errors and tests."""
+        """Returns the last events and commands, for errors and tests."""
         return "\n".join(f"{now:.4f} {what}"[:300] for now, what in self._story)
 
     def _note(self, now: float, what: object) -> None:
@@ -760,7 +766,7 @@ class JobHost:
 
 @dataclass(frozen=True)
 class _Handler:
-    """What the answer to a call means, and what to do when the process has died before it answered."""
+    """What the answer to a call means, and what to do when the process dies before it answers."""
 
     answered: Callable[[Any, float], None]
     refused: Callable[[PenstockError, float], None]
@@ -768,12 +774,12 @@ class _Handler:
 
 
 def _nothing(answer: Any, now: float) -> None:
-    """The answer says only that it is done."""
+    """Handles an answer that says only that the call is done."""
 
 
 def why_not_built(worker: int, error: Exception | None) -> tuple[str, bool] | None:
-    """Why a worker could not make its tasks, and whether what they had saved is damaged; None: trying again would end
-    alike, so the job fails."""
+    """Returns why a worker could not build its tasks, and whether their snapshots are damaged. Returns None when trying
+    again would have the same result, so that the job fails."""
     if isinstance(error, SnapshotDamaged):
         return str(error), True
     if isinstance(error, StoreError) and error.may_pass:

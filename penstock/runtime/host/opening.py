@@ -1,8 +1,8 @@
-"""What is to be found out before a job can begin: whether nobody else uses its store and the folders of its sinks, and
-which epoch it goes on from.
+"""Opens a job: finds out whether anybody else uses its store and the folders of its sinks, and from which epoch it
+continues.
 
-All of it waits for stores and directories, so it happens before there is a JobHost, in the thread that takes the job's
-events later.
+All of this waits for stores and directories. So it happens before there is a JobHost, in the thread that later takes
+the job's events. A job must never start from the beginning after its sinks may have committed something.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ STORE_RETRY_S = 1.0
 
 
 class Opening:
-    """Opens one job. `again`: the carrier has started the job again, because its first host has died; `resume`: a user
-    wants it to go on from the last complete epoch; `savepoint`: the store of the savepoint to go on from; `program`:
-    what the job is started with when nothing but the store is left. `cancelled` tells whether the job was cancelled
-    meanwhile."""
+    """Opens one job. `again`: the carrier has started the job again, because its first host has died. `resume`: a user
+    wants the job to continue from the last complete epoch. `savepoint`: the store of the savepoint from which to
+    continue. `program`: what the job is started with when only the store is left. `cancelled` tells whether the job was
+    cancelled meanwhile."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Opening:
         self.locks_store = False
 
     def lock_places(self) -> bool:
-        """Let nobody else use the job's store, or fill the folders of its sinks. The last process that did, such as an
-        earlier host of this job that was killed, has a while to end. Returns False when the job was cancelled
-        meanwhile. Raises DirectoryLocked, and StoreError."""
+        """Locks the job's store and the folders of its sinks against other jobs. The last process that had the locks,
+        for example an earlier host of this job that was killed, has some time to end. Returns False when the job was
+        cancelled meanwhile. Raises DirectoryLocked, and StoreError."""
         store = None if self._keeper is None else self._keeper.store
         until = time.monotonic() + _LOCK_S
         sinks = [op.sink for chain in self._plan.chains for op in chain.operators if isinstance(op, Write)]
@@ -96,15 +96,16 @@ class Opening:
                 self._never.wait(pause_s)
             self.locks_store = store is not None
         if not (self._resume or self._again or self._savepoint is not None):
-            # The driver has looked, but another job may have filled the folder until it let go of it.
+            # The driver has checked this, but another job may have filled the folder before it released the lock.
             for sink, lock in zip(sinks, found[len(found) - len(sinks) :], strict=True):
                 if lock is not None:
                     sink.check()
         return True
 
     def find(self) -> Found | JobEnd | None:
-        """What the job goes on from; a job that has been running waits for a store that is gone for a while. None: it
-        was cancelled meanwhile. A JobEnd: it had ended before its last host died. Raises StoreError."""
+        """Returns the epoch from which the job continues; None when the job was cancelled meanwhile; or a JobEnd when
+        the job had ended before its last host died. A job that has been running waits while the store does not answer.
+        Raises StoreError."""
         while not self._cancelled():
             try:
                 state = self._keeper.store.ended() if self._keeper is not None and self._again else None
@@ -127,16 +128,16 @@ class Opening:
                 manifest, passed = found
                 for problem in passed:
                     logger.warning("job %s passes over a damaged epoch: %s", name, problem)
-                begun = max(store.epochs())  # of damaged ones too: a number is used once
+                begun = max(store.epochs())  # damaged ones too, because each number is used once
                 store.forget_after(manifest.epoch)
                 keeper.continue_from(manifest)
                 return Found(manifest, None, begun)
-            if self._resume:  # from the beginning it would delete what the job has written
+            if self._resume:  # from the beginning, it would delete what the job has written
                 raise StoreError(
                     f"there is no epoch of job {name!r} in {store.place} any more: it has ended meanwhile, "
                     "elsewhere, or somebody has deleted its checkpoints"
                 )
-            if self._notes.noted("epochs"):  # so it would write again what its sinks have committed
+            if self._notes.noted("epochs"):  # otherwise it would write again what its sinks have committed
                 raise StoreError(
                     f"the JobMaster of {name!r} has died, and the epochs that were complete in "
                     f"{store.place} are gone: somebody has deleted or moved them. From the beginning the job would "
@@ -146,7 +147,7 @@ class Opening:
                 )
         else:
             store.check_format()
-            store.destroy()  # what a job of this name left when it failed
+            store.destroy()  # what a failed job of this name has left
             store.check()
         if self._program is not None:
             keeper.program = keeper.put_program(self._program)

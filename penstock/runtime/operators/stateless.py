@@ -171,7 +171,7 @@ class MapBatches(Operator):
 
     `batch_size` is the most records a call gets; it gets what is ready, up to this, unless records are so slow that
     other tasks would wait too long for the call to end. With `min_batch` a call gets at least so many, unless the first
-    of them has waited for `linger_s` seconds, or something may not wait behind them: a barrier (each epoch has one), a
+    of them has waited for `linger_s` seconds, or something may not wait until later: a barrier (each epoch has one), a
     watermark, the end of the input. When the function raises, the records of that call are the culprit together.
     """
 

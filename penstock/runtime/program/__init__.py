@@ -1,1 +1,1 @@
-"""What the user says, and what will run: the flow, its graph, and the plan of its tasks."""
+"""Programs and plans: the flow that a user describes, its graph, and the plan of the tasks that will run."""

@@ -1,4 +1,6 @@
-"""`flow.explain()`: the logical and the physical plan as text for people."""
+"""The text of `flow.explain()`: the logical and the physical plan, for people. It must never change the
+flow.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def explain(flow: Flow, workers: int) -> str:
-    """The operators with what feeds them, then the chains of tasks and the exchanges between them."""
+    """Returns the operators with their inputs, and then the chains of tasks and the exchanges between them."""
     plan = flow.plan(workers, check_sinks=False)  # nothing is written, so the places of sinks need not be free
     return "\n".join([*_logical(flow), "", *_physical(plan, workers), "", *_paradigms(flow), ""])
 
 
 def _paradigms(flow: Flow) -> list[str]:
-    """Which operators can run in the operation stream, and why others stay."""
+    """Says which operators can run in the operation stream, and why the others cannot."""
     operators = flow.graph.operators
     names = flow.graph.ordered()
     width = max(map(len, names))
@@ -60,7 +62,7 @@ def _grouped(grouping: Grouping | None) -> str:
 
 
 def describe(operator: Operator) -> str:
-    """An operator in a few words."""
+    """Describes an operator in a few words."""
     if isinstance(operator, Read):
         return operator.source.describe()
     if isinstance(operator, Write):
@@ -90,7 +92,7 @@ def describe(operator: Operator) -> str:
 
 
 def _function(fn: object) -> str:
-    if isinstance(fn, ListSelector):  # it says what it takes
+    if isinstance(fn, ListSelector):  # it says which value it takes
         return repr(fn)
     return str(getattr(fn, "__qualname__", None) or type(fn).__name__)
 

@@ -7,7 +7,7 @@
          .count()
          .write(Files("counts/")))
 
-A `Stream` is a place in the flow where records can be taken from; each method adds an operator behind it and returns
+A `Stream` is a place in the flow where records can be taken from; each method adds an operator downstream and returns
 the stream of its outputs. A stream may be used more than once: every user gets every record. Errors in the program
 are raised here, at the line that made them, before anything runs.
 """

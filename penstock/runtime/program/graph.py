@@ -1,7 +1,7 @@
 """The logical graph of a flow: operators and the edges between them, as plain data.
 
-Built by `runtime/program/flow.py`, checked here, turned into tasks by `runtime/program/plan.py`. It knows nothing of
-parallel tasks, workers or Ray.
+`runtime/program/flow.py` builds it, this module checks it, and `runtime/program/plan.py` turns it into tasks. It must
+never know parallel tasks, workers or Ray.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.runtime.exchange.grouping import Grouping
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
 
-# What to say when one line adds two operators of a name.
+# The remedy when one line adds two operators of the same name.
 _AGAIN = (
     ". In a notebook make the Flow in the same cell, so that a cell that is run again begins anew; in a loop give each "
     "a name of its own"
@@ -24,8 +24,8 @@ _AGAIN = (
 
 @dataclass(frozen=True, eq=False)  # an edge is itself: what it holds of the user's may not compare or hash
 class Edge:
-    """From operator `source` (its side output `output`, or the main one when None) to operator `target`.
-    `grouping` None means: forward where the parallelism is equal, else rebalance."""
+    """An edge from operator `source` (its side output `output`, or the main output when None) to operator `target`. A
+    `grouping` of None means: forward when the parallelism is equal, otherwise in turn."""
 
     source: str
     target: str
@@ -35,14 +35,14 @@ class Edge:
 
 @dataclass
 class Graph:
-    """Operators by name, in the order in which they were added, and edges."""
+    """The operators by name, in the order in which they were added, and the edges."""
 
     name: str
     operators: dict[str, Operator] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
 
     def add(self, operator: Operator) -> None:
-        """Add an operator; a default name gets a number where it is taken, a name of the user's must be free."""
+        """Adds an operator. A default name that is taken gets a number. A name that the user gives must be free."""
         if operator.name in self.operators:
             if operator.explicit_name:
                 first = self.operators[operator.name].declared_at
@@ -59,7 +59,7 @@ class Graph:
         self.operators[operator.name] = operator
 
     def connect(self, edge: Edge) -> None:
-        """Add an edge; a cycle is refused."""
+        """Adds an edge, and refuses a cycle."""
         for end in (edge.source, edge.target):
             if end not in self.operators:
                 known = ", ".join(self.operators)
@@ -85,11 +85,11 @@ class Graph:
         self.edges.append(edge)
 
     def outgoing(self, name: str) -> list[Edge]:
-        """The edges that leave an operator."""
+        """Returns the edges that leave an operator."""
         return [edge for edge in self.edges if edge.source == name]
 
     def incoming(self, name: str) -> list[Edge]:
-        """The edges that reach an operator."""
+        """Returns the edges that lead to an operator."""
         return [edge for edge in self.edges if edge.target == name]
 
     def ordered(self) -> list[str]:
@@ -100,7 +100,7 @@ class Graph:
         return list(sorter.static_order())
 
     def validate(self) -> None:
-        """Raise FlowError unless the graph can run."""
+        """Raises FlowError unless the graph can run."""
         if not any(isinstance(op, Read) for op in self.operators.values()):
             raise FlowError(f"flow {self.name!r} reads nothing; start it with flow.read(source)")
         for name, operator in self.operators.items():
@@ -113,7 +113,7 @@ class Graph:
             )
 
     def has_before(self, name: str, kind: type[Operator]) -> bool:
-        """Whether, whatever way records have come to an operator, it or another on the way is of a kind."""
+        """Whether an operator, or another one on each way of records to it, is of a kind."""
         seen: set[str] = set()
         stack = [name]
         while stack:
@@ -127,13 +127,13 @@ class Graph:
         return True
 
     def dangling(self) -> Iterator[str]:
-        """Operators whose main output nobody takes, though they have one."""
+        """Yields the operators that have a main output which nobody takes."""
         for name, operator in self.operators.items():
             if not operator.is_sink and all(edge.output is not None for edge in self.outgoing(name)):
                 yield name
 
     def _path(self, start: str, end: str) -> list[str] | None:
-        """A path along the edges, or None."""
+        """Returns a path along the edges, or None."""
         stack = [[start]]
         seen = set()
         while stack:

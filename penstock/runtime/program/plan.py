@@ -1,9 +1,10 @@
 """The physical plan: chains of fused operators, their tasks, and the channels between tasks.
 
-`make_plan` is a pure function of the logical graph and a few numbers. An edge is fused into a chain (a function call)
-when both ends have the same parallelism, nothing else feeds or taps it, and it needs no exchange: forward grouping,
-or key grouping between two single tasks. Every other edge becomes an `Exchange`: one channel from each sender task to
-each receiver task that it can reach (docs/papers.md: A2, W1). Which worker runs a task is `placement/`'s to say.
+`make_plan` is a pure function of the logical graph and a few numbers. It fuses an edge into a chain (a function call)
+when both ends have the same parallelism, no other edge enters or leaves there, and no exchange is needed: with forward
+grouping, or with grouping by key between two single tasks. Every other edge becomes an `Exchange`: one channel from
+each sender task to each receiver task that it can reach (docs/papers.md: A2, W1). `placement/` decides which worker
+runs a task. Every worker must get the same plan.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from penstock.runtime.units import whole
 
 @dataclass
 class Chain:
-    """Operators fused into one kind of task."""
+    """Operators that are fused into one kind of task."""
 
     index: int
     operators: list[Operator]
     parallelism: int
-    splits: list[list[Split]] = field(default_factory=list)  # of a source: each task's splits
+    splits: list[list[Split]] = field(default_factory=list)  # of a source: the splits of each task
     table: bytes | None = None  # of keyed operators: which task owns each key group (runtime/records/key_groups.py)
 
     @property
@@ -52,14 +53,14 @@ class Chain:
 
 @dataclass(frozen=True)
 class Exchange:
-    """An edge between two chains. Channel ids are first_channel + sender * receivers + receiver; under forward
-    grouping only sender == receiver exist."""
+    """An edge between two chains. The id of a channel is first_channel + sender * receivers + receiver. With forward
+    grouping there are only the channels with sender == receiver."""
 
     index: int
-    source: int  # chain
-    target: int  # chain
-    operator: str  # in the source chain, whose output it takes
-    output: str | None  # that operator's side output, or None for the main one
+    source: int  # the number of the sending chain
+    target: int  # the number of the receiving chain
+    operator: str  # the operator in the source chain whose output is sent
+    output: str | None  # the side output of that operator, or None for the main output
     grouping: Grouping
     combiner: Aggregate | None
     first_channel: int
@@ -68,21 +69,21 @@ class Exchange:
     implied: bool = False  # the user said nothing of the grouping: forward where parallelism is equal, else rebalance
 
     def channel(self, sender: int, receiver: int) -> int:
-        """The id of the channel from a sender's task index to a receiver's."""
+        """Returns the id of the channel from the task of a sender's index to that of a receiver's index."""
         return self.first_channel + sender * self.receivers + receiver
 
     def targets(self, sender: int) -> list[int]:
-        """The receiver indices that a sender has a channel to."""
+        """Returns the indexes of the receivers to which a sender has channels."""
         return [sender] if isinstance(self.grouping, Forward) else list(range(self.receivers))
 
     def origins(self, receiver: int) -> list[int]:
-        """The sender indices that have a channel to a receiver."""
+        """Returns the indexes of the senders that have channels to a receiver."""
         return [receiver] if isinstance(self.grouping, Forward) else list(range(self.senders))
 
 
 @dataclass(frozen=True)
 class TaskId:
-    """One task: its number in the job, its chain, its index in the chain."""
+    """A task: its number in the job, its chain, and its index in the chain."""
 
     number: int
     chain: int
@@ -91,7 +92,7 @@ class TaskId:
 
 @dataclass
 class Plan:
-    """All chains, exchanges and tasks of a job; the same object in every worker."""
+    """All chains, exchanges and tasks of a job. All workers have the same plan."""
 
     name: str
     key_groups: int
@@ -106,13 +107,14 @@ class Plan:
 
     @cached_property
     def time_grain(self) -> int | None:
-        """Milliseconds of which all times at which operators wait for a watermark are multiples; None: none waits."""
+        """The number of milliseconds of which all times are multiples at which operators wait for a watermark. None: no
+        operator waits for one."""
         grains = [op.time_grain for chain in self.chains for op in chain.operators if op.time_grain is not None]
         return math.gcd(*grains) if grains else None
 
     @cached_property
     def side_outputs(self) -> set[tuple[str, str]]:
-        """The (operator, side output) that the flow uses."""
+        """The side outputs that the flow uses, as (operator, side output)."""
         return {(exchange.operator, exchange.output) for exchange in self.exchanges if exchange.output is not None}
 
     @cached_property
@@ -120,18 +122,18 @@ class Plan:
         return {(task.chain, task.index): task for task in self.tasks}
 
     def task(self, chain: int, index: int) -> TaskId:
-        """A task by its chain and index."""
+        """Returns a task by its chain and index."""
         return self._by_place[chain, index]
 
     def groups(self, task: TaskId) -> list[int] | None:
-        """The key groups that a task owns; None where records have no keys."""
+        """Returns the key groups that a task owns, or None when its records have no keys."""
         table = self.chains[task.chain].table
         return (
             None if table is None else [group for group, owner in enumerate(array("H", table)) if owner == task.index]
         )
 
     def chain_of(self, operator: str) -> Chain:
-        """The chain that an operator is in; FlowError when there is none."""
+        """Returns the chain of an operator. Raises FlowError when there is none."""
         for chain in self.chains:
             if any(operator == known.name for known in chain.operators):
                 return chain
@@ -139,7 +141,7 @@ class Plan:
         raise FlowError(f"job {self.name!r} has no operator {operator!r}; it has: {names}")
 
     def task_name(self, task: TaskId) -> str:
-        """What people read: operators and index, counted from 0."""
+        """Returns the name of a task for people: operators and index, counted from 0."""
         return f"{self.chains[task.chain].name}[{task.index}]"
 
 
@@ -154,9 +156,9 @@ def make_plan(
     check_sinks: bool = True,
     fuse_keys: bool = True,
 ) -> Plan:
-    """The plan of a graph; raises FlowError when it cannot run. Lists the sources' splits and looks where sinks write,
-    unless told not to: a job that goes on from what it has saved has both. `fuse_keys`: one task before a keyed
-    operator of one task becomes one with it."""
+    """Makes the plan of a graph. Raises FlowError when the flow cannot run. It lists the splits of the sources and
+    checks the places of the sinks, unless it is told not to: a job that continues from saved state has both already.
+    `fuse_keys`: a single task that sends to a keyed operator with a single task is fused with it."""
     graph.validate()
     workers = whole(workers, "workers")
     filled: dict[str, str] = {}
@@ -236,14 +238,14 @@ def make_plan(
 
 
 def fused_by_key(plan: Plan, operator: str) -> bool:
-    """Whether the operator runs in one task with another for which its records have keys: more tasks take another
-    plan."""
+    """Whether the operator is fused with one for which its records have keys. More tasks then need another plan."""
     return any(fused.kind == "key_by" for fused in plan.chain_of(operator).operators)
 
 
 def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chaining: bool) -> Plan:
-    """A plan of the graph as if anew, with as many tasks of each operator as in `plan`, but for one. What sources read
-    is what they read in `plan`. Raises FlowError for a key_by that was fused: it is part of another operator."""
+    """Plans the graph again, with another number of tasks for one operator and the numbers of `plan` for all others.
+    The sources read what they read in `plan`. Raises FlowError for a key_by that was fused, because it is part of
+    another operator."""
     if operator not in graph.operators:
         names = [known.name for known in plan.chain_of(operator).operators]
         raise FlowError(
@@ -270,11 +272,11 @@ def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chainin
 
 
 def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
-    """The plan with another number of tasks for an operator, and for those that are fused with it.
+    """Returns the plan with another number of tasks for an operator, and for the operators that are fused with it.
 
-    Tasks and channels that stay keep their numbers, new ones get numbers that no task or channel has had; as many key
-    groups as possible stay with the task that owns them. The plan itself when it has as many. Raises FlowError when it
-    cannot be.
+    Tasks and channels that stay keep their numbers, and new ones get numbers that were never used. As many key groups
+    as possible stay with the task that owns them. Returns the same plan when it has this number already. Raises
+    FlowError when the operator cannot have it.
     """
     chain = plan.chain_of(operator)
     if not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1:
@@ -319,19 +321,20 @@ def rescaled(plan: Plan, operator: str, parallelism: int) -> Plan:
 
 
 def _assigned(chain: Chain, parallelism: int) -> list[list[Split]]:
-    """A chain's splits for another number of tasks: needed only when the job has to begin anew, as what was saved holds
-    the splits as well."""
+    """Assigns a chain's splits to another number of tasks. They are needed only when the job begins again from the
+    start, because saved state contains the splits too."""
     return share([split for splits in chain.splits for split in splits], parallelism)
 
 
 def letters_of(operator: str) -> str:
-    """The side output by which a sender passes on records that failed on their way to an operator."""
+    """Returns the name of the side output by which a sender passes on records that failed on their way to an
+    operator."""
     return f"{DEAD_LETTERS}:{operator}"
 
 
 def _letters_on_the_way(graph: Graph, fused: set[Edge]) -> Iterator[Edge]:
-    """Edges for dead letters that arise in a sender (a key function that raised, a record that cannot be encoded):
-    from the sender straight to where the receiving operator's dead letters go."""
+    """Yields edges for dead letters that arise in a sender (a key function raised an error, a record cannot be
+    encoded). They lead from the sender directly to where the receiving operator's dead letters go."""
     for letters in graph.edges:
         if letters.output == DEAD_LETTERS:
             senders = dict.fromkeys(edge.source for edge in graph.incoming(letters.source) if edge not in fused)
@@ -354,7 +357,7 @@ def _can_fuse(graph: Graph, edge: Edge, tasks_of: dict[str, int], fuse_keys: boo
 def _fused_key_by(key: Key, operator: Operator) -> KeyBy:
     key_by = KeyBy(key.selector, name=f"{operator.name}.key_by", on_error=operator.on_error)
     key_by.declared_at = operator.declared_at
-    key_by.outputs = ()  # its failures are counted; dead letters are the keyed operator's
+    key_by.outputs = ()  # its failures are counted; the dead letters are the keyed operator's
     return key_by
 
 
@@ -363,7 +366,7 @@ def _combiner(graph: Graph, edge: Edge, target: Chain) -> Aggregate | None:
     if isinstance(edge.grouping, Key) and isinstance(head, Aggregated):
         return head.combiner
     if isinstance(edge.grouping, Key) and isinstance(head, WindowAggregated):
-        # Who wants to see late records must get records.
+        # A flow that uses late records must get single records, so nothing may be combined before.
         shows_late = any(known.output == LATE for known in graph.outgoing(head.name))
         return None if shows_late else head.combiner
     return None

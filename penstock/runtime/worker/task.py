@@ -753,7 +753,7 @@ class Task:
             current = self.marks.current
             return (Watermark(current), 0, 0) if current is not None else ([], 0, 0)
         batch = self._take(divert.rows_max)
-        assert isinstance(batch, list), "a range never begins behind a key grouping"
+        assert isinstance(batch, list), "a range never begins after a key grouping"
         return batch, len(batch), self._stamp
 
     def take_up_diverted(self, records: int, stamp: int) -> None:
