@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.actors import farewell
 from penstock.actors.job import Job, local_jobs
 from penstock.actors.options import JobOptions
-from penstock.bridge.burst import BurstOptions, Mode
-from penstock.bridge.session import SparkOptions
 from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
@@ -38,7 +36,9 @@ _LEAST_WINDOW_BYTES = 1024
 _DUAL_SETTINGS = ("delta", "k", "margin", "range_below", "smoothing_s", "interval_min_s", "interval_max_s")
 
 if TYPE_CHECKING:
+    from penstock.bridge.burst import BurstOptions, Mode
     from penstock.bridge.paradigm_scheduler import DualOptions
+    from penstock.bridge.session import SparkOptions
     from penstock.runtime.program.flow import Flow
     from penstock.runtime.program.plan import Plan
 
@@ -256,6 +256,11 @@ def dual_options(
     dual: str | BurstOptions, spark: SparkOptions | None, epoch_interval_s: float | None
 ) -> DualOptions | None:
     """What `run(dual=, spark=)` says; FlowError for anything else."""
+    if isinstance(dual, str) and dual == "off" and spark is None:
+        return None
+    from penstock.bridge.burst import BurstOptions  # a job without Spark starts sooner without these
+    from penstock.bridge.session import SparkOptions
+
     if not isinstance(dual, str | BurstOptions):
         raise FlowError(f"dual={shorten(dual)}; it must be text such as 'on', or penstock.bridge.burst.BurstOptions")
     if spark is not None and not isinstance(spark, SparkOptions):

@@ -225,6 +225,7 @@ def test_nothing_of_ray_or_spark_is_loaded() -> None:
     with program(script) as running:
         modules, same_class = json.loads(running.communicate(timeout=LIMIT_S)[0])
     assert not {"ray", "pyspark", "pyarrow", "numpy", "pandas", "rich"} & set(modules)
+    assert not [module for module in modules if module.startswith(("penstock.bridge", "penstock.actors.ray"))]
     assert same_class == [True, True]
 
 
@@ -247,3 +248,30 @@ def test_ctrl_c_stops_the_sources_and_what_was_read_comes_through() -> None:
     assert running.returncode == 0, said
     assert "finished" in said
     assert "restarted" not in said
+
+
+def test_a_class_of_the_main_script_is_one_class_in_all_that_the_host_sends() -> None:
+    """A rescale sends the plan, with the functions of the script, to workers that have loaded it before."""
+    script = """
+        import penstock as ps
+        class Order:
+            def __init__(self, user, cents): self.user, self.cents = user, cents
+        def add(ctx, key, order):
+            assert type(order) is Order
+            assert type(ctx.get(order)) is Order
+            ctx.set(Order(key, ctx.get(Order(key, 0)).cents + order.cents))
+            return [ctx.get()]
+        if __name__ == "__main__":
+            flow = ps.Flow("one-class", parallelism=2)
+            orders = flow.read(ps.sources.Generator(lambda n: Order(n, 1), 1000, limit=3000))
+            orders.key_by(lambda order: order.user % 3).process(add, name="add").write(ps.sinks.Collect(), name="out")
+            job = ps.run(flow, workers=2, local=True, epoch_interval_s=0.1)
+            while job.status().get("records_written", 0) == 0:
+                pass
+            job.rescale("add", 3)
+            job.wait(progress=False)
+            found = job.records("out")
+            print(all(type(order) is Order for order in found), max(order.cents for order in found))
+    """
+    with program(script) as running:
+        assert running.communicate(timeout=LIMIT_S)[0].split() == ["True", "1000"]

@@ -89,3 +89,15 @@ def test_a_definition_that_cannot_be_read_leaves_no_half_made_class() -> None:
 
 def _boom() -> None:
     raise ZeroDivisionError
+
+
+def test_a_host_that_has_not_joined_a_program_names_its_classes_and_sends_no_code() -> None:
+    class Order:
+        pass
+
+    program = pickling.Program()
+    program.dumps(Order())
+    assert b"_find_or_make" in pickling.dumps(Order())
+    named = pickling.dumps(Order(), program)
+    assert b"_find_or_make" not in named
+    assert b"_find" in named
