@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.epochs.manifest import Blob, TaskEntry
+from penstock.runtime.epochs.manifest import FORMAT, Blob, TaskEntry
 from penstock.runtime.epochs.restore import check, kinds_with_state, read_changed, read_same, same_tasks
 from penstock.runtime.epochs.snapshot import counters_of, encode_snapshot
 from penstock.runtime.errors import FlowError, StoreError
@@ -351,7 +351,7 @@ def test_state_of_an_unknown_kind_is_not_left_behind_in_silence() -> None:
         if "remembers" in states:
             states["remembers"] = (StageState(own="what it remembers"), (0, 0, 0, 0))
     saved = [entry_of(plan, *each) for each in entries]
-    told = r"operator 'remembers' is a remember, and task .* has saved state of it, in format 1"
+    told = rf"operator 'remembers' is a remember, and task .* has saved state of it, in format {FORMAT}\."
     task = next(task for task in after.tasks if "remembers" in [o.name for o in after.chains[task.chain].operators])
     with pytest.raises(StoreError, match=told):
         read_changed(after, task, saved, get)
