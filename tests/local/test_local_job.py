@@ -17,7 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.session import SparkOptions
-from tests.e2e.processes import LIMIT_S, wait_until
+from tests.e2e.processes import LIMIT_S, alive, wait_until
 
 WORDS = ["a b", "b c", "c c"] * 200
 
@@ -168,7 +168,8 @@ SLOW = """
     import sys, penstock as ps
     from tests.local.test_local_job import ticking
     if __name__ == "__main__":
-        job = ps.run(ticking(sys.argv[1], 5000), workers=2, local=True, epoch_interval_s=0.2, checkpoints=sys.argv[2])
+        name, place, records = sys.argv[1:]
+        job = ps.run(ticking(name, int(records)), workers=2, local=True, epoch_interval_s=0.2, checkpoints=place)
         while job.status().get("epochs", {}).get("complete", 0) < 2:
             pass
         print(*[worker["pid"] for worker in job.status()["workers"]], flush=True)
@@ -180,14 +181,14 @@ def test_the_death_of_the_program_ends_its_workers_and_the_job_can_be_resumed(
     fresh_name: Callable[[], str], tmp_path: Path
 ) -> None:
     name = fresh_name()
-    with program(SLOW, name, str(tmp_path)) as running:
+    with program(SLOW, name, str(tmp_path), "5000") as running:
         assert running.stdout is not None
         workers = [int(pid) for pid in running.stdout.readline().split()]
         assert len(workers) == 2
         with pytest.raises(ps.JobExists):
             ps.run(counting(name), local=True, checkpoints=tmp_path)
         running.kill()
-        wait_until(lambda: not any(map(psutil.pid_exists, workers)), "the workers have ended")
+        wait_until(lambda: not any(map(alive, workers)), "the workers have ended")
     job = ps.resume(name, local=True, checkpoints=tmp_path)
     job.wait(LIMIT_S, progress=False)
     assert dict(job.records("out")) == tens(5000)
@@ -199,7 +200,7 @@ def test_the_job_of_another_program_cannot_be_resumed_or_attached_to(
     name = fresh_name()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     place = tmp_path / "penstock"
-    with program(SLOW, name, str(place)) as running:
+    with program(SLOW, name, str(place), "1000000") as running:
         assert running.stdout is not None
         assert running.stdout.readline()
         try:

@@ -20,7 +20,7 @@ from penstock.local.processes import LocalProcesses
 from penstock.runtime.host.processes import CannotStart, ProcessDied
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.records.pickling import Program
-from tests.e2e.processes import LIMIT_S, wait_until
+from tests.e2e.processes import LIMIT_S, alive, wait_until
 
 OPTIONS = WorkerOptions(ring_bytes=None, window_bytes=1 << 18)
 
@@ -118,6 +118,6 @@ def test_workers_end_with_the_program_however_it_ends() -> None:
             # The worker's and the child's, in whatever order.
             said = dict(running.stdout.readline().split() for _ in range(2))
             running.kill()
-            wait_until(lambda: not psutil.pid_exists(int(said["worker"])), "the worker has ended")
+            wait_until(lambda: not alive(int(said["worker"])), "the worker has ended")
         finally:
             os.killpg(running.pid, signal.SIGKILL)
