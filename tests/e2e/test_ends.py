@@ -31,8 +31,6 @@ from tests.e2e.processes import (
     wait_until,
 )
 
-pytestmark = pytest.mark.ray
-
 GONE_S = 10.0  # what the design promises for leftovers
 
 
@@ -169,14 +167,14 @@ def test_master_killed_in_a_job_without_epochs(cluster: str, fresh_name: Callabl
     assert_gone(flow.name, pids)
 
 
-def test_failing_function(cluster: str, fresh_name: Callable[[], str]) -> None:
+def test_failing_function(fresh_name: Callable[[], str]) -> None:
     def parse(text: str) -> int:
         return int(text)
 
     flow = ps.Flow(fresh_name())
     lines = ps.sources.Memory(["1", "2", "three" * 100, "4"])
     flow.read(lines).map(parse, name="parse").write(ps.sinks.Null())
-    job = ps.run(flow, workers=2)
+    job = ps.run(flow, workers=2, local=True)
     with pytest.raises(ps.JobFailed) as failed:
         job.wait(LIMIT_S, progress=False)
     assert failed.value.operator == "parse"
@@ -249,6 +247,7 @@ def test_driver_killed_on_a_shared_cluster(
     assert_gone(name, pids)
 
 
+@pytest.mark.ray
 def test_driver_killed_with_its_own_cluster(
     fresh_name: Callable[[], str], driver: Callable[..., tuple[Any, list[int]]]
 ) -> None:

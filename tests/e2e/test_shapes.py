@@ -1,4 +1,4 @@
-"""Flows of other shapes on Ray: order, back-pressure, side outputs, dead letters, all groupings."""
+"""Flows of other shapes: order, back-pressure, side outputs, dead letters, all groupings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 
 import penstock as ps
 from tests.e2e.processes import LIMIT_S, wait_until
-
-pytestmark = pytest.mark.ray
 
 
 class OrderCheck(ps.Process):
@@ -42,7 +40,7 @@ def rss_bytes(pid: int) -> int:
     return uss
 
 
-def test_interleaved_stages_small_rings_slow_end(cluster: str) -> None:
+def test_interleaved_stages_small_rings_slow_end() -> None:
     """A-B-A-B over two workers, rings and windows at their smallest, a slow last stage: no deadlock, order kept,
     memory flat. The last stage is slow by work a record, so the others wait for it all the time. What is kept to be
     sent again may take 1 MiB of memory, so that the time at which an epoch completes does not matter."""
@@ -60,7 +58,7 @@ def test_interleaved_stages_small_rings_slow_end(cluster: str) -> None:
         stream = stream.rebalance().map(lambda record: record, name=name)
     stream = stream.rebalance().map(slow, name="b2")
     stream.key_by(0).process(OrderCheck()).write(result)
-    job = ps.run(flow, workers=2, ring_bytes=4096, window_bytes=1024, cache_bytes=1024 * 1024)
+    job = ps.run(flow, workers=2, ring_bytes=4096, window_bytes=1024, cache_bytes=1024 * 1024, local=True)
     wait_until(lambda: job.status().get("records_read", 0) > records // 20, "the job is well under way", 3 * LIMIT_S)
     early = job.status()
     before = [rss_bytes(worker["pid"]) for worker in early["workers"]]
@@ -73,7 +71,7 @@ def test_interleaved_stages_small_rings_slow_end(cluster: str) -> None:
     assert result.records() == [(records, 0)]
 
 
-def test_every_grouping(cluster: str, fresh_name: Callable[[], str]) -> None:
+def test_every_grouping(fresh_name: Callable[[], str]) -> None:
     """What each task of the receiver got, by grouping, with three senders and four receivers on three workers."""
     n = 3_000
 
@@ -95,7 +93,7 @@ def test_every_grouping(cluster: str, fresh_name: Callable[[], str]) -> None:
     tap("broadcast", source.broadcast())
     tap("first", source.to_first())
     tap("custom", source.partition_by(lambda record, tasks: record % tasks))
-    job = ps.run(flow, workers=3)
+    job = ps.run(flow, workers=3, local=True)
     status = job.wait(5 * LIMIT_S, progress=False)
     for name in ("rebalance", "shuffle", "first", "custom"):
         assert Counter(sinks[name].records()) == Counter(range(n)), name
@@ -110,7 +108,7 @@ def test_every_grouping(cluster: str, fresh_name: Callable[[], str]) -> None:
     assert min(shares["shuffle"]) > 0
 
 
-def test_side_outputs_and_dead_letters_across_workers(cluster: str, fresh_name: Callable[[], str]) -> None:
+def test_side_outputs_and_dead_letters_across_workers(fresh_name: Callable[[], str]) -> None:
     def late(ctx: ps.ProcessContext, key: int, record: int) -> list[tuple[int, int]]:
         if record == 777:
             raise ValueError("unlucky")
@@ -129,7 +127,7 @@ def test_side_outputs_and_dead_letters_across_workers(cluster: str, fresh_name: 
     stream.write(main)
     stream.side_output("tens").write(tens)
     stream.dead_letters().write(dead)
-    status = ps.run(flow, workers=2, parallelism=2).wait(5 * LIMIT_S, progress=False)
+    status = ps.run(flow, workers=2, parallelism=2, local=True).wait(5 * LIMIT_S, progress=False)
     assert len(main.records()) == 998
     assert sorted(tens.records()) == [i for i in range(0, 1000, 10) if i != 500]
     assert sorted(letter.record for letter in dead.records()) == [500, 777]
@@ -160,7 +158,7 @@ def test_example_program_as_printed(cluster: str, tmp_path: Path, monkeypatch: p
 
 
 def test_live_progress_of_a_million_lines(
-    cluster: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], fresh_name: Callable[[], str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], fresh_name: Callable[[], str]
 ) -> None:
     (tmp_path / "lines.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 1_000_000)
     flow = ps.Flow(fresh_name())
@@ -171,7 +169,7 @@ def test_live_progress_of_a_million_lines(
         .count(emit="final")
         .write(ps.sinks.Null())
     )
-    status = ps.run(flow, workers=2).wait(5 * LIMIT_S)
+    status = ps.run(flow, workers=2, local=True).wait(5 * LIMIT_S)
     assert status["records_read"] == 1_000_000
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith(flow.name)]
     assert shown, "a line of progress"

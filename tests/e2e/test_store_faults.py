@@ -25,8 +25,6 @@ from tests.e2e.kill_campaign import Watch, master_pid
 from tests.e2e.processes import LIMIT_S, kill, wait_until
 from tests.e2e.recovery_flows import RecoveryFlow, counted_up, differences, hidden_files, parts
 
-pytestmark = pytest.mark.ray
-
 KEYS = 5000
 RATE = 5000.0
 
@@ -161,11 +159,11 @@ def test_a_damaged_manifest(cluster: str, fresh_name: Callable[[], str], tmp_pat
     wait_until(lambda: logged(f"job {name} passes over a damaged epoch: epoch {epoch}: "), "the log says so")
 
 
-def test_every_epoch_is_damaged(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+def test_every_epoch_is_damaged(fresh_name: Callable[[], str], tmp_path: Path) -> None:
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
     store = tmp_path / "epochs" / name
-    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=1.5)
+    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=1.5, local=True)
     fresh_epoch(job)
     for path in [*(store / "snapshots").iterdir(), *(store / "copies").glob("*-*")]:
         with suppress(FileNotFoundError):
@@ -234,12 +232,12 @@ def test_a_store_that_is_named_from_here_and_removed(
 # --- gone for a while ----------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_is_gone_for_a_while(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+def test_a_store_that_is_gone_for_a_while(fresh_name: Callable[[], str], tmp_path: Path) -> None:
     """A file is in place of a directory, of one after the other: whatever is written fails. The job goes on, and so do
     epochs afterwards."""
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
-    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=0.5)
+    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=0.5, local=True)
     fresh_epoch(job)
     for what in (".", "snapshots", "manifests"):
         place = (tmp_path / "epochs" / name / what).resolve()
@@ -293,7 +291,7 @@ from tests.e2e.test_store_faults import RATE, epochs_of, finish, fresh_epoch, ma
 
 disk, out = Path(sys.argv[1]), Path(sys.argv[2])
 made = many_keys("namespace", out)
-job = ps.run(made.flow, workers=2, address="local", checkpoints=disk, epoch_interval_s=0.5)
+job = ps.run(made.flow, workers=2, local=True, checkpoints=disk, epoch_interval_s=0.5)
 try:
     fresh_epoch(job)
 

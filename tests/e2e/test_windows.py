@@ -6,20 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import penstock as ps
-from tests.e2e.jobs import run
+from tests.e2e.jobs import Carrier
 from tests.e2e.processes import LIMIT_S, kill, wait_until
-
-pytestmark = pytest.mark.ray
 
 RECORDS = 60_000
 RATE = 15_000.0  # a second; the times of records go ten times as fast
 
 
 def test_a_windowed_count_is_exact_though_a_worker_is_killed(
-    cluster: str, fresh_name: Callable[[], str], tmp_path: Path
+    carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path
 ) -> None:
     def record(i: int) -> tuple[int, int]:
         """Key and time; up to 50 ms out of order."""
@@ -36,7 +32,7 @@ def test_a_windowed_count_is_exact_though_a_worker_is_killed(
     )
     counts.write(sink)
     counts.side_output("late").write(late)
-    job = run(flow, workers=2, epoch_interval_s=0.3, checkpoints=tmp_path)
+    job = carrier.run(flow, workers=2, epoch_interval_s=0.3, checkpoints=tmp_path)
     wait_until(lambda: job.status().get("epochs", {"complete": 0})["complete"] >= 3, "epochs are complete")
     victim = job.status()["workers"][1]["pid"]
     kill(victim)

@@ -1,16 +1,15 @@
-"""The main job: words counted on Ray equal collections.Counter, whatever the workers and the parallelism."""
+"""The main job: words counted equal collections.Counter, whatever the workers and the parallelism."""
 
 from __future__ import annotations
 
 import gzip
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock as ps
-
-pytestmark = pytest.mark.ray
 
 WORDS = "To be or not to be that is THE question whether 'tis nobler in the mind".split()
 
@@ -35,7 +34,7 @@ def expected(corpus: Path) -> Counter[str]:
     return Counter(text.lower().split())
 
 
-def count_words(name: str, corpus: Path, **run: int) -> dict[str, int]:
+def count_words(name: str, corpus: Path, **run: Any) -> dict[str, int]:
     flow = ps.Flow(name)
     counts = ps.sinks.Collect()
     (
@@ -52,10 +51,8 @@ def count_words(name: str, corpus: Path, **run: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("workers", "parallelism"), [(1, 3), (2, 1), (4, 8)])
-def test_counts_equal_counter(
-    cluster: str, corpus: Path, expected: Counter[str], workers: int, parallelism: int
-) -> None:
-    counted = count_words(f"wc-{workers}-{parallelism}", corpus, workers=workers, parallelism=parallelism)
+def test_counts_equal_counter(corpus: Path, expected: Counter[str], workers: int, parallelism: int) -> None:
+    counted = count_words(f"wc-{workers}-{parallelism}", corpus, workers=workers, parallelism=parallelism, local=True)
     assert counted == expected
 
 
@@ -77,7 +74,7 @@ def test_running_updates_end_at_the_totals(cluster: str, corpus: Path, expected:
     assert last == expected
 
 
-def test_files_hold_every_word_once(cluster: str, corpus: Path, expected: Counter[str], tmp_path: Path) -> None:
+def test_files_hold_every_word_once(corpus: Path, expected: Counter[str], tmp_path: Path) -> None:
     flow = ps.Flow("wc-files")
     (
         flow.read(ps.sources.TextFiles(str(corpus / "*")))
@@ -86,7 +83,7 @@ def test_files_hold_every_word_once(cluster: str, corpus: Path, expected: Counte
         .count(emit="final")
         .write(ps.sinks.Files(str(tmp_path / "counts")))
     )
-    ps.run(flow, workers=2).wait(progress=False)
+    ps.run(flow, workers=2, local=True).wait(progress=False)
     parts = sorted((tmp_path / "counts").iterdir())
     assert [part.name for part in parts] == ["part-00000.txt", "part-00001.txt"]
     lines = [line.split("\t") for part in parts for line in part.read_text().splitlines()]

@@ -49,7 +49,7 @@ def _patch(owner: Any, name: str, new: Any) -> Any:
 # --- tasks and channels ----------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/exchange/inbox.py", Seeds(12, _several_epochs))
+@planted_fault("penstock/runtime/exchange/inbox.py", Seeds(31, _several_epochs))
 def _skip_alignment() -> Any:
     """A task takes up records that are behind a barrier before the other channels have brought it."""
 
@@ -101,7 +101,9 @@ def _no_second_end() -> Any:
     return _patch(OutputCache, "rewind", rewind)
 
 
-@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(9, lambda faults: faults.kills >= 3 and faults.workers > 1))
+@planted_fault(
+    "penstock/runtime/worker/run_loop.py", Seeds(121, lambda faults: faults.kills >= 3 and faults.workers > 1)
+)
 def _old_generations() -> Any:
     """Messages are taken from whoever sent them, also from a task that was taken back."""
 
@@ -150,7 +152,7 @@ def _old_credit() -> Any:
     return _patch(RunLoop, "_deliver", careless)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(2, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(3, _somebody_dies))
 def _held_up() -> Any:
     """A task whose receiver is being taken back waits for it."""
 
@@ -163,7 +165,7 @@ def _held_up() -> Any:
 @planted_fault(
     "penstock/runtime/exchange/channel.py",
     Seeds(
-        155,
+        568,
         lambda faults: (
             faults.kills > 0 and faults.workers > 1 and faults.memory_bytes >= 2000 and faults.interval_s >= 0.1
         ),
@@ -204,7 +206,7 @@ def _no_limit_on_memory() -> Any:
     return _patch(OutputCache, "append", append)
 
 
-@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(251, _several_epochs))
+@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(692, _several_epochs))
 def _slabs_too_soon() -> Any:
     """A slab is written to again while a message in it may still be sent again."""
     free = OutputCache._free_slabs
@@ -221,7 +223,7 @@ def _too_much_goes_back() -> Any:
 # --- state -----------------------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/state/keyed.py", Seeds(4))
+@planted_fault("penstock/runtime/state/keyed.py", Seeds(11))
 def _no_gone_keys() -> Any:
     """A delta does not tell of keys that are gone."""
     delta = KeyedMap.delta
@@ -247,7 +249,7 @@ def _log_twice() -> Any:
     return _patch(LoggedMap, "delta", again)
 
 
-@planted_fault("penstock/runtime/state/keyed.py", Seeds(4))
+@planted_fault("penstock/runtime/state/keyed.py", Seeds(78))
 def _values_out_of_order() -> Any:
     """The values of a map come in another order than its keys did."""
     delta = LoggedMap.delta
@@ -267,7 +269,7 @@ def _places_of_removed_keys() -> Any:
     return _patch(KeyedMap, "removed", lambda self: None)
 
 
-@planted_fault("penstock/runtime/state/timers.py", Seeds(20, _several_epochs))
+@planted_fault("penstock/runtime/state/timers.py", Seeds(36, _several_epochs))
 def _no_timers_back() -> Any:
     """Timers come back into the map of what is saved, but will not fire."""
     return _patch(Timers, "restore", lambda self, saved: self.saved.restore(saved))
@@ -290,7 +292,7 @@ def _timer_not_touched() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/participant.py", Seeds(65, lambda faults: faults.put > 0 and faults.interval_s < 0.1)
+    "penstock/runtime/epochs/participant.py", Seeds(447, lambda faults: faults.put > 0 and faults.interval_s < 0.1)
 )
 def _builds_on_what_was_lost() -> Any:
     """The snapshot behind one that could not be written holds changes only."""
