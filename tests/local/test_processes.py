@@ -105,9 +105,7 @@ def test_workers_end_with_the_program_however_it_ends() -> None:
         from tests.local.test_processes import *
         worker = LocalProcesses("test", OPTIONS, print).start(0, 1, 0, program(), soon())
         if os.fork():
-            print("worker", worker.info["pid"], flush=True)
-        else:
-            print("child", os.getpid(), flush=True)
+            print(worker.info["pid"], flush=True)
         time.sleep(1000)
     """
     with subprocess.Popen(
@@ -115,9 +113,8 @@ def test_workers_end_with_the_program_however_it_ends() -> None:
     ) as running:
         try:
             assert running.stdout is not None
-            # The worker's and the child's, in whatever order.
-            said = dict(running.stdout.readline().split() for _ in range(2))
+            worker = int(running.stdout.readline())
             running.kill()
-            wait_until(lambda: not alive(int(said["worker"])), "the worker has ended")
+            wait_until(lambda: not alive(worker), "the worker has ended")
         finally:
             os.killpg(running.pid, signal.SIGKILL)
