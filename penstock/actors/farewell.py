@@ -7,6 +7,7 @@ registered later. It changes neither the exit code nor how the jobs end.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -29,6 +30,7 @@ class _Running(Protocol):
 
 
 _jobs: weakref.WeakSet[Any] = weakref.WeakSet()  # the jobs that end with this process
+_process: list[int] = []  # the id of this process, once it has jobs: they are not those of its forks
 
 
 def remember(job: _Running) -> None:
@@ -36,10 +38,13 @@ def remember(job: _Running) -> None:
     if not _jobs:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
+        _process[:] = [os.getpid()]
     _jobs.add(job)
 
 
 def _at_exit() -> None:
+    if _process != [os.getpid()]:
+        return
     said(list(_jobs), lambda text: print(text, file=sys.stderr, flush=True))
 
 
@@ -52,6 +57,6 @@ def said(jobs: Iterable[_Running], say: Callable[[str], None]) -> None:
                 say(
                     f"penstock: this program ends while its job {job.name!r} is {status['state']} "
                     f"({status.get('records_read', 0):,} records read, {status.get('records_written', 0):,} written), "
-                    "and the job ends with it. Call job.wait() to wait for its end, or start it with detached=True on "
-                    "a cluster that outlives the program"
+                    "and the job ends with it. Call job.wait() to wait for its end, or start it with detached=True, "
+                    "and without local=True, on a cluster that outlives the program"
                 )

@@ -145,7 +145,7 @@ class _Above:
 def starting(status: dict[str, Any], where: str = "") -> str:
     """What a job that has not started yet waits for, in one line."""
     on = f" on {where}" if where else ""
-    waits_for = status.get("waits_for") or "its JobMaster, which Ray is starting"
+    waits_for = status.get("waits_for") or "its JobMaster"
     return f"{status['name']} starting{on} {status.get('uptime_s', 0.0):.0f} s: {waits_for}"
 
 

@@ -193,8 +193,8 @@ def _refuse_what_needs_ray(**given: object) -> None:
     for name, value in given.items():
         if value not in (None, False):
             raise FlowError(
-                f"{name}={shorten(value)} needs Ray, and local=True runs the job in processes of this program; leave "
-                f"out {name} or local=True"
+                f"{name}={shorten(value)} is not for local jobs, which run in processes of this program, without "
+                f"Ray; leave out {name} or local=True"
             )
 
 

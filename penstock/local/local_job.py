@@ -6,6 +6,7 @@ program but what is in its store, from which `resume` goes on.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,7 @@ class LocalJob:
         self.host: object = self
         self._options = options
         self._driver = Driver.here(NODE)
+        self._process = os.getpid()
         self._reporting = threading.Lock()  # the reports of all workers are taken one at a time
         self._processes = LocalProcesses(plan.name, options.worker, self._report)
         self._runner = JobRunner(plan, options, self, program)
@@ -73,6 +75,14 @@ class LocalJob:
         """See Carrier."""
         self._processes.close()
 
+    def _check_process(self) -> None:
+        """Raise JobError in a fork of the program, which has none of the threads that answer."""
+        if os.getpid() != self._process:
+            raise JobError(
+                f"this process was forked from process {self._process}, which runs the job: only that process can ask "
+                "for its status, stop it and read its results"
+            )
+
     # --- the link ----------------------------------------------------------------------------------------------
 
     def is_connected(self) -> bool:
@@ -81,6 +91,7 @@ class LocalJob:
 
     def status(self) -> dict[str, Any]:
         """See JobLink."""
+        self._check_process()
         return self._runner.status()
 
     def last_status(self) -> dict[str, Any]:
@@ -89,17 +100,20 @@ class LocalJob:
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """See JobLink."""
+        self._check_process()
         if method == "traffic":
             raise JobError("only jobs on Ray measure their traffic: run the job without local=True, with replan_s=")
         return getattr(self._runner, method)(*arguments)
 
     def tell(self, method: str) -> bool:
         """See JobLink."""
+        self._check_process()
         getattr(self._runner, method)()
         return True
 
     def collected(self, channel: str) -> list[Encoded]:
         """See JobLink."""
+        self._check_process()
         return self._runner.collected(channel)
 
     def console(self, seen: int, last: bool) -> tuple[int, list[str]]:

@@ -42,7 +42,8 @@ class StartMessage:
 def serve(fd: int) -> None:
     """Be the worker at the other end of this socket. Returns when the program has closed its end."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the process ends by a signal
+        if stream is not None:  # it is where the program has closed it
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the process ends by a signal
     with socket.socket(fileno=fd) as program:
         try:
             _serve(program)

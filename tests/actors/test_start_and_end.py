@@ -35,7 +35,7 @@ def test_a_job_that_starts_says_what_it_waits_for(capsys: pytest.CaptureFixture[
     shown.update(status)
     shown.update({**status, "waits_for": "1 of 2 workers have started"})
     assert capsys.readouterr().err == (
-        "job starting on the Ray cluster at 1.2.3.4:5 3 s: its JobMaster, which Ray is starting\n"
+        "job starting on the Ray cluster at 1.2.3.4:5 3 s: its JobMaster\n"
         "job starting on the Ray cluster at 1.2.3.4:5 3 s: 1 of 2 workers have started\n"
     )
 

@@ -15,9 +15,12 @@ from penstock.actors.options import JobOptions
 from penstock.runtime.epochs.manifest import Manifest
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.host import opening
+from penstock.runtime.host.collected import Collected
+from penstock.runtime.host.job_host import Found
 from penstock.runtime.host.opening import Opening
+from penstock.runtime.host.store_keeper import StoreKeeper
 from penstock.runtime.host.worker_process import WorkerOptions
-from penstock.runtime.records.pickling import Program
+from penstock.runtime.records.pickling import Program, dumps
 from penstock.runtime.storage.directory_lock import DirectoryLocked
 
 running: Any = importlib.import_module("penstock.actors.on_ray")
@@ -119,6 +122,34 @@ def test_a_folder_that_was_filled_until_it_came_free_is_looked_at_again(tmp_path
     (tmp_path / "part-00000.txt").touch()
     with pytest.raises(ps.FlowError, match="already holds 1 part files"):
         found.lock_places()
+
+
+def test_a_job_whose_collected_records_are_lost_goes_on_from_the_epoch_before(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, "job")
+    for epoch in (1, 2):
+        blob = store.put(f"snapshots/{epoch:08d}-collected-x", [dumps({"out": []}) + bytes(10_000)])
+        store.write_manifest(
+            Manifest(job="job", epoch=epoch, created=1.5, final=False, key_groups=8, tasks=[], collected=[blob])
+        )
+    for folder in ("snapshots", "copies"):
+        (tmp_path / "job" / folder / "00000002-collected-x").unlink()
+    keeper = StoreKeeper(store, Collected(True), lambda trouble: None, thread=False)
+    notes: Any = None  # nothing is noted before an epoch is complete
+    found = Opening(
+        flow_to(ps.sinks.Null()).plan(1),
+        keeper,
+        notes,
+        again=False,
+        resume=True,
+        savepoint=None,
+        program=None,
+        cancelled=lambda: False,
+    ).find()
+    assert isinstance(found, Found)
+    assert found.manifest is not None
+    assert found.manifest.epoch == 1
+    assert found.begun == 2
+    assert store.epochs() == [1]
 
 
 @pytest.mark.ray

@@ -141,7 +141,7 @@ def test_a_running_job_has_one_handle_in_its_program(fresh_name: Callable[[], st
 )
 def test_what_needs_ray_says_so(option: dict[str, Any]) -> None:
     (name,) = option
-    with pytest.raises(ps.FlowError, match=rf"^{name}=.* needs Ray, and local=True"):
+    with pytest.raises(ps.FlowError, match=rf"^{name}=.* is not for local jobs"):
         ps.run(counting("local"), local=True, **option)
 
 
@@ -276,3 +276,86 @@ def test_a_class_of_the_main_script_is_one_class_in_all_that_the_host_sends() ->
     """
     with program(script) as running:
         assert running.communicate(timeout=LIMIT_S)[0].split() == ["True", "1000"]
+
+
+FORKING = """
+import os, sys
+import penstock as ps
+
+flow = ps.Flow("forking")
+flow.read(ps.sources.Generator(lambda i: i, rate=1000)).write(ps.sinks.Null())
+if __name__ == "__main__":
+    job = ps.run(flow, workers=1, local=True, checkpoints=sys.argv[1])
+    child = os.fork()
+    if not child:
+        try:
+            job.status()
+        except ps.JobError as error:
+            print("refused", error, flush=True)
+        sys.exit(0)
+    _, ended = os.waitpid(child, 0)
+    print("ended", ended, job.state in ("STARTING", "RUNNING"), flush=True)
+    job.cancel()
+    job.wait(progress=False)
+"""
+
+
+def test_a_fork_of_the_program_is_told_whose_the_job_is_and_ends(tmp_path: Path) -> None:
+    ran = script(tmp_path, FORKING)
+    assert "refused this process was forked from process" in ran.stdout
+    assert "ended 0 True" in ran.stdout
+    assert "this program ends while" not in ran.stderr, "the fork's end is not the job's"
+    assert ran.returncode == 0
+
+
+FORKED = """
+import os, sys
+import penstock as ps
+
+def forks(i):
+    if i == 500:
+        os.fork()  # and the child comes back out of the function
+    return i
+
+flow = ps.Flow("forked")
+numbers = flow.read(ps.sources.Memory(range(1000))).map(forks)
+numbers.key_by(lambda i: i % 7).count().write(ps.sinks.Collect(), name="out")
+if __name__ == "__main__":
+    job = ps.run(flow, workers=2, local=True, checkpoints=sys.argv[1])
+    job.wait(progress=False)
+    print("counted", sum(dict(job.records("out")).values()), flush=True)
+"""
+
+
+def test_a_fork_of_a_worker_does_not_speak_for_it_and_ends(tmp_path: Path) -> None:
+    ran = script(tmp_path, FORKED)
+    assert "counted 1000" in ran.stdout, ran.stderr
+
+
+CLOSED = """
+import sys
+import penstock as ps
+
+flow = ps.Flow("closed")
+flow.read(ps.sources.Memory(range(1000))).write(ps.sinks.Collect(), name="out")
+if __name__ == "__main__":
+    job = ps.run(flow, workers=1, local=True, checkpoints=sys.argv[1])
+    job.wait(progress=False)
+    with open(sys.argv[1] + ".result", "w") as result:
+        result.write(str(sorted(job.records("out")) == list(range(1000))))
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_program_without_standard_streams_runs_local_jobs(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "program.py").write_text(CLOSED)
+    command = f'exec "{sys.executable}" program.py "{tmp_path}/epochs" {closed}'
+    assert subprocess.run(["bash", "-c", command], cwd=tmp_path, check=False, timeout=LIMIT_S).returncode == 0
+    assert (tmp_path / "epochs.result").read_text() == "True"
+
+
+def script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Run a program, whose argument is a place for its epochs."""
+    (folder / "program.py").write_text(text)
+    command = [sys.executable, "program.py", str(folder / "epochs")]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)

@@ -765,7 +765,7 @@ class JobRunner:
         return {**status, **self._waiting(), **self._epochs_status(), **self._placement(), **self._spark()}
 
     def _waiting(self) -> dict[str, Any]:
-        return {"waits_for": self._carrier.waits_for()} if self._waits else {}
+        return {"waits_for": self._opening.waits_for or self._carrier.waits_for()} if self._waits else {}
 
     def _placement(self) -> dict[str, Any]:
         found = self._carrier.placement_status()

@@ -22,6 +22,7 @@ from penstock.runtime.program.plan import Plan
 from penstock.runtime.storage.directory_lock import DirectoryLock, DirectoryLocked
 
 if TYPE_CHECKING:
+    from penstock.runtime.epochs.manifest import Manifest
     from penstock.runtime.epochs.store import Store
     from penstock.runtime.host.notes import Notes
     from penstock.runtime.host.store_keeper import StoreKeeper
@@ -64,6 +65,7 @@ class Opening:
         self._never = threading.Event()
         self.locks: list[DirectoryLock] = []  # to be closed when the job has ended
         self.locks_store = False
+        self.waits_for: str | None = None  # what it waits for just now, in words
 
     def lock_places(self) -> bool:
         """Locks the job's store and the folders of its sinks against other jobs. The last process that had the locks,
@@ -78,9 +80,10 @@ class Opening:
                 pause_s = _LOCK_RETRY_S
                 try:
                     lock: DirectoryLock | None = take()
-                except DirectoryLocked:
+                except DirectoryLocked as error:
                     if time.monotonic() > until:
                         raise
+                    self.waits_for = f"a directory that is locked: {error}"
                 except StoreError as error:
                     if not self._again or not error.may_pass:
                         raise
@@ -94,6 +97,7 @@ class Opening:
                 if self._cancelled():
                     return False
                 self._never.wait(pause_s)
+            self.waits_for = None
             self.locks_store = store is not None
         if not (self._resume or self._again or self._savepoint is not None):
             # The driver has checked this, but another job may have filled the folder before it released the lock.
@@ -117,13 +121,20 @@ class Opening:
                 self._never.wait(STORE_RETRY_S)
         return None
 
+    def _has_collected(self, manifest: Manifest) -> None:
+        """Raises SnapshotDamaged when records that Collect sinks have sent can no longer be read. When the state of
+        tasks cannot be read, the workers find out, and the job then goes back."""
+        assert self._keeper is not None
+        for blob in manifest.collected:
+            self._keeper.store.get(blob)
+
     def _find(self) -> Found:
         keeper, name = self._keeper, self._plan.name
         if keeper is None:
             return Found()
         store = keeper.store
         if self._resume or self._again:
-            found = store.latest()
+            found = store.latest(self._has_collected)
             if found is not None:
                 manifest, passed = found
                 for problem in passed:
