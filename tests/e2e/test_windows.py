@@ -33,7 +33,7 @@ def test_a_windowed_count_is_exact_though_a_worker_is_killed(
     counts.write(sink)
     counts.side_output("late").write(late)
     job = carrier.run(flow, workers=2, epoch_interval_s=0.3, checkpoints=tmp_path)
-    wait_until(lambda: job.status().get("epochs", {"complete": 0})["complete"] >= 3, "epochs are complete")
+    wait_until(lambda: job.status().get("epochs", {"complete": 0})["complete"] >= 1, "an epoch is complete")
     victim = job.status()["workers"][1]["pid"]
     kill(victim)
     status = job.wait(LIMIT_S, progress=False)

@@ -18,6 +18,7 @@ import pytest
 import penstock as ps
 from penstock.bridge.session import SparkOptions
 from tests.e2e.processes import LIMIT_S, alive, wait_until
+from tests.local.workers import workers_here
 
 WORDS = ["a b", "b c", "c c"] * 200
 
@@ -64,7 +65,7 @@ def test_results_are_those_of_a_loop(
     assert status["state"] == "FINISHED"
     assert dict(job.records("out")) == {"a": 200, "b": 400, "c": 800 - 200}
     assert len({task["worker"] for task in status["tasks"]}) == workers
-    assert not psutil.Process().children()
+    assert not workers_here()
 
 
 def test_a_killed_worker_is_started_again(fresh_name: Callable[[], str]) -> None:

@@ -21,6 +21,7 @@ from penstock.runtime.host.processes import CannotStart, ProcessDied
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.records.pickling import Program
 from tests.e2e.processes import LIMIT_S, alive, wait_until
+from tests.local.workers import workers_here
 
 OPTIONS = WorkerOptions(ring_bytes=None, window_bytes=1 << 18)
 
@@ -74,7 +75,7 @@ def test_a_worker_that_is_not_ready_in_time_is_killed(processes: LocalProcesses)
         processes.start(0, 1, 0, program(), time.monotonic())
     assert caught.value.kind == "died"
     processes.close()
-    assert not psutil.Process().children()
+    assert not workers_here()
 
 
 def test_a_worker_that_ends_while_it_starts_says_how(
