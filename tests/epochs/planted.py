@@ -336,7 +336,7 @@ def _watermark_forgotten() -> Any:
     return _patch(OutputCache, "complete", forgetful)
 
 
-@planted_fault("penstock/runtime/operators/windowing.py", Seeds(27, _several_epochs))
+@planted_fault("penstock/runtime/operators/windowing.py", Seeds(81, _several_epochs))
 def _windows_fire_again() -> Any:
     """A task of windows that goes back does not know which have said their results."""
     restore_ = _Windowing.restore
@@ -384,7 +384,7 @@ def _nothing_dealt() -> Any:
     return _patch(OutChannel, "kept", lambda self: iter(()))
 
 
-@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(265, _rescales))
+@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(20, _rescales))
 def _old_channels_fail() -> Any:
     """A message by a channel that the plan has no more ends its receiver's process."""
     deliver = RunLoop._deliver
@@ -469,7 +469,7 @@ def _only_the_lost_go_back() -> Any:
 
 @planted_fault(
     "penstock/runtime/epochs/coordinator.py",
-    Seeds(107, lambda faults: faults.kills > 0 and faults.timeout_s < 0.5 and faults.interval_s < 0.01),
+    Seeds(50, lambda faults: faults.kills > 0 and faults.timeout_s < 0.5 and faults.interval_s < 0.01),
 )
 def _old_acknowledgements() -> Any:
     """What a task acknowledged counts although it has gone back since."""
@@ -487,7 +487,7 @@ def _old_acknowledgements() -> Any:
 
 @planted_fault(
     "penstock/runtime/epochs/store.py",
-    Seeds(670, lambda faults: faults.unknown > 0.2 and faults.kills > 2 and faults.interval_s < 0.1),
+    Seeds(1050, lambda faults: faults.unknown > 0.2 and faults.kills > 2 and faults.interval_s < 0.1),
 )
 def _unknown_is_no() -> Any:
     """A manifest that may have been written is taken for one that was not."""
@@ -503,7 +503,7 @@ def _unknown_is_no() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/coordinator.py", Seeds(554, lambda faults: faults.kills > 2 and "save" in faults.moments)
+    "penstock/runtime/epochs/coordinator.py", Seeds(26, lambda faults: faults.kills > 2 and "save" in faults.moments)
 )
 def _lost_while_saving() -> Any:
     """A worker that dies while a manifest is being written is dealt with at once."""
@@ -578,7 +578,7 @@ def _diverts(faults: Faults) -> bool:
     return faults.diversions > 0
 
 
-@planted_fault("penstock/runtime/worker/task.py", Seeds(5, lambda faults: _diverts(faults) and faults.unanswered > 0))
+@planted_fault("penstock/runtime/worker/task.py", Seeds(33, lambda faults: _diverts(faults) and faults.unanswered > 0))
 def _unanswered_is_forgotten() -> Any:
     """What the bridge did not answer is not run as records."""
 
@@ -618,7 +618,7 @@ def _all_have_stopped() -> Any:
     return _patch(Coordinator, "_migrate_now", alone)
 
 
-@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(5, _moves))
+@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(110, _moves))
 def _stays_stopped() -> Any:
     """A task that does not move after all does not go on."""
     return _patch(RunLoop, "unpark", lambda self: None)
@@ -671,7 +671,7 @@ def _placed_as_before() -> Any:
 
 @planted_fault(
     "penstock/runtime/worker/run_loop.py",
-    Seeds(241, lambda faults: faults.stop_at is not None and _somebody_dies(faults)),
+    Seeds(201, lambda faults: faults.stop_at is not None and _somebody_dies(faults)),
 )
 def _stopped_while_made() -> Any:
     """A source that was made before its worker was told to stop, and joins after, reads on."""
@@ -700,7 +700,7 @@ def _stopped_while_made() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/store.py", Seeds(91, lambda faults: faults.scratches > 4 and _several_epochs(faults))
+    "penstock/runtime/epochs/store.py", Seeds(44, lambda faults: faults.scratches > 4 and _several_epochs(faults))
 )
 def _copies_are_not_read() -> Any:
     """Who finds a file damaged does not look at its copy."""
@@ -713,7 +713,7 @@ def _copies_are_not_read() -> Any:
 
 @planted_fault(
     "penstock/runtime/epochs/store.py",
-    Seeds(32, lambda faults: faults.scratches > 4 and faults.looks > 0 and _several_epochs(faults)),
+    Seeds(11, lambda faults: faults.scratches > 4 and faults.looks > 0 and _several_epochs(faults)),
 )
 def _mended_from_what_is_damaged() -> Any:
     """Whoever finds that a file and its copy differ takes the file for the right one, without a look at it."""
@@ -732,7 +732,7 @@ def _mended_from_what_is_damaged() -> Any:
 
 @planted_fault(
     "penstock/runtime/host/store_keeper.py",
-    Seeds(11, lambda faults: faults.damages + faults.wipes > 0 and faults.looks > 0 and faults.interval_s < 0.1),
+    Seeds(29, lambda faults: faults.damages + faults.wipes > 0 and faults.looks > 0 and faults.interval_s < 0.1),
 )
 def _losses_are_not_told() -> Any:
     """What the keeper finds to be lost is not told, and epochs build on it."""
@@ -746,7 +746,7 @@ def _losses_are_not_told() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/coordinator.py", Seeds(20, lambda faults: faults.merges > 0 and _several_epochs(faults))
+    "penstock/runtime/epochs/coordinator.py", Seeds(110, lambda faults: faults.merges > 0 and _several_epochs(faults))
 )
 def _merged_for_all_that_follows() -> Any:
     """When snapshots have been put together, those that were saved meanwhile are taken to be in the result."""
@@ -760,7 +760,7 @@ def _merged_for_all_that_follows() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/store.py", Seeds(5, lambda faults: faults.collects > 0 and _several_epochs(faults))
+    "penstock/runtime/epochs/store.py", Seeds(29, lambda faults: faults.collects > 0 and _several_epochs(faults))
 )
 def _bases_are_deleted() -> Any:
     """What is deleted is decided by the last snapshot of each task alone, not by those that it builds on."""
