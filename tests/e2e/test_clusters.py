@@ -45,7 +45,7 @@ GUEST = """
 import os
 from penstock.actors import cluster
 assert "RAY_RAYLET_PID" not in os.environ and cluster._LIMIT not in os.environ, "for this process alone"
-looked_at = ps.attach("endless")
+looked_at = ps.attach("endless", address=sys.argv[1])
 own = ps.run(flow("guest"), address=address())
 own.status()
 print("address", address(), flush=True)
@@ -85,11 +85,13 @@ def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     running: list[subprocess.Popen[str]] = []
 
-    def start(text: str, stderr: int | None = None, address: str | None = None) -> Program:
+    def start(
+        text: str, stderr: int | None = None, address: str | None = None, arguments: tuple[str, ...] = ()
+    ) -> Program:
         script = tmp_path / f"program{len(running)}.py"
         script.write_text(COMMON + text)
         process = subprocess.Popen(
-            [sys.executable, str(script)],
+            [sys.executable, str(script), *arguments],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -113,7 +115,8 @@ def test_programs_have_clusters_of_their_own_and_outlive_another_s(program: Call
     second = program(SHORT)
     assert second.says("address") != address, "what another program has started is not joined"
     assert second.says("written") == "1000"
-    guest = program(GUEST)
+    # It is given the address: a search would join the clusters of other tests too, and these may end meanwhile.
+    guest = program(GUEST, arguments=(address,))
     assert guest.says("address") == address, "but where that is asked for it is"
     kill(first.process.pid)
     for job in ("endless", "guest"):

@@ -345,6 +345,26 @@ def test_another_format_is_not_passed_over_and_not_touched(store: Store, other: 
     assert store.epochs() == [2, 1]
 
 
+def test_a_directory_that_another_job_has_just_removed_is_made_again_by_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = DictFiles()
+    store = Store(files, "job")
+    gone = [True]
+    write = files.write
+
+    def vanishes(name: str, parts: Any, flush: bool) -> None:
+        if gone:
+            gone.pop()
+            raise FileNotFoundError(name)
+        write(name, parts, flush)
+
+    monkeypatch.setattr(files, "write", vanishes)
+    store.check()
+    assert not files.files
+    gone += [True, True]
+    with pytest.raises(StoreUnreachable, match="cannot write in nowhere"):
+        store.check()
+
+
 def test_the_same_manifest_again_is_fine_and_another_is_not(store: Store) -> None:
     store.write_manifest(manifest(1))
     store.write_manifest(manifest(1))

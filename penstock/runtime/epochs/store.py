@@ -168,8 +168,14 @@ class Store:
         """Writes a small file and deletes it, to raise StoreError now and not at the first epoch."""
         name = f"{_SNAPSHOTS}/000000-check-{os.urandom(6).hex()}"
         with self._trying("write in"):
-            self._files.write(name, [memoryview(b"Penstock was here")], False)
-            self._files.delete(name)
+            for again in (True, False):
+                try:
+                    self._files.write(name, [memoryview(b"Penstock was here")], False)
+                    self._files.delete(name)
+                    return
+                except FileNotFoundError:  # a job of this name that just begins has removed the directory
+                    if not again:
+                        raise
 
     def put(self, name: str, parts: Sequence[Buffer]) -> Blob:
         """Writes a blob that consists of these parts. When this returns, all readers find the blob.
