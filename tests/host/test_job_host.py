@@ -331,3 +331,11 @@ def test_a_worker_that_refuses_ends_the_job_with_its_reason() -> None:
     job.take(job.host.refused(call.worker, call.incarnation, call.number, Refused(ValueError("no")), job.now))
     job.tick(1.0)
     assert job.ends == [JobEnd("FAILED", "no")]
+
+
+def test_a_status_says_that_a_job_has_ended_only_when_its_carrier_has_ended_it() -> None:
+    """A host that died in between would have to go on with the job's end, and drivers would have seen the end."""
+    job = running()
+    job.take(job.host.cancel(job.now))
+    assert job.ends == [JobEnd("CANCELLED")]
+    assert job.host.build_status([], {}, job.now)["state"] == "RUNNING"

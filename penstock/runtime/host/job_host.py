@@ -137,6 +137,7 @@ class JobHost:
         self.status.place(self.placed, [])
         self.life = JobLife(f"job {plan.name!r}")
         self.end: JobEnd | None = None
+        self._state_before_end = self.life.state
         self.store_trouble: str | None = None
         self._cancelled = False
         self._requests = DriverRequests()
@@ -732,6 +733,7 @@ class JobHost:
         if end is None:
             return
         self.end = end
+        self._state_before_end = self.life.state
         self.life.end(end.state)
         over = JobError(f"job {self.plan.name!r} has ended")
         self._out += [Reply(request, over) for request in self._requests.all()]
@@ -743,7 +745,9 @@ class JobHost:
     def build_status(self, reports: list[dict[str, Any]], silent: Mapping[int, float], wall: float) -> dict[str, Any]:
         """Returns the status of the job from the newest reports of workers. `silent` has the workers that owe an
         answer, and for how many seconds they have owed it; `wall` is the wall-clock time in seconds."""
-        return self.status.build(self.life.state.value, reports, wall, silent)
+        # A job has ended for drivers when its carrier has ended its processes and noted its end, and not before.
+        state = self.life.state if self.end is None else self._state_before_end
+        return self.status.build(state.value, reports, wall, silent)
 
     def epochs_status(self, now: float) -> dict[str, Any]:
         """Returns what the status says about epochs, except for what the store keeper knows."""
