@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.runtime import standard_streams
 from penstock.runtime.host.control import ControlClient, End
 from penstock.runtime.host.handshake import receive_frame, send_frame
 from penstock.runtime.host.reporting import Report
@@ -41,9 +42,9 @@ class StartMessage:
 
 def serve(fd: int) -> None:
     """Be the worker at the other end of this socket. Returns when the program has closed its end."""
+    standard_streams.open_closed()  # the program may have closed its own, which this process has inherited
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # it is where the program has closed it
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the process ends by a signal
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the process ends by a signal
     with socket.socket(fileno=fd) as program:
         try:
             _serve(program)

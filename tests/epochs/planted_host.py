@@ -177,9 +177,9 @@ def _the_dead_are_waited_for() -> Any:
     """A worker that has died before it removed its tasks is waited for."""
     over = JobHost._over
 
-    def waits(self: JobHost, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
+    def waits(self: JobHost, worker: int, then: Callable[[], None] = lambda: None) -> None:
         waiting = worker in self._removing
-        over(self, worker, now, then)
+        over(self, worker, then)
         if waiting:
             self._removing.add(worker)
 

@@ -138,7 +138,7 @@ class JobHost:
         self.life = JobLife(f"job {plan.name!r}")
         self.end: JobEnd | None = None
         self._state_before_end = self.life.state
-        self.store_trouble: str | None = None
+        self._store_trouble: str | None = None
         self._cancelled = False
         self._requests = DriverRequests()
         self._move_after = 0.0  # the first migration is not tried again before this time
@@ -251,7 +251,7 @@ class JobHost:
         """Notes that a worker's run loop has ended by itself. `error` says why if it has failed, with the operator."""
         if not self._is_present(worker, incarnation, "end of its run", now):
             return self._settled(now)
-        self._over(worker, now)
+        self._over(worker)
         if error is not None:
             self._fail(JobEnd("FAILED", error, operator), now)
         return self._settled(now)
@@ -282,9 +282,9 @@ class JobHost:
             stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
             logger.warning("job %s: %s%s", self.plan.name, text, stack)
             # The loss comes first: whatever waits for this worker's answer must not continue as if it had answered.
-            self._over(worker, now, then=lambda: self._lost(worker, text, now))
+            self._over(worker, then=lambda: self._lost(worker, text, now))
         else:
-            self._over(worker, now)
+            self._over(worker)
         return self._settled(now)
 
     def process_hangs(self, worker: int, incarnation: int, stopped: bool, now: float) -> list[HostCommand]:
@@ -303,7 +303,7 @@ class JobHost:
         self._note(now, f"passed over: {what} of process {incarnation} of worker {worker}, which is an earlier one")
         return False
 
-    def _over(self, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
+    def _over(self, worker: int, then: Callable[[], None] = lambda: None) -> None:
         """Notes that the worker's present process does nothing more. `then` is called before anything that waited for
         its answers."""
         self.lives.over(worker)
@@ -411,6 +411,11 @@ class JobHost:
         self._fail(JobEnd("FAILED", reason, operator), now)
 
     # --- the store -------------------------------------------------------------------------------------------
+
+    def store_says(self, trouble: str | None) -> list[HostCommand]:
+        """Takes the reason why the store cannot be written to, or None when it can be again."""
+        self._store_trouble = trouble
+        return []
 
     def saved(self, epoch: int, now: float) -> list[HostCommand]:
         """Notes that the manifest of an epoch is written."""
@@ -757,7 +762,7 @@ class JobHost:
             "begun": coordinator.begun,
             "age_s": None if self._completed_at is None else now - self._completed_at,
             "restarts": coordinator.restarts,
-            "last_failure": self.store_trouble or coordinator.last_failure,
+            "last_failure": self._store_trouble or coordinator.last_failure,
         }
 
     def story(self) -> str:

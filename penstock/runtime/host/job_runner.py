@@ -634,11 +634,7 @@ class JobRunner:
         return self._keeper
 
     def _store_says(self, trouble: str | None) -> None:
-        def event(host: JobHost) -> list[HostCommand]:
-            host.store_trouble = trouble
-            return []
-
-        self._events.put(event)
+        self._events.put(lambda host: host.store_says(trouble))
 
     def _store_has_lost(self, names: frozenset[str], reason: str) -> None:
         self._events.put(lambda host: host.lost(names, reason, time.monotonic()))

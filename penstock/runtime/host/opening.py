@@ -22,7 +22,6 @@ from penstock.runtime.program.plan import Plan
 from penstock.runtime.storage.directory_lock import DirectoryLock, DirectoryLocked
 
 if TYPE_CHECKING:
-    from penstock.runtime.epochs.manifest import Manifest
     from penstock.runtime.epochs.store import Store
     from penstock.runtime.host.notes import Notes
     from penstock.runtime.host.store_keeper import StoreKeeper
@@ -121,27 +120,19 @@ class Opening:
                 self._never.wait(STORE_RETRY_S)
         return None
 
-    def _has_collected(self, manifest: Manifest) -> None:
-        """Raises SnapshotDamaged when records that Collect sinks have sent can no longer be read. When the state of
-        tasks cannot be read, the workers find out, and the job then goes back."""
-        assert self._keeper is not None
-        for blob in manifest.collected:
-            self._keeper.store.get(blob)
-
     def _find(self) -> Found:
         keeper, name = self._keeper, self._plan.name
         if keeper is None:
             return Found()
         store = keeper.store
         if self._resume or self._again:
-            found = store.latest(self._has_collected)
+            found = store.latest(keeper.continue_from)
             if found is not None:
                 manifest, passed = found
                 for problem in passed:
                     logger.warning("job %s passes over a damaged epoch: %s", name, problem)
                 begun = max(store.epochs())  # damaged ones too, because each number is used once
                 store.forget_after(manifest.epoch)
-                keeper.continue_from(manifest)
                 return Found(manifest, None, begun)
             if self._resume:  # from the beginning, it would delete what the job has written
                 raise StoreError(

@@ -366,13 +366,15 @@ class StoreKeeper:
         )
 
     def continue_from(self, manifest: Manifest, origin: Store | None = None) -> None:
-        """Continues where an earlier life of the job has ended."""
+        """Continues where an earlier life of the job has ended. Raises SnapshotDamaged, and changes nothing, when
+        records that Collect sinks have sent can no longer be read."""
+        collected = [self.store.get(blob) for blob in manifest.collected]
         self.last, self.origin = manifest, origin
         self._kept = [_as_written(manifest)] if origin is None else []
         self._lost, self._spoiled, self._collected_lost, self._examining = {}, {}, False, None
         self.program = manifest.program
         self.collected_blobs = list(manifest.collected)
-        self._collected.restore([self.store.get(blob) for blob in manifest.collected])
+        self._collected.restore(collected)
 
     def older(self, refused: int, reason: str) -> Manifest | None:
         """Returns the newest undamaged epoch before one that was refused for this reason, with all its blobs, and
