@@ -11,6 +11,9 @@ JOBS ?= 3
 SECONDS ?= 600
 N ?=
 ARGS ?=
+# Tests and benchmarks start hundreds of Python processes: Python keeps what it has compiled, whatever the caller's
+# environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-properties campaign-planted stubs states lock clean
 

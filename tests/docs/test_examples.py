@@ -8,11 +8,13 @@ import shlex
 import shutil
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock
 from penstock.apps import cli
 from penstock.bridge.session import SparkOptions, open_session
 
@@ -29,6 +31,8 @@ def blocks(document: Path) -> list[tuple[int, str]]:
     ]
 
 
+#: The jobs of these documents run on local processes, which start faster than Ray's.
+ON_LOCAL_PROCESSES = ("running.md",)
 WITH_EXAMPLES = [document for document in DOCUMENTS if blocks(document)]
 
 
@@ -39,6 +43,9 @@ def test_examples(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """All examples of a document in order, in one namespace and an empty directory; in that for users of Spark there is
     a session `spark`. The first one of the README is a newcomer's: it runs by itself, and again."""
     monkeypatch.chdir(tmp_path)
+    if document.name in ON_LOCAL_PROCESSES:
+        monkeypatch.setattr(penstock, "run", partial(penstock.run, local=True))
+        monkeypatch.setattr(penstock, "resume", partial(penstock.resume, local=True))
     namespace: dict[str, Any] = {"__name__": "__main__"}
     with ExitStack() as stack:
         if document.name == "spark.md":
