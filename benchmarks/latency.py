@@ -77,7 +77,7 @@ Contestant = Callable[[Load], dict[str, float]]
 def penstock(
     build: Callable[[ps.Flow, ps.Stream, int], ps.Stream], workers: int, keyed: int, *, local: bool = False
 ) -> Contestant:
-    """A Penstock job: one source task, `keyed` tasks behind the key. build(stream, keyed) adds the operators."""
+    """A Penstock job: one source task, `keyed` tasks after the key. build(stream, keyed) adds the operators."""
 
     def run(load: Load) -> dict[str, float]:
         flow = ps.Flow(f"bench-latency-{next(_number)}", parallelism=1)

@@ -1,4 +1,4 @@
-"""The plain contestants: loops in one process, and a feeder with a loop behind a pipe.
+"""The plain contestants: loops in one process, and a feeder with a loop after a pipe.
 
 `python -m benchmarks.plain_peer JSON`.
 """

@@ -2,7 +2,7 @@
 
 A fresh job for every kill: the coordinator makes the restarts of one job wait longer and longer. Records are due by an
 absolute schedule, which survives the kill with the sources' offsets, so what a recovery delays shows in the latency of
-the records behind it until the job has caught up.
+the records after it until the job has caught up.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class _DelaysWriter(SinkWriter):
 class Recovery:
     """What one kill came to, in seconds; `phases` follow each other from the kill on."""
 
-    running: float  # until the job is told to go on
+    running: float  # until the job is told to continue
     full: float  # until records come with the delays that they had before, of at most twice that
-    pause: float  # longest between two reads of a source task that is not behind those of the killed worker
+    pause: float  # longest between two reads of a source task that is not downstream of the killed worker
     quiet: float  # the same, of the same tasks, before the kill
     phases: dict[str, float]
     delays: list[tuple[float, float]] = field(default_factory=list)  # (s since the kill, ms), medians of 0.1 s
@@ -164,7 +164,8 @@ def once(number: int, settle_s: float, after_s: float) -> Recovery:
         finally:
             job.cancel()
             job.wait(60, progress=False)
-        # A source task has nothing before it, so those of the other workers are behind nothing that is lost.
+        # A source task has nothing before it, so the source tasks of the other workers are downstream of nothing that
+        # is lost.
         gaps = [gap for pid in pids for gap in _pairs(reads / str(pid))]
         delays = _delays(out, killed)
     took = sum(phases.values())
@@ -193,7 +194,7 @@ def _steady(delays: list[tuple[float, float]], most_ms: float) -> float | None:
 
 
 def _phases(notes: list[tuple[str, int | None, int]], killed: int) -> dict[str, float]:
-    """The steps between the kill and the command to go on, in seconds."""
+    """The steps between the kill and the command to continue, in seconds."""
     names = {
         "RemoveTasks": "detected",
         "_start": "tasks removed",

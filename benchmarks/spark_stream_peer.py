@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 _WARM_FILES, _WARM_LINES = 40, 20_000  # of the first query; until then the JVM has compiled what it will
-_END_S = 300.0  # after the last event, for a query that is behind
+_END_S = 300.0  # after the last event, for a query that has fallen behind
 
 
 def _query(

@@ -64,7 +64,7 @@ class Sample:
 
     @property
     def in_spark(self) -> int:
-        """Events that Spark has answered, of the range that begins behind the source."""
+        """Events that Spark has answered, of the range that begins after the source."""
         return in_spark(self.status)
 
     def paradigms(self) -> dict[str, str]:
@@ -91,7 +91,7 @@ class Run:
 
 
 def flow_of(load: Load, folder: Path, *, updates: bool, files: list[str] | None = None) -> ps.Flow:
-    """The topology with a gate before it and the noting store behind it."""
+    """The topology with a gate before it and the noting store after it."""
     sink: Sink = UpdateSink(str(folder))
     campaigns = load.events.campaigns()
     source = Gated(load, str(folder)) if files is None else GatedFiles(files, str(folder))

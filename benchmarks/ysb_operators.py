@@ -3,12 +3,12 @@
 The paper splits the latency of each operator into outside wait / process / wait / schedule / transmission. What can be
 split here, and how:
 
-- **process**, records: the CPU of all processes of a job that ends behind the operator, an event, minus that of the job
+- **process**, records: the CPU of all processes of a job that ends after the operator, an event, minus that of the job
   that ends before it; each job unpaced, on one worker. In Spark operators are compiled into one loop: the whole range
   is one figure, n / PO of its measured fit (Eq. 5).
 - **outside wait**: from due to taken up. Records: the age of events when the first chain of operators is through with
   them, minus what it took. Micro-batches: half the interval T for which they gather.
-- **wait** and **transmission** of records, in the ring and in the inbox, come as one: the age behind the exchange minus
+- **wait** and **transmission** of records, in the ring and in the inbox, come as one: the age after the exchange minus
   the age before it and the processing. Within a chain there are none.
 - **schedule** and **transmission** of micro-batches come as one: the fixed cost of the fit, t_s + t_ot. Records are not
   scheduled.
@@ -40,7 +40,7 @@ from penstock.apps.ysb_events import SKEW_MS, Events, EventSource
 
 RATE = 5_000
 FIRST_CHAIN = ("receive", "parse", "filter", "project+join", "watermark, combine")
-BEHIND = ("count", "store")
+AFTER = ("count", "store")
 _COLUMNS = ("operator", "outside wait", "process", "wait", "schedule", "transmission")
 
 _number = count()
@@ -50,7 +50,7 @@ Table = list[tuple[str, ...]]
 
 
 def _until(operator: str, folder: Path) -> ps.Flow:
-    """The topology up to an operator, and nothing behind it."""
+    """The topology up to an operator, and nothing after it."""
     events = Events()
     flow = ps.Flow(f"bench-ysb-until-{next(_number)}")
     stream: Any = flow.read(EventSource(events), name="receive")
@@ -77,7 +77,7 @@ def _ended(flow: ps.Flow, stream: Any) -> ps.Flow:
 
 
 def cpu_us(operator: str, seconds: float) -> float:
-    """CPU of all processes of the job that ends behind this operator, in us an event."""
+    """CPU of all processes of the job that ends after this operator, in us an event."""
     ray_cluster()
     with scratch() as folder:
         job = start_job(_until(operator, folder), workers=1, epoch_interval_s=None)
@@ -163,7 +163,7 @@ def run(bench: Bench) -> None:
     ages = records(load)
     print_table(f"Penstock, records, {RATE:,}/s: median {_ms(ages['delay'])}", _COLUMNS, _records_table(costs, ages))
     for name in ("join", "count", "store"):
-        bench.case(f"age behind {name}, as records", ages[name], "ms", config=f"{RATE:,}/s, {Form()}")
+        bench.case(f"age after {name}, as records", ages[name], "ms", config=f"{RATE:,}/s, {Form()}")
     if bench.quick:
         return
     spark, stream = operations(load), streaming(load)

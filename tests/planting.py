@@ -6,7 +6,7 @@ The entries stand beside what finds them, in the modules of ENTRIES. To add a fa
 
     @planted_fault("penstock/runtime/exchange/inbox.py", Seeds(12))
     def _skip_alignment() -> Any:
-        '''A task takes up records that are behind a barrier before the other channels have brought it.'''
+        '''A task takes up records that come after a barrier before the other channels have brought it.'''
         return mock.patch.object(Inbox, "put", ...)
 """
 

@@ -1,13 +1,13 @@
-"""Joining a Ray cluster, or starting one on this machine when there is none; and noticing that it has gone.
+"""Joins a Ray cluster, or starts one on this machine when there is none, and notices when the cluster has gone.
 
-A cluster that a program started for itself (`ray.init`, ours too) ends with that program, so no other program may run
-its jobs there. `run` joins what Ray itself joins by default: the cluster of the address that was given, or of
-RAY_ADDRESS, or the one that `ray start` has made this machine a node of; never one that was only found among the
-running processes. Those are looked at by `attach` alone, which starts nothing.
+A cluster that a program has started for itself (by `ray.init`, as this module does) ends with that program, so no other
+program may run its jobs there. `run` joins the cluster that Ray itself would join: the one of the address that was
+given, or of RAY_ADDRESS, or the one to which `ray start` has added this machine. It never joins a cluster that was only
+found among the running processes. Only `attach`, which starts nothing, looks at such clusters.
 
 Ray's native code ends a whole process that has lost its cluster: after 60 s without the head (the GCS), and at once
-where it writes to a dead raylet while the process is a child of process 1. Both are put off here, and a thread tells
-the jobs instead.
+when the process writes to a dead raylet and its parent is process 1. This module prevents both, and a thread tells the
+jobs that the cluster has gone.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-# Ray takes a process whose parent is process 1 for one whose raylet has died, unless it is told a raylet's process id.
-# It reads that once, when it is loaded, and of a driver's uses it for nothing else. Process 1 never dies.
+# Ray takes a process whose parent is process 1 for a process whose raylet has died, unless it is told a raylet's
+# process id. Ray reads this id once, when it is loaded, and uses it in a driver for nothing else. Process 1 never dies.
 _PUT_OFF = {"RAY_RAYLET_PID": "1"} if "ray" not in sys.modules and "RAY_RAYLET_PID" not in os.environ else {}
 os.environ.update(_PUT_OFF)
 import psutil  # noqa: E402 - Ray loads it too
 import ray  # noqa: E402
 
 for _name in _PUT_OFF:
-    del os.environ[_name]  # not for the processes that this one starts
+    del os.environ[_name]  # but not for the processes that this process starts
 
 from ray._private import auto_init_hook  # noqa: E402, PLC2701 - no public name tells this
 from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
@@ -50,18 +50,20 @@ NAMESPACE = "penstock"
 _leaving = False  # this process is about to end, and Ray to disconnect
 
 
-@atexit.register  # behind Ray's own, so it is called before Ray disconnects
+@atexit.register  # registered after Ray's own function, and so called before Ray disconnects
 def _stay_disconnected() -> None:
-    """Threads that still wait for a job when this process ends must not connect to Ray again, or start a cluster."""
+    """Prevents threads that still wait for a job when this process ends from connecting to Ray again, or starting a
+    cluster."""
     global _leaving  # noqa: PLW0603
     _leaving = True
     auto_init_hook.enable_auto_connect = False
 
 
 def stop_at_exit() -> None:
-    """To be called by a thread of this package before it calls Ray: it stops here when the process is about to end.
+    """Stops the calling thread when this process is about to end. A thread of this package calls this before it calls
+    Ray.
 
-    Ray's native code ends the process at once, with exit code 1, when a thread calls it after it has disconnected.
+    Ray's native code ends the process at once, with exit code 1, when a thread calls Ray after it has disconnected.
     """
     if _leaving and threading.current_thread().daemon:
         threading.Event().wait()  # for good: the process does not wait for daemon threads
@@ -77,16 +79,16 @@ _NO_CLUSTER = (
 
 _LIMIT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _FOR_EVER_S = "31536000"
-# A head that is started again elsewhere, as a cluster with an external store does, has this long to come back: Ray's
-# own limit. Where this node's raylet has gone too, nothing will come back.
+# A head that is started again elsewhere, as in a cluster with an external store, has this long to come back. It is
+# Ray's own limit. When this node's raylet has gone too, nothing will come back.
 _HEAD_BACK_S = 60.0
 _LOOK_S = 1.0
 # The processes of a cluster that is stopped end one after the other.
 _GOING_S = 15.0
 _SLICE_S = 1.0
 
-# A cluster that was only found among the processes may be of another network, where its address leads nowhere, or to
-# something else; Ray itself would try for minutes.
+# A cluster that was only found among the processes may belong to another network. Its address may then lead nowhere, or
+# to something else, and Ray itself would try for minutes.
 _FOUND_ANSWERS_S = 3.0
 # The head of a cluster speaks HTTP/2: it answers a client's preface with its own, or says at least a byte.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -99,7 +101,8 @@ _look_again = threading.Event()  # never set
 
 
 class _Connection:
-    """One connection of this process to a cluster, watched by a thread of its own until it ends or the cluster does."""
+    """A connection of this process to a cluster. A thread of its own watches it until the connection or the cluster
+    ends."""
 
     def __init__(self, *, own: bool) -> None:
         self.own = own  # the cluster was started by this process and ends with it
@@ -110,7 +113,8 @@ class _Connection:
         threading.Thread(target=self._watch, name="penstock-cluster", daemon=True).start()
 
     def lost(self) -> ClusterGone | None:
-        """For whoever has noticed that an actor has died: whether that is because the cluster is going."""
+        """Returns the ClusterGone error when the cluster is going, else None. For callers who have noticed that an
+        actor has died."""
         until = time.monotonic() + _GOING_S
         while time.monotonic() < until and self.gone is None:
             if _answers_tcp(self.address) and _answers_unix(self._raylet):
@@ -119,7 +123,7 @@ class _Connection:
         return self.gone
 
     def current(self) -> bool:
-        """Whether this is still what the process is connected to: a program may call ray.shutdown() itself."""
+        """Returns whether this process still has this connection. A program may call ray.shutdown() itself."""
         return bool(ray.is_initialized() and ray.get_runtime_context().get_worker_id() == self._worker_id)
 
     def _watch(self) -> None:
@@ -141,7 +145,7 @@ class _Connection:
         whose = "that this program had started " if self.own else ""
         self.gone = ClusterGone(
             f"the Ray cluster at {self.address} {whose}has gone: its head does not answer any more. Start a cluster "
-            "again, and penstock.resume(name) goes on with a job from its last complete epoch"
+            "again, and resume the job from its last complete epoch (penstock.resume(name))"
         )
 
 
@@ -149,25 +153,26 @@ _connection: _Connection | None = None  # Ray's connection is a global of this p
 
 
 def workers_group(job: str) -> str:
-    """The name of the placement group of a job's workers."""
+    """Returns the name of the placement group of a job's workers."""
     return f"penstock-workers-{job}"
 
 
 def master_name(job: str) -> str:
-    """The name of a job's JobMaster actor."""
+    """Returns the name of a job's JobMaster actor."""
     return f"penstock.job.{job}"
 
 
 def connect(
     address: str | None, cpus: int = 1, *, lasting: bool = False, store_bytes: int = _OBJECT_STORE_BYTES
 ) -> None:
-    """Make sure that this process is connected to Ray.
+    """Makes sure that this process is connected to Ray.
 
-    An initialised Ray is used as it is. Otherwise `address` (or RAY_ADDRESS) is joined; with neither, the cluster that
-    `ray start` has made this machine a node of, and when there is none, or `address` is "local", one is started that
-    is this process's alone, ends with it, and offers at least `cpus` CPUs, however many cores there are, and an object
-    store of `store_bytes`. `lasting`: only a cluster that outlives this process will do; NoCluster is raised where
-    there is none, for an address at which none answers, and where Ray does not start.
+    If Ray is initialised, it is used as it is. Otherwise the process joins the cluster of `address` or RAY_ADDRESS;
+    with neither, the cluster to which `ray start` has added this machine. When there is none, or `address` is "local",
+    a new cluster is started. It belongs to this process alone and ends with it. It offers at least `cpus` CPUs, however
+    many cores there are, and an object store of `store_bytes`. With `lasting`, only a cluster that outlives this
+    process will do. Raises NoCluster when there is no such cluster, when no cluster answers at the address, and when
+    Ray does not start.
     """
     global _connection  # noqa: PLW0603
     with _lock:
@@ -184,7 +189,9 @@ def connect(
                     _init(place, local=not address or address in _on_this_machine())
                 except ConnectionError as error:
                     if address:
-                        raise NoCluster(f"no Ray cluster answers at {address}: {error}") from error
+                        raise NoCluster(
+                            f"no Ray cluster answers at {address}: {error}. Correct the address, or start the cluster"
+                        ) from error
                 else:
                     _connection = _Connection(own=False)
                     logger.info("joined the Ray cluster at %s", _connection.address)
@@ -199,7 +206,8 @@ def connect(
 
 
 def _connected() -> bool:
-    """Whether Ray is initialised, by whomever; a connection whose cluster has gone is ended here. Under the lock."""
+    """Returns whether Ray is initialised, by this package or by the program. Ends a connection whose cluster has gone.
+    To be called under the lock."""
     global _connection  # noqa: PLW0603
     if _connection is not None and _connection.gone is not None and ray.is_initialized():
         ray.shutdown()
@@ -211,9 +219,9 @@ def _connected() -> bool:
 
 
 def _init(address: str, *, local: bool = False, **options: Any) -> None:
-    """ray.init, such that a cluster that goes away does not end this process. `local`: the cluster is of this machine,
-    and may be given the token by which Ray's local clusters know their users. Raises ConnectionError where no cluster
-    answers, and NoCluster for whatever else goes wrong in Ray."""
+    """Calls ray.init, in such a way that a cluster that goes away does not end this process. `local`: the cluster is
+    one of this machine, and may be given the token by which Ray's local clusters know their users. Raises
+    ConnectionError when no cluster answers, and NoCluster for any other error of Ray."""
     standard_streams.open_closed()  # Ray needs a standard error
     # Says at every start that Ray uses tokens, which is its default and needs nothing of the user.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
@@ -239,26 +247,26 @@ def _init(address: str, *, local: bool = False, **options: Any) -> None:
 
 
 def _told_of_init(address: str, error: Exception) -> str:
-    """What to say of an error that Ray has raised when it should have started, or joined a cluster."""
+    """Returns the message about an error that Ray has raised while it started, or joined a cluster."""
     what = "Ray could not be started on this machine" if address == "local" else f"Ray could not join {address}"
     cause = " ".join(str(error).split()) or "no reason given"
     logs = os.path.join(ray._common.utils.get_default_ray_temp_dir(), "session_latest", "logs")
     return (
         f"{what}: {type(error).__name__}: {cause.rstrip('.')}. Ray's logs are in {logs}. On a machine that is busy or "
-        "short of memory this may take longer than Ray waits: try again when it is less busy, or start a cluster first "
-        "(ray start --head)"
+        "short of memory, Ray may take longer to start than it waits: try again when the machine is less busy, or "
+        "start a cluster first (ray start --head)"
     )
 
 
 def _of_ray_start() -> str | None:
-    """The address of the cluster that `ray start` has made this machine a node of, if that runs."""
+    """Returns the address of the cluster to which `ray start` has added this machine, if that cluster runs."""
     # As `ray start` itself finds out: it writes the address down, and what it wrote may be older than the last boot.
     address = ray._private.utils.read_ray_address()
     return address if address and address in _on_this_machine() else None
 
 
 def _on_this_machine() -> list[str]:
-    """The addresses of all Ray clusters of which a node runs here, whoever started it."""
+    """Returns the addresses of all Ray clusters that have a node on this machine, whoever has started them."""
     ray._private.services.find_gcs_addresses.cache_clear()
     return sorted(ray._private.services.find_gcs_addresses())
 
@@ -273,7 +281,7 @@ def _answers_tcp(address: str) -> bool:
 
 
 def _answering(addresses: Sequence[str]) -> list[str]:
-    """Those of the addresses at which the head of a cluster may be; all are asked at the same time."""
+    """Returns the addresses at which the head of a cluster may be. All addresses are asked at the same time."""
     if not addresses:
         return []
     with ThreadPoolExecutor(len(addresses)) as pool:
@@ -281,7 +289,7 @@ def _answering(addresses: Sequence[str]) -> list[str]:
 
 
 def _speaks(address: str) -> bool:
-    """Whether somebody at this address answers as a cluster's head would, within seconds."""
+    """Returns whether somebody at this address answers within seconds as the head of a cluster would."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_FOUND_ANSWERS_S) as head:
@@ -304,7 +312,7 @@ def _answers_unix(path: str) -> bool:
 
 
 def where() -> str:
-    """The cluster that this process is connected to, for people."""
+    """Describes the cluster that this process is connected to, for people."""
     if _connection is None:
         return ""
     whose = "a Ray cluster of this program's own, at" if _connection.own else "the Ray cluster at"
@@ -317,13 +325,13 @@ def lost() -> ClusterGone | None:
 
 
 def check() -> None:
-    """Raise ClusterGone when the cluster that this process is connected to has gone."""
+    """Raises ClusterGone when the cluster that this process is connected to has gone."""
     if _connection is not None and _connection.gone is not None:
         raise _connection.gone
 
 
 def get(reference: Any, timeout: float | None = None) -> Any:
-    """ray.get, that raises ClusterGone, and does not wait for ever, when the cluster has gone."""
+    """Calls ray.get, but raises ClusterGone instead of waiting without end when the cluster has gone."""
     connection = _connection
     if connection is None:
         return ray.get(reference, timeout=timeout)
@@ -343,8 +351,8 @@ def get(reference: Any, timeout: float | None = None) -> Any:
 
 
 def has_ended(job: str) -> bool:
-    """Whether a job has ended, and at most its JobMaster is still there, for the last drivers that ask. A job whose
-    JobMaster does not answer has not: the JobMaster is paused, or hangs, and the name is taken."""
+    """Returns whether a job has ended, and at most its JobMaster is still there for the last drivers. A job whose
+    JobMaster does not answer has not ended: the JobMaster is paused or hangs, and the job's name is taken."""
     try:
         master = find_master(job)
         state = ray.get(master.status.options(max_task_retries=0).remote(), timeout=_ANSWER_S)["state"]
@@ -356,7 +364,7 @@ def has_ended(job: str) -> bool:
 
 
 def is_ending(job: str) -> bool:
-    """As `has_ended`; waits a moment for the job's name to come free."""
+    """Returns what `has_ended` returns, after waiting a moment for the job's name to become free."""
     over = has_ended(job)
     if over:
         _look_again.wait(0.05)
@@ -364,12 +372,12 @@ def is_ending(job: str) -> bool:
 
 
 def find(job: str | None, address: str | None) -> tuple[str, Any]:
-    """The name and JobMaster of a running job; with None for its name, of the only running job. This process is then
-    connected to the job's cluster.
+    """Returns the name and the JobMaster of a running job; with None as its name, of the only running job. Afterwards
+    this process is connected to the job's cluster.
 
-    When Ray is not initialised, and neither an address nor RAY_ADDRESS is given, all clusters are searched that have a
-    node on this machine, also those that end with the program that has started them. Raises JobNotFound when there is
-    no such job, and for None also when there are several, and NoCluster when there is no cluster at all.
+    When Ray is not initialised, and neither an address nor RAY_ADDRESS is given, all clusters with a node on this
+    machine are searched, including those that end with the program that has started them. Raises JobNotFound when there
+    is no such job, for None also when there are several, and NoCluster when there is no cluster at all.
     """
     running: list[tuple[str, str]] = []
     for place, names in jobs(address):
@@ -380,7 +388,7 @@ def find(job: str | None, address: str | None) -> tuple[str, Any]:
         known = ", ".join(name for name, _ in running)
         raise JobNotFound(f"no job {job!r} runs here; running jobs: {known or 'none'}")
     if not running:
-        raise JobNotFound("no job runs")
+        raise JobNotFound("no job runs here; start one, or give the address of another cluster")
     if len(running) > 1:
         more = len({place for _, place in running}) > 1
         listed = ", ".join(f"{name} (on the cluster at {place})" if more else name for name, place in running)
@@ -396,8 +404,8 @@ def find(job: str | None, address: str | None) -> tuple[str, Any]:
 
 
 def jobs(address: str | None) -> Iterator[tuple[str, list[str]]]:
-    """The address of each cluster that `find` searches, and the names of the jobs that run there. While the caller
-    handles a cluster, this process is connected to it; it stays connected to the last one."""
+    """Yields the address of each cluster that `find` searches, and the names of the jobs that run there. While the
+    caller handles a cluster, this process is connected to it. Afterwards it stays connected to the last one."""
     if ray.is_initialized() or address or os.environ.get("RAY_ADDRESS"):
         connect(address, lasting=not ray.is_initialized())
         assert _connection is not None
@@ -410,7 +418,7 @@ def jobs(address: str | None) -> Iterator[tuple[str, list[str]]]:
         with _lock:
             try:
                 joined = _join(one)
-            except (ConnectionError, NoCluster):  # somebody else's, or just ending
+            except (ConnectionError, NoCluster):  # it belongs to another user, or is just ending
                 continue
         reached = True
         yield joined.address, _running()
@@ -422,7 +430,7 @@ def jobs(address: str | None) -> Iterator[tuple[str, list[str]]]:
 
 
 def _join(address: str) -> _Connection:
-    """Connect to this cluster of this machine, in place of the one before. Called under the lock."""
+    """Connects to this cluster of this machine, in place of the present one. To be called under the lock."""
     global _connection  # noqa: PLW0603
     if ray.is_initialized():
         ray.shutdown()
@@ -432,7 +440,7 @@ def _join(address: str) -> _Connection:
 
 
 def _running() -> list[str]:
-    """The names of the jobs of the cluster that this process is connected to."""
+    """Returns the names of the jobs of the cluster that this process is connected to."""
     prefix = master_name("")
     # Not get_actor: it answers from a cache, also for an actor that has died.
     entries = ray.util.list_named_actors(all_namespaces=True)
@@ -441,7 +449,8 @@ def _running() -> list[str]:
 
 
 def find_master(job: str) -> Any:
-    """The handle of a running job's JobMaster on the cluster of this process; JobNotFound when there is none."""
+    """Returns the handle of a running job's JobMaster on the cluster of this process. Raises JobNotFound when there is
+    none."""
     names = _running()
     if job in names:
         with contextlib.suppress(ValueError):

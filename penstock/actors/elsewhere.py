@@ -1,4 +1,4 @@
-"""Processes of a job that Ray has started, on this node or on another one."""
+"""Finds processes of a job that Ray has started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.runtime.host.hangs import Process
 
 
 def process_of(pid: int, node: str, actor: Any) -> Process:
-    """The process of an actor that lives on this Ray node; on another node only Ray can kill it."""
+    """Returns the process of an actor that lives on this Ray node. On another node, only Ray can kill it."""
     if node == ray.get_runtime_context().get_node_id():
         return Process(pid)
     return Process(pid, lambda: ray.kill(actor, no_restart=False))

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def summary(status: Mapping[str, Any]) -> str:
-    """A job's status in one line."""
+    """Returns a job's status in one line."""
     said = str(status["state"])
     if "uptime_s" in status:
         said += f" {'after' if status['state'] in ENDED else 'for'} {status['uptime_s']:,.0f} s"
@@ -59,19 +59,20 @@ _known: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
 
 
 def known_job(name: str, host: object) -> Job | None:
-    """The handle that this program has of a running job with this host (`JobLink.host`). Until the job ends, each
-    handle costs a thread here and calls to the host, so a program that attaches again and again gets the same one."""
+    """Returns the handle that this program has of a running job with this host (`JobLink.host`). Until the job ends,
+    each handle costs a thread here and calls to the host, so a program that attaches again and again gets the same
+    handle."""
     job = _known.get(name)
     return job if job is not None and not job._over.is_set() and job._link.host == host else None
 
 
 def local_jobs() -> list[Job]:
-    """The handles of the running local jobs of this program."""
+    """Returns the handles of the running local jobs of this program."""
     return [job for job in list(_known.values()) if job._link.is_local and not job._over.is_set()]
 
 
 def silent_status(name: str) -> dict[str, Any]:
-    """The status of a running job whose JobMaster does not answer: its last answer to this program."""
+    """Returns the status of a running job whose JobMaster does not answer: its last answer to this program."""
     job = _known.get(name)
     if job is None or job._over.is_set():
         return {"name": name, "state": "UNKNOWN", "operators": {}}
@@ -79,7 +80,8 @@ def silent_status(name: str) -> dict[str, Any]:
 
 
 class Job:
-    """A running (or ended) job. Made by `penstock.run` and `penstock.attach`; safe to use from several threads."""
+    """A running (or ended) job, made by `penstock.run` and `penstock.attach`. Every method may be called from any
+    thread."""
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class Job:
         return self._last_status
 
     def _keep_status(self, status: dict[str, Any]) -> None:
-        """Keep the newest status. The one of the end is the last, also when an answer from before comes behind it."""
+        """Keeps the newest status. After the status of the end, no later answer counts."""
         with self._lock:
             if self._last_status is None or self._last_status["state"] not in ENDED:
                 self._last_status = status
@@ -179,7 +181,7 @@ class Job:
         NotEnoughResources when it could not start, and TimeoutError after `timeout_s` seconds (or a timedelta). A job
         that was cancelled or stopped ends without an error. Ctrl-C interrupts the wait, not a detached job. It also
         waits until sinks have finished their work in this process (`to_spark`). When that work fails, it raises
-        JobError at once, and the job goes on.
+        JobError at once, and the job continues.
         """
         limit_s = None if timeout_s is None else seconds(timeout_s, "wait: timeout_s")
         deadline = None if limit_s is None else time.monotonic() + limit_s
@@ -242,12 +244,12 @@ class Job:
         self._tell("cancel")
 
     def plan(self) -> list[dict[str, Any]]:
-        """The tasks and where they run."""
+        """Returns the tasks and the workers on which they run."""
         tasks: list[dict[str, Any]] = self.status()["tasks"]
         return tasks
 
     def savepoint(self, url: str | os.PathLike[str]) -> str:
-        """Save the state of all tasks in a directory or at a URL, and wait until it is written; the job goes on.
+        """Save the state of all tasks in a directory or at a URL, and wait until it is written. The job continues.
 
         The savepoint stays there whatever happens to the job. `penstock.run(flow, savepoint=...)` starts a job from
         it."""
@@ -262,7 +264,7 @@ class Job:
         return place
 
     def records(self, operator: str) -> list[Any]:
-        """The records of this operator's Collect sink so far, of a job that this program has run or resumed."""
+        """Returns the records of this operator's Collect sink so far, of a job that this program has run or resumed."""
         channel = self._sinks[operator].channel if operator in self._sinks else None
         if channel is None:
             known = ", ".join(repr(name) for name, sink in self._sinks.items() if sink.channel is not None)
@@ -273,15 +275,15 @@ class Job:
         """Give an operator, and the operators fused with it, another number of tasks, and wait until these run.
 
         An epoch is completed first. The operator's tasks and the tasks downstream go back to it, and repeat what they
-        have done since; the upstream tasks go on. As few keys as possible move to another task.
+        have done since; the upstream tasks continue. As few keys as possible are reassigned to another task.
         """
         self._ask("rescale", operator, parallelism)
 
     def migrate(self, tasks: Mapping[str, int]) -> None:
         """Move tasks (by their names in `status()["tasks"]`) to other workers, and wait until they run there.
 
-        The tasks stop behind the barrier of an epoch, and continue in their new place when that epoch is complete; the
-        other tasks go on. No record is lost or doubled.
+        The tasks stop after the barrier of an epoch, and continue in their new place when that epoch is complete. The
+        other tasks continue meanwhile. No record is lost or doubled.
         """
         self._ask("migrate", dict(tasks))
 
@@ -294,7 +296,7 @@ class Job:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         if self._over.is_set():
-            raise JobError(f"job {self.name!r} has ended: {method} needs a running job")
+            raise JobError(f"job {self.name!r} has ended, and {method} needs a running job")
         return self._link.ask(method, *arguments)
 
     def _tell(self, method: str) -> None:
@@ -307,8 +309,8 @@ class Job:
             return
         if not answered:
             logger.warning(
-                "job %s: its JobMaster does not answer; it does what %s() asks for when it answers again, if this "
-                "process lives until then",
+                "job %s: its JobMaster does not answer. It will carry out %s() when it answers again, if this program "
+                "still runs then",
                 self.name,
                 method,
             )
@@ -326,7 +328,7 @@ class Job:
         return fetch
 
     def _finish(self) -> None:
-        """Wait for the job's end, fetch from the job's host what the driver wants, and release the host."""
+        """Waits for the job's end, fetches from the job's host what the driver wants, and releases the host."""
         end: JobEnd | None = None
         try:
             end = self._link.wait_for_end()
@@ -340,7 +342,7 @@ class Job:
         except (Exception, SystemExit) as error:  # Ray exits threads that wait when this process disconnects
             if end is not None:
                 missing = [channel for channel in self._channels if channel not in self._collected]
-                end = end_cut_off(end, bool(missing), self._link.cause(error))
+                end = end_without_records(end, bool(missing), self._link.cause(error))
             else:
                 end = self._link.end_without_host(error)
             self._drained.set()
@@ -371,15 +373,19 @@ class Job:
                 except BrokenPipeError:  # the reader of this program's output has gone
                     return
                 except OSError as error:
-                    logger.warning("job %s: records cannot be printed any more: %s", self.name, error.strerror)
+                    logger.warning(
+                        "job %s: the records of Console sinks cannot be printed any more, as standard output fails: %s",
+                        self.name,
+                        error.strerror,
+                    )
                     return
             if over:
                 return
 
 
-def end_cut_off(end: JobEnd, missing: bool, error: BaseException) -> JobEnd:
-    """The end to report when the JobMaster, or the cluster, has gone after the job's end was known. `missing`: records
-    of Collect sinks had not been fetched."""
+def end_without_records(end: JobEnd, missing: bool, error: BaseException) -> JobEnd:
+    """Returns the end to report when the JobMaster or the cluster has gone after the job's end was known. `missing`:
+    whether records of Collect sinks had not been fetched."""
     if not missing or end.state == "FAILED":
         return end
     whose = "the Ray cluster" if isinstance(error, ClusterGone) else "its JobMaster"

@@ -1,4 +1,4 @@
-"""How a Job reaches the host of its job: a JobMaster on Ray, or a JobRunner in this process."""
+"""How a Job reaches the host of its job, which is a JobMaster on Ray or a JobRunner in this process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from penstock.runtime.host.commands import JobEnd
 
 
 class HostGone(PenstockError):
-    """The process that hosts the job has died; another one may take its place."""
+    """The process that hosts the job has died. Another one may take its place."""
 
 
 class JobLink(Protocol):
-    """See the module's docstring. Safe to use from several threads. Each call may raise HostGone or ClusterGone."""
+    """A Job's link to the host of its job. Every method may be called from any thread, and may raise HostGone or
+    ClusterGone."""
 
-    #: What tells the host from others.
+    #: Distinguishes the host from other hosts.
     host: object
     #: Whether the host is in this process.
     is_local: bool
@@ -25,49 +26,51 @@ class JobLink(Protocol):
 
     @property
     def silent_s(self) -> float:
-        """The number of seconds since the host has answered."""
+        """Returns the number of seconds since the host's last answer."""
         ...
 
     def is_connected(self) -> bool:
-        """Whether this process can still call the host."""
+        """Returns whether this process can still call the host."""
         ...
 
     def status(self) -> dict[str, Any] | None:
-        """The job's status; None when the host does not answer within a few seconds. Called by one thread at a time."""
+        """Returns the job's status, or None when the host does not answer within a few seconds. Only one thread at a
+        time may call this."""
         ...
 
     def last_status(self) -> dict[str, Any]:
-        """The job's status after its end."""
+        """Returns the job's status after its end."""
         ...
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Do what a driver asks for, and wait until it is done. Raises what the host raises."""
+        """Sends a driver's request to the host, and waits until it is fulfilled. Raises what the host raises."""
         ...
 
     def tell(self, method: str) -> bool:
-        """Stop or cancel the job. Returns whether the host has answered within a few seconds."""
+        """Asks the host to stop or cancel the job. Returns whether the host has answered within a few seconds."""
         ...
 
     def collected(self, channel: str) -> list[Encoded]:
-        """The records of a Collect sink so far."""
+        """Returns the records of a Collect sink so far."""
         ...
 
     def console(self, seen: int, last: bool) -> tuple[int, list[str]]:
-        """See JobRunner.console; waits for new lines, but not when `last`. Raises TimeoutError."""
+        """Returns what JobRunner.console returns, after waiting for new lines; with `last`, without waiting. Raises
+        TimeoutError."""
         ...
 
     def wait_for_end(self) -> JobEnd:
-        """Wait until the job has ended. Raises whatever tells that this will never be known."""
+        """Waits until the job has ended, and returns its end. Raises an error when the end will never be known."""
         ...
 
     def release(self) -> None:
-        """This program has all that it wants of the job."""
+        """Tells the host that this program has all that it wants of the job."""
         ...
 
     def cause(self, error: BaseException) -> BaseException:
-        """Why a call after the job's end has raised this error."""
+        """Returns why a call after the job's end has raised this error."""
         ...
 
     def end_without_host(self, error: BaseException) -> JobEnd:
-        """The job's end, when `wait_for_end` has raised this error."""
+        """Returns the job's end when `wait_for_end` has raised this error."""
         ...

@@ -1,9 +1,9 @@
 """JobMaster: the Ray actor, one for each job, in which the job's JobRunner lives.
 
 The JobMaster owns the Workers: when it dies, Ray ends them. In a job with epochs, Ray then starts the JobMaster again,
-and it goes on from the last complete epoch with new Workers. A driver that is not detached owns the JobMaster in turn.
-The JobMaster handles no records, except those on their way from Collect and Console sinks to the driver. It decides
-nothing: that is the JobHost's (penstock/runtime/host/job_host.py).
+and the job continues from the last complete epoch with new Workers. A driver that is not detached owns the JobMaster in
+turn. The JobMaster handles no records, except those on their way from Collect and Console sinks to the driver. It
+decides nothing: the JobHost decides (penstock/runtime/host/job_host.py).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _PART_BYTES = 64 << 10
 
 
 def in_parts(plan: Plan, options: JobOptions, program_: Program) -> list[bytes]:
-    """The arguments of a JobMaster, none of them large. Ray would keep a large argument in the object store of the
-    driver, and could not start the JobMaster again when the driver has gone."""
+    """Returns the arguments of a JobMaster, none of which is large. Ray would keep a large argument in the object store
+    of the driver, and could not start the JobMaster again when the driver has gone."""
     whole = program_.dumps((plan, options))
     return [whole[start : start + _PART_BYTES] for start in range(0, len(whole), _PART_BYTES)]
 
 
 class JobMaster:
-    """See the module's docstring."""
+    """Hosts a job on Ray; see the module's docstring."""
 
     def __init__(self, *parts: bytes) -> None:
         """`parts`: what `in_parts` made of the plan and the JobOptions."""
@@ -70,16 +70,17 @@ class JobMaster:
 
     @ray.method(concurrency_group=OUTCOMES)  # type: ignore[untyped-decorator]
     def outcome(self, driver: Driver) -> JobEnd:
-        """Wait for the end of the job. This process stays until the driver calls `release`, or dies."""
+        """Waits for the end of the job, and returns it. This process stays until the driver calls `release`, or
+        dies."""
         return self._runner.outcome(driver)
 
     def ping(self, driver: Driver) -> None:
-        """Show the driver that this process lives. The driver waits for the outcome; its call of `outcome` may be
-        waiting for a thread."""
+        """Returns, which shows the driver that this process lives. The driver's call of `outcome` does not show this,
+        because it may be waiting for a thread."""
         self._runner.ping(driver)
 
     def status(self) -> dict[str, Any]:
-        """See JobRunner, as for all that follows."""
+        """See JobRunner, also for the methods that follow."""
         return self._runner.status()
 
     def stop(self) -> None:
@@ -107,19 +108,22 @@ class JobMaster:
         self._runner.migrate(tasks)
 
     def traffic(self) -> list[dict[str, Any]]:
-        """The load and the traffic of tasks, as last measured."""
+        """Returns the load and the traffic of tasks, as measured last."""
         if self._placement.replan_s is None:
-            raise JobError(f"job {self._name!r} does not measure its traffic: give run(replan_s=...)")
+            raise JobError(
+                f"job {self._name!r} does not measure its traffic; run it with replan_s=... (--replan on the command "
+                "line)"
+            )
         return self._carrier.placer.traffic()
 
     @ray.method(concurrency_group=REPORTS)  # type: ignore[untyped-decorator]
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> None:
-        """Take report number `number` of a worker's process. Calls may come in any order."""
+        """Takes report number `number` of a worker's process. Calls may come in any order."""
         self._runner.report(worker, incarnation, number, item)
 
 
 class _RayCarrier:
-    """What is Ray's of a job: its nodes, its actors, and what outlives its JobMaster. See Carrier."""
+    """Gives a JobRunner what Ray has of a job: nodes, actors, and notes that outlive the JobMaster. See Carrier."""
 
     def __init__(self, plan: Plan, options: JobOptions) -> None:
         # Workers load this module too, to know the JobMaster by, but never plan.
@@ -183,14 +187,19 @@ class _RayCarrier:
         )
 
     def _watch_traffic(self, runner: JobRunner, period_s: float) -> None:
-        """Ask the workers what their tasks send, once a period, and plan anew; in a thread of its own, as a plan of
-        many tasks takes seconds."""
+        """Asks the workers once in each period what their tasks send, and computes a new placement. Runs in a thread of
+        its own, because computing a placement of many tasks takes seconds."""
         while not runner.ended.wait(period_s):
             try:
                 plan, placed = runner.placed()
                 wanted = self.placer.look(plan, placed, runner.ask_all("traffic").values())
             except Exception as error:  # the job is as well placed as it was
-                logger.warning("job %s could not be planned anew: %s: %s", self._plan.name, type(error).__name__, error)
+                logger.warning(
+                    "job %s: no new placement could be computed, so its tasks stay where they are: %s: %s",
+                    self._plan.name,
+                    type(error).__name__,
+                    error,
+                )
                 continue
             if wanted is not None:
                 runner.better_placed(plan, placed, wanted)

@@ -1,9 +1,11 @@
-"""The nodes of a job: which nodes its workers run on, and the room that is reserved there (docs/papers.md: T10).
+"""Chooses the nodes of a job, on which its workers run, and reserves room on them (docs/papers.md: T10).
 
-Other jobs choose at the same time, by the same figures: room is only what a group holds (`placement/groups.py`). While
-a group waits for room that somebody else has taken, nodes are chosen again as soon as others have more.
+Other jobs choose at the same time, from the same figures, so room is certain only when a placement group holds it
+(`placement/groups.py`). While a group waits for room that another job has taken, nodes are chosen again as soon as
+other nodes have more room.
 
-Workers of one machine only, for now: rings are its shared memory. Several Ray nodes of a simulated cluster are on one.
+In this version all workers run on one machine, because rings are memory of one machine. The nodes of a simulated Ray
+cluster may be on one machine.
 """
 
 from __future__ import annotations
@@ -26,17 +28,18 @@ logger = logging.getLogger(__name__)
 
 
 class Nodes:
-    """See the module's docstring. Chosen once, by the JobMaster's supervising thread, before anything else is asked."""
+    """The nodes of a job. The JobMaster's supervising thread calls `reserve` once, before it calls anything else."""
 
     def __init__(self, options: PlacementOptions, workers: int) -> None:
         self._options = options
-        self.workers = workers  # how many there are; fewer than were asked for if the job may be smaller
+        self.workers = workers  # the number of workers; less than was asked for if the job may be smaller
         self.nodes: tuple[Node, ...] = (Node("here", workers),)
-        self.machines: list[Machine] = []  # that the nodes are; none where the workers are just here
+        self.machines: list[Machine] = []  # of `nodes`; empty when all workers are on the JobMaster's node
         self._group: Group | None = None
 
     def reserve(self, job: str, cpus: float, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Choose nodes, and reserve room on them for the workers, each of so many CPUs. Raises NotPlaced."""
+        """Chooses nodes, and reserves room on them for the workers, each of which takes `cpus` CPUs. Raises
+        NotPlaced."""
         options = self._options
         if options.nodes is None and not options.pin and options.at_least is None and not options.grow:
             here = ray.get_runtime_context().get_node_id()
@@ -55,14 +58,15 @@ class Nodes:
             except NotPlaced as error:
                 if options.at_least is None:
                     raise
-                logger.warning("job %s starts on what there is: %s", job, error)
+                logger.warning("job %s starts on the nodes that there are: %s", job, error)
         until = time.monotonic() + timeout_s
         while True:
             chosen = self._choose(wanted, cpus, grown)
             counts = [self.workers // len(chosen) + (n < self.workers % len(chosen)) for n in range(len(chosen))]
 
             def in_vain(chosen: list[Machine] = chosen) -> bool:
-                """The job was cancelled, or there is more room elsewhere by now, and time to wait for it."""
+                """Returns whether the job was cancelled, or other nodes have more room by now and there is time to wait
+                for it."""
                 if cancelled():
                     return True
                 if time.monotonic() >= until:
@@ -102,12 +106,13 @@ class Nodes:
         self._group = Group.reserve(where, cpus=cpus, name=name, timeout_s=timeout_s, cancelled=cancelled)
 
     def _most(self, nodes: int) -> int:
-        """How many workers a node has, if there are so many nodes."""
+        """Returns the greatest number of workers on a node, when the workers are spread over so many nodes."""
         return -(-self.workers // nodes)
 
     def _choose(self, count: int, cpus: float, grown: list[str]) -> list[Machine]:
-        """Nodes that came because the job asked for them, and those with most room; and for each operator that is
-        pinned one where it may run. Fewer where there are not so many, if the job may be smaller."""
+        """Returns the nodes to use: first a node for each pinned operator, then nodes that the cluster has added for
+        the job, then those with the most room. Returns fewer than `count` when the cluster has fewer and the job may be
+        smaller."""
         here = ray.get_runtime_context().get_node_id()
         known = machines()
         host = next((machine.name for machine in known if machine.node_id == here), "")
@@ -116,64 +121,73 @@ class Nodes:
             if self._options.at_least is None:
                 raise NotPlaced(
                     f"the job is to run on {count} nodes; the cluster has {len(near)} on the JobMaster's machine, and "
-                    f"{len(known) - len(near)} on others, between which this version cannot carry records. "
-                    "PlacementOptions(at_least=...) allows fewer, grow=True waits for more"
+                    f"{len(known) - len(near)} on other machines, to which this version cannot send records. Give "
+                    "fewer nodes, or PlacementOptions(at_least=...) to allow fewer, or PlacementOptions(grow=True) to "
+                    "wait for more"
                 )
             count = len(near)
         most = cpus * self._most(count)
-        # One that is too small comes last, however much of it is free.
+        # A node that is too small comes last, however much of it is free.
         near.sort(key=lambda m: (m.node_id not in grown, m.cpus < most, -min(m.free_cpus, most)))
         chosen: list[Machine] = []
         for operator, wanted in self._options.pin.items():
             fit = [machine for machine in near if has(machine, wanted)]
             if not fit:
-                raise NotPlaced(f"operator {operator!r} is pinned to nodes with {told(wanted)}, and no node has that")
+                raise NotPlaced(
+                    f"operator {operator!r} is pinned to nodes with {told(wanted)}, and no node of the JobMaster's "
+                    "machine has that; add such a node, or change PlacementOptions(pin=...)"
+                )
             if not any(machine in fit for machine in chosen):
                 chosen.append(fit[0])
         if len(chosen) > count:
-            raise NotPlaced(f"what operators are pinned to takes {len(chosen)} nodes, and the job is to run on {count}")
+            raise NotPlaced(
+                f"the job's operators are pinned to {len(chosen)} different nodes, and the job is to run on {count}; "
+                f"give nodes={len(chosen)} or more, or change PlacementOptions(pin=...)"
+            )
         return [*chosen, *(machine for machine in near if machine not in chosen)][:count]
 
     def strategy(self, worker: int) -> Any:
-        """Ray's scheduling strategy for a worker's actor. Raises NotPlaced when its node has died: Ray would wait for
-        that to come back, which it never does."""
+        """Returns Ray's scheduling strategy for a worker's actor. Raises NotPlaced when the worker's node has died,
+        because Ray would wait without end for it to come back."""
         if self._group is None:
             return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         if worker in self._group.lost():
             raise NotPlaced(
-                f"the node of worker {worker} has died, with the room that the job had there; start the job again, and "
-                "it goes on from its last epoch on the nodes that are left"
+                f"the node of worker {worker} has died, with the room that the job had there; resume the job, and "
+                "it continues from its last complete epoch on the nodes that are left"
             )
         return self._group.strategy(worker)
 
     def close(self) -> None:
-        """Give the reserved room back."""
+        """Gives the reserved room back."""
         if self._group is not None:
             self._group.remove()
             self._group = None
 
     def places(self) -> dict[str, int]:
-        """The node of each name by which sources may know one: its host's, if that is one node's alone, and its id."""
+        """Returns the place in `nodes` of each name by which a source may know a node: the node's id, and the name of
+        its machine if the job uses only one node there."""
         names = [machine.name for machine in self.machines]
         places = {name: place for place, name in enumerate(names) if names.count(name) == 1}
         return places | {machine.node_id: place for place, machine in enumerate(self.machines)}
 
 
 def check_fits(machine: Machine, workers: int, cpus: float) -> None:
-    """Raise NotPlaced where a node cannot take so many workers, even if nobody else had anything of it: no time brings
-    CPUs to a node."""
+    """Raises NotPlaced when a node has too few CPUs for so many workers, even if nobody else used any. Waiting would
+    not help."""
     if workers * cpus > machine.cpus + 1e-6:
         raise NotPlaced(
-            f"the job asks for {workers} x {cpus:g} = {workers * cpus:g} CPUs on one node, and the node where it is to "
-            f"run, {machine}, has {machine.cpus:g} in all, {machine.free_cpus:g} free. Use fewer workers or a smaller "
-            "cpus_per_worker, spread the workers over several nodes (nodes=...), or start Ray with more CPUs (ray "
-            "start --num-cpus; a cluster that a program has started for itself has as many as its first job needed)",
+            f"the job asks for {workers} x {cpus:g} = {workers * cpus:g} CPUs on one node, and the node on which it "
+            f"is to run, {machine}, has {machine.cpus:g} in all, {machine.free_cpus:g} free. Use fewer workers or a "
+            "smaller cpus_per_worker, spread the workers over several nodes (nodes=...), or start Ray with more CPUs "
+            "(ray start --num-cpus; a cluster that a program has started for itself has as many as its first job "
+            "needed)",
             (machine.node_id,),
         )
 
 
 def has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:
-    """Whether a node has these labels and resources, whoever holds them now."""
+    """Returns whether a node has these labels and resources, in use or free."""
     return all(
         machine.labels.get(name) == value if isinstance(value, str) else machine.totals.get(name, 0.0) >= value
         for name, value in wanted.items()
@@ -181,14 +195,14 @@ def has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:
 
 
 def told(wanted: Mapping[str, str | float]) -> str:
-    """Labels and resources, for people."""
+    """Describes labels and resources for people."""
     return ", ".join(
         f"{name}={value}" if isinstance(value, str) else f"{value:g} {name}" for name, value in wanted.items()
     )
 
 
 def _with_room(chosen: list[Machine], counts: list[int], cpus: float) -> list[int]:
-    """How many of the workers that each node should have it has room for now."""
+    """Returns, for each node, how many of its workers it has room for now."""
     if not cpus:
         return counts
     free = {machine.node_id: machine.free_cpus for machine in machines()}

@@ -1,4 +1,4 @@
-"""Starting jobs on Ray, and finding those that run there. Loaded by `run` when it needs Ray."""
+"""Starts jobs on Ray, and finds jobs that run there. `run` loads this module only when it needs Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DUAL_STORE_BYTES = 1 << 30
 
 _ANSWER_S = 5.0
 
-# So long may a store be held by a job that is no more: what was killed goes with its cluster, what has ended lingers.
+# For how long a job that has ended, or was killed with its cluster, may still hold its store.
 _HELD_S = 15.0
 _look_again = threading.Event()  # never set
 
@@ -40,7 +40,8 @@ _look_again = threading.Event()  # never set
 def connect(
     address: str | None, workers: int, cpus_per_worker: float, dual: DualOptions | None, detached: bool
 ) -> None:
-    """Connect to Ray; a cluster of our own has room for the job, and for Spark's executors and their micro-batches."""
+    """Connects to Ray. A cluster that is started for this program has room for the job, and for Spark's executors and
+    micro-batches."""
     cpus = math.ceil(workers * cpus_per_worker) + 1
     if dual is None:
         cluster.connect(address, cpus=cpus, lasting=detached)
@@ -69,8 +70,8 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
         except ValueError as error:  # the name is taken
             if not cluster.is_ending(flow.name):
                 raise JobExists(
-                    f"a job named {flow.name!r} is running; stop it (penstock.attach({flow.name!r}).stop()) or give "
-                    "the flow another name"
+                    f"a job named {flow.name!r} is running; stop that job (penstock.attach({flow.name!r}).stop()) or "
+                    "give the flow another name"
                 ) from error
     sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
     job = Job(flow.name, RayLink(flow.name, master, options.hang_timeout_s), sinks, program)
@@ -80,8 +81,8 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
 
 
 def wait_for_store(name: str, store: Store | None) -> None:
-    """Raise JobExists while the store is that of a job that runs. One that has just ended or was killed, maybe with its
-    cluster, has a moment to let go of it; the JobMaster itself then makes sure."""
+    """Raises JobExists while a running job uses the store. A job that has just ended or was killed, perhaps with its
+    cluster, has a moment to release the store. Afterwards the JobMaster itself checks again."""
     until = time.monotonic() + _HELD_S
     while store is not None and store.is_locked():
         if not cluster.is_ending(name) or time.monotonic() > until:

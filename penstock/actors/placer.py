@@ -1,8 +1,8 @@
-"""The JobMaster's dealings with placement: which worker has which task, on nodes that are chosen in `actors/nodes.py`,
-and whether a running job should move some (docs/papers.md: T10 to T12).
+"""Decides which worker has which task, on the nodes that `actors/nodes.py` has chosen, and whether a running job should
+move tasks (docs/papers.md: T10 to T12).
 
-Planning itself is pure (`placement/`); this object keeps what it needs from one time to the next. Used by the
-JobMaster's supervising thread, but for `look`, which has one of its own, and `status`.
+The computation is in `placement/`; a Placer keeps what it needs from one plan to the next. The JobMaster's supervising
+thread calls its methods, except `look`, which has a thread of its own, and `status`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from penstock.runtime.program.plan import Plan
 
 logger = logging.getLogger(__name__)
 
-# Rates are to be most of what they will be within a period: a job whose traffic changes is planned anew within two.
+# Measured rates follow a change mostly within one period, so that a job whose traffic changes gets a new plan within
+# two periods.
 _HALF_LIVES_A_PERIOD = 2.0
 
 
 class Placer:
-    """See the module's docstring."""
+    """Assigns tasks to workers; see the module's docstring."""
 
     def __init__(self, options: PlacementOptions, at: Nodes) -> None:
-        """`at`: the nodes that the workers are on, when any of this is asked for."""
+        """`at`: the nodes of the workers, for jobs with options of placement."""
         self._options = options
         self._at = at
         self.forget()
         self._moved_at: float | None = None
         self._moves = 0
         self._verdict: Verdict | None = None
-        self._seen: dict[str, float] = {}  # what crosses, as last measured
-        self._told: list[dict[str, Any]] = []  # what tasks use and send
+        self._seen: dict[str, float] = {}  # the traffic between nodes and between workers, as measured last
+        self._told: list[dict[str, Any]] = []  # what tasks use and send, as measured last
 
     def first(self, plan: Plan) -> dict[int, int]:
         """Returns the worker of each task of a job that starts. The plan shows which traffic to expect."""
@@ -54,7 +55,7 @@ class Placer:
         try:
             found = self._first(plan, allowed)
         except (Infeasible, ImportError) as error:
-            logger.warning("job %s is placed in turn: %s", plan.name, error)
+            logger.warning("job %s: its tasks are assigned to workers in turn: %s", plan.name, error)
             found = baselines.in_turn(len(plan.tasks), self._at.nodes)
         workers = self._in_order(found)
         if allowed is not None:
@@ -62,7 +63,7 @@ class Placer:
         return {task.number: worker for task, worker in zip(plan.tasks, workers, strict=True)}
 
     def _allowed(self, plan: Plan) -> Bools | None:
-        """The nodes on which each task may run; None: all."""
+        """Returns the nodes on which each task may run, or None when every task may run on all nodes."""
         if not self._options.pin:
             return None
         allowed = np.ones((len(plan.tasks), len(self._at.nodes)), dtype=np.bool_)
@@ -75,14 +76,15 @@ class Placer:
                     if not allowed[place].any():
                         raise NotPlaced(
                             f"{plan.chains[chain].name!r} is pinned to nodes with {told(wanted)}, and none of the "
-                            "job's nodes has that and what its other operators are pinned to; fused operators run "
-                            "together: give one another parallelism, or use Flow(chaining=False)"
+                            "job's nodes has this and what the operators fused with it are pinned to; give one of "
+                            "these operators another parallelism, or use Flow(chaining=False), so that each runs by "
+                            "itself"
                         )
         return allowed
 
     def _where_allowed(self, allowed: Bools, workers: tuple[int, ...]) -> tuple[int, ...]:
-        """Tasks that are where they may not run, as most placements know nothing of that, go to the worker with the
-        fewest tasks where they may."""
+        """Returns the worker of each task, after moving tasks from nodes on which they may not run to the worker with
+        the fewest tasks on an allowed node. Most methods of placement do not know which nodes are allowed."""
         nodes, found = workers_of(self._at.nodes), list(workers)
         for task, worker in enumerate(found):
             if not allowed[task, nodes[worker]]:
@@ -92,7 +94,7 @@ class Placer:
     def _first(self, plan: Plan, allowed: Bools | None) -> Placement:
         method, nodes = self._options.method, self._at.nodes
         if method == "round-robin":
-            return baselines.in_turn(len(plan.tasks), nodes)  # what to expect of the traffic is nothing to it
+            return baselines.in_turn(len(plan.tasks), nodes)  # this method does not look at the traffic
         topology = _bound(of_plan(plan), allowed)
         if method == "traffic":
             return planned(with_data(plan, topology, self._at.places()), nodes, tasks=len(topology))
@@ -105,17 +107,19 @@ class Placer:
         return baselines.metis(topology, nodes)
 
     def _in_order(self, found: Placement) -> tuple[int, ...]:
-        """The worker of each task, when the workers of a node are in a row, as they are in the group."""
+        """Returns the worker of each task, with workers numbered in the order of their nodes, as in the placement
+        group."""
         order = sorted(range(len(found.workers)), key=lambda worker: found.workers[worker])
         name = {worker: place for place, worker in enumerate(order)}
         return tuple(name[worker] for worker in found.tasks)
 
     def forget(self) -> None:
-        """Measure anew, because tasks have changed, though some may have the same numbers as before."""
+        """Begins new measurements, because the tasks have changed, and new tasks may have the numbers of old ones."""
         self._monitor = Monitor((self._options.replan_s or 1.0) / _HALF_LIVES_A_PERIOD)
 
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
-        """The same for a plan that has changed: tasks that are placed stay, others go where there are the fewest."""
+        """Returns the worker of each task of a plan that has changed. Tasks that run stay where they are; each new task
+        goes to the worker with the fewest tasks."""
         placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
         load = np.bincount(list(placed.values()), minlength=self._at.workers).astype(np.float64)
         allowed = self._allowed(plan)
@@ -130,8 +134,9 @@ class Placer:
     def look(
         self, plan: Plan, placed: dict[int, int], reports: Iterable[tuple[int, list[dict[str, Any]]]]
     ) -> dict[int, int] | None:
-        """Where tasks should run, by the workers' newest reports; None when they should stay where they are."""
-        monitor = self._monitor  # the supervising thread may put a new one in its place, for tasks of another plan
+        """Returns where tasks should run, computed from the workers' newest reports, or None when tasks should stay
+        where they are."""
+        monitor = self._monitor  # the supervising thread may replace the monitor, when the plan has changed
         for at_ns, tasks in reports:
             monitor.take(at_ns, tasks)
         monitor.forget(plan)
@@ -170,17 +175,17 @@ class Placer:
         return {task.number: worker for task, worker in zip(plan.tasks, new.tasks, strict=True)}
 
     def traffic(self) -> list[dict[str, Any]]:
-        """What tasks use and send, as last measured."""
+        """Returns what tasks use and send, as measured last."""
         return self._told
 
     def moved(self, count: int) -> None:
-        """So many tasks have been moved."""
+        """Notes that so many tasks have migrated."""
         self._moves += count
         self._moved_at = time.monotonic()
 
     def status(self) -> dict[str, Any]:
-        """For people: the nodes, what crosses between them and between workers as last measured (bytes a second), how
-        many tasks have moved, and what was decided last."""
+        """Returns the part of the status about placement: the nodes, the traffic between nodes and between workers as
+        measured last (bytes a second), the number of tasks that have migrated, and the last decision."""
         return {
             "method": self._options.method,
             "nodes": [{"name": node.name, "workers": node.workers} for node in self._at.nodes],
@@ -192,5 +197,5 @@ class Placer:
 
 
 def _bound(topology: Topology, allowed: Bools | None) -> Topology:
-    """The same, with the nodes on which each task may run."""
+    """Returns the same topology, with the nodes on which each task may run."""
     return replace(topology, graph=replace(topology.graph, allowed=allowed))

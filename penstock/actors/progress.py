@@ -1,4 +1,5 @@
-"""Live progress of a job on stderr: a table that is redrawn on a terminal, a line now and then elsewhere."""
+"""Shows the live progress of a job on stderr: as a table that is redrawn on a terminal, and elsewhere as a line now and
+then."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _FIRST_S = 1.0  # a job that is over sooner needs no progress
 _TERMINAL_S = 0.5
 _LINE_S = 2.0
 
-_MARK = "\0end of the table\n"  # written behind everything that is still to be shown above the table
+_MARK = "\0end of the table\n"  # written after everything that is still to be shown above the table
 _CARRIED_S = 5.0  # how long the end of the table waits for what is before the mark
 _SILENT_S = 2.0  # a process is shown as silent when it has not answered for this long
 
@@ -44,18 +45,18 @@ class Progress:
             self._above.end()
 
     def wait_s(self, deadline: float | None) -> float | None:
-        """How long to wait for the job's end before looking here again; None: for ever."""
+        """Returns how long to wait for the job's end before calling this again; None: without limit."""
         ends = [deadline] if deadline is not None else []
         if self._shown:
             ends.append(self._due)
         return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def due(self) -> bool:
-        """Whether a status should be shown now."""
+        """Returns whether a status should be shown now."""
         return self._shown and time.monotonic() >= self._due
 
     def update(self, status: dict[str, Any]) -> None:
-        """Show a status."""
+        """Shows a status."""
         self._due = time.monotonic() + (_TERMINAL_S if self._terminal else _LINE_S)
         self._any = True
         starts = status["state"] == "STARTING"
@@ -85,7 +86,7 @@ class Progress:
         self._live.update(shown, refresh=True)
 
     def finish(self, status: dict[str, Any]) -> None:
-        """Show the last status, if any was shown before."""
+        """Shows the last status, if any was shown before."""
         if self._any:
             self.update(status)
 
@@ -104,7 +105,7 @@ class _Above:
         self._console: Any = None
 
     def begin(self, console: Any) -> None:
-        """Show each line above what this console shows, from now on."""
+        """Shows each line above what this console shows, from now on."""
         from rich.text import Text
 
         read, write = os.pipe()
@@ -114,7 +115,7 @@ class _Above:
         self._carried = threading.Event()
 
         def carry() -> None:
-            # This goes on to the end of the process, because a child that was started meanwhile has the pipe too.
+            # This thread reads until the process ends, because a child that was started meanwhile has the pipe too.
             with os.fdopen(read, encoding="utf-8", errors="replace") as lines:
                 for text in lines:
                     over = text.endswith(_MARK)  # what was written last may be a line without an end
@@ -133,7 +134,7 @@ class _Above:
         threading.Thread(target=carry, name="penstock-stderr", daemon=True).start()
 
     def end(self) -> None:
-        """Make standard error the terminal again."""
+        """Makes standard error the terminal again."""
         sys.stderr.flush()
         os.dup2(self._before, 2)
         self._console = None
@@ -143,14 +144,14 @@ class _Above:
 
 
 def starting(status: dict[str, Any], where: str = "") -> str:
-    """What a job that has not started yet waits for, in one line."""
+    """Returns one line about what a job that has not started yet waits for."""
     on = f" on {where}" if where else ""
     waits_for = status.get("waits_for") or "its JobMaster"
     return f"{status['name']} starting{on} {status.get('uptime_s', 0.0):.0f} s: {waits_for}"
 
 
 def line(status: dict[str, Any]) -> str:
-    """A status in one line."""
+    """Returns a status in one line."""
     latency = status.get("latency_ms") or {}
     said = trouble(status)
     queued = sum(op["queued"] for op in status["operators"].values())
@@ -166,7 +167,7 @@ def line(status: dict[str, Any]) -> str:
 
 
 def paradigms(status: dict[str, Any]) -> list[str]:
-    """A line for each range of operators that can go to Spark: where it is, and why."""
+    """Returns a line for each range of operators that can go to Spark: where it runs, and why."""
     known = status.get("dual")
     if not known:
         return []
@@ -178,7 +179,7 @@ def paradigms(status: dict[str, Any]) -> list[str]:
 
 
 def trouble(status: dict[str, Any]) -> str:
-    """What a job has had to bear, for live progress; empty when all went well."""
+    """Returns what has gone wrong in a job, for live progress, or an empty text when all went well."""
     known = status.get("epochs") or {}
     parts = [f"{who} has not answered for {seconds:.0f} s" for who, seconds in silent(status)]
     if known.get("restarts"):
@@ -189,14 +190,14 @@ def trouble(status: dict[str, Any]) -> str:
 
 
 def silent(status: dict[str, Any]) -> list[tuple[str, float]]:
-    """Those of a job's processes that do not answer, and for how many seconds."""
+    """Returns the processes of a job that do not answer, and the number of seconds for which they have not."""
     found = [("JobMaster", status.get("master_silent_s", 0.0))]
     found += [(f"worker {worker['index']}", worker.get("silent_s", 0.0)) for worker in status.get("workers", ())]
     return [(who, seconds) for who, seconds in found if seconds >= _SILENT_S]
 
 
 def epochs(status: dict[str, Any]) -> str:
-    """What a status says of epochs, in one line; for jobs that have them."""
+    """Returns one line about the epochs in a status, for jobs that have epochs."""
     known = status["epochs"]
     age = f", {known['age_s']:.1f} s ago" if known["age_s"] is not None else ""
     parts = [
@@ -209,12 +210,12 @@ def epochs(status: dict[str, Any]) -> str:
 
 
 def times(number: int) -> str:
-    """Once, twice, 3 times."""
+    """Returns "once", "twice" or "3 times"."""
     return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
 
 
 def table(status: dict[str, Any]) -> Any:
-    """A status as a rich table: an operator a row."""
+    """Returns a status as a rich table, with a row for each operator."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -239,7 +240,7 @@ def table(status: dict[str, Any]) -> Any:
 
 
 def short(value: float) -> str:
-    """A count in at most seven characters: 1,234 or 56.7 k or 8.9 M."""
+    """Returns a count in at most seven characters: 1,234 or 56.7 k or 8.9 M."""
     if value < 9_999.5:
         return f"{value:,.0f}"
     for unit in ("k", "M", "G", "T"):

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 # How long the driver waits while the JobMaster removes its epochs, when the last driver has what it wants.
 _RELEASE_S = 10.0
 
-# How long a call of the driver waits for the JobMaster's answer before it goes on without; and how long the next call
+# How long a call of the driver waits for the JobMaster's answer before it continues without; and how long the next call
 # waits while the JobMaster still has not answered.
 _PATIENCE_S = 5.0
 _SILENT_PATIENCE_S = 0.2
@@ -100,7 +100,7 @@ class RayLink:
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:
-            raise JobError(f"{method} was interrupted because the job's JobMaster died; try again") from error
+            raise JobError(f"{method} was interrupted, because the job's JobMaster died; try again") from error
 
     def tell(self, method: str) -> bool:
         """See JobLink."""
@@ -155,7 +155,7 @@ class RayLink:
         return why_it_died(first_line(error), isinstance(error, RayActorError), silent_s, self._hang_timeout_s)
 
     def _release_room(self) -> None:
-        """Give back the room that was reserved for a job whose JobMaster has died. Ray would keep it until this driver
+        """Gives back the room that was reserved for a job whose JobMaster has died. Ray would keep it until this driver
         ends."""
 
         def give_back() -> None:
@@ -187,7 +187,12 @@ class RayLink:
                     known = True
                 ping = self._ping()
             if silence.look([self._name] if known and not answered else []):
-                logger.warning("job %s: its JobMaster hangs: killed", self._name)
+                logger.warning(
+                    "job %s: its JobMaster has not answered for %g s, and is killed; Ray starts it again if the job "
+                    "has epochs",
+                    self._name,
+                    2 * (self._hang_timeout_s or math.inf),
+                )
                 ray.kill(self.handle, no_restart=False)
                 known = False
         end: JobEnd = ray.get(self._outcome)
@@ -198,8 +203,8 @@ class RayLink:
 
 
 def why_it_died(reason: str, died: bool, silent_s: float, hang_timeout_s: float | None) -> str:
-    """What is known of a JobMaster's death, from what Ray says and from how long the JobMaster had been silent. `died`:
-    Ray says that it has died."""
+    """Returns what is known of a JobMaster's death, from Ray's reason and from how long the JobMaster had been silent.
+    `died`: whether Ray says that the JobMaster has died."""
     if not died or silent_s <= _SILENT_S:
         return reason
     silent = f"it had not answered for {silent_s:.0f} s"

@@ -1,4 +1,4 @@
-"""The processes of a job's workers as Ray actors, on the nodes that were reserved for them."""
+"""Runs the processes of a job's workers as Ray actors, on the nodes that were reserved for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 
 
 class RayWorker:
-    """One actor that is ready to run. See WorkerHandle."""
+    """An actor that is ready to run. See WorkerHandle."""
 
     def __init__(self, actor: Any, info: dict[str, Any]) -> None:
         self.info = info
@@ -101,7 +101,9 @@ class RayProcesses:
                 with self._lock:
                     late = len(self._not_there)
                 raise CannotStart(self._missing(late), "resources") from error
-            raise CannotStart(f"it was not ready within {self._start_timeout_s:g} s", "died") from error
+            raise CannotStart(
+                f"its process was not ready within start_timeout_s={self._start_timeout_s:g} seconds", "died"
+            ) from error
         except ActorUnschedulableError as error:
             raise CannotStart(self._missing(self._workers), "resources") from error
         except RayActorError as error:
@@ -116,7 +118,9 @@ class RayProcesses:
         try:
             outcome = _get(actor.connect.remote(program, self._master, incarnation, watched), deadline)
         except GetTimeoutError as error:
-            text = f"it had not loaded the job's program within {self._start_timeout_s:g} s"
+            text = (
+                f"its process had not loaded the job's program within start_timeout_s={self._start_timeout_s:g} seconds"
+            )
             raise CannotStart(text, "died") from error
         except RayActorError as error:
             raise CannotStart(first_line(error), "died") from error
@@ -128,7 +132,7 @@ class RayProcesses:
         return RayWorker(actor, info)
 
     def waits_for(self) -> str:
-        """What the job waits for while its first processes start, in words."""
+        """Returns what the job waits for while its first processes start, for the status."""
         with self._lock:
             late, loading = len(self._not_there), len(self._loading)
         if not late:
@@ -144,7 +148,7 @@ class RayProcesses:
         return (
             f"{late} of {self._workers} workers could not be placed within {self._start_timeout_s:g} s. "
             f"The job asks for {self._workers} x {self._cpus:g} CPUs on one node; the cluster has "
-            f"{have:g} CPUs, {free:g} free. Use fewer workers, a smaller cpus_per_worker, or stop other jobs."
+            f"{have:g} CPUs, {free:g} free. Use fewer workers or a smaller cpus_per_worker, or stop other jobs."
         )
 
     def close(self) -> None:
@@ -162,5 +166,5 @@ def _get(call: Any, deadline: float) -> Any:
 
 
 def _cpus() -> tuple[float, float]:
-    """The CPUs of the cluster, and how many of them are free."""
+    """Returns the number of CPUs of the cluster, and how many of them are free."""
     return ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)

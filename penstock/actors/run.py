@@ -17,7 +17,7 @@ from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobExists, JobNotFound, shorten
+from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.host.store_keeper import SAVEPOINT
@@ -192,9 +192,10 @@ def run(
 def _refuse_what_needs_ray(**given: object) -> None:
     for name, value in given.items():
         if value not in (None, False):
-            raise FlowError(
-                f"{name}={shorten(value)} is not for local jobs, which run in processes of this program, without "
-                f"Ray; leave out {name} or local=True"
+            raise OptionError(
+                f"{{{name}=}} is not for local jobs, which run in processes of this program, without Ray; leave out "
+                f"{{{name}}} or {{local=}}",
+                {name: value, "local": True},
             )
 
 
@@ -205,8 +206,8 @@ def _start_local(flow: Flow, plan: Plan, options: JobOptions, program: Program) 
     for job in local_jobs():
         if job.name == flow.name:
             raise JobExists(
-                f"a job named {flow.name!r} is running in this program; stop it (job.stop() or job.cancel(), then "
-                "job.wait()) or give the flow another name"
+                f"a job named {flow.name!r} is running in this program; stop that job (job.stop() or job.cancel(), "
+                "then job.wait()) or give the flow another name"
             )
     if options.store is not None and options.store.is_locked():
         raise JobExists(options.store.locked_by_another())
@@ -218,11 +219,12 @@ def _start_local(flow: Flow, plan: Plan, options: JobOptions, program: Program) 
 
 
 def _ring_bytes(given: int) -> int:
-    size = whole(given, "ring_bytes", MIN_CAPACITY)
-    if size & (size - 1) or size > MAX_CAPACITY:
-        near = min(1 << size.bit_length(), MAX_CAPACITY)
-        raise FlowError(
-            f"ring_bytes={size}; it must be a power of two, {MIN_CAPACITY:,} to {MAX_CAPACITY:,}, such as {near}"
+    size = whole(given, "ring_bytes")
+    if size & (size - 1) or not MIN_CAPACITY <= size <= MAX_CAPACITY:
+        near = min(max(1 << size.bit_length(), MIN_CAPACITY), MAX_CAPACITY)
+        raise OptionError(
+            f"{{ring_bytes=}}; it must be a power of two, {MIN_CAPACITY:,} to {MAX_CAPACITY:,}, such as {near}",
+            {"ring_bytes": size},
         )
     return size
 
@@ -255,7 +257,7 @@ def _placement(placement: Method | PlacementOptions, nodes: int | None, replan_s
 def dual_options(
     dual: str | BurstOptions, spark: SparkOptions | None, epoch_interval_s: float | None
 ) -> DualOptions | None:
-    """What `run(dual=, spark=)` says; FlowError for anything else."""
+    """Returns what `run(dual=, spark=)` asks for. Raises FlowError for values that mean nothing."""
     if isinstance(dual, str) and dual == "off" and spark is None:
         return None
     from penstock.bridge.burst import BurstOptions  # a job without Spark starts sooner without these
@@ -286,9 +288,12 @@ def dual_options(
             raise ValueError("a number is not finite")
         burst = BurstOptions(mode=modes[mode], epoch_s=epoch_interval_s, ahead=True, **numbers)
     except ValueError as error:
-        raise FlowError(
-            f"dual={dual!r}: {error}; use 'off', 'on', 'spark-only' or 'toggle:SECONDS'. Settings follow a comma, as "
-            f"in 'on,delta=0.3'; they are {', '.join(_DUAL_SETTINGS)}"
+        raise OptionError(
+            "{dual=}: {problem}; use 'off', 'on', 'spark-only' or 'toggle:SECONDS'. Settings follow a comma, as in "
+            "'on,delta=0.3'; the settings are {settings}",
+            {"dual": dual},
+            problem=error,
+            settings=", ".join(_DUAL_SETTINGS),
         ) from None
     return DualOptions(burst, spark or SparkOptions())
 
@@ -307,8 +312,7 @@ def resume(
 
     Only the store at `checkpoints` is needed: the flow and its options are saved there too. `workers`: a new number of
     workers (default: as before). `local`: as of `run`; the job may have run on Ray before, and the other way round.
-    Raises JobNotFound when the store has no epoch of that job, and JobExists while the
-    job runs.
+    Raises JobNotFound when the store has no epoch of that job, and JobExists while the job runs.
     """
     if not isinstance(name, str):
         raise FlowError(f"name={shorten(name)}; it must be the name of a job, which is that of its flow")
@@ -322,7 +326,8 @@ def resume(
     if found is None or found[0].program is None:
         raise JobNotFound(
             f"there is no epoch of a job {name!r} in {store.place}: the job has finished, was never run with this "
-            "checkpoints place, or failed before its first epoch was complete"
+            "checkpoint store, or failed before its first epoch was complete. Give the name and the checkpoint store "
+            "with which the job was run, or run the job anew"
         )
     program, (flow, options) = Program.loads(store.get(found[0].program))
     program.prefer_own()
@@ -337,7 +342,11 @@ def resume(
     plan = flow.plan(options.workers, list_splits=False, check_sinks=False)
     if local:
         if options.dual is not None or options.placement != PlacementOptions():
-            raise FlowError(f"the job {name!r} was started with Spark or a placement, which need Ray; leave out local=")
+            raise OptionError(
+                "the job {job} was started with Spark or a placement, which need Ray; leave out {local=}",
+                {"local": True},
+                job=repr(name),
+            )
     else:
         from penstock.actors import on_ray
 
@@ -349,13 +358,19 @@ def resume(
 
 
 def _savepoint(url: str | os.PathLike[str], plan: Plan, store: Store | None) -> Store:
-    """The store of a savepoint that this plan can go on from."""
+    """The store of a savepoint, whose state fits this plan."""
     if store is None:
-        raise FlowError("a job that starts from a savepoint needs epochs: give run(epoch_interval_s=...)")
+        raise OptionError(
+            "a job that starts from a savepoint needs epochs, and {epoch_interval_s=} turns epochs off; leave out "
+            "{epoch_interval_s} or {savepoint}",
+            {"epoch_interval_s": None},
+        )
     origin = Store.open(url, SAVEPOINT)
     found = origin.latest()
     if found is None:
-        raise JobNotFound(f"there is no savepoint in {os.fspath(url)!r}")
+        raise JobNotFound(
+            f"there is no savepoint in {os.fspath(url)!r}; give the place that a job's savepoint was saved in"
+        )
     manifest, _ = found
     check(plan, json.loads(str(manifest.extra["kinds"])), manifest.key_groups)
     return origin

@@ -1,10 +1,10 @@
-"""SparkBridge: the Ray actor that holds a job's Spark session, and a worker's end of it (docs/papers.md: D1, D4).
+"""SparkBridge: the Ray actor that holds a job's Spark session, and the workers' link to it (docs/papers.md: D1, D4).
 
-One actor a job, on the side of the JobMaster, which owns it. Workers hand it micro-batches as Arrow streams and get
-answers. On one node a stream lies in memory without a name, which the bridge maps: Ray's object store would hold it a
-second time, and a worker would wait there for room. From another node it comes through the object store. It keeps
-nothing that would be missed: when it dies, what was under way is run by the record tasks, and the JobMaster starts
-another.
+A job has one such actor, on the node of the JobMaster, which owns it. Workers send it micro-batches as Arrow streams,
+and it returns Spark's answers. On one node a stream lies in memory without a name, which the bridge maps. In Ray's
+object store the stream would be a second time, and a worker would wait there for room. From another node a stream comes
+through the object store. The actor keeps nothing that another one would need: when it dies, the tasks process the
+unanswered micro-batches as records, and the JobMaster starts another bridge.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 _HAS_DIED = "the process that holds the Spark session has died"
 
-# How many micro-batches it works on at a time; more wait in Ray.
+# How many micro-batches the bridge works on at a time. More of them wait in Ray.
 _AT_A_TIME = 8
 
 
 class SparkBridge:
-    """See the module's docstring."""
+    """Holds a Spark session; see the module's docstring."""
 
     def __init__(self, options: SparkOptions, forms: bytes) -> None:
         self._options = options
@@ -52,7 +52,7 @@ class SparkBridge:
         self._log = write_apart(_log_folder())
 
     def prepare(self) -> SparkFacts:
-        """Start Spark, and try each range, so that all its code is compiled and loaded before the switch."""
+        """Starts Spark, and tries each range, so that all code is compiled and loaded before the first switch."""
         options = replace(self._options, put=ray.put)
         if options.kind != "pyspark" and options.existing is None and options.placement_group is None:
             self._group = _reserve(options)
@@ -71,7 +71,7 @@ class SparkBridge:
         for form in self._forms:
             try:
                 costs[form.chain] = self._operations.prepare(form.chain)
-            except Exception as error:  # a record that fails there, or that Spark would not treat alike
+            except Exception as error:  # a record fails there, or Spark would treat it differently from the tasks
                 logger.info("the range %s could not be tried in Spark: %s", ", ".join(form.names), error)
         return SparkFacts(
             session=session.describe(),
@@ -83,22 +83,23 @@ class SparkBridge:
         )
 
     def answer(self, chain: int, position: int, batch: pa.Buffer | str) -> MicroBatchResult:
-        """What the range of a chain before a position makes of a micro-batch: an Arrow stream, or the path by which it
-        can be mapped."""
+        """Returns Spark's answer for a micro-batch of a range of a chain: an Arrow stream, or the path by which the
+        stream can be mapped."""
         assert self._operations is not None
         with pa.memory_map(batch) if isinstance(batch, str) else pa.BufferReader(batch) as source:
             (columns,) = pa.ipc.open_stream(source)
             return self._operations.answer(chain, position, columns)
 
-    # In a group of its own, so that it does not wait for micro-batches: the JobMaster asks by it whether Spark lives.
+    # This call has a concurrency group of its own, so that it does not wait for micro-batches: by it the JobMaster asks
+    # whether Spark lives.
     @ray.method(concurrency_group="life")  # type: ignore[untyped-decorator]
     def executors(self) -> list[tuple[str, int | None]]:
-        """(id, process) of each executor, those on this machine with their process."""
+        """Returns (id, process) of each executor; the process is known only for executors of this machine."""
         assert self._operations is not None
         return [(executor.id, executor.pid) for executor in self._operations.session.executors()]
 
     def stop(self) -> None:
-        """End the session."""
+        """Ends the session."""
         if self._operations is not None:
             self._operations.session.stop()
         self._release()
@@ -110,15 +111,15 @@ class SparkBridge:
 
 
 def _log_folder() -> str:
-    """Where Ray keeps the logs of this node's processes."""
+    """Returns the folder in which Ray keeps the logs of this node's processes."""
     node = ray._private.worker._global_node
     return tempfile.gettempdir() if node is None else str(node.get_logs_dir_path())
 
 
 def write_apart(folder: str) -> str:
-    """Have all that this process and those that it starts write to their output put into a file of this folder, instead
-    of into that of which Ray shows each line in the middle of the program's own output: Spark's driver, py4j and
-    PySpark write pages. Penstock's warnings still go there. The file's path."""
+    """Redirects the output of this process, and of the processes that it starts, into a file of this folder, and
+    returns the file's path. Spark's driver, py4j and PySpark write pages, which Ray would show in the middle of the
+    program's own output. Penstock's warnings still go to Ray."""
     sys.stdout.flush()
     sys.stderr.flush()
     path = os.path.join(folder, f"penstock-spark-{os.getpid()}.log")
@@ -135,14 +136,14 @@ def write_apart(folder: str) -> str:
 
 
 def _reserve(options: SparkOptions) -> Any:
-    """A bundle for each executor, which nobody else is given then; Ray takes it back when this process ends. None where
-    no executors will be: what is wrong is said by the session that is to be started."""
+    """Reserves a bundle for each executor in a placement group, which Ray removes when this process ends. Returns None
+    when there can be no executors; the session that is to be started says why."""
     needs = executor_needs(options)
     return None if needs is None else placement_group([needs] * options.executors, strategy="PACK")
 
 
 class BridgeHandle:
-    """The JobMaster's end of a bridge: calls return at once, with a future of the answer."""
+    """The JobMaster's end of a bridge. Its calls return at once, with a future of the answer."""
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name = name
@@ -153,7 +154,7 @@ class BridgeHandle:
         return self._actor.prepare.remote().future()  # type: ignore[no-any-return]
 
     def check(self) -> Future[Any]:
-        """The answer comes when the process and its session live."""
+        """Returns a future, which is done when the bridge's process and its session have answered."""
         return self._actor.executors.remote().future()  # type: ignore[no-any-return]
 
     def stop(self) -> Future[Any]:
@@ -161,12 +162,12 @@ class BridgeHandle:
         return self._actor.stop.remote().future()  # type: ignore[no-any-return]
 
     def kill(self) -> None:
-        """End the process, if it lives."""
+        """Ends the process, if it lives."""
         ray.kill(self._actor)
 
 
 def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> BridgeHandle:
-    """Start the actor under a name by which workers find it."""
+    """Starts the actor under a name by which workers find it."""
     actor = ray.remote(concurrency_groups={"life": 1})(SparkBridge).options(
         name=name, namespace=cluster.NAMESPACE, num_cpus=0, max_concurrency=_AT_A_TIME
     )
@@ -174,7 +175,7 @@ def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> BridgeHan
 
 
 def why(error: BaseException) -> str:
-    """What has gone wrong in the bridge, in a few words where Ray has many."""
+    """Says in a few words what has gone wrong in the bridge. Ray's own text has pages."""
     if isinstance(error, RayActorError):
         return _HAS_DIED
     if isinstance(error, TimeoutError):
@@ -187,7 +188,7 @@ class NotAnswered(PenstockError):
 
 
 class BridgeLink(Bridge):
-    """A worker's end of the bridge of this name on this node; NotAnswered when there is none any more."""
+    """A worker's end of the bridge of this name on this node. Raises NotAnswered when there is none any more."""
 
     def __init__(self, name: str, node: str) -> None:
         try:
@@ -203,8 +204,8 @@ class BridgeLink(Bridge):
             out = pa.BufferOutputStream()
             _write(columns, out)
             return _in_short(self._actor.answer.remote(chain, position, out.getvalue()).future())
-        # The kernel frees it with the last descriptor or mapping, whoever dies; the bridge needs the path only until it
-        # has mapped it, and has when it answers.
+        # The kernel frees the memory with the last descriptor or mapping, whoever dies. The bridge needs the path only
+        # until it has mapped the memory, which it has done when it answers.
         fd = os.memfd_create("penstock-micro-batch", os.MFD_CLOEXEC)
         try:
             with pa.OSFile(f"/proc/self/fd/{fd}", "wb") as file:
@@ -219,8 +220,8 @@ class BridgeLink(Bridge):
 
 
 def _in_short(answer: Future[MicroBatchResult]) -> Future[MicroBatchResult]:
-    """The same answer, or NotAnswered: Ray's errors are pages long. Their cause is not asked for its text, because an
-    error of py4j would ask a JVM that is in another process."""
+    """Returns the same answer, or NotAnswered with one line, because Ray's errors are pages long. The text of their
+    cause is not used, because an error of py4j would ask a JVM of another process for it."""
     short: Future[MicroBatchResult] = Future()
 
     def done(answer: Future[MicroBatchResult]) -> None:

@@ -59,8 +59,8 @@ class Bridge(Protocol):
 
 
 class Tell(Protocol):
-    """Sends a worker a message, and calls `done`, or `refused` with the reason; without one, when the worker's process
-    has died or does not run."""
+    """Sends a worker a message. Afterwards it calls `done`, or `refused` with the reason, or `refused` with None when
+    the worker's process has died or does not run."""
 
     def __call__(
         self,
@@ -76,8 +76,8 @@ _Event = Callable[[ParadigmScheduler], list[Command]]
 
 
 class SparkCarrier:
-    """See the module's docstring. `ask` returns the load of the workers that answer within a few seconds. The carrier
-    works until `close`."""
+    """Carries a paradigm scheduler; see the module's docstring. `ask` returns the load of the workers that answer
+    within a few seconds. The carrier works until `close`."""
 
     def __init__(
         self,
@@ -105,15 +105,15 @@ class SparkCarrier:
         threading.Thread(target=self._look, name="penstock-loads", daemon=True).start()
 
     def status(self) -> dict[str, Any]:
-        """The paradigm that each range of operators is in, and why."""
+        """Returns the paradigm in which each range of operators is, and why."""
         return self._status
 
     def plan_changed(self, plan: Plan) -> None:
-        """The job has this plan from now on."""
+        """Notes that the job has this plan from now on."""
         self._events.put(lambda scheduler: scheduler.plan_changed(plan))
 
     def close(self) -> None:
-        """Make no more decisions, and end Spark. Returns when Spark has ended, or was killed."""
+        """Makes no more decisions, and ends Spark. Returns when Spark has ended or was killed."""
         if not self._over.is_set():
             self._over.set()
             self._events.put(lambda scheduler: scheduler.stop())
@@ -129,7 +129,11 @@ class SparkCarrier:
             try:
                 loads = self._ask()
             except Exception as error:  # a worker could not tell: the next look asks it again
-                logger.warning("job %s: the load of its workers is not known: %s", self._job, error)
+                logger.warning(
+                    "job %s: its workers could not be asked for their load, so no range switches now: %s",
+                    self._job,
+                    error,
+                )
             self._events.put(partial(_looked, asked_s=asked_s, loads=loads))
 
     def _run(self) -> None:
@@ -139,7 +143,7 @@ class SparkCarrier:
                     self._do(command)
                 self._status = self._scheduler.status()
             except Exception:  # a fault of ours must not end the job, which can do without Spark
-                logger.exception("job %s: the scheduler of the paradigms failed; it goes on", self._job)
+                logger.exception("job %s: the paradigm scheduler has met an error; it tries again", self._job)
 
     def _do(self, command: Command) -> None:
         if isinstance(command, PrepareSpark):
@@ -149,7 +153,7 @@ class SparkCarrier:
             self._when_done(self._bridges[life].check(), life, lambda scheduler, _: scheduler.spark_answered(life))
         elif isinstance(command, KillSpark):
             if (bridge := self._bridges.pop(command.life, None)) is not None:
-                logger.info("job %s: Spark is killed: %s", self._job, command.reason)
+                logger.info("job %s: Spark's process is killed: %s", self._job, command.reason)
                 bridge.kill()
         elif isinstance(command, EndSpark):
             if (bridge := self._bridges.pop(command.life, None)) is not None:
@@ -203,7 +207,7 @@ class SparkCarrier:
         try:
             bridge.stop().result(_STOP_S)
         except Exception as error:  # whatever keeps it from ending in order, it is killed next
-            logger.warning("job %s: Spark did not end by itself: %s", self._job, spark_bridge.why(error))
+            logger.warning("job %s: Spark did not end by itself, and is killed: %s", self._job, spark_bridge.why(error))
         bridge.kill()
 
 

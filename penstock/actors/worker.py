@@ -1,8 +1,8 @@
 """Worker: the Ray actor around a worker's process.
 
-Its run loop is in the actor's main thread, and the call of `run` stays pending for the life of the job; its failure
-tells the JobMaster that the process died. Data never passes through Ray, but for what Collect and Console sinks send to
-the driver.
+The run loop is in the actor's main thread, and the call of `run` stays pending for the life of the job. The call's
+failure tells the JobMaster that the process has died. Data does not pass through Ray, except what Collect and Console
+sinks send to the driver.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Worker:
         return self._process.prepare(options, ring_at_least, ray.get_runtime_context().get_node_id())
 
     def connect(self, program: bytes, master: Any, incarnation: int, watched: tuple[int, str, float]) -> Outcome:
-        """See WorkerProcess. `watched`: the process and node of the JobMaster `master`, and after how many seconds of
-        silence it is killed."""
+        """See WorkerProcess. `watched`: the process and the node of the JobMaster `master`, and the number of seconds
+        of silence after which the worker kills it."""
         pid, node, limit_s = watched
         return self._process.connect(
             program, _RayReports(master), incarnation, Watched(process_of(pid, node, master), limit_s)
         )
 
     def run(self) -> Outcome:
-        """The run loop, until the job has ended or this worker has failed."""
+        """Runs the run loop until the job has ended or this worker has failed."""
         return self._process.run()
 
 

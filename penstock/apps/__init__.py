@@ -1,5 +1,5 @@
-"""Floor 6: the papers' applications as small topologies, and the `penstock` command.
+"""Floor 7: the papers' applications as small topologies, and the `penstock` command.
 
-One file an application: a `topology` function that says what flows where, and an `APP` that says what the command
-can set about it. `catalog.py` lists them, `cli.py` is the command.
+Each application has a file with a function `topology`, which builds the flow, and an `APP`, which says what the command
+can set. `catalog.py` lists the applications, `cli.py` is the command.
 """

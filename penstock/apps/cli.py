@@ -29,7 +29,7 @@ from penstock.apps.catalog import APPS
 from penstock.placement.options import METHODS
 from penstock.runtime import standard_streams
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, PenstockError, StoreError
+from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, OptionError, PenstockError, StoreError
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 _OF_APPS = ("run", "explain", "plan")
+# The options of the command whose names are not those of `run` with "-" for "_".
+_FLAGS = {"epoch_interval_s": "--epoch-interval", "replan_s": "--replan"}
 _WORKERS = 2  # the fewest with which records travel between processes
 _NAME = "the name of the job, which is that of its flow"
 _ONE = f"{_NAME} (the only running job)"
@@ -80,7 +82,7 @@ shows live progress and waits for the end of the job, as run does. It does not p
 sinks (such as the words that `run wordcount` prints without --output).
 """
 _ABOUT_SAVEPOINT = """\
-Save the state of a running job in a place that you name, and wait until it is written. The job goes on. The
+Save the state of a running job in a place that you name, and wait until it is written. The job continues. The
 savepoint stays there whatever happens to the job. penstock run APP --savepoint URL starts a job from it.
 """
 _ABOUT_RESCALE = """\
@@ -139,14 +141,17 @@ class _Told(logging.Handler):
 def _run(options: argparse.Namespace) -> int:
     app: App = options.app
     prepared = _prepare(app, options)
-    # What is wrong with the flow should show before Ray is started. From a savepoint, sinks go on in their own places.
+    # What is wrong with the flow should show before Ray is started. A job from a savepoint may continue files that are
+    # already in the places of its sinks.
     prepared.flow.plan(options.workers, check_sinks=options.savepoint is None)
     _say(f"{app.name}: {prepared.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
     from penstock.actors.run import run as start
 
     if options.epoch_interval == 0 and options.checkpoints is not None:
-        raise FlowError(
-            "--checkpoints says where epochs are saved, but --epoch-interval 0 means that there are none; leave out one"
+        raise OptionError(
+            "{checkpoints} says where epochs are saved, but {epoch_interval_s=} turns epochs off; leave out "
+            "{checkpoints} or {epoch_interval_s}",
+            {"epoch_interval_s": None},
         )
     given = {"ring_bytes": options.ring_bytes, "max_restarts": options.max_restarts}
     if options.epoch_interval is not None:
@@ -199,14 +204,14 @@ def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | N
             _say_how_to_resume(job.name, options.checkpoints, began if prepared is not None else 0.0)
             return code
     ran = status.get("running_s", 0.0)
-    went_on = "was resumed" if prepared is None else "started from the savepoint" if options.savepoint else None
+    continued = "was resumed" if prepared is None else "started from the savepoint" if options.savepoint else None
     try:
         with _output():
             if prepared is not None and status["state"] != "CANCELLED":
                 for line in prepared.results(status, ran):
                     print(line)
     finally:
-        _say(_summary(status, ran, went_on))
+        _say(_summary(status, ran, continued))
     if prepared is not None:
         _say(_next_steps(prepared))
     if status["state"] == "CANCELLED":
@@ -407,9 +412,8 @@ class _Interrupts:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.count == 1:
-            self._tell(
-                self._job.stop, "stopping: records that were read still come through; press Ctrl-C again to cancel"
-            )
+            again = "press Ctrl-C again to cancel" if number == signal.SIGINT else "another SIGTERM cancels the job"
+            self._tell(self._job.stop, f"stopping: records that were read still come through; {again}")
         elif self.count == 2:
             self._tell(self._job.cancel, "cancelling")
         else:
@@ -421,14 +425,14 @@ class _Interrupts:
             _say(f"\n{text}")
 
 
-def _summary(status: Status, ran: float, went_on: str | None = None) -> str:
-    """Returns one line about a job that has ended. `went_on` says how the job continued ("was resumed"), if it did: its
-    counts then include records from before this run, so no rate is shown."""
+def _summary(status: Status, ran: float, continued: str | None = None) -> str:
+    """Returns one line about a job that has ended. `continued` says how the job continued ("was resumed"), if it did:
+    its counts then include records from before this run, so no rate is shown."""
     read = status.get("records_read", 0)
     latency = status.get("latency_all_ms") or {}
     parts = [f"{status['name']} {status['state'].lower()}"]
-    if went_on is not None:
-        parts[0] += f" {ran:.1f} s after it {went_on}"
+    if continued is not None:
+        parts[0] += f" {ran:.1f} s after it {continued}"
     else:
         parts[0] += f": {read:,} records in {ran:.1f} s"
         parts.append(f"{read / ran if ran else 0:,.0f} records/s")
@@ -761,8 +765,19 @@ def _say(text: str) -> None:
 def _fail(error: Exception, code: int, options: argparse.Namespace) -> int:
     if options.debug:
         raise error
-    text = str(error).strip() or type(error).__name__
-    return _complain(text, code)
+    text = error.spelled(_spelled) if isinstance(error, OptionError) else str(error).strip()
+    return _complain(text or type(error).__name__, code)
+
+
+def _spelled(option: str, *value: object) -> str:
+    """Returns an option of `run` or `resume`, and its value if there is one, as users of the command write it."""
+    flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
+    if not value or value[0] is True:
+        return flag
+    given = value[0]
+    if given is None:  # which turns epochs off in `run`
+        given = 0
+    return f"{flag} {given:g}" if isinstance(given, float) else f"{flag} {shlex.quote(str(given))}"
 
 
 def _complain(text: str, code: int) -> int:

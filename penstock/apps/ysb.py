@@ -174,10 +174,10 @@ def stored(rows: Iterable[Row]) -> Counts:
 
 
 def latencies(rows: Sequence[Row], *, first: bool, since_ms: float = 0.0) -> list[int]:
-    """Of each count of a window that began at `since_ms` or later, sorted: how many milliseconds after its window's end
-    it was written, which is time_updated - window_start - 10,000. `first`: when it was there at first; else, as the
-    benchmark has it, when it changed last, which may be for an event that came late. Windows that the input's end cut
-    short have none."""
+    """Returns, sorted, how many milliseconds after its window's end each count was written, which is time_updated -
+    window_start - 10,000. Leaves out windows that began before `since_ms`, and windows that the end of the input has
+    closed early. With `first`, the first write of a count is taken; otherwise, as in the benchmark, the last write,
+    which may be for an event that came late."""
     times: dict[tuple[str, int], int] = {}
     for campaign, start, _, updated in reversed(rows) if first else rows:
         if start < since_ms:

@@ -11,7 +11,8 @@ What must never happen:
 
 - Rows changed on the way. A type that Spark lacks is widened where that is exact (uint32 to int64), and refused where
   it is not, with the column's name: a value may not be rounded because there was a burst.
-- An object in Ray's store, a file or a cached frame left behind. The file has no name, so nothing remains of it
+- An object in Ray's store, a file or a cached frame that is never removed. The file has no name, so nothing remains of
+it
   even when this process is killed; nothing is ever cached.
 - A stream taken for another: batches are given as Arrow objects or as the bytes of an Arrow IPC stream, and damaged
   bytes are refused before Spark sees them.
@@ -44,8 +45,8 @@ MIN_PART_ROWS = 2048
 def micro_batch(
     session: Session, batch: pa.Table | pa.RecordBatch | bytes, *, parts: int | None = None
 ) -> Iterator[DataFrame]:
-    """A batch as a DataFrame, for as long as the block lasts: collect within it. Micro-batches in flight at the same
-    time come from threads of their own."""
+    """Gives a batch as a DataFrame, for as long as the block lasts; collect within the block. Micro-batches that are in
+    flight at the same time come from different threads."""
     held: list[Any] = []
     try:
         yield to_dataframe(session, batch, parts=parts, held=held)
@@ -85,10 +86,10 @@ def to_dataframe(
 
 
 def _from_store(session: Session, refs: list[Any], schema: str) -> Any:
-    """The frame of streams in Ray's object store, one a partition; executors read them there.
+    """Returns the frame of streams in Ray's object store, with a partition for each, which executors read there.
 
-    RayDP's own function looks for the owner of every object and fetches the first one to see what it is; we have just
-    put them.
+    RayDP's own function looks for the owner of every object, and fetches the first one to see what it is. We know both,
+    because we have just put the objects there.
     """
     spark: Any = session.spark
     if session.owner is None:
@@ -100,7 +101,7 @@ def _from_store(session: Session, refs: list[Any], schema: str) -> Any:
 
 
 def _from_memory(session: Session, table: pa.Table, rows: int, schema: str) -> Any:
-    """The frame of a stream that the driver reads at once; each Arrow batch in it becomes a partition."""
+    """Returns the frame of a stream that the driver reads at once. Each Arrow batch in it becomes a partition."""
     spark: Any = session.spark
     reader = spark.sparkContext._jvm.PythonSQLUtils
     file = os.memfd_create("penstock-batch")
@@ -128,9 +129,9 @@ def _stream(table: pa.Table) -> bytes:
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:
-    """The rows of a DataFrame, in order; runs it. Spark's own exceptions come through.
+    """Runs a DataFrame, and returns its rows in order. Spark's own exceptions come through.
 
-    Without the way through pandas that PySpark 3.5 takes, and with the schema also where there are no rows.
+    PySpark 3.5 would go through pandas, and lose the schema when there are no rows.
     """
     from pyspark.errors.exceptions.captured import unwrap_spark_exception
     from pyspark.java_gateway import local_connect_and_auth
@@ -148,13 +149,13 @@ def to_arrow(frame: DataFrame) -> pa.Table:
                     stream.close()
                 socket.close()
         finally:
-            server.getResult()  # raises what made the job fail; the reason why a stream was cut short
+            server.getResult()  # raises what made the job fail; the reason why a stream ended early
     plain, _ = _spark_schema(table.schema)
     return table if plain == table.schema else table.cast(plain)
 
 
 def _collect(stream: Any) -> pa.Table:
-    """Arrow batches in the order in which they were ready, then where each belongs."""
+    """Returns Arrow batches in the order in which they were ready, and then the place of each."""
     with pa.ipc.open_stream(stream) as reader:
         schema, batches = reader.schema, list(reader)
     (count,) = struct.unpack("!i", stream.read(4))
@@ -165,7 +166,7 @@ def _collect(stream: Any) -> pa.Table:
 
 
 def spark_form(batch: pa.Table | pa.RecordBatch | bytes) -> tuple[pa.Table, str]:
-    """The batch with the types that Spark reads, and their schema in Spark's JSON."""
+    """Returns the batch with the types that Spark reads, and their schema in Spark's JSON."""
     if isinstance(batch, pa.RecordBatch):
         table = pa.Table.from_batches([batch])
     elif isinstance(batch, pa.Table):
@@ -191,7 +192,7 @@ def spark_form(batch: pa.Table | pa.RecordBatch | bytes) -> tuple[pa.Table, str]
 
 @functools.lru_cache(maxsize=256)
 def _spark_schema(schema: pa.Schema) -> tuple[pa.Schema, str]:
-    """The schema that Spark can read, and the same in its JSON."""
+    """Returns the schema that Spark can read, and the same in Spark's JSON."""
     if not len(schema):
         raise CodecError("a batch without columns cannot go to Spark: keep at least one")
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
@@ -241,7 +242,7 @@ _WIDENED = {
 
 
 def _spark_type(type: pa.DataType) -> tuple[pa.DataType, Any]:
-    """The Arrow type that Spark reads for a type, and what Spark's JSON calls it."""
+    """Returns the Arrow type that Spark reads for a type, and its name in Spark's JSON."""
     is_ = pa.types
     to = _WIDENED.get(type, type)
     if is_.is_timestamp(type):

@@ -33,7 +33,7 @@ Where we differ from the paper, and why:
   included, is quicker by a margin than the record tasks; and with the time to prepare and to switch it is through with
   the queue sooner than they are. The reason says why not, with the figures.
 - **L < L_down is not enough to come back.** In the operation stream the queue swings between 0 and V*T with every
-  batch, and an instant after a batch was cut it is empty at any load: the greatest L of the longest interval counts.
+  batch, and just after a batch was formed it is empty at any load: the greatest L of the longest interval counts.
   And the record tasks must be able to bear V, or the burst is there again at once.
 - A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
 
@@ -169,7 +169,7 @@ class BurstOptions:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a range did since the observation before. The first one only says where counting begins."""
+    """What a range has done since the last observation. The first one only says where counting begins."""
 
     time_s: float  # of any clock that does not go back
     queue: float  # L: records before the range, with those that its source knows to be due but has not read
@@ -181,7 +181,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a decision was made from; None: not known. In records and records/s."""
+    """What a decision was made from, in records and records/s. None: not known."""
 
     queue: float  # L
     arrival_rate: float  # V
@@ -218,21 +218,21 @@ def switch_length(
     record_transmit_s: float = 0.0,
     k: float | None = None,
 ) -> float:
-    """L_switch, the queue length from which on Spark answers sooner (Eq. 6); C is 0 where it would be less. `k`: K by
-    hand."""
+    """Returns L_switch, the queue length from which on Spark answers sooner (Eq. 6). A negative C counts as 0. `k`: K
+    by hand."""
     k = record_rate / operation_rate if k is None else k
     c = interval_s / 2 + schedule_s + operation_transmit_s - record_transmit_s
     return k * (arrival_rate * interval_s) + max(0.0, c) * record_rate
 
 
 def thresholds(length: float, delta: float) -> tuple[float, float]:
-    """(L_up, L_down) around L_switch (Eq. 7)."""
+    """Returns (L_up, L_down), around L_switch (Eq. 7)."""
     return (1 + delta) * length, (1 - delta) * length
 
 
 @dataclass
 class _Pending:
-    """Arrivals of observations that came at one time."""
+    """The arrivals of observations that came at one time."""
 
     since: float
     arrivals: float = 0.0
@@ -242,7 +242,7 @@ class _Pending:
 
 @dataclass
 class _Failures:
-    """Failures since Spark last served a burst to its end."""
+    """The failures since Spark last served a burst to its end."""
 
     backoff: Backoff
     until: float = -math.inf  # no try before
@@ -276,7 +276,7 @@ class BurstDetector:
 
     @property
     def story(self) -> tuple[str, ...]:
-        """The last transitions, oldest first."""
+        """Returns the last transitions, oldest first."""
         return self._life.story()
 
     def calibrate(self, calibration: Calibration) -> None:
@@ -287,21 +287,23 @@ class BurstDetector:
         self._switch_s = self._return_s = calibration.switch_s
 
     def tried(self, cost: BatchCost) -> None:
-        """Go by this cost of Spark's micro-batches, until there are measurements; those of the record tasks stay."""
+        """Takes this cost of Spark's micro-batches until there are measurements. Measurements of the record tasks
+        remain."""
         self._batches = BatchSpeed(cost)
 
     @property
     def awaits_preparation(self) -> bool:
-        """The host was told to make Spark ready and has not said how that ended."""
+        """Whether the host was told to make Spark ready and has not said how that ended."""
         return self._prepare_since is not None
 
     @property
     def dwell_s(self) -> float:
-        """How long the range stays in a paradigm at least: never so briefly that switching is most of what it does."""
+        """Returns how long the range stays in a paradigm at least: long enough that it does not spend most of its time
+        on switching."""
         return max(self.options.dwell_min_s, self.options.dwell_costs * (self._switch_s + self._return_s))
 
     def observe(self, seen: Observation) -> Decision:
-        """Take in what the range did, and decide."""
+        """Takes what the range has done, and decides."""
         self._measure(seen)
         figures = self._figures(seen)
         event, reason = self._judge(seen.time_s, figures)
@@ -324,7 +326,7 @@ class BurstDetector:
         )
 
     def happened(self, event: Event, time_s: float, why: str = "") -> RangeState:
-        """The host did what was decided, or could not. Returns the state from now on."""
+        """Notes that the host has done what was decided, or could not. Returns the new state."""
         self._move(event, time_s, why)
         return self.state
 
@@ -381,7 +383,7 @@ class BurstDetector:
         return replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
 
     def _interval(self, figures: Figures, *, backlog: bool = False) -> Interval:
-        """T for these arrivals; with what Spark has to catch up on, once it is at work."""
+        """Returns T for these arrivals. Once Spark is at work, they include what Spark has to catch up on."""
         cost = None
         if figures.operation_rate is not None and figures.fixed_s is not None:
             cost = BatchCost(figures.fixed_s, figures.operation_rate)
@@ -403,7 +405,7 @@ class BurstDetector:
     # --- judging ---------------------------------------------------------------------------------------------------
 
     def _judge(self, time_s: float, f: Figures) -> tuple[Event | None, str]:
-        """The event that the figures make, if any, and why, or why not."""
+        """Returns the event that follows from the figures, if any, and the reason for it or against it."""
         assert self.since_s is not None
         if self.state in ("SWITCHING", "RETURNING"):
             doing = self.state.sentence
@@ -491,7 +493,8 @@ class BurstDetector:
         return f"calibrate first: {' and '.join(missing)} speed on this range is not known"
 
     def _slower(self, f: Figures, margin: float) -> str | None:
-        """Why Spark is not quicker than the record tasks by the margin, or None if it is, or nobody asks."""
+        """Returns why Spark is not quicker than the record tasks by the margin. Returns None if it is, or if the
+        question does not count."""
         if self.options.k is not None:
             return None
         assert f.operation_capacity is not None
@@ -505,9 +508,9 @@ class BurstDetector:
         """Why the record tasks are through with the queue before Spark would be, or None if they are not, or nobody
         asks.
 
-        The record tasks work off L at PD - V. Spark is ready after `prepare_s`, in which they go on; nobody works while
-        the range switches; then the queue falls at Spark's capacity - V. As Spark is the quicker one, there is a queue
-        length from which on it is sooner: more waiting never speaks for the record tasks.
+        The record tasks work off L at PD - V. Spark is ready after `prepare_s`, during which the record tasks continue;
+        nobody works while the range switches; then the queue falls at Spark's capacity - V. As Spark is the quicker
+        one, there is a queue length from which on it is sooner: more waiting never speaks for the record tasks.
         """
         if self.options.k is not None:
             return None

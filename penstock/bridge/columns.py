@@ -77,44 +77,46 @@ Exprs = Mapping[str, Expr] | Sequence[Expr | str]
 
 @dataclass(frozen=True)
 class Compiled:
-    """Columns for a table, and what must be selected beside its own columns before, stage by stage."""
+    """Columns for a table, and what must be selected before them in addition to the table's own columns, stage by
+    stage."""
 
     stages: tuple[dict[str, SparkColumn], ...]
     columns: dict[str, SparkColumn]
 
     def prepare(self, frame: DataFrame) -> DataFrame:
-        """The table with the columns of all stages added; `columns` are columns of that."""
+        """Returns the table with the columns of all stages added. `columns` are columns of this table."""
         for stage in self.stages:
             frame = frame.select("*", *(_once(column).alias(name) for name, column in stage.items()))
         return frame
 
     def select(self, frame: DataFrame) -> DataFrame:
-        """The table of the columns, and of nothing else."""
+        """Returns the table of the columns, and of nothing else."""
         return self.prepare(frame).select(*(column.alias(name) for name, column in self.columns.items()))
 
 
 def _once(column: SparkColumn) -> SparkColumn:
-    """The column, computed once a row: Spark would move a filter before it, and compute it there as often as the filter
-    has conditions. It moves nothing past what is not deterministic."""
+    """Returns a column that is computed once for each row. Spark would otherwise move a filter before the column, and
+    compute it there once for each condition of the filter. It moves nothing past a column that is not deterministic."""
     from pyspark.sql import functions as F  # noqa: N812  its usual name
 
     return F.when(F.monotonically_increasing_id() >= F.lit(0), column)
 
 
 def column_types(schema: StructType | Mapping[str, str]) -> dict[str, str]:
-    """A table's columns as expressions see them: {name: type}."""
+    """Returns a table's columns as expressions see them: {name: type}."""
     if isinstance(schema, Mapping):
         return dict(schema)
     return {field.name: _type_name(field.dataType) for field in schema.fields}
 
 
 def to_column(expr: Expr, schema: StructType | Mapping[str, str] | None = None) -> SparkColumn:
-    """The Spark column of one expression over a table of a schema. Raises FlowError when the types do not fit."""
+    """Returns the Spark column of one expression over a table of a schema. Raises FlowError when the types do not
+    fit."""
     return _Writer(schema).column(expr)
 
 
 def compile_all(exprs: Exprs, schema: StructType | Mapping[str, str] | None = None) -> Compiled:
-    """The Spark columns of several expressions, which share the parsing of JSON texts."""
+    """Returns the Spark columns of several expressions, which share the parsing of JSON texts."""
     writer = _Writer(schema)
     wanted = named(exprs)
     stages = writer.share_parsing(wanted.values())
@@ -122,12 +124,12 @@ def compile_all(exprs: Exprs, schema: StructType | Mapping[str, str] | None = No
 
 
 def select_columns(frame: DataFrame, exprs: Exprs) -> DataFrame:
-    """What `compile_select` makes of the records."""
+    """Returns the same as `compile_select` does for records."""
     return compile_all(exprs, frame.schema).select(frame)
 
 
 def with_columns(frame: DataFrame, exprs: Exprs) -> DataFrame:
-    """What `compile_with_columns` makes of the records; new columns come last."""
+    """Returns the same as `compile_with_columns` does for records. New columns come last."""
     wanted = named(exprs)
     whole: dict[str, Expr] = {field.name: tree.col(field.name) for field in frame.schema.fields}
     compiled = compile_all(wanted, frame.schema)
@@ -136,8 +138,8 @@ def with_columns(frame: DataFrame, exprs: Exprs) -> DataFrame:
 
 
 def filter_rows(frame: DataFrame, expr: Expr) -> DataFrame:
-    """What `compile_filter` makes of the records. Spark moves a condition to before all that is selected, so each JSON
-    field in it is parsed by itself; a field that is needed twice is better selected first."""
+    """Returns the same as `compile_filter` does for records. Spark moves a condition before all that is selected, so
+    each JSON field in it is parsed by itself. Select a field first when it is needed twice."""
     _check_condition(expr, column_types(frame.schema))
     return frame.filter(to_column(expr, frame.schema))
 
@@ -145,7 +147,8 @@ def filter_rows(frame: DataFrame, expr: Expr) -> DataFrame:
 def partial_columns(
     name: str, aggregation: Aggregation, schema: StructType | Mapping[str, str] | None = None
 ) -> list[SparkColumn]:
-    """The aggregate columns whose values are an aggregation's parts, under the names of `Aggregation.columns`."""
+    """Returns the aggregate columns whose values are an aggregation's parts, under the names of
+    `Aggregation.columns`."""
     from pyspark.sql import functions as F  # noqa: N812  its usual name
 
     aggregation.type(None if schema is None else column_types(schema))
@@ -204,7 +207,7 @@ class _Writer:
         self.parsed: dict[tuple[Any, ...], Callable[[tuple[str, ...]], SparkColumn]] = {}
 
     def share_parsing(self, exprs: Iterable[Expr]) -> list[dict[str, SparkColumn]]:
-        """The stages in which JSON texts are parsed of which several fields are taken."""
+        """Returns the stages that parse the JSON texts of which several fields are taken."""
         texts: dict[tuple[Any, ...], tuple[Expr, list[tuple[str, ...]]]] = {}
         for expr in exprs:
             for node in expr.walk():
@@ -262,7 +265,7 @@ class _Writer:
         return self._call(expr, args, types), found
 
     def _typed_null(self, expr: Call, column: SparkColumn, found: Type) -> SparkColumn:
-        """A null of the type that the operation takes, where Spark would not know what to make of an untyped one."""
+        """Returns a null of the type that the operation takes, where Spark could not use an untyped one."""
         if found != NULL:
             return column
         if expr.op in ("and", "or", "not"):
@@ -401,13 +404,13 @@ _STRIPS = {"strip": ("btrim", False), "lstrip": ("ltrim", True), "rstrip": ("rtr
 
 
 def _json_depth(expr: Expr) -> int:
-    """How many JSON texts lie inside each other in an expression."""
+    """Returns how many JSON texts lie inside each other in an expression."""
     inner = max(map(_json_depth, expr.children()), default=0)
     return inner + (isinstance(expr, Call) and expr.op == "json")
 
 
 def _compatible(paths: Sequence[tuple[str, ...]]) -> list[list[tuple[str, ...]]]:
-    """Paths in groups that one parser can read: no path leads through the end of another."""
+    """Divides paths into groups that one parser can read: within a group, no path leads through the end of another."""
     groups: list[list[tuple[str, ...]]] = []
     for path in sorted(paths, key=len, reverse=True):
         for group in groups:

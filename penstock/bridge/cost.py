@@ -80,20 +80,22 @@ class BatchCost:
 
     def __post_init__(self) -> None:
         if not (self.fixed_s >= 0 and self.rate > 0 and math.isfinite(self.fixed_s)):
-            raise ValueError(f"fixed_s={self.fixed_s}, rate={self.rate}: they must be 0 or more, and above 0")
+            raise ValueError(f"fixed_s={self.fixed_s}, rate={self.rate}: fixed_s must be 0 or more, and rate above 0")
 
     def seconds(self, records: float) -> float:
-        """The time of a batch."""
+        """Returns the time of a batch."""
         return self.fixed_s + records / self.rate
 
     def capacity(self, interval_s: float) -> float:
-        """The most records/s that batches gathered for `interval_s` can carry: the n / T of fixed_s + n / rate = T."""
+        """Returns the most records/s that batches gathered for `interval_s` can carry: the n / T of fixed_s + n / rate
+        = T."""
         return self.rate * max(0.0, 1.0 - self.fixed_s / interval_s)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is known before the job has measured it: by a trial when Spark was first used, or from an earlier run."""
+    """What is known before the job has measured anything: from a trial when Spark was first used, or from an earlier
+    run."""
 
     record_rate: float | None = None  # records/s of the record tasks: the paper's PD
     batch: BatchCost | None = None  # the paper's PO, t_s + t_ot
@@ -108,7 +110,7 @@ class Calibration:
 
 
 class RecordSpeed:
-    """Records per busy second of a range's record tasks. `prior`: what to believe until there are measurements."""
+    """Records per busy second of a range's record tasks. `prior`: the speed to assume until there are measurements."""
 
     def __init__(self, prior: float | None = None) -> None:
         self._busy_s = 0.0 if prior is None else 1.0  # a prior weighs as much as a second of work
@@ -116,7 +118,7 @@ class RecordSpeed:
         self._idle: float | None = None  # of a period with little to do: better than nothing
 
     def add(self, records: float, busy_s: float, period_s: float) -> None:
-        """What the tasks did in a period. With several tasks: all their records, and how long a task was busy on
+        """Adds what the tasks did in a period: the records of all tasks, and for how long a task was busy on
         average."""
         if records <= 0 or busy_s <= 0 or period_s <= 0:
             return
@@ -129,7 +131,7 @@ class RecordSpeed:
 
     @property
     def rate(self) -> float | None:
-        """Records/s, or None when nothing is known."""
+        """Returns records/s, or None when nothing is known."""
         return self._records / self._busy_s if self._busy_s > 0 else self._idle
 
 
@@ -150,7 +152,7 @@ class BatchSpeed:
         self._fit = prior
 
     def add(self, batches: Iterable[MicroBatch]) -> None:
-        """Take in what Spark has processed; empty batches tell nothing."""
+        """Adds a micro-batch that Spark has processed. Empty batches are ignored."""
         before = self._number
         for batch in batches:
             if batch.records < 1 or batch.seconds < CLOCK_S:
@@ -167,7 +169,7 @@ class BatchSpeed:
 
     @property
     def cost(self) -> BatchCost | None:
-        """The cost of a batch, or None when it is not known."""
+        """Returns the cost of a batch, or None when it is not known."""
         return self._fit
 
     def _fitted(self) -> BatchCost | None:
@@ -195,8 +197,8 @@ class BatchSpeed:
         return BatchCost(fixed_s, 1.0 / a_record)
 
     def _scaled(self, points: list[tuple[float, float, int]]) -> BatchCost | None:
-        """Batches of one size do not tell the two costs apart: both are taken to be as many times the prior's as those
-        batches were."""
+        """Returns the prior's costs, both multiplied by the factor by which the measured batches differ from the prior.
+        Batches of one size cannot distinguish the two costs."""
         if self._prior is None:
             return None
         times = median(t / self._prior.seconds(n) for n, t, _ in points)
@@ -205,7 +207,7 @@ class BatchSpeed:
 
 @dataclass(frozen=True)
 class Interval:
-    """How long a micro-batch gathers. `keeps_up` false: no interval allowed is long enough for the load."""
+    """How long a micro-batch gathers. `keeps_up` is false when no allowed interval is long enough for the load."""
 
     seconds: float
     keeps_up: bool
@@ -225,7 +227,7 @@ def interval(
     """The shortest interval T in which Spark keeps up with `arrival_rate` (V).
 
     The V*T records that gather in T must be processed before the next batch is there, with a share `headroom` (h) of T
-    to spare, or a batch that is a little slow makes all behind it late:
+    to spare, or a batch that is a little slow makes all later batches late:
 
         fixed_s + V*T / rate <= (1 - h) * T        so        T >= fixed_s / ((1 - h) - V / rate)
 
@@ -257,7 +259,8 @@ def interval(
 
 
 def _aligned(shortest_s: float, longest_s: float, epoch_s: float | None) -> list[float]:
-    """The intervals between the bounds that agree with the epochs, shortest first; the bounds alone when none does."""
+    """Returns the intervals between the bounds that agree with the epochs, shortest first, or the bounds alone when
+    none does."""
     low, high = shortest_s * (1 - 1e-9), longest_s * (1 + 1e-9)
     fine = 20  # without epochs: steps of a twentieth of the range are fine enough
     if epoch_s is None:

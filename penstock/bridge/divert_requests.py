@@ -1,9 +1,9 @@
-"""Which workers have to be told that their tasks should be diverted, or not be (docs/papers.md: D4, D6).
+"""Decides which workers have to be told that their tasks should be diverted, or should not be (docs/papers.md: D4, D6).
 
-A worker is told only when its tasks do otherwise than they should, by its own last report; so a worker that was started
-again, or whose tasks were built anew, needs no special message. A worker has at most one request without an answer for
-each chain: one that is paused does not find a pile of requests when it continues. What it reports is compared again
-only when it was asked after its answer.
+A worker is told only when its tasks, by its own last report, do not do what they should. So a worker that was started
+again, or whose tasks were built anew, needs no special message. A worker has at most one unanswered request for each
+chain, so a worker that was paused does not find many requests when it continues. Its report is compared again only when
+the report was asked for after the worker's answer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ _Place = tuple[int, int]  # (worker, chain)
 
 
 def is_diverted(task: TaskLoad) -> bool:
-    """Whether a task's input goes to Spark, or will from the next barrier on."""
+    """Returns whether a task's input goes to Spark, or will go there from the next barrier on."""
     return task["diverted"] is not None or task["divert"] is not None
 
 
 class DivertRequests:
-    """The requests to workers. `begin_...` return a request's number, or None when nothing is to be told now."""
+    """The requests to workers. The methods `begin_...` return a request's number, or None when nothing is to be told
+    now."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -33,20 +34,21 @@ class DivertRequests:
         self._not_before: dict[_Place, float] = {}  # monotonic: reports that were asked for earlier count no more
 
     def begin_divert(self, worker: int, divert: DivertRequest, tasks: Iterable[TaskLoad], asked_s: float) -> int | None:
-        """The tasks of a chain of this worker, by a report that was asked for at `asked_s`, should follow `divert`."""
+        """Asks for the tasks of a chain of this worker to follow `divert`, if a report that was asked for at `asked_s`
+        shows that they do not."""
         told = {"interval_s": divert.interval_s, "rows_max": divert.rows_max}
         if all(not _can_follow(task) or task["divert"] == told for task in tasks):
             return None
         return self._begin((worker, divert.chain), asked_s)
 
     def begin_undivert(self, worker: int, chain: int, tasks: Iterable[TaskLoad], asked_s: float) -> int | None:
-        """The tasks should take up their input as records."""
+        """Asks for the tasks to take up their input as records."""
         if all(task["divert"] is None for task in tasks):  # those that still wait for answers will do so by themselves
             return None
         return self._begin((worker, chain), asked_s)
 
     def end(self, number: int, now: float, *, refused: bool) -> None:
-        """The worker has done what it was asked for, or its process has died, or it has refused."""
+        """Notes that the worker has done what it was asked for, or has refused it, or that its process has died."""
         self._not_before[self._open.pop(number)] = now + _AGAIN_S if refused else now
 
     def _begin(self, place: _Place, asked_s: float) -> int | None:

@@ -1,6 +1,6 @@
 """Batch forms: what a range of operators is in the operation stream, made from the operators (docs/papers.md: D1).
 
-A range is taken from a chain of the physical plan: the operators behind the source, as long as each can cross, and
+A range is taken from a chain of the physical plan: the operators after the source, as long as each can cross, and
 where they end in a key exchange with a combiner, the partial aggregates too (the state stays in its tasks). A Python
 function runs as itself: `RangeRun` drives the very stages that the record tasks have, over the rows of one partition.
 
@@ -39,7 +39,7 @@ _RECORDS_A_ROW = 2048
 
 @dataclass(frozen=True)
 class RangeForm:
-    """A range of a chain: its operators, the stage behind them, and how it ends: with `selector` and `combiner` in
+    """A range of a chain: its operators, the stage after them, and how it ends: with `selector` and `combiner` in
     partial results of the operator `aggregate`, by key, else in records. `source`: that of the chain."""
 
     chain: int
@@ -52,11 +52,12 @@ class RangeForm:
 
     @property
     def names(self) -> list[str]:
-        """The operators that cross."""
+        """The names of the operators that cross."""
         return [operator.name for operator in self.operators]
 
     def within(self, operators: Collection[str]) -> int | None:
-        """The position up to which it goes when only these operators go to Spark; None: nothing of it goes."""
+        """Returns the position up to which the range goes when only these operators go to Spark, or None when no part
+        of it goes."""
         n = 0
         while n < len(self.operators) and self.operators[n].name in operators:
             n += 1
@@ -65,7 +66,7 @@ class RangeForm:
         return n + (self.source is not None) if n else None
 
     def before(self, position: int) -> RangeForm:
-        """The range that ends before a position that `within` gave."""
+        """Returns the range that ends before a position, which `within` has returned."""
         if position == self.position:
             return self
         n = position - (self.source is not None)
@@ -73,7 +74,7 @@ class RangeForm:
 
 
 def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
-    """The range of a chain that can cross, or why there is none."""
+    """Returns the range of a chain that can cross, or why there is none."""
     first = 0 if chain.source is None else 1
     at = first
     while at < len(chain.operators) and _obstacle(plan, chain.operators[at]) is None:
@@ -99,7 +100,7 @@ def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
 
 
 def _obstacle(plan: Plan, operator: Operator) -> str | None:
-    """Why an operator cannot cross."""
+    """Returns why an operator cannot cross."""
     if operator.why_not_in_spark is not None:
         return operator.why_not_in_spark
     used = [exchange.output for exchange in plan.exchanges if exchange.operator == operator.name and exchange.output]
@@ -117,7 +118,7 @@ def _combiner(plan: Plan, operator: Operator) -> Aggregate | None:
 
 
 def _strict(operator: Operator) -> Operator:
-    """The operator with the policy that any failure ends the micro-batch."""
+    """Returns the operator with the policy that every failure ends the micro-batch."""
     operator = copy.copy(operator)
     operator.on_error = "fail"
     operator.outputs = ()
@@ -125,7 +126,7 @@ def _strict(operator: Operator) -> Operator:
 
 
 class RangeRun:
-    """A range over the rows of one partition, as the record tasks would run it."""
+    """Runs a range over the rows of one partition, as the record tasks would."""
 
     def __init__(self, form: RangeForm) -> None:
         self._form = form
@@ -139,7 +140,7 @@ class RangeRun:
         self._records: list[Any] = []
 
     def take(self, records: list[Any]) -> None:
-        """Run some records through."""
+        """Runs some records through the range."""
         for piece in run_stages(self._stages, records, 0) if records else ():
             if self._form.combiner is None:
                 assert isinstance(piece, list)
@@ -148,7 +149,7 @@ class RangeRun:
                 self._combine(piece)
 
     def answer(self) -> MicroBatchResult:
-        """What has been made of all of them."""
+        """Returns the results of all records."""
         combiner = self._form.combiner
         batches: list[Batch] = []
         if combiner is None:
@@ -174,7 +175,7 @@ class RangeRun:
 
 
 def as_columns(input_: Any) -> pa.RecordBatch:
-    """A micro-batch as it travels: the columns of its source as they are, a list of records encoded."""
+    """Returns a micro-batch as it travels: the columns of its source as they are, or a list of records, encoded."""
     if isinstance(input_, pa.RecordBatch):
         return input_
     rows = []
@@ -185,7 +186,7 @@ def as_columns(input_: Any) -> pa.RecordBatch:
 
 
 def as_records(columns: pa.RecordBatch) -> list[Any]:
-    """The records of what `as_columns` made."""
+    """Returns the records of the result of `as_columns`."""
     if columns.schema.names != [ENCODED]:
         return rows_of(columns)
     records: list[Any] = []
@@ -199,7 +200,7 @@ ANSWER_SCHEMA = "batch binary, greatest bigint"
 
 
 def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
-    """A partition's answer as rows."""
+    """Returns a partition's answer as rows."""
     errors = ErrorHandler("bridge", "fail")
     batches: list[bytes | None] = [b"".join(encode_batch(0, batch, 0, errors)[1]) for batch in answer.batches]
     batches = batches or [None]
@@ -209,7 +210,7 @@ def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
 
 
 def answer_of(rows: pa.Table) -> MicroBatchResult:
-    """The answer of all partitions, in their order."""
+    """Returns the answer of all partitions, in their order."""
     batches = [
         batch for row in rows.column("batch").to_pylist() if row is not None and (batch := decode_batch(row).batch)
     ]

@@ -2,7 +2,7 @@
 
 As much of a range as can is native, from its beginning: operators of expressions, lookups as broadcast joins, and at
 the end the partial aggregates by key and window where key, time and value are fields or expressions. What a Python
-function needs goes on in the executors' Python workers (operation.py). Results are those of the record form; where
+function needs runs in the executors' Python workers (operation.py). Results are those of the record form; where
 that cannot be promised, the operator is not native.
 """
 
@@ -71,7 +71,7 @@ _SAFE_DIGITS = DECIMAL_DIGITS - 10
 
 
 class NotTheSame(PenstockError):
-    """Spark's answer might not be what the record tasks' would be: they are to do this micro-batch."""
+    """Spark's answer might differ from that of the record tasks, so the tasks process this micro-batch themselves."""
 
 
 Step = Callable[["DataFrame"], "DataFrame"]
@@ -79,16 +79,16 @@ Step = Callable[["DataFrame"], "DataFrame"]
 
 @dataclass
 class NativeRange:
-    """The native beginning of a range: `steps` in order; `rest`: what of the range is still to be run in Python, None
-    when the steps end in partial aggregates (`end` reads them)."""
+    """The native beginning of a range: `steps` in order. `rest` is the part of the range that is still to be run in
+    Python; None: the steps end in partial aggregates, which `end` reads."""
 
     steps: list[Step]
     rest: RangeForm | None
-    texts: bool  # behind the steps a row is a text still
+    texts: bool  # whether a row is still a text after the steps
     end: Callable[[pa.Table], MicroBatchResult] | None = None
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """The steps."""
+        """Applies the steps."""
         for step in self.steps:
             frame = step(frame)
         return frame
@@ -137,7 +137,7 @@ def _step(operator: Operator, session: Session, texts: bool) -> Step | None:
 
 
 def _join(operator: Lookup, session: Session) -> Step | None:
-    """A broadcast join; null keys equal nothing there either."""
+    """Makes a broadcast join. Null keys equal nothing in Spark either."""
     right = "penstock:" + operator.right
     try:
         table = pa.Table.from_pylist([{right: key, **row} for key, row in operator.rows.items()])
@@ -158,12 +158,12 @@ def _join(operator: Lookup, session: Session) -> Step | None:
 
 
 def _keeping(clock: Expr) -> Step:
-    """Keep a record's time for the watermark."""
+    """Keeps a record's time for the watermark."""
     return lambda frame: frame.withColumn(_TIME, _ms(clock, frame))
 
 
 def _ms(time: Expr, frame: DataFrame) -> Column:
-    """A record's time in whole milliseconds, as `as_ms` has it."""
+    """Returns a record's time in whole milliseconds, as `as_ms` computes it."""
     from pyspark.sql import functions as F  # noqa: N812  its usual name
 
     kind = infer(time, column_types(frame.schema))
@@ -176,7 +176,8 @@ def _ms(time: Expr, frame: DataFrame) -> Column:
 
 
 def _partials(form: RangeForm, texts: bool) -> tuple[Step, Callable[[pa.Table], MicroBatchResult]] | None:
-    """The end of a range in partial aggregates, and how they are read; None: not as columns."""
+    """Returns the end of a range in partial aggregates, and how they are read, or None when columns cannot compute
+    them."""
     combiner = form.combiner
     key = expression_of(form.selector)
     if combiner is None or key is None or texts or form.operators:
@@ -215,7 +216,8 @@ def _partials(form: RangeForm, texts: bool) -> tuple[Step, Callable[[pa.Table], 
 
 
 def _aggregations(inner: Aggregate) -> list[Aggregation] | None:
-    """The aggregations whose parts, side by side, are the aggregate's partial; None: it calls a function."""
+    """Returns the aggregations whose parts, side by side, are the aggregate's partial result, or None when the
+    aggregate calls a function."""
     if isinstance(inner, Agg):
         return list(inner.aggregations.values())
     if type(inner) is Count:
@@ -227,14 +229,14 @@ def _aggregations(inner: Aggregate) -> list[Aggregation] | None:
 
 
 def _over(aggregations: list[Aggregation], values: dict[str, Expr]) -> list[Aggregation]:
-    """The same aggregations over columns that hold the values."""
+    """Returns the same aggregations over columns that have the values."""
     places = {tree.key(value): col(name) for name, value in values.items()}
     inputs = [None if each.input is None else places[tree.key(each.input)] for each in aggregations]
     return [Aggregation(each.kind, input_) for each, input_ in zip(aggregations, inputs, strict=True)]
 
 
 def _parts(inner: Aggregate, over: list[Aggregation], types: Schema) -> list[Column]:
-    """The aggregate columns: the parts, in how many rows a value is in doubt, the greatest time."""
+    """Returns the aggregate columns: the parts, the number of rows with a doubtful value, and the greatest time."""
     parts = [column for i, each in enumerate(over) for column in partial_columns(f"{_PART}{i}", each, types)]
     if isinstance(inner, Agg):
         sums = inputs_of(each for each in over if each.kind == "sum")
@@ -249,8 +251,8 @@ def _parts(inner: Aggregate, over: list[Aggregation], types: Schema) -> list[Col
 
 
 def _differing(value: Expr, types: Schema) -> list[Expr]:
-    """Where Python would not do with a value what Spark does: nulls are errors there, NaN is like no other, and
-    integers have no end."""
+    """Returns where Python and Spark would treat a value differently: in Python nulls are errors, NaN equals nothing,
+    and integers have no limit."""
     kind = infer(value, types)
     if kind == DOUBLE:
         return [value.is_null(), value == lit(math.nan)]
@@ -260,7 +262,8 @@ def _differing(value: Expr, types: Schema) -> list[Expr]:
 
 
 def _overflowing(value: Expr, types: Schema) -> list[Expr]:
-    """Where a sum of decimals might need more digits than there are: an error here, and a null in Spark."""
+    """Returns where a sum of decimals might need more digits than there are, which is an error here and a null in
+    Spark."""
     size = decimal_size(infer(value, types))
     if size is None or size[0] <= _SAFE_DIGITS:
         return []
@@ -269,14 +272,14 @@ def _overflowing(value: Expr, types: Schema) -> list[Expr]:
 
 
 def _starts(combiner: Windowed, time: Column) -> Column:
-    """The starts of the windows that a time belongs to; a row for each of them."""
+    """Returns the starts of the windows that a time belongs to, with a row for each of them."""
     from pyspark.sql import functions as F  # noqa: N812  its usual name
 
     window = combiner.window
     last = time - F.pmod(time - F.lit(window.offset), F.lit(window.slide))
     if window.slide == window.size:
         return last
-    # The last first, and as many as end behind the time.
+    # The last first, and as many as end after the time.
     return F.explode(F.sequence(last, time - F.lit(window.size) + F.lit(1), F.lit(-window.slide)))
 
 

@@ -1,8 +1,8 @@
-"""The operation stream's own side: ranges compiled for Spark, micro-batches answered (docs/papers.md: D1, D4).
+"""The operation stream's own side: compiles ranges for Spark, and answers micro-batches (docs/papers.md: D1, D4).
 
-`Operations` holds a session and the forms of a job's ranges. `answer` takes a micro-batch as Arrow and returns what the
-range makes of it; it may be called from several threads at once, each its own micro-batch under way. It keeps nothing
-between two micro-batches: whatever is lost here is asked for again.
+`Operations` has a session and the forms of a job's ranges. `answer` takes a micro-batch as Arrow and returns the
+range's results. Several threads may call it at once, each with a micro-batch of its own. It keeps nothing between two
+micro-batches: whatever is lost here is asked for again.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from penstock.bridge.session import Session
 from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.records.pickling import Program, join
 
-# What a range is tried on: enough rows to tell what they cost from what a micro-batch costs, and not so many that a
-# burst would have to wait for it.
+# The number of rows on which a range is tried: enough to distinguish the cost of rows from that of a micro-batch, and
+# not so many that a burst would have to wait.
 _SAMPLE_ROWS = 40_000
 _SOME_ROWS = 2_000
 
 
 class Operations:
-    """See the module's docstring."""
+    """Runs the ranges of a job in a Spark session; see the module's docstring."""
 
     def __init__(self, session: Session, forms: Iterable[RangeForm], program: Program | None = None) -> None:
-        """`program`: whose classes records of the micro-batches may have."""
+        """`program`: the program whose classes the records of the micro-batches may have."""
         self.session = session
         self._program = program or Program()
         self._forms = {form.chain: form for form in forms}
         self._compiled: dict[tuple[int, int, tuple[str, ...]], tuple[NativeRange | None, bytes]] = {}
 
     def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> MicroBatchResult:
-        """What the range of a chain that ends before a position makes of a micro-batch."""
+        """Returns the results of a micro-batch, from the range of a chain that ends before a position."""
         columns = tuple(batch.schema.names)
         known = self._compiled.get((chain, position, columns))
         if known is None:
             known = self._compiled[chain, position, columns] = self._compile(self._forms[chain].before(position), batch)
         prefix, rest = known
-        # Rows of encoded lists are few: a part for each core, however few they are.
+        # There are few rows of encoded lists, so each core gets a part, however few rows there are.
         parts = min(self.session.cores, batch.num_rows) or 1
         with micro_batch(self.session, batch, parts=parts) as frame:
             if prefix is not None:
@@ -55,8 +55,8 @@ class Operations:
             return answer_of(to_arrow(frame.mapInArrow(partial(_run_partition, rest, texts), ANSWER_SCHEMA)))
 
     def prepare(self, chain: int) -> BatchCost | None:
-        """Have the code of a range compiled and loaded in every core, by running it on a sample of its source's
-        records, or on nothing where there is none. What a micro-batch costs, as far as the sample can tell."""
+        """Has the code of a range compiled and loaded in every core, by running it on a sample of its source's records,
+        or on nothing when there is no sample. Returns what a micro-batch costs, as far as the sample shows."""
         form = self._forms[chain]
         sample = None if form.source is None else form.source.sample(_SAMPLE_ROWS)
         if sample is None or not sample.num_rows:
@@ -66,7 +66,7 @@ class Operations:
             return None
         speed = BatchSpeed()
         some = sample.slice(0, min(_SOME_ROWS, sample.num_rows))
-        for rows in (some, sample):  # what is measured is not what loads and compiles
+        for rows in (some, sample):  # what is measured must not include loading and compiling
             self.answer(chain, form.position, rows)
         for rows in (some, sample):
             began = time.perf_counter()
@@ -81,7 +81,7 @@ class Operations:
 
 
 def _run_partition(form: bytes, texts: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs in an executor's Python worker. `texts`: rows of a single column "value" are texts, not dicts."""
+    """Runs in an executor's Python worker. `texts`: rows of the single column "value" are texts, not dicts."""
     run = RangeRun(join(form))
     for batch in batches:
         run.take(as_records(batch) if texts else batch.to_pylist())

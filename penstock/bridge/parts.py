@@ -1,9 +1,10 @@
-"""A job's plan as the switch range sees it, and a range as parts of the plan's chains (docs/papers.md: D3).
+"""Describes a job's plan for the switch range, and divides a range into parts that lie in one chain each
+(docs/papers.md: D3).
 
-`range.py` cuts a range out of a graph of operators; what goes to the operation stream is the input of tasks, and a task
-runs a chain. So a range that spans several chains has a part in each: the first operators of that chain. Each part's
-micro-batches are its own, and go from one part to the next by the channels that there are, which is why nothing else
-changes when a range does.
+`range.py` chooses a range of a graph of operators. What goes to the operation stream is the input of tasks, and a task
+runs a chain. So a range that spans several chains has a part in each: the first operators of that chain. Each part has
+micro-batches of its own, whose results go to the next part by the usual channels. Therefore nothing else changes when a
+range switches.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Counts = Mapping[str, tuple[float, float]]
 
 
 def vertices(plan: Plan, forms: Iterable[RangeForm], counts: Counts) -> list[Vertex]:
-    """The plan's operators. A key function is no operator of its own: it belongs to what it feeds."""
+    """Returns the plan's operators. A key function is no operator of its own: it belongs to the operator that it
+    feeds."""
     merged = {form.aggregate for form in forms}
     found = []
     for chain in plan.chains:
@@ -50,7 +52,8 @@ def vertices(plan: Plan, forms: Iterable[RangeForm], counts: Counts) -> list[Ver
                     sink=operator.kind == "write",
                     mergeable=operator.name in merged,
                     hands_columns=is_source and chain.source is not None and chain.source.source.hands_columns,
-                    # In the operation stream a record that fails sends the micro-batch back to the record tasks.
+                    # In the operation stream, a record that fails makes the tasks process the whole micro-batch
+                    # themselves.
                     side_outputs_cross=all(output == DEAD_LETTERS for output in side.values()),
                 )
             )
@@ -58,20 +61,21 @@ def vertices(plan: Plan, forms: Iterable[RangeForm], counts: Counts) -> list[Ver
 
 
 def crosses(plan: Plan, forms: Iterable[RangeForm]) -> Crosses:
-    """Why an operator of the plan has no batch form, None if it has one."""
+    """Returns why an operator of the plan has no batch form, or None if it has one."""
     merged = {form.aggregate for form in forms}
     reasons = {operator.name: operator.why_not_in_spark for chain in plan.chains for operator in chain.operators}
     return lambda name: None if name in merged else reasons[name]
 
 
 def parts(forms: Iterable[RangeForm], operators: Collection[str]) -> dict[int, int]:
-    """Chain -> position: up to where the tasks of which chains are diverted when these operators go to Spark."""
+    """Returns, for each chain that is diverted when these operators go to Spark, the position up to which it is
+    diverted."""
     found = {form.chain: form.within(operators) for form in forms}
     return {chain: position for chain, position in found.items() if position is not None}
 
 
 def head(plan: Plan, chain: int) -> str:
-    """The operator before which a chain's input waits."""
+    """Returns the operator before which a chain's input waits."""
     return plan.chains[chain].operators[0].name
 
 

@@ -20,15 +20,15 @@ The paper has chains only. On a graph without cycles we take the following, whic
 - **One entry.** Records come in at p alone: any other operator belongs to the range only if *all* its inputs come from
   within. So a union lies within when all its branches do; else it is where the range ends, and takes Spark's results
   beside its other inputs. From this it follows that a range is connected, and convex (no way leaves it and comes back:
-  the operator by which it came back would be fed from outside), so at a barrier it can be cut out as one piece.
+  the operator by which it came back would be fed from outside), so at a barrier it can be taken out as one piece.
 - **Several ends.** After a fork each branch ends for itself; what leaves at each end goes to the record tasks.
 - **It ends earlier** before an operator with no batch form. A stateful operator whose partial results merge can be an
-  end, with nothing behind it in the range: Spark makes partial results, the state stays in the record tasks, so nothing
-  has to move when the range comes back. A side output that is used has no batch form unless the caller says so
+  end, with nothing downstream of it in the range: Spark makes partial results, the state stays in the record tasks, so
+  nothing has to move when the range comes back. A side output that is used has no batch form unless the caller says so
   (`Vertex.side_outputs_cross`); what it feeds is never in the range. Sinks never are: they commit by epochs.
 - **Sources** that can hand over columns as they read them, and feed p only, go in front of p if all that feeds p is
   such: then no record of the burst ever becomes a Python object. A source that is the switch point itself but cannot do
-  so makes the operator behind it the switch point.
+  so makes the operator after it the switch point.
 
 Without measurements a magnification counts as 1. Nothing here knows of Ray, of Spark, or of operators' classes.
 """
@@ -42,7 +42,7 @@ from graphlib import CycleError, TopologicalSorter
 
 @dataclass(frozen=True)
 class Vertex:
-    """One operator, as the range sees it. The counts are of one period, the same for all operators."""
+    """One operator, as the range sees it. All counts are of one period, which is the same for all operators."""
 
     name: str
     successors: tuple[str, ...] = ()  # by its main output
@@ -57,7 +57,7 @@ class Vertex:
 
     @property
     def magnification(self) -> float:
-        """Records out over records in, the paper's lambda; 1 where nothing was measured."""
+        """Records out over records in, the paper's lambda; 1 when nothing was measured."""
         return self.records_out / self.records_in if self.records_in > 0 else 1.0
 
 
@@ -65,8 +65,9 @@ class Vertex:
 class SwitchRange:
     """Operators that run in the same paradigm from now on.
 
-    `operators`: every one behind all in the range that feed it, the sources in front. `head`: the switch point, by
-    which all records come in, unless `sources` hand them over within the range. `ends`: those whose results leave.
+    `operators`: in an order in which each operator comes after all operators of the range that feed it; sources come
+    first. `head`: the switch point, by which all records come in, unless `sources` hand them over within the range.
+    `ends`: the operators whose results leave the range.
     """
 
     operators: tuple[str, ...]
@@ -78,7 +79,7 @@ class SwitchRange:
 
 @dataclass(frozen=True)
 class NoRange:
-    """There is none, and why."""
+    """Says that there is no range, and why."""
 
     reason: str
 
@@ -95,10 +96,10 @@ def switch_range(
     below: float = 1.0,
     absorb_ends: bool = False,
 ) -> SwitchRange | NoRange:
-    """The range that goes to Spark when the queue before `point` is a burst.
+    """Returns the range that goes to Spark when the queue before `point` is a burst.
 
-    `below`: the 1 of Eq. 8. `absorb_ends`: take in a mergeable operator right behind the range even where it is handed
-    less: its partial results are at most one a key, and so fewer records come back from Spark.
+    `below`: the 1 of Eq. 8. `absorb_ends`: take in a mergeable operator right after the range even where it is handed
+    less. Its partial results are at most one for each key, so fewer records come back from Spark.
     """
     graph = _Graph(vertices)
     if point not in graph.vertices:
@@ -154,7 +155,7 @@ def switch_range(
 
 
 class _Graph:
-    """The vertices by name, with what feeds each."""
+    """The vertices by name, with the operators that feed each."""
 
     def __init__(self, vertices: Iterable[Vertex]) -> None:
         self.vertices = {vertex.name: vertex for vertex in vertices}
@@ -167,12 +168,12 @@ class _Graph:
         self.order = self._ordered()
 
     def after(self, name: str) -> list[str]:
-        """What an operator feeds, by any output."""
+        """Returns the operators that an operator feeds, by any output."""
         vertex = self.vertices[name]
         return list(dict.fromkeys((*vertex.successors, *vertex.side_successors)))
 
     def magnification_before(self, head: Vertex) -> float:
-        """lambda_(p-1): of all that feeds p by main outputs; 1 where nothing does."""
+        """Returns lambda_(p-1), of all operators that feed p by main outputs; 1 when there are none."""
         feeding = [self.vertices[name] for name in self.before[head.name]]
         # A source takes in what it gives out: the burst comes from outside.
         main = [v for v in feeding if head.name in v.successors and v.records_in > 0 and not v.source]
@@ -181,7 +182,7 @@ class _Graph:
         return (sum(v.records_out for v in main) + read) / taken if taken > 0 else 1.0
 
     def obstacle(self, vertex: Vertex, crosses: Crosses) -> str | None:
-        """Why an operator cannot be in any range, or None."""
+        """Returns why an operator cannot be in any range, or None."""
         if vertex.source:
             return "it is a source"
         if vertex.sink:
@@ -192,7 +193,7 @@ class _Graph:
         return reason
 
     def stop(self, vertex: Vertex, inside: set[str], crosses: Crosses) -> str | None:
-        """Why an operator that is fed from within a range cannot be in it, or None."""
+        """Returns why an operator that is fed from within a range cannot be in the range, or None."""
         reason = self.obstacle(vertex, crosses)
         if reason is not None:
             return reason
@@ -208,12 +209,12 @@ class _Graph:
         return None
 
     def hands_columns_to(self, name: str, target: str) -> bool:
-        """Whether an operator is a source whose columns a range that begins at `target` can take."""
+        """Returns whether an operator is a source whose columns a range that begins at `target` can take."""
         vertex = self.vertices[name]
         return vertex.source and vertex.hands_columns and self.after(name) == [target] and not vertex.side_successors
 
     def _ordered(self) -> list[str]:
-        """Returns the names of the operators, each after all that feed it."""
+        """Returns the names of the operators, each after all operators that feed it."""
         sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(self.vertices, ()))
         for name in self.vertices:
             for following in self.after(name):
@@ -222,4 +223,4 @@ class _Graph:
             return list(sorter.static_order())
         except CycleError as error:
             cycle = " -> ".join(map(repr, error.args[1]))
-            raise ValueError(f"the flow has a cycle, {cycle}; a range is cut out of a graph without cycles") from None
+            raise ValueError(f"the flow has a cycle, {cycle}; a range is a part of a graph without cycles") from None

@@ -1,7 +1,6 @@
-"""What the tasks of a job have done since they were last looked at: the measurements behind a switch
-(docs/papers.md: D2, D3). Made from the tasks' counters, which only grow, except that a task that was built again begins
-anew.
-"""
+"""Computes what the tasks of a job have done since they were last asked. A switch is decided from these measurements
+(docs/papers.md: D2, D3). They are differences of the tasks' counters, which only grow, except that the counters of a
+task that was built again begin anew."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ class OperatorCounts:
         self._last: dict[tuple[int, str], tuple[int, int, bool]] = {}  # by the last look; whether it was diverted
 
     def take(self, loads: Iterable[TaskLoad]) -> None:
-        """Add what was counted since the last look. Diverted tasks are left out: their operators count only the records
-        at the ends of the range."""
+        """Adds what was counted since the last look. Diverted tasks are left out, because their operators count only
+        the records at the ends of the range."""
         found: dict[str, tuple[int, int]] = {}
         for task in loads:
             diverted = task["diverted"] is not None
@@ -40,7 +39,7 @@ class OperatorCounts:
             self.lately[name] = (_KEPT * kept[0] + taken, _KEPT * kept[1] + given)
 
     def forget_tasks(self) -> None:
-        """Tasks have other numbers from now on. What was counted lately remains."""
+        """Forgets the numbers of tasks, because tasks have other numbers from now on. Recent counts remain."""
         self._last.clear()
 
 
@@ -56,7 +55,7 @@ class RangeMeter:
         self._seen: dict[int, tuple[int, int]] = {}  # of each task: its diversion, and the last micro-batch
 
     def observe(self, tasks: Sequence[TaskLoad], now: float) -> Observation:
-        """What the tasks, one or more, did since the last observation."""
+        """Returns what the tasks have done since the last observation."""
         batches = self.take_answers(tasks)
         in_spark, self._observed = self.records_in_spark - self._observed, self.records_in_spark
         waiting = arrivals = more = busy_ns = 0
@@ -81,7 +80,7 @@ class RangeMeter:
         )
 
     def take_answers(self, tasks: Iterable[TaskLoad]) -> tuple[MicroBatch, ...]:
-        """Count the records that Spark has answered. Returns the micro-batches by which Spark is measured."""
+        """Counts the records that Spark has answered. Returns the micro-batches by which Spark is measured."""
         tasks = list(tasks)
         batches: list[MicroBatch] = []
         # Those under way share Spark's cores: each takes as much longer, and all together no less.

@@ -1,12 +1,12 @@
-"""The life of a job's Spark, as the paradigm scheduler knows it: from the request to start it to its loss.
+"""The life of a job's Spark, as the paradigm scheduler knows it: from the request to start Spark until its loss.
 
-Each start of Spark is a *life* with a number of its own. What is told late of an earlier life concerns nobody any more.
+Each start of Spark is a *life* with a number of its own. Late messages about an earlier life have no effect.
 
-Spark is given up for a reason only: its start has failed, it has told that it does not work, its process has died, the
-ranges that it has compiled are no longer those of the job, or it has exceeded a limit that the options name. These
+Spark is given up only for a reason: its start has failed, it has reported that it does not work, its process has died,
+the ranges that it has compiled are no longer those of the job, or it has exceeded a limit that the options name. The
 limits are `SparkOptions.prepare_seconds` for the start, and `hang_timeout_s` of `run()` for the answer to the question
 whether it lives. Waiting counts only while the asking process itself runs: the time between two looks counts up to a
-few seconds, so a JobMaster that was paused does not take its own pause for Spark's silence.
+few seconds, so that a JobMaster that was paused does not take its own pause for Spark's silence.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SPARK_LIFE: Table[SparkState, SparkEvent] = Table(
 
 @dataclass(frozen=True)
 class SparkFacts:
-    """What a Spark that is ready tells of itself."""
+    """What a Spark that is ready reports of itself."""
 
     session: str  # one line for people
     costs: Mapping[int, BatchCost | None]  # by chain: what a micro-batch costs, as far as a trial could tell
@@ -70,7 +70,7 @@ class SparkFacts:
 
 
 class SparkLife:
-    """See the module's docstring. `prepare_s`, `silence_s`: the limits."""
+    """The state of a job's Spark; see the module's docstring. `prepare_s`, `silence_s`: the limits."""
 
     def __init__(self, prepare_s: float, silence_s: float) -> None:
         self._limits = {
@@ -86,47 +86,46 @@ class SparkLife:
 
     @property
     def state(self) -> SparkState:
-        """The state now."""
+        """The present state."""
         return self._machine.state
 
     @property
     def number(self) -> int | None:
-        """The number of the present life, None while there is none."""
+        """The number of the present life, or None while there is none."""
         return self._number if self.state in _THERE else None
 
     @property
     def doubt_reason(self) -> str | None:
-        """Why Spark is doubted, None while it is not."""
+        """Why Spark is doubted, or None while it is not."""
         return self._why if self.state is SparkState.DOUBTED else None
 
     def prepare(self) -> int:
-        """Spark is to be started. Returns the number of the new life."""
+        """Notes that Spark is to be started. Returns the number of the new life."""
         self._move("prepare")
         self._number += 1
         return self._number
 
     def ready(self, facts: SparkFacts) -> None:
-        """Spark can answer."""
+        """Notes that Spark can answer."""
         self._move("ready")
         self.facts, self.absence = facts, None
 
     def doubt(self, why: str) -> None:
-        """Spark is asked whether it lives."""
+        """Notes that Spark is asked whether it lives."""
         self._move("doubt", why)
         self._why = why
 
     def answered(self) -> None:
-        """Spark has answered that it lives."""
+        """Notes that Spark has answered that it lives."""
         self._move("answered")
 
     def fail(self, why: str) -> str:
-        """Spark could not be started, or has told that it does not work, or its process has died. Returns the reason
-        with what is known besides."""
+        """Notes that Spark could not be started, or has reported that it does not work, or that its process has died.
+        Returns the reason, with what else is known."""
         return self._lose("failed", f"{self._why}; {why}" if self.state is SparkState.DOUBTED else why)
 
     def pass_time(self, seconds: float) -> str | None:
-        """So much time has passed since the last look. When Spark has exceeded a limit, it is given up; returns the
-        reason then."""
+        """Adds the time since the last look. When Spark has exceeded a limit, gives it up and returns the reason."""
         if self.state not in self._limits:
             return None
         limit_s, text = self._limits[self.state]
@@ -137,20 +136,20 @@ class SparkLife:
         return self._lose("too late", f"{why}, after: {self._why}" if self.state is SparkState.DOUBTED else why)
 
     def replace(self) -> int | None:
-        """Give up the present life, because the ranges have changed. Returns its number if there was one."""
+        """Gives up the present life, because the ranges have changed. Returns its number if there was one."""
         number = self.number
         self._move("replaced")
         self.facts = self.absence = None
         return number
 
     def stop(self) -> int | None:
-        """The job has ended. Returns the number of the present life if there was one."""
+        """Notes that the job has ended. Returns the number of the present life if there was one."""
         number = self.number
         self._move("stop")
         return number
 
     def with_log(self, why: str) -> str:
-        """A failure, with the file in which Spark may have written more about it."""
+        """Returns the text of a failure, with the file in which Spark may have written more about it."""
         return why if self.facts is None else f"{why}; what Spark wrote is in {self.facts.log}"
 
     def _lose(self, event: SparkEvent, why: str) -> str:

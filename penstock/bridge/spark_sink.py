@@ -1,7 +1,7 @@
-"""`follow`: goes on with what `Stream.to_spark` began, in another program than the one that started the job.
+"""`follow`: continues the work of `Stream.to_spark` in another program than the one that started the job.
 
-A session and a function of the driver's end with its process; the table that they work on does not, nor does the note
-in it of how far they have come.
+The driver's session and function end with its process. The table remains, and so does the note in it of the last epoch
+for which the function was called.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def follow(
         following.wait()
 
     `job`: what `resume`, `attach` or `run` returned; None: it has ended well. `spark`, `folder`, `keep`: as in
-    `Stream.to_spark`. It begins behind the last epoch for which a function returned. Two programs that follow one
+    `Stream.to_spark`. It begins after the last epoch for which a function returned. Two programs that follow one
     folder at the same time both call their functions.
 
     The Follower has `wait(timeout_s)`, which waits for the job's end and all calls and raises what fn has raised;

@@ -88,8 +88,8 @@ def from_spark(df: DataFrame, folder: str | os.PathLike[str] | None = None) -> S
 
 
 class SparkRows(Parquet):
-    """Parquet files that Spark has written, with the types that the frame had. `schema`: its own, in Spark's JSON;
-    `rows`: how many it wrote."""
+    """Parquet files that Spark has written, with the types of the frame. `schema`: the frame's schema, in Spark's JSON;
+    `rows`: the number of rows that Spark has written."""
 
     def __init__(self, folder: str, schema: dict[str, Any], rows: int) -> None:
         super().__init__(os.path.join(glob.escape(folder), "*.parquet"))
@@ -153,7 +153,7 @@ def _check(df: Any) -> None:
 
 
 def _place(folder: str | os.PathLike[str] | None) -> str:
-    """The directory to write to, which is there and empty."""
+    """Returns the directory to write to, which exists and is empty."""
     if folder is None:
         return tempfile.mkdtemp(prefix="penstock-from-spark-")
     name = os.fspath(folder)
@@ -181,7 +181,7 @@ def _place(folder: str | os.PathLike[str] | None) -> str:
 
 
 def _written(df: DataFrame, place: str) -> int:
-    """How many rows Spark has written there."""
+    """Returns how many rows Spark has written there."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -216,7 +216,7 @@ def _open(file: str) -> pa.Schema:
 
 
 def _as_in_spark(type: pa.DataType, spark: Any) -> pa.DataType:
-    """The Arrow type of a column, of which Spark's JSON says more than the file does."""
+    """Returns the Arrow type of a column. Spark's JSON says more about it than the file does."""
     if isinstance(spark, str):
         if spark == "timestamp":
             return pa.timestamp("us", "UTC")
@@ -241,7 +241,7 @@ def _as_in_spark(type: pa.DataType, spark: Any) -> pa.DataType:
 
 
 def _essence(error: Exception) -> str:
-    """What says most in an error of Spark's: the innermost cause, without the lines of Java."""
+    """Returns the part of an error of Spark that says most: the innermost cause, without the lines of Java."""
     try:
         text = str(error).strip()
     except Exception:  # py4j's errors ask the JVM for their text, and it may be the JVM that has gone

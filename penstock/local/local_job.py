@@ -1,7 +1,7 @@
 """LocalJob: the host of a job in the process of its program, and the program's link to it.
 
-The JobRunner lives in threads of the program, the workers are its child processes. Nothing of the job outlives the
-program but what is in its store, from which `resume` goes on.
+The JobRunner lives in threads of the program, and the workers are child processes of the program. Only what is in the
+job's store outlives the program; `resume` continues the job from it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LocalJob:
         self._processes.close()
 
     def _check_process(self) -> None:
-        """Raise JobError in a fork of the program, which has none of the threads that answer."""
+        """Raises JobError in a fork of the program, which has none of the threads that would answer."""
         if os.getpid() != self._process:
             raise JobError(
                 f"this process was forked from process {self._process}, which runs the job: only that process can ask "
@@ -102,7 +102,9 @@ class LocalJob:
         """See JobLink."""
         self._check_process()
         if method == "traffic":
-            raise JobError("only jobs on Ray measure their traffic: run the job without local=True, with replan_s=")
+            raise JobError(
+                "only jobs on Ray measure their traffic; run the job without local=True, and with replan_s=..."
+            )
         return getattr(self._runner, method)(*arguments)
 
     def tell(self, method: str) -> bool:
@@ -138,7 +140,7 @@ class LocalJob:
 
 
 class _Memory:
-    """Notes live as long as the host, because nobody starts it again."""
+    """Keeps notes for as long as the host lives, because nobody starts the host again."""
 
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}

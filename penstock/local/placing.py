@@ -1,4 +1,5 @@
-"""Which worker of a local job runs which task: one after the other, as there is one machine and nothing to save."""
+"""Assigns the tasks of a local job to its workers in turn. There is only one machine, so there is no traffic to
+save."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class InTurn:
         return {task.number: place % self._workers for place, task in enumerate(plan.tasks)}
 
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
-        """See Placing. Tasks that are placed stay, and others go where there are the fewest."""
+        """See Placing. Tasks that run stay where they are; each new task goes to the worker with the fewest tasks."""
         placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
         load = Counter(placed.values())
         for task in plan.tasks:

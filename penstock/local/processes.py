@@ -1,8 +1,8 @@
 """Starts workers as child processes of the program (see `Processes` in runtime/host/processes.py).
 
 A worker's process is a fresh interpreter, not a fork of the program, which has threads and whatever libraries the user
-has loaded. It has a session of its own, so that Ctrl-C in the terminal reaches the program only, which ends the job in
-order.
+has loaded. It has a session of its own, so that Ctrl-C in the terminal reaches only the program, which then ends the
+job in order.
 
 No worker may outlive the program, however the program ends. The kernel kills a worker when the *thread* that has
 started it ends. So one thread starts all workers of a job, and lives until the job has ended.
@@ -38,7 +38,7 @@ _GONE_S = 5.0
 
 
 class LocalProcesses:
-    """See the module's docstring."""
+    """Starts the workers of a local job; see the module's docstring."""
 
     def __init__(self, job: str, options: WorkerOptions, report: Callable[[int, int, int, Report], None]) -> None:
         """`report`: takes (worker, incarnation, number, report)."""
@@ -113,7 +113,7 @@ class LocalProcesses:
 
 
 class LocalWorker:
-    """One child process; see WorkerHandle."""
+    """A child process; see WorkerHandle."""
 
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._process = process
@@ -121,7 +121,7 @@ class LocalWorker:
         self.info: dict[str, Any] = {}
 
     def exchange(self, message: bytes, program: bytes, deadline: float) -> Any:
-        """Tell the process what it starts with. Returns its answer. Raises TimeoutError, EOFError or OSError."""
+        """Sends the process its start message, and returns its answer. Raises TimeoutError, EOFError or OSError."""
         self._channel.settimeout(max(0.001, deadline - time.monotonic()))
         send_frame(self._channel, b"\0".join(os.fsencode(entry) for entry in sys.path if isinstance(entry, str)))
         send_frame(self._channel, message)
@@ -142,8 +142,8 @@ class LocalWorker:
         raise ProcessDied(self.why_it_ended())
 
     def _has_said_something(self) -> bool:
-        """Wait until there is something to read, or the process has ended. A child of the process may keep the other
-        end of the socket open, so the end of the process does not always show there."""
+        """Waits until there is something to read, or the process has ended. A child of the process may keep the other
+        end of the socket open, so the socket alone does not always show that the process has ended."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         try:
@@ -163,7 +163,7 @@ class LocalWorker:
             self._process.kill()
 
     def why_it_ended(self) -> str:
-        """Wait until the process has ended, and say how it did."""
+        """Waits until the process has ended, and says how it ended."""
         try:
             code = self._process.wait(_GONE_S)
         except subprocess.TimeoutExpired:

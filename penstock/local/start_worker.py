@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def read(fd: int, size: int) -> bytes:
-    """Read exactly `size` bytes; the process ends when the program has gone."""
+    """Reads exactly `size` bytes. The process ends when the program has gone."""
     data = b""
     while len(data) < size:
         more = os.read(fd, size - len(data))
@@ -26,7 +26,7 @@ def read(fd: int, size: int) -> bytes:
 
 
 def main(fd: int, parent: int) -> None:
-    """Begin as a worker of the program `parent`."""
+    """Begins as a worker of the program `parent`."""
     os.set_inheritable(fd, False)
     size = int.from_bytes(read(fd, 8), "little")
     sys.path[:] = [os.fsdecode(entry) for entry in read(fd, size).split(b"\0")]

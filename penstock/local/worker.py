@@ -1,8 +1,8 @@
-"""A worker in a child process of the program.
+"""Runs a worker in a child process of the program.
 
-The program and the process share a socket pair, which nobody else can reach. It carries what there is to say once:
-what to start with, what WorkerProcess.prepare has returned, the word to run, and how the run has ended. Everything else
-goes by the control sockets: commands to the worker, and in the other direction the worker's reports.
+The program and the process share a socket pair, which nobody else can reach. It carries four messages: the start
+message, the result of WorkerProcess.prepare, the word to run, and how the run has ended. Everything else goes by the
+control sockets: commands to the worker, and in the other direction the worker's reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REPORT = "report"
 
 @dataclass(frozen=True)
 class StartMessage:
-    """What a worker's process starts with, beside the job's program. `reports`: where its reports go."""
+    """What a worker's process starts with, besides the job's program. `reports`: the address for its reports."""
 
     worker: int
     incarnation: int
@@ -41,7 +41,7 @@ class StartMessage:
 
 
 def serve(fd: int) -> None:
-    """Be the worker at the other end of this socket. Returns when the program has closed its end."""
+    """Runs the worker at the other end of this socket. Returns when the program has closed its end."""
     standard_streams.open_closed()  # the program may have closed its own, which this process has inherited
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the process ends by a signal

@@ -1,8 +1,9 @@
 """Decides whether a new placement is worth the migrations from the running one (docs/papers.md: T12).
 
-A move costs every task that moves a pause, so a plan must be better by a margin, and by so much that it pays within
-`horizon_s`; and after a move the job is left alone for `rest_s`, for what is measured meanwhile is still half of the
-old placement. A plan is better when it lets less traffic across, or when it takes load from a worker that has too much.
+A migration costs each task that migrates a pause. So a new placement must be better by a margin, and must pay for the
+pauses within `horizon_s`. After a migration the job is left alone for `rest_s`, because half of what is measured in
+that time still belongs to the old placement. A placement is better when less traffic crosses between workers, or when
+it takes load from a worker that has too much.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class AdoptionOptions:
 
     factor: float = 0.2  # by how much a worker may be above its share, as measured
     margin: float = 0.2  # the part of the cost that a new plan must save
-    horizon_s: Seconds = Seconds(60.0)  # within which it must pay for the move
-    rest_s: Seconds = Seconds(20.0)  # after a move
-    pause_s: Seconds = Seconds(0.1)  # of a task that moves
-    node_cost: float = 4.0  # of what crosses nodes, beside what crosses workers of one
-    core_bytes_per_s: float = 1e9  # what a core does in a second, if it does nothing but pass on records
+    horizon_s: Seconds = Seconds(60.0)  # the time within which it must pay for the migrations
+    rest_s: Seconds = Seconds(20.0)  # the time after a migration in which no other one is made
+    pause_s: Seconds = Seconds(0.1)  # the pause of a task that migrates
+    node_cost: float = 4.0  # the cost of traffic between nodes, relative to traffic between workers of one node
+    core_bytes_per_s: float = 1e9  # the bytes that a core can pass on in a second, if it does nothing else
     busy: float = 0.7  # cores: a worker with less has no reason to give tasks away
 
 

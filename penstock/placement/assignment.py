@@ -1,13 +1,13 @@
-"""Algorithm 2 of the TurboStream paper (docs/papers.md: T10): parents are dealt to nodes, by splitting them in two
-again and again.
+"""Algorithm 2 of the TurboStream paper (docs/papers.md: T10): assigns parent tasks to nodes by splitting the tasks in
+two again and again.
 
-`split` begins at each task in turn and gathers what is around it, breadth first, as long as that brings the gathered
-share of the work nearer to the target. Of the results within `factor` of the target the one with the least traffic
-across is taken. `assign` splits the nodes in halves, ceil(N/2) and the rest, with targets by what the nodes can take,
-until each part has one node. Both take the names of the paper's listing.
+`split` begins at each task in turn and gathers the tasks around it, breadth first, as long as that brings their share
+of the work nearer to the target. Of the results within `factor` of the target it takes the one with the least traffic
+across. `assign` splits the nodes in halves, ceil(N/2) and the rest, with targets by what the nodes can take, until each
+part has one node. Both use the names of the paper's listing.
 
-This is the paper's algorithm, as it is: nothing of memory or of where tasks may run. `placement/planner.py` uses it as
-one of its beginnings.
+This is the paper's algorithm as it is. It considers neither memory nor where tasks may run. `placement/planner.py` uses
+its result as one of several beginnings.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def pack(graph: TrafficGraph, fair: Floats, memory: Floats) -> Ints:
         roomy = used + graph.memory[v] <= memory
         if graph.allowed is not None:
             if not graph.allowed[v].any():
-                raise Infeasible(f"task {v} may run on none of the nodes: see what it is pinned to")
+                raise Infeasible(f"task {v} may run on none of the nodes; change what its operator is pinned to")
             roomy &= graph.allowed[v]
         if not roomy.any():
             raise Infeasible(

@@ -1,11 +1,11 @@
-"""Other people's placements, for comparison (docs/papers.md: T13) and for choice.
+"""Placements of other systems, for comparison (docs/papers.md: T13) and for users to choose.
 
-`round_robin` is Storm's even scheduler and `jstorm` that of JStorm, which the paper compares itself with: both deal
-tasks out evenly and know nothing of traffic, of what tasks weigh or of where they may run. `traffic_greedy` is like
-T-Storm: the busiest task first, each to where it adds the least traffic between nodes. `metis` is the partitioner that
-others are measured by, from the optional package pymetis.
+`round_robin` is Storm's even scheduler, and `jstorm` that of JStorm, with which the paper compares itself. Both assign
+tasks evenly and consider neither traffic, nor the cost of tasks, nor where tasks may run. `traffic_greedy` is like
+T-Storm: it takes the busiest task first, and assigns each task to where it adds the least traffic between nodes.
+`metis` is the partitioner with which others are compared, from the optional package pymetis.
 
-All are pure functions of a topology, whose graph holds its tasks and no anchors, and of the nodes.
+All functions are pure functions of a topology, whose graph has the job's tasks and no anchors, and of the nodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.placement.placement import Placement, shares, workers_of
 from penstock.placement.topology import Topology
 from penstock.placement.traffic import Floats, Ints, Node, TrafficGraph
 
-# What sums of floats may be off by, relative to what they are compared with.
+# The relative error that sums of floats may have.
 _EPSILON = 1e-9
 
 # METIS takes whole numbers, of 32 bits in some builds: all weights of a kind add up to about this.
@@ -30,7 +30,8 @@ _METIS_TOTAL = 100_000_000
 
 
 def round_robin(topology: Topology, nodes: Sequence[Node]) -> Placement:
-    """Storm's even scheduler: tasks in the order of the plan, dealt to all workers that the nodes can take in turn."""
+    """Storm's even scheduler: assigns tasks, in the order of the plan, in turn to all workers that the nodes can
+    take."""
     return in_turn(len(topology), nodes)
 
 
@@ -71,7 +72,7 @@ def _jstorm_workers(nodes: Sequence[Node], used: Sequence[int], count: int) -> t
     workers: list[int] = []
 
     def deal(order: list[int], limit: float) -> list[int]:
-        """Deals to the nodes in this order; returns those that it left out because of the limit."""
+        """Assigns tasks to the nodes in this order. Returns the tasks that are left because of the limit."""
         left_out = []
         turn = 0
         while order and len(workers) < count:
@@ -254,9 +255,9 @@ def metis_parts(graph: TrafficGraph, shares: Floats, factor: float, seed: int) -
 
 
 def turbostream(topology: Topology, nodes: Sequence[Node], *, factor: float = 0.1) -> Placement:
-    """The paper's own scheduler: Algorithms 1 and 2 deal the tasks to nodes, and those of a node go to its workers in
-    turn. Knows nothing of memory and of where tasks may run; its cost grows with the third power of up to 100
-    parents."""
+    """The paper's own scheduler: Algorithms 1 and 2 assign tasks to nodes, and the tasks of a node go to its workers in
+    turn. It considers neither memory nor where tasks may run. Its cost grows with the third power of the number of
+    parents, up to 100."""
     return _in_turn(papers(topology.graph, shares(nodes), factor), nodes)
 
 

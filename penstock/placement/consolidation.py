@@ -1,12 +1,13 @@
-"""Algorithm 1 of the TurboStream paper (docs/papers.md: T9): tasks that talk to each other most become one parent task.
+"""Algorithm 1 of the TurboStream paper (docs/papers.md: T9): joins the tasks that exchange most records into parent
+tasks.
 
-Tasks are visited in order; each that nobody has taken yet takes the one of its neighbours with the most traffic that
-nobody has taken either, and the two become a parent. One that finds none becomes a parent by itself. The traffic
-between two parents is that between their tasks. This is done again with the parents, until no more than
-`taskNumThreshold` are left, or nobody finds anybody any more: the levels make a binary tree, by which `expand` takes a
-placement of the last parents back to the tasks.
+Tasks are visited in order. Each task that is not joined yet is joined with one of its neighbours that are not joined
+either, the one with the most traffic, and the two become a parent. A task without such a neighbour becomes a parent by
+itself. The traffic between two parents is the traffic between their tasks. The same is done again with the parents,
+until no more than `taskNumThreshold` are left, or until no two can be joined. The levels form a binary tree, by which
+`expand` turns a placement of the last parents into a placement of the tasks.
 
-(The paper's listing says in line 16 that u becomes a parent by itself; it is v that is left alone.)
+(The paper's listing says in line 16 that u becomes a parent by itself. It is v that is left alone.)
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class Level:
 def consolidate_once(
     graph: TrafficGraph, order: Sequence[int] | None = None, most_cpu: float | None = None, only_in: Ints | None = None
 ) -> Level:
-    """Runs Algorithm 1 once. Two tasks that may not run on the same node are never put together. Three parameters go
-    beyond the paper: `order` is the order in which tasks are visited, `most_cpu` limits the CPU of a parent of two
-    tasks, and with `only_in` only tasks with the same number there are put together."""
+    """Runs Algorithm 1 once. Two tasks that may not run on the same node are never joined. Three parameters go beyond
+    the paper: `order` is the order in which tasks are visited, `most_cpu` limits the CPU of a parent of two tasks, and
+    with `only_in` only tasks with the same number there are joined."""
     count = len(graph)
     starts, neighbours, traffic = graph.starts.tolist(), graph.neighbours.tolist(), graph.traffic.tolist()
     cpu = graph.cpu.tolist()
@@ -47,7 +48,7 @@ def consolidate_once(
         best, most = -1, -1.0
         for place in range(starts[v], starts[v + 1]):
             u = neighbours[place]
-            if parents[u] >= 0 or traffic[place] <= most:  # of equals the first
+            if parents[u] >= 0 or traffic[place] <= most:  # of equal neighbours the first
                 continue
             if most_cpu is not None and cpu[u] + cpu[v] > most_cpu:
                 continue

@@ -27,7 +27,7 @@ What Ray 2.60 does with a group, found by trying it (tests/placement/test_groups
   left).
 - Waiting has a resolution of one second: Ray takes no part of one.
 
-What this must never do: leave a group behind when reserving failed, or was cancelled, or was interrupted; place a
+What this must never do: keep a group when reserving failed, or was cancelled, or was interrupted; place a
 worker where the plan did not say; wait for what cannot come (a node that is dead, or too small).
 """
 
@@ -84,7 +84,7 @@ class PlacingCancelled(NotPlaced):
 
 @dataclass(frozen=True)
 class Machine:
-    """A living node of the cluster. `resources` and `free_cpus`: what nobody holds now, or did a moment ago."""
+    """A living node of the cluster. `resources` and `free_cpus`: what nobody uses now, or used a moment ago."""
 
     node_id: str
     name: str  # its host's, for people: several nodes may have the same
@@ -141,7 +141,7 @@ class Group:
     """
 
     def __init__(self, name: str, group: PlacementGroup, count: int) -> None:
-        """Use `reserve`, `reserve_anywhere` or `attach`."""
+        """Use `reserve`, `reserve_anywhere` or `attach` instead."""
         self.name = name
         self._group = group
         self._count = count
@@ -157,13 +157,14 @@ class Group:
         timeout_s: float,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Group:
-        """A bundle of `cpus` CPUs (and other `resources`) for each entry of `where`, the id of the node on which worker
-        i is to run; returns when all are placed.
+        """Reserves a bundle of `cpus` CPUs (and other `resources`) for each entry of `where`, the id of the node on
+        which the worker of the same number is to run. Returns when all bundles are placed.
 
-        A group of this name that an earlier life of the job has left is removed first, in whatever namespace: names
-        must be a job's own. With 0 CPUs a bundle holds one byte of memory, as Ray refuses to pin nothing.
+        A group of this name that an earlier process of the job has left is removed first, in whatever namespace it is:
+        names must belong to one job. With 0 CPUs a bundle has one byte of memory, because Ray does not pin an empty
+        bundle.
 
-        Raises NotPlaced after `timeout_s` (in whole seconds, rounded up), or at once when waiting is useless;
+        Raises NotPlaced after `timeout_s` (in whole seconds, rounded up), or at once when waiting is useless, and
         PlacingCancelled within a second after `cancelled` has become true.
         """
         bundle = _bundle(cpus, resources)
@@ -191,11 +192,12 @@ class Group:
         timeout_s: float,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Group:
-        """The same for `count` workers wherever there is room, and in a cluster that grows by demand, wherever there
-        will be: what waits here is what Ray's autoscaler adds nodes for. `where()` says which nodes it got. `strategy`
-        is Ray's: PACK (as few nodes as possible), SPREAD, STRICT_PACK (one node), STRICT_SPREAD (each on its own).
+        """Does the same for `count` workers wherever there is room, and in a cluster that grows by demand, wherever
+        there will be: Ray's autoscaler adds nodes for bundles that wait. `where()` says which nodes the group got.
+        `strategy` is Ray's: PACK (as few nodes as possible), SPREAD, STRICT_PACK (one node), STRICT_SPREAD (each on its
+        own).
 
-        Nothing is known to be too much for a cluster that may grow: only the time ends the waiting.
+        In a cluster that may grow, nothing is known to be too much, so only the time ends the waiting.
         """
         bundle = _bundle(cpus, resources)
 
@@ -207,10 +209,10 @@ class Group:
 
     @classmethod
     def attach(cls, name: str) -> Group | None:
-        """The group of this name, placed or not; None when there is none, or no longer.
+        """Returns the group of this name, placed or not, or None when there is none, or no longer.
 
-        Looked for in all namespaces, unlike ray.util.get_placement_group: a group has the namespace of the driver
-        whose actor made it, which other drivers of the job need not share.
+        The group is looked for in all namespaces, unlike by ray.util.get_placement_group: a group has the namespace of
+        the driver whose actor has made it, and other drivers of the job need not share this namespace.
         """
         for hexadecimal, entry in placement_group_table().items():
             if entry["name"] == name and entry["state"] != "REMOVED":
@@ -287,7 +289,7 @@ class Group:
                     raise missing(self)
             if where is not None and (got := self.where()) != list(where):
                 raise NotPlaced(
-                    f"this version of Ray ({ray.__version__}) does not keep to bundle_label_selector: workers were to "
+                    f"this version of Ray ({ray.__version__}) does not obey bundle_label_selector: workers were to "
                     f"be on the nodes {', '.join(_short(where))}, and it chose {', '.join(_short(got))}. Use Ray 2.60"
                 )
         except BaseException:
@@ -300,14 +302,17 @@ class Group:
             return bool(self._group.wait(_WAIT_S))
         except Exception as error:  # Ray has no class of its own for it
             if self.is_gone():
-                raise NotPlaced(f"the workers of {self.name} cannot be placed: somebody removed their group") from error
+                raise NotPlaced(
+                    f"the workers of {self.name} cannot be placed, because somebody has removed their placement group; "
+                    "start the job again"
+                ) from error
             raise
 
 
 def _bundle(cpus: float, resources: Mapping[str, float] | None) -> dict[str, float]:
     wanted = {"CPU": float(cpus), **(resources or {})}
     if any(amount < 0 for amount in wanted.values()):
-        raise ValueError(f"a worker cannot need less than nothing: {wanted}")
+        raise ValueError(f"a worker's resources must be 0 or more: {wanted}")
     return {name: amount for name, amount in wanted.items() if amount} or dict(_NEXT_TO_NOTHING)
 
 

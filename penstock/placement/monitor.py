@@ -1,12 +1,13 @@
-"""What a running job's tasks really use and send (docs/papers.md: T12): their workers' counters as a graph to plan by.
+"""Measures what the tasks of a running job use and send (docs/papers.md: T12): turns the counters of workers into a
+graph for planning.
 
-Workers count anyway: each channel its records and bytes, each task the time that it ran, which is what it takes of its
-worker's one thread: the CPU time, and what its functions wait for. So measuring costs nothing but being asked once a
-period. Rates are smoothed, with a weight that halves in `half_life_s`: one odd period does not move tasks, and a
-lasting change is most of the figure after two half-lives.
+Workers count anyway: each channel counts its records and bytes, and each task the time that it runs. This time is what
+the task takes of its worker's one thread: its CPU time, and the time for which its functions wait. So measuring costs
+only a question once in each period. Rates are smoothed, with a weight that halves in `half_life_s`: one odd period
+moves no task, and a lasting change is most of the figure after two half-lives.
 
-Counters begin anew when a task is made again, after a death or a move; what is then counted twice, because it was sent
-again, is little beside a period.
+Counters begin anew when a task is built again, after a death or a migration. What is then counted twice, because it was
+sent again, is little compared with a period.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from penstock.placement.topology import Topology, of_plan
 from penstock.placement.traffic import TrafficGraph
 from penstock.runtime.program.plan import Plan
 
-# What a task weighs beside the time that it runs, in cores: tasks that do nothing yet are dealt evenly too.
+# The cores that each task counts in addition to the time that it runs, so that tasks that do nothing yet are assigned
+# evenly too.
 _AT_REST = 0.01
 
-# A record costs about as much to pass on as so many bytes (benchmarks/record_path.py).
+# To pass on a record costs about as much as to pass on so many bytes (benchmarks/record_path.py).
 RECORD_BYTES = 100.0
 
 
@@ -43,7 +45,7 @@ class _Seen:
 
 
 class Monitor:
-    """See the module's docstring. Used by one thread at a time."""
+    """Measures the tasks of a job; see the module's docstring. Only one thread at a time may use a Monitor."""
 
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
@@ -72,7 +74,7 @@ class Monitor:
         for target in now.sent.keys() | before.rates.keys():
             records, size = now.sent.get(target, (0, 0))
             records_before, size_before = before.sent.get(target, (0, 0))
-            if records < records_before:  # a channel of its own after a move
+            if records < records_before:  # a migration gives a task new channels
                 records_before = size_before = 0
             was = before.rates.get(target, (0.0, 0.0))
             rates[target] = (

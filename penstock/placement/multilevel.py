@@ -1,12 +1,14 @@
-"""The search for a partition on many levels, so that its cost grows with the edges and not as the cube of the tasks.
+"""Searches for a partition on several levels, so that the cost of the search grows with the number of edges, and not
+with the third power of the number of tasks.
 
-Algorithm 1 makes parents of tasks until few are left (`placement/consolidation.py`); these are dealt to the places in
-several ways, by Algorithm 2 and by halves that are refined; and on the way back to the tasks each level is refined
-(`placement/refinement.py`). Then all levels are gone through again, with parents whose tasks are at the same place
-already: what could not be moved as a task can be moved as a parent. Where that gains nothing, it is begun anew. No step
-makes the best worse.
+Algorithm 1 joins tasks into parents until few are left (`placement/consolidation.py`). These parents are assigned to
+the places in several ways: by Algorithm 2, and by halves that are refined. On the way back to the tasks each level is
+refined (`placement/refinement.py`). Then all levels are gone through again, with parents whose tasks are at the same
+place already: what could not be moved as single tasks may be moved as a parent. Where this gains nothing, the search
+begins anew. No step makes the best result worse.
 
-The search is bounded by the edges that it looks at, not by a clock: the same graph gives the same partition anywhere.
+The search is limited by the number of edges that it looks at, not by a clock, so the same graph has the same partition
+on every machine.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from penstock.placement.adoption import AdoptionOptions
-from penstock.runtime.errors import FlowError
+from penstock.runtime.errors import FlowError, OptionError
 from penstock.runtime.units import is_whole, seconds
 
-#: How tasks are dealt to workers at the start.
+#: How tasks are assigned to workers at the start.
 Method = Literal["round-robin", "traffic", "turbostream", "t-storm", "jstorm", "metis"]
 METHODS: tuple[Method, ...] = get_args(Method)
 
@@ -19,11 +19,12 @@ METHODS: tuple[Method, ...] = get_args(Method)
 class PlacementOptions:
     """Says where a job's tasks run.
 
-    `nodes`: over how many machines its workers are spread, evenly; None: where the JobMaster is. `replan_s`: how often
-    it is planned anew from what was measured (docs/papers.md: T12); None: never. `pin`: by operator, what a node must
-    have for its tasks to run there: a label as text, so much of a resource as a number, {"score": {"GPU": 1}, "in":
-    {"rack": "a"}}. `at_least`: where there is no room for all workers, or not so many nodes, start with fewer workers,
-    but so many; None: with all. `grow`: the cluster adds nodes by demand: ask it for those that are missing, and wait.
+    `nodes`: the number of machines over which the workers are spread evenly. With None, all workers are on the
+    JobMaster's node. `replan_s`: the time between two plans from what was measured (docs/papers.md: T12). With None,
+    tasks stay where they are. `pin`: by operator, what a node must have for the operator's tasks to run there: labels
+    with their text, and resources with their amount, as in {"score": {"GPU": 1}, "in": {"rack": "a"}}. `at_least`: the
+    number of workers with which the job starts when the cluster has no room for all, or too few nodes. With None, the
+    job needs all. `grow`: ask the cluster for missing nodes, and wait for them; for clusters that add nodes on demand.
     """
 
     method: Method = "round-robin"
@@ -40,15 +41,25 @@ class PlacementOptions:
         if unknown := sorted(set(self.pin) - set(operators)):
             raise FlowError(f"pin names an operator {unknown[0]!r}; the flow has: {', '.join(operators)}")
         if self.at_least is not None and not (is_whole(self.at_least) and 1 <= self.at_least <= workers):
-            raise FlowError(f"at_least={self.at_least!r}; it must be 1 to {workers}, the workers that are asked for")
+            raise FlowError(f"at_least={self.at_least!r}; it must be 1 to {workers}, the number of workers")
         if self.method not in METHODS:
             raise FlowError(f"placement={self.method!r}; it must be one of {', '.join(METHODS)}")
         if self.nodes is not None and not (is_whole(self.nodes) and 1 <= self.nodes <= workers):
-            raise FlowError(
-                f"nodes={self.nodes!r}; it must be 1 to {workers}, as each has one of the {workers} workers"
+            raise OptionError(
+                "{nodes=}; it must be 1 to {most}, because each node gets at least one of the {most} workers; give "
+                "fewer {nodes} or more {workers}",
+                {"nodes": self.nodes},
+                most=workers,
             )
         if self.replan_s is not None and not seconds(self.replan_s, "replan_s") > 0:
-            raise FlowError(f"replan_s={self.replan_s}; it must be above 0, or None for a job that stays as it is")
+            raise OptionError(
+                "{replan_s=}; it must be above 0. Leave out {replan_s} for a job whose tasks stay where they are",
+                {"replan_s": self.replan_s},
+            )
         if self.replan_s is not None and not epochs:
-            raise FlowError("replan_s moves tasks, which takes epochs: give run(epoch_interval_s=...)")
+            raise OptionError(
+                "{replan_s} moves tasks, which takes epochs, and {epoch_interval_s=} turns epochs off; leave out "
+                "{replan_s} or {epoch_interval_s}",
+                {"epoch_interval_s": None},
+            )
         return self

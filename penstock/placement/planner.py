@@ -1,11 +1,12 @@
-"""Where the tasks of a job should run: TurboStream's scheduler (docs/papers.md: T9 to T11), and what makes it better.
+"""Decides where the tasks of a job should run: TurboStream's scheduler (docs/papers.md: T9 to T11), with improvements.
 
-`plan` deals tasks to nodes, between which traffic is dearest, and then those of each node to its workers, between which
-it is a ring instead of a function call (the paper deals the tasks of a node to its workers in turn). `placement/
-multilevel.py` does both.
+`plan` assigns tasks to nodes first, because traffic between nodes costs most, and then the tasks of each node to its
+workers, between which a record goes through a ring instead of a function call. (The paper assigns the tasks of a node
+to its workers in turn.) `placement/multilevel.py` does both.
 
-It must never be worse than the paper's own algorithm where that keeps the balance: up to 150 tasks that is one of the
-beginnings; above, its cost forbids it, and it begins on the parents only.
+The result must never be worse than that of the paper's own algorithm where that one keeps the balance. For up to 150
+tasks the paper's result is one of the beginnings of the search. For more tasks it costs too much, and only parents
+begin with it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from penstock.placement.placement import Placement, shares, workers_of
 from penstock.placement.relabel import relabelled
 from penstock.placement.traffic import Ints, Node, TrafficGraph
 
-#: By how much a node may have more than its fair share, unless its tasks cannot be dealt so evenly.
+#: By how much a node may have more than its fair share, unless its tasks cannot be assigned so evenly.
 FACTOR = 0.1
 
 

@@ -1,12 +1,13 @@
-"""Better than the paper: tasks are moved, and swapped, between nodes while traffic falls and the balance holds.
+"""Improves on the paper: moves and swaps tasks between places while traffic falls and the balance holds.
 
-`Partition` is tasks at places, with what each place may take. `improve` goes through the pairs of places that talk to
-each other and lets tasks change sides the way Fiduccia and Mattheyses do: always the one that gains most, also when
-that is a loss, each once, and then back to the best that was met; so it climbs out of hollows that single moves stay
-in, and since a side may be a task too full in between, tasks are swapped. Gains are looked up in heaps, as traffic is
-no small integer; a pass costs some ten tasks' worth of bookkeeping for each that is at a border, and none for others.
+A `Partition` is an assignment of tasks to places, with what each place may take. `improve` goes through the pairs of
+places that exchange records, and lets tasks change sides as Fiduccia and Mattheyses do: it always moves the task that
+gains most, even when that is a loss, and each task once, and then goes back to the best state that it has met. So it
+leaves local optima that single moves cannot leave. Since a side may have one task too many in between, tasks are
+swapped as well. Gains are kept in heaps, because traffic is not a small integer. A pass costs about as much as ten
+tasks for each task that exchanges records with the other side, and nothing for the others.
 
-A partition never gets worse: less overload, or as much and less traffic across.
+A partition never gets worse: it gets less overload, or the same overload and less traffic across.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from penstock.placement.traffic import Ints, TrafficGraph
 # A pass over a pair of places ends after so many changes of side without a new best.
 _PATIENCE = 60
 
-# How many tasks of a side are looked through for one that fits.
+# How many tasks of a side are tried, to find one that fits.
 _TOO_LARGE_MAX = 8
 
 _EPSILON = 1e-9
 
 
 class Partition:
-    """Holds tasks at places; see the module's docstring."""
+    """An assignment of tasks to places; see the module's docstring."""
 
     def __init__(self, graph: TrafficGraph, limits: Limits, places: Ints) -> None:
         self.graph = graph
@@ -45,11 +46,11 @@ class Partition:
         self._load: list[float] = graph.loads(places, count).tolist()
         self._used: list[float] = np.bincount(places, weights=graph.memory, minlength=count).tolist()
         self._heaviest = max(self._cpu, default=0.0)
-        self._least = _EPSILON * graph.total_traffic  # what is gained by rounding errors alone is no gain
+        self._least = _EPSILON * graph.total_traffic  # a gain that may be a rounding error does not count
         self._members: list[set[int]] = [set() for _ in range(count)]
         for v, place in enumerate(self._places):
             self._members[place].add(v)
-        self.work = 0  # edges looked at so far: what it has cost, whatever the machine
+        self.work = 0  # the number of edges looked at so far: the cost of the search on every machine
 
     @property
     def places(self) -> Ints:
@@ -204,13 +205,13 @@ class Partition:
             room = slack[target] - self._load[target]
             room_memory = self._memory_most[target] - self._used[target]
             if self._load[target] > self._cpu_most[target] and self._load[source] <= self._cpu_most[source]:
-                room = -1.0  # first back to where it holds
+                room = -1.0  # first back to where the balance holds
             aside: list[tuple[float, int]] = []
             while heap:
                 top = heap[0]
                 v = top[1]
                 if v in done or gains.get(v) != -top[0] or self._places[v] != source:
-                    heappop(heap)  # an older gain
+                    heappop(heap)  # the task has another gain by now
                     continue
                 if self._cpu[v] <= room and (self._memory[v] <= room_memory or not self._memory[v]):
                     found.append((top[0], v))
@@ -222,7 +223,7 @@ class Partition:
                 heappush(heap, entry)
         if not found:
             return None
-        # The fuller side gives when it has too much, whatever is gained.
+        # When the fuller side has too much, it gives a task away, whatever the gain.
         if len(found) == 2:
             over = [self._excess(a), self._excess(b)]
             if over[0] != over[1]:

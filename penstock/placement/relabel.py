@@ -1,8 +1,8 @@
-"""Names for the workers of a new placement, such that few tasks move.
+"""Names the workers of a new placement such that few tasks migrate.
 
-A plan says which tasks are together, not on which of several workers that are alike: those of a node are, and so are
-nodes that take as many workers and have as much memory. Each gets the name of the running one with which it has most
-tasks in common.
+A placement says which tasks are together, but not on which of several equal workers. The workers of a node are equal,
+and so are nodes that take as many workers and have as much memory. Each worker of the new placement gets the name of
+the running worker with which it has most tasks in common.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A job as the planner takes it: its tasks by component, and the traffic that is to be expected between them.
+"""Describes a job as the planner takes it: its tasks by component, and the expected traffic between them.
 
 `of_plan` is the paper's off-line mode (docs/papers.md: T11): nothing has been measured yet, so traffic follows from the
-data dependencies alone. Each source puts out one unit, every operator as much as it takes in, and an exchange deals it
-to its receivers by its grouping. Measured figures (`placement/monitor.py`) take the place of these once there are any.
+data dependencies alone. Each source emits one unit, each operator as much as it receives, and an exchange divides it
+among its receivers by its grouping. Measured figures (`placement/monitor.py`) replace these as soon as there are any.
 """
 
 from __future__ import annotations

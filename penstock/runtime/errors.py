@@ -5,6 +5,7 @@ The first line of each class's own docstring says more. A test compares this tre
     PenstockError
     ├── FlowError                 the flow as written cannot run; raised while it is built, nothing has started
     │   ├── SourceError           an input named in it cannot be read: missing, empty glob, no permission
+    │   ├── OptionError           an option of `run` or `resume` cannot be used as it was given
     │   └── NoSuchMethod          a stream has no method of this name (also an AttributeError)
     ├── CodecError                a record cannot be encoded, or received bytes cannot be decoded
     │   ├── CorruptGzip           a gzip file is damaged or ends early
@@ -67,6 +68,8 @@ These exceptions are no PenstockErrors. All but the last two are turned into one
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Mapping
+from string import Formatter
 
 
 class PenstockError(Exception):
@@ -79,6 +82,41 @@ class FlowError(PenstockError):
 
 class SourceError(FlowError):
     """An input cannot be read; raised before the job starts wherever that can be known."""
+
+
+class OptionError(FlowError):
+    """An option of `run` or `resume` cannot be used as it was given, or not together with another one.
+
+    The message spells the options as in Python, and `spelled` as in another language, such as the options of the
+    `penstock` command. In `template`, {name} is an option's name, {name=} the option with its value in `given`, and all
+    other names are those of `words`.
+    """
+
+    def __init__(self, template: str, given: Mapping[str, object] | None = None, **words: object) -> None:
+        self._parts = template, dict(given or {}), words
+        super().__init__(self.spelled(_in_python))
+
+    def spelled(self, spell: Callable[..., str]) -> str:
+        """Returns the message with the words of `spell(option)` for an option's name, and those of
+        `spell(option, value)` for an option with its value."""
+        template, given, words = self._parts
+        found: dict[str, object] = dict(words)
+        for _, name, _, _ in Formatter().parse(template):
+            if name is not None and name not in words:
+                option = name.removesuffix("=")
+                found[name] = spell(option) if name == option else spell(option, given[option])
+        return template.format_map(found)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_option_error, self._parts)
+
+
+def _option_error(template: str, given: dict[str, object], words: dict[str, object]) -> OptionError:
+    return OptionError(template, given, **words)
+
+
+def _in_python(option: str, *value: object) -> str:
+    return f"{option}={shorten(value[0])}" if value else option
 
 
 class CodecError(PenstockError):
@@ -142,7 +180,7 @@ class JobExists(JobError):
 
 
 class NoCluster(JobNotFound):
-    """There is no Ray cluster on which a job could be found, run, or go on without this process."""
+    """There is no Ray cluster on which a job could be found or run, or continue after this process has ended."""
 
 
 class NotEnoughResources(JobError):
@@ -185,7 +223,7 @@ class StoreUnreachable(StoreError):
 
 
 class SnapshotDamaged(StoreError):
-    """The file system answered, and what it gave is not what was written: missing, cut short, bits changed.
+    """The file system answered, and what it gave is not what was written: missing, too short, or with changed bits.
 
     The epoch that needs it cannot be used any more; others are not affected.
     """
@@ -197,7 +235,7 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def shorten(value: object, limit: int = 200) -> str:
-    """repr(value), cut to `limit` characters; raises nothing but Ctrl-C, whatever the object's own repr does."""
+    """repr(value), shortened to `limit` characters; raises nothing but Ctrl-C, whatever the object's own repr does."""
     try:
         text = str.__str__(repr(value))  # a plain str, also of a class derived from it
     except BaseException as error:  # a repr may call sys.exit(), too

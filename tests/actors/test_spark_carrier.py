@@ -173,7 +173,7 @@ def test_a_spark_that_does_not_end_is_killed(job: Job, caplog: pytest.LogCapture
     spark.stopped.set_exception(TimeoutError())
     job.carrier.close()
     assert spark.did == ["stop", "kill"]
-    assert "job words: Spark did not end by itself: it did not answer in time" in caplog.text
+    assert "job words: Spark did not end by itself, and is killed: it did not answer in time" in caplog.text
 
 
 def test_a_start_that_ends_after_the_job_leaves_nothing(job: Job) -> None:
@@ -250,7 +250,7 @@ def test_a_worker_that_refuses_or_cannot_tell_its_load_ends_nothing(job: Job, ca
     wait_until(lambda: "job words: worker 0: divert: no" in caplog.text, "the user hears of it")
     job.cannot_tell = RuntimeError("worker 0 could not answer")
     job.looks()
-    assert "the load of its workers is not known: worker 0 could not answer" in caplog.text
+    assert "so no range switches now: worker 0 could not answer" in caplog.text
     job.refusal = job.cannot_tell = None
     job.awaits("OPERATION")
     assert "kill" not in spark.did

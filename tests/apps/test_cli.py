@@ -177,6 +177,31 @@ def test_a_place_for_epochs_that_are_not_wanted(tmp_path: Path, capsys: pytest.C
     assert "needs epochs" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--replan", "0"], "--replan 0; it must be above 0. Leave out --replan for"),
+        (["--replan", "5", "--epoch-interval", "0"], "and --epoch-interval 0 turns epochs off; leave out --replan or"),
+        (["--savepoint", "/x", "--epoch-interval", "0"], "leave out --epoch-interval or --savepoint"),
+        (["--nodes", "5"], "--nodes 5; it must be 1 to 2, because each node gets"),
+        (["--ring-bytes", "5000"], "--ring-bytes 5000; it must be a power of two"),
+        (["--dual", "on,delta={x}"], "--dual 'on,delta={x}': could not convert string to float: '{x}'; use 'off'"),
+        (["--local", "--dual", "on"], "--dual on is not for local jobs"),
+        (["--local", "--detached"], "leave out --detached or --local"),
+        (["--local", "--replan", "2.5"], "--replan 2.5 is not for local jobs"),
+    ],
+)
+def test_a_refusal_names_the_options_of_the_command(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "sol", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert not re.search(
+        r"(replan_s|epoch_interval_s|ring_bytes|\w=)", err.replace("delta=", "").replace("toggle_s", "")
+    )
+
+
 def test_nothing_to_resume_or_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["resume", "nobody", "--checkpoints", str(tmp_path)]) == 1
     err = capsys.readouterr().err
@@ -244,7 +269,9 @@ def test_interrupts_stop_then_cancel_then_give_up(number: signal.Signals, capsys
             signal.raise_signal(number)
     assert interrupts.count == 3
     assert signal.getsignal(number) is before
-    assert "again to cancel" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ("press Ctrl-C again to cancel" in said) == (number == signal.SIGINT)
+    assert ("another SIGTERM cancels the job" in said) == (number == signal.SIGTERM)
 
 
 # --- standard output that is closed, full, or not read ----------------------------------------------------------
@@ -397,10 +424,10 @@ def test_savepoint_rescale_and_recovery_of_a_detached_job(tmp_path: Path, capsys
     capsys.readouterr()
     again = ["run", "wordcount", "--name", f"{name}-2", "--rate", "1000", "--savepoint", saved, "--workers", "1"]
     assert cli.main([*again, "--detached"]) == 0
-    went_on = penstock.attach(f"{name}-2")
-    wait_until(lambda: went_on.status().get("epochs", {}).get("complete"), "it goes on")
+    continued = penstock.attach(f"{name}-2")
+    wait_until(lambda: continued.status().get("epochs", {}).get("complete"), "it continues")
     assert cli.main(["stop", f"{name}-2"]) == 0
-    assert went_on.wait(progress=False)["state"] == "FINISHED"
+    assert continued.wait(progress=False)["state"] == "FINISHED"
     other = ["run", "sol", "--name", f"{name}-3", "--savepoint", saved]
     assert cli.main(other) == 2
     assert "of which there is saved state" in capsys.readouterr().err
@@ -514,7 +541,7 @@ def test_resume_after_failing_and_after_the_cluster_s_death(
     local = ["--no-progress", "--address", "local"]
     killed = penstock_command("resume", name, "--checkpoints", where, *local, cwd=tmp_path)
     commands.append(killed)
-    wait_until(lambda: last_epoch() >= before + 2, "it goes on, with new epochs")
+    wait_until(lambda: last_epoch() >= before + 2, "it continues, with new epochs")
     family = descendants(killed.pid)
     kill(killed.pid)
     wait_gone(family, LIMIT_S)

@@ -245,7 +245,7 @@ def test_every_event_once_also_after_going_back(
             got += take(reader, *sizes[(turn + task) % len(sizes)])
     for reader in before:
         offsets |= reader.offsets()
-        take(reader, 100, False)  # what came behind the offsets is read again
+        take(reader, 100, False)  # what came after the offsets is read again
         reader.close()
         assert reader.read(10) == []
     for task, reader in enumerate(readers(source, later_tasks, offsets)):

@@ -43,7 +43,7 @@ SECTIONS: list[tuple[str, str, Table[Any, Any]]] = [
         "The coordinator",
         "What the coordinator of a job's epochs waits for. The table is in `penstock/runtime/epochs/coordinator.py`. "
         "While the coordinator is RUNNING, a manifest may be on its way to the store, and tasks may be about to move; "
-        "neither is a state, as epochs go on meanwhile.",
+        "neither is a state, as epochs continue meanwhile.",
         COORDINATOR,
     ),
     (

@@ -10,7 +10,7 @@ reads 20,000 records a second and is killed several times: a worker, the JobMast
 moment, or a second one while the job recovers from the first ("again"). Or a worker, or the JobMaster ("pause-master"),
 is paused for 1 to 30 s, mostly for few, by SIGSTOP and SIGCONT; in half of these cases one is killed meanwhile: the
 paused process, another worker, or the JobMaster. Only processes of this very job are killed and paused, by their ids.
-Or the store is harmed before a process is killed (tests/e2e/store_damage.py): one file is deleted, cut or changed
+Or the store is harmed before a process is killed (tests/e2e/store_damage.py): one file is deleted, shortened or changed
 ("file"); a file and its copy, or all, and the process is killed when the job says that it has saved everything anew
 ("store"); or the process is killed while the disk is "read-only" or "full", which takes the right to mount one.
 After it the job must have FINISHED, its output must be that of a plain loop over the same
@@ -19,7 +19,7 @@ records (tests/e2e/recovery_flows.py), and nothing may be left over: hidden file
 Measured of each kill, and from the end of each pause, by a status every 50 ms: how long until the job is RUNNING with
 new processes, how long until its sources read at full rate again and what waits in front of tasks is gone; and the
 longest time without progress in source tasks that stand before the failure, which are not to notice it, beside that of
-tasks behind it.
+tasks downstream of it.
 
 When something is wrong the command that replays the run is printed, and the exit code is 1. The instants come again
 only as far as the machine's load does.
@@ -179,7 +179,7 @@ def silent(status: dict[str, Any]) -> bool:
 
 @contextmanager
 def paused(pid: int) -> Iterator[None]:
-    """Stop a process for as long as the block runs; it goes on then, unless it was killed."""
+    """Stop a process for as long as the block runs; it continues then, unless it was killed."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -83,7 +83,7 @@ def counted_up(what: str, entries: Iterator[tuple[str, int]], totals: Counter[st
     """The numbers that come with each key must be 1, 2, 3 ... up to its total."""
     last: Counter[str] = Counter()
     for key, number in entries:
-        assert number == last[key] + 1, f"{what}: {key!r} has number {number} behind {last[key]}"
+        assert number == last[key] + 1, f"{what}: {key!r} has number {number} after {last[key]}"
         last[key] = number
     problem = differences(what, last, totals)
     assert not problem, problem
@@ -162,7 +162,7 @@ def grep(name: str, directory: Path, records: int, rate: float, seed: int = 0) -
         for index, lines in written.items():
             last: dict[int, int] = {}
             for i in (int(text.split()[0]) for text in lines):
-                assert i > last.get(i % splits, -1), f"task {index}: record {i} came behind {last[i % splits]}"
+                assert i > last.get(i % splits, -1), f"task {index}: record {i} came after {last[i % splits]}"
                 last[i % splits] = i
         expected = Counter(text for text in expected if text.startswith("1"))
         problem = differences("Collect", Counter(sampled.records()), expected)
@@ -219,7 +219,7 @@ def timers(name: str, directory: Path, records: int, rate: float, seed: int = 0)
         for lines in parts(directory).values():
             for text in lines:
                 _, key, number, since = text.split("\t")
-                assert int(number) == numbers[key] + 1, f"{key}: tally {number} behind {numbers[key]}"
+                assert int(number) == numbers[key] + 1, f"{key}: tally {number} after {numbers[key]}"
                 numbers[key] += 1
                 sums[key] += int(since)
         problem = differences("tallies in Files", sums, totals)

@@ -1,4 +1,4 @@
-"""What goes wrong with the checkpoint store of a running job: files that change behind its back, and disks."""
+"""What goes wrong with the checkpoint store of a running job: files that somebody else changes, and disks."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ over the same records. When something is wrong, the command that replays the run
 
 A run counts only if records went to Spark in it, and if processes were killed where they were to be. So that this does
 not depend on how busy the machine is, the input waits for it: most of it until Spark is ready, and its end until the
-kills are done. The campaign goes on until so many runs have counted, says how many did not, and why, and fails when too
-many did not.
+kills are done. The campaign continues until so many runs have counted, says how many did not, and why, and fails when
+too many did not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 RATE = 8_000.0
 LIMIT_S = 300.0
 KINDS = ("executor", "bridge", "worker")
-HOLD_LOOK_S = 0.05  # how often a reader looks whether it may go on
+HOLD_LOOK_S = 0.05  # how often a reader looks whether it may continue
 MODES = ("toggle:1", "toggle:3", "spark-only")
 WORDS = ["be", "To", "or", "not", "that", "is", "the", "Question"]
 CAMPAIGNS = [{"ad": f"ad{i}", "campaign": f"c{i // 10}"} for i in range(100)]

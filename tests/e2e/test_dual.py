@@ -61,7 +61,7 @@ def test_windows_are_exact_while_the_job_switches_and_processes_die(
     (why,) = {one["failed"] for one in status["dual"]["ranges"]}
     assert why == "NotAnswered: the process that holds the Spark session has died"
     read = status["records_read"]
-    seen(lambda s, _: s["records_read"] > read + 1_000, "the job goes on without it")
+    seen(lambda s, _: s["records_read"] > read + 1_000, "the job continues without it")
     job.stop()
     job.wait(LIMIT_S, progress=False)
     n = job.status()["records_read"]

@@ -270,7 +270,7 @@ def test_detached_job_outlives_its_driver(
     kill(process.pid)
     process.wait()
     before = job.status()["records_written"]
-    wait_until(lambda: job.status()["records_written"] > before, "the job goes on")
+    wait_until(lambda: job.status()["records_written"] > before, "the job continues")
     with pytest.raises(ps.JobExists, match=name):
         ps.run(busy_flow(name))
     assert all(map(alive, pids))
@@ -284,7 +284,7 @@ def test_detached_job_outlives_its_driver(
             and not set(pids) & {worker["pid"] for worker in status["workers"]}
         )
 
-    wait_until(goes_on, "the job goes on", LIMIT_S)
+    wait_until(goes_on, "the job continues", LIMIT_S)
     job.stop()
     assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
     assert_gone(name, pids)
@@ -319,7 +319,7 @@ def test_idle_job_uses_little_cpu(cluster: str, fresh_name: Callable[[], str]) -
 
 
 def test_a_jobmaster_hears_however_many_handles_wait_for_the_end(cluster: str, fresh_name: Callable[[], str]) -> None:
-    """Each handle waits for the job's end, and goes on waiting in the JobMaster when its driver has died."""
+    """Each handle waits for the job's end, and waits further in the JobMaster when its driver has died."""
     job, _ = started(busy_flow(fresh_name()), workers=1)
     assert ps.attach(job.name) is job
     handles = [Job(job.name, RayLink(job.name, find_master(job.name)), {}) for _ in range(100)]

@@ -1,4 +1,4 @@
-"""Jobs whose processes are killed go on from their last epoch, and come to exact results."""
+"""Jobs whose processes are killed continue from their last epoch, and come to exact results."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ def test_after_a_source_has_ended(carrier: Carrier, fresh_name: Callable[[], str
         return bool(tasks) and all(task.get("finished") for task in tasks) and complete(job) >= 1
 
     for worker in (0, 1):
-        wait_until(ended, "the short source has ended, and what is behind it alone")
+        wait_until(ended, "the short source has ended, and what is downstream of it alone")
         running_again(job, {kill_worker(job, worker)})
     job.stop()
     status = job.wait(LIMIT_S, progress=False)
@@ -365,7 +365,7 @@ def test_rings_that_had_grown(cluster: str, fresh_name: Callable[[], str]) -> No
     assert Counter(sizes.records()) == Counter((i, len(record(i)[1])) for i in range(records))
 
 
-# --- when the job cannot go on -------------------------------------------------------------------------------------
+# --- when the job cannot continue -------------------------------------------------------------------------------------
 
 
 def endless(name: str) -> ps.Flow:
@@ -536,7 +536,7 @@ def test_what_status_says_of_epochs(carrier: Carrier, fresh_name: Callable[[], s
     assert epochs["store"] == str(tmp_path / name)
     assert len(list((tmp_path / name / "manifests").iterdir())) >= 1
     running_again(job, {kill_worker(job, 0)})
-    wait_until(lambda: complete(job) > epochs["begun"], "epochs go on, with new numbers")
+    wait_until(lambda: complete(job) > epochs["begun"], "epochs continue, with new numbers")
     assert restarts(job) == 1
     job.cancel()
     assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"

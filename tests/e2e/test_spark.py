@@ -127,7 +127,7 @@ def test_a_query_reads_the_table_that_a_job_writes(
     seen = len(epochs.rows())
     assert seen > 0
     kill(job.status()["workers"][0]["pid"])
-    wait_until(lambda: job.status()["epochs"]["restarts"] == 1 and job.state == "RUNNING", "it goes on")
+    wait_until(lambda: job.status()["epochs"]["restarts"] == 1 and job.state == "RUNNING", "it continues")
     epoch = job.status()["epochs"]["complete"]
     wait_until(lambda: job.status()["epochs"]["complete"] > epoch + 1, "an epoch is complete since")
     job.stop()
@@ -157,7 +157,7 @@ def test_a_function_that_raises_and_another_that_goes_on(
     assert len(failed) == 1
     epochs = Epochs("value")
     following = follow(ps.attach(flow.name), epochs, spark=spark, folder=tmp_path / "out", keep=False)
-    wait_until(lambda: len(epochs.calls) >= 2, "it goes on")
+    wait_until(lambda: len(epochs.calls) >= 2, "it continues")
     job.stop()
     read_ = job.wait(LIMIT_S, progress=False)["records_read"]
     assert following.wait(LIMIT_S) == epochs.calls[-1][0]

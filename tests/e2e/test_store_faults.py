@@ -132,14 +132,14 @@ def test_a_damaged_snapshot(cluster: str, fresh_name: Callable[[], str], tmp_pat
         pid = job.status()["workers"][1]["pid"]
         kill(pid)
         wait_until(lambda: epochs_of(job)["restarts"] == 2 and job.state == "RUNNING", "the job runs again")
-        wait_until(lambda: epochs_of(job)["complete"] > epoch, "epochs go on, with new numbers")
+        wait_until(lambda: epochs_of(job)["complete"] > epoch, "epochs continue, with new numbers")
         status = finish(job, made)
         after = [s.status["epochs"]["complete"] for s in watch.samples if s.at > at and "epochs" in s.status]
     finally:
         watch.close()
     assert min(after) == epoch - 1, f"it went back to {min(after)} from {epoch}"
     assert status["epochs"]["restarts"] == 2
-    wait_until(lambda: logged(f"job {name} goes back before epoch {epoch}: "), "the log says so")
+    wait_until(lambda: logged(f"job {name} falls back to an epoch before epoch {epoch}: "), "the log says so")
     assert logged("has changed since it was written")
 
 
@@ -154,7 +154,7 @@ def test_a_damaged_manifest(cluster: str, fresh_name: Callable[[], str], tmp_pat
     for file in both(f"manifests/{epoch:010d}.json"):
         damage(store / file, "flipped")
     kill(master)
-    wait_until(lambda: epochs_of(job)["complete"] > epoch, "epochs go on, with new numbers")
+    wait_until(lambda: epochs_of(job)["complete"] > epoch, "epochs continue, with new numbers")
     finish(job, made)
     wait_until(lambda: logged(f"job {name} passes over a damaged epoch: epoch {epoch}: "), "the log says so")
 
@@ -197,8 +197,8 @@ def test_a_store_that_is_named_from_here_and_removed(
     assert kept
     shutil.rmtree(store)
     wait_until(lambda: epochs_of(job)["damage"] is not None, "it is noticed")
-    assert f"the store {store} has lost what was saved: " in epochs_of(job)["damage"]
-    assert "is saved anew with the next epoch" in epochs_of(job)["damage"]
+    assert f"the store {store} has lost snapshots or records: " in epochs_of(job)["damage"]
+    assert "is saved again with the next epoch" in epochs_of(job)["damage"]
 
     def newest() -> dict[str, Any]:
         for path in sorted((store / "manifests").glob("*.json"), reverse=True):
@@ -212,7 +212,7 @@ def test_a_store_that_is_named_from_here_and_removed(
 
     wait_until(lambda: newest()["epoch"] > 0 and not kept & names(newest()), "everything is saved anew")
     complete = epochs_of(job)["complete"]
-    wait_until(lambda: epochs_of(job)["complete"] > complete, "epochs go on")
+    wait_until(lambda: epochs_of(job)["complete"] > complete, "epochs continue")
 
     def resumable() -> bool:
         program = newest()["program"]
@@ -224,7 +224,7 @@ def test_a_store_that_is_named_from_here_and_removed(
     wait_until(lambda: epochs_of(job)["restarts"] == 1 and job.state == "RUNNING", "the job runs again")
     kill(master)
     complete = fresh_epoch(job)
-    assert not logged(f"job {name} goes back before epoch")
+    assert not logged(f"job {name} falls back to an epoch before epoch")
     finish(job, made)
     assert not list((tmp_path / "here").rglob("*"))
 
@@ -233,8 +233,8 @@ def test_a_store_that_is_named_from_here_and_removed(
 
 
 def test_a_store_that_is_gone_for_a_while(fresh_name: Callable[[], str], tmp_path: Path) -> None:
-    """A file is in place of a directory, of one after the other: whatever is written fails. The job goes on, and so do
-    epochs afterwards."""
+    """A file is in place of a directory, of one after the other: whatever is written fails. The job continues, and so
+    do epochs afterwards."""
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
     job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=0.5, local=True)
@@ -246,7 +246,7 @@ def test_a_store_that_is_gone_for_a_while(fresh_name: Callable[[], str], tmp_pat
         why = "Something else has that name"
         wait_until(lambda why=why: why in (epochs_of(job)["last_failure"] or ""), f"the status says why: {what}")
         complete, written = epochs_of(job)["complete"], job.status()["records_written"]
-        wait_until(lambda n=written: job.status()["records_written"] > n + RATE, "the job goes on")
+        wait_until(lambda n=written: job.status()["records_written"] > n + RATE, "the job continues")
         assert epochs_of(job)["complete"] == complete
         assert job.state == "RUNNING"
         place.unlink()
@@ -259,7 +259,7 @@ def test_a_store_that_is_gone_for_a_while(fresh_name: Callable[[], str], tmp_pat
 
 
 def test_deaths_while_the_store_is_gone(cluster: str, fresh_name: Callable[[], str], tmp_path: Path) -> None:
-    """What must be read to go on cannot be read: the job waits, and goes on when it can."""
+    """What must be read to continue cannot be read: the job waits, and continues when it can."""
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
     place = tmp_path / "epochs" / name
@@ -298,7 +298,7 @@ try:
     def fails(reason):
         wait_until(lambda: reason in (epochs_of(job)["last_failure"] or ""), f"the status says {reason!r}")
         complete, written = epochs_of(job)["complete"], job.status()["records_written"]
-        wait_until(lambda: job.status()["records_written"] > written + RATE, "the job goes on")
+        wait_until(lambda: job.status()["records_written"] > written + RATE, "the job continues")
         assert epochs_of(job)["complete"] == complete
         return complete
 
@@ -386,7 +386,7 @@ def test_epochs_on_s3(
     wait_until(lambda: epochs_of(job)["last_failure"] is not None, "the status says why")
     assert "can be reached" in epochs_of(job)["last_failure"]
     written = job.status()["records_written"]
-    wait_until(lambda: job.status()["records_written"] > written + RATE, "the job goes on")
+    wait_until(lambda: job.status()["records_written"] > written + RATE, "the job continues")
     second = job.status()["workers"][0]["pid"]
     kill(second)
     # For what tasks had saved, or first for a manifest of which it is not known whether it was written.

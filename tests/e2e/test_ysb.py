@@ -47,7 +47,7 @@ def shifted(by_ns: int, scale: float = 1) -> float:
 
 
 def test_rows_follow_their_window_s_end() -> None:
-    """The load begins two seconds before a window's end, by a clock that is set so, and goes on until the window's rows
+    """The load begins two seconds before a window's end, by a clock that is set so, and lasts until the window's rows
     are there."""
     events = Events(4, rate=2_000, start_ms=START_MS + ysb.WINDOW_MS - 2_000)
     by_ns = (events.start_ms - 1_500) * 1_000_000 - time.time_ns()
@@ -69,7 +69,7 @@ def test_rows_follow_their_window_s_end() -> None:
     assert counted()
     first = ysb.latencies(rows.records(), first=True)
     assert len(first) >= len(right)
-    assert first[0] >= 50, "events may come 100 ms behind others that are 50 ms early"
+    assert first[0] >= 50, "events may come 100 ms after others that are 50 ms early"
 
 
 def test_the_command_checks_its_counts(capsys: pytest.CaptureFixture[str]) -> None:

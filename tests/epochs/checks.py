@@ -1,6 +1,7 @@
 """What must hold all the time in a simulated job with epochs (tests/epochs/sim.py), and what at its end.
 
-- Who goes back is exactly who was lost and all behind them, worked out here anew; nobody else is touched, and nobody
+- Who goes back is exactly who was lost and all downstream of them, worked out here anew; nobody else is touched, and
+nobody
   who sends to them is held up.
 - Epochs complete in order, each from snapshots of all tasks; what a task's snapshots say together is what the task had
   in memory, and a task that is made again has that in memory. It is told again the watermarks that it knew, and keeps
@@ -49,7 +50,7 @@ class Checks:
         self._cluster = cluster
         self.completed: list[int] = []  # epochs whose manifest was written
         self._look_at(cluster.plan)
-        self._to_cut: frozenset[int] | None = None  # as the plan has just changed
+        self._to_remove: frozenset[int] | None = None  # as the plan has just changed
         self._remade: frozenset[int] = frozenset()  # by the change of plan, or the move, that is under way
         self._wanted: dict[int, int] | None = None  # where tasks are to move to
         self._all_back = True
@@ -60,7 +61,7 @@ class Checks:
         self._at_end: dict[int, bytes] = {}  # and at the task's end
         self._ended: list[bytes] = []  # at the end of tasks that are in the plan no more
         self._decoded: dict[int, tuple[list[str], Chain]] = {}
-        self._made_at: dict[int, int] = {}  # the epoch from which a task last went on
+        self._made_at: dict[int, int] = {}  # the epoch from which a task last continued
         self._marks: dict[str, set[int]] = {}  # channels whose watermark the task knew when it took a snapshot
         self._passes = 0
 
@@ -73,7 +74,7 @@ class Checks:
     def new_master(self) -> None:
         self._look_at(self._cluster.plan)
         self._all_back = True
-        self._to_cut, self._remade, self._wanted = None, frozenset(), None
+        self._to_remove, self._remade, self._wanted = None, frozenset(), None
         self._lost = []
         self._triggered = self._cluster.coordinator.begun
 
@@ -87,14 +88,14 @@ class Checks:
 
     def replanned(self, before: Plan, after: Plan, operator: str) -> None:
         """An operator is about to get another number of tasks."""
-        self._to_cut = self._with_downstream(before, operator)
+        self._to_remove = self._with_downstream(before, operator)
         self._look_at(after)
         self._remade = self._with_downstream(after, operator)
         if [chain.operators for chain in before.chains] != [chain.operators for chain in after.chains]:
-            self._to_cut = frozenset(task.number for task in before.tasks)
+            self._to_remove = frozenset(task.number for task in before.tasks)
             self._remade = self._everybody
         entries = self._cluster.coordinator.entries()
-        for number in self._to_cut:
+        for number in self._to_remove:
             memory = self._at_end.pop(number, None)
             if memory is not None and entries[number].finished:
                 self._ended.append(memory)
@@ -114,7 +115,7 @@ class Checks:
         self._wanted = placed
 
     def _moves(self) -> list[frozenset[int]]:
-        """What may be taken out when tasks move: they alone, or, if they could not stop, with all behind them."""
+        """What may be removed when tasks migrate: they alone, or, if they could not stop, with all downstream tasks."""
         assert self._wanted is not None
         entries = self._cluster.coordinator.entries()
         moved = frozenset(
@@ -131,8 +132,8 @@ class Checks:
             possible = [self._back(lost[:n]) for n in range(0 if self._remade else 1, len(lost) + 1)]
             if self._all_back:
                 possible = [self._everybody]
-            if self._to_cut is not None:
-                possible, self._to_cut = [self._to_cut], None
+            if self._to_remove is not None:
+                possible, self._to_remove = [self._to_remove], None
             elif self._wanted is not None and not lost and not self._all_back:
                 possible = self._moves()
                 self._remade = command.tasks
@@ -246,10 +247,10 @@ class Checks:
             if command.changed and command.entries:
                 expected = self._dealt(task, list(command.entries.values()))
             elif entry is not None and entry.finished:
-                continue  # it goes on from nothing but its end
+                continue  # it continues from nothing but its end
             else:
                 expected = {} if entry is None else pickle.loads(self._memory[entry.blobs[-1].name])
-            assert _filled(found) == _filled(expected), f"task {task.number} goes on from {found}, not {expected}"
+            assert _filled(found) == _filled(expected), f"task {task.number} continues from {found}, not {expected}"
             for stage in process.loop.wiring.tasks[task.number].timed:
                 if not hasattr(stage, "_timers"):
                     continue
@@ -294,7 +295,7 @@ class Checks:
         task.receive_end = watched_end  # type: ignore[method-assign]
 
     def _dealt(self, task: TaskId, entries: list[TaskEntry]) -> States:
-        """The state with which a task of a changed plan goes on: of its key groups, whoever had them."""
+        """The state with which a task of a changed plan continues: of its key groups, whoever had them."""
         plan = self._cluster.plan
         states: States = {}
         groups = plan.groups(task)
@@ -370,8 +371,8 @@ class Checks:
             for task in process.loop.tasks:
                 assert task.finished, f"{task.name} has not finished"
                 inbox = task.inbox
-                assert not inbox.ready, f"{task.name} has taken something in behind its end"
-                assert not inbox._held, f"{task.name} has taken something in behind its end"
+                assert not inbox.ready, f"{task.name} has taken something in after its end"
+                assert not inbox._held, f"{task.name} has taken something in after its end"
                 assert not task.queued, f"{task.name}: {task.queued} records counted in an empty inbox"
                 for channel in task.channels:
                     kinds = [entry[0] for entry in channel.cache.entries]

@@ -1,4 +1,4 @@
-"""Files in memory, for stores that tests change behind their backs."""
+"""Files in memory, for stores that tests change without the stores noticing."""
 
 from __future__ import annotations
 

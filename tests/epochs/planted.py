@@ -51,7 +51,7 @@ def _patch(owner: Any, name: str, new: Any) -> Any:
 
 @planted_fault("penstock/runtime/exchange/inbox.py", Seeds(31, _several_epochs))
 def _skip_alignment() -> Any:
-    """A task takes up records that are behind a barrier before the other channels have brought it."""
+    """A task takes up records that come after a barrier before the other channels have brought it."""
 
     def put(self: Inbox, channel: int, batch: Any, stamp: int, cost: int) -> None:
         self.ready.append((channel, batch, stamp, cost))
@@ -295,7 +295,7 @@ def _timer_not_touched() -> Any:
     "penstock/runtime/epochs/participant.py", Seeds(447, lambda faults: faults.put > 0 and faults.interval_s < 0.1)
 )
 def _builds_on_what_was_lost() -> Any:
-    """The snapshot behind one that could not be written holds changes only."""
+    """The snapshot after one that could not be written holds changes only."""
     write = Participant._write
 
     def careless(self: Participant, snapshot: Any, parts: Any) -> bool:
@@ -457,7 +457,7 @@ def _no_triggers_again() -> Any:
 
 @planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(1, lambda faults: faults.kills > 0))
 def _only_the_lost_go_back() -> Any:
-    """Tasks behind those that were lost go on as they are."""
+    """Tasks downstream of lost tasks do not go back."""
     again = Coordinator._again
 
     def careless(self: Coordinator, lost: Any, *rest: Any) -> Any:
@@ -548,7 +548,7 @@ def _late_answer_counts() -> Any:
 
 @planted_fault("penstock/runtime/worker/task.py", Seeds(512, _several_epochs))
 def _an_end_is_forgotten() -> Any:
-    """A task that had ended in the epoch that it goes on from takes up its input again."""
+    """A task that had ended in the epoch from which it continues takes up its input again."""
     restore_task = Task.restore
 
     def goes_on(self: Task, epoch: int, saved: Any, *, finished: bool, whole_next: bool) -> None:
@@ -597,7 +597,7 @@ def _moves(faults: Faults) -> bool:
 
 @planted_fault("penstock/runtime/worker/task.py", Seeds(19, _moves))
 def _says_that_it_stops() -> Any:
-    """A task that is to move goes on behind its barrier."""
+    """A task that is to migrate continues after its barrier."""
     save = Task._save
 
     def goes_on(self: Task, epoch: int, finished: bool) -> None:
@@ -620,7 +620,7 @@ def _all_have_stopped() -> Any:
 
 @planted_fault("penstock/runtime/worker/run_loop.py", Seeds(110, _moves))
 def _stays_stopped() -> Any:
-    """A task that does not move after all does not go on."""
+    """A task that does not migrate after all does not continue."""
     return _patch(RunLoop, "unpark", lambda self: None)
 
 
@@ -632,7 +632,7 @@ def _nothing_redirected() -> Any:
 
 @planted_fault("penstock/runtime/worker/wiring.py", Seeds(110, _moves))
 def _old_ends() -> Any:
-    """Receivers that stay go on waiting for the sender where it was."""
+    """Receivers that stay still wait for the sender in its old place."""
     connect = Wiring._connect_receiver
 
     def once(self: Wiring, exchange: Any, sender: Any, receiver: Any, generation: int) -> None:

@@ -60,7 +60,7 @@ def _removal_not_awaited() -> Any:
 @planted_fault(HOST, Seeds(1, lambda faults: faults.kills > 0))
 def _addresses_of_before() -> Any:
     """Workers that build tasks are told where the others were when tasks were removed."""
-    remove, build = JobHost._remove_tasks, JobHost._make_tasks
+    remove, build = JobHost._remove_tasks, JobHost._build_tasks
     known: dict[int, dict[int, str]] = {}
 
     def note(self: JobHost, command: RemoveTasks) -> None:
@@ -72,7 +72,7 @@ def _addresses_of_before() -> Any:
         with mock.patch.object(WorkerLives, "addresses", return_value=old):
             build(self, command)
 
-    return _all(_patch("_remove_tasks", note), _patch("_make_tasks", with_old))
+    return _all(_patch("_remove_tasks", note), _patch("_build_tasks", with_old))
 
 
 @planted_fault(HOST, Seeds(911, lambda faults: faults.kills > 0 and faults.workers == 1))
@@ -102,7 +102,7 @@ def _death_told_twice() -> Any:
 
 @planted_fault(HOST, Seeds(11, lambda faults: faults.rescales > 0 and faults.asks > 0))
 def _status_of_another_plan() -> Any:
-    """The status goes on with the plan of the job's start while tasks change."""
+    """The status keeps the plan of the job's start while tasks change."""
     return _patch("of", lambda self, plan: self, StatusBuilder)
 
 

@@ -55,7 +55,7 @@ def test_what_goes_wrong_there_is_raised_here(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(SnapshotDamaged, match="snapshots/000002-1-1 is missing"):
         compact_snapshots(store, blobs, GROUPS, store, "snapshots/000009-1")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(StoreError, match="put 3 snapshots together ended with 1"):
+    with pytest.raises(StoreError, match="compact 3 snapshots ended with exit code 1"):
         compact_snapshots(store, blobs, GROUPS, store, "snapshots/000009-1")
 
 

@@ -117,7 +117,7 @@ class Job:
         return None if chain is None else [one.name[10:18].lstrip("0") for one in chain]
 
 
-def make(command: Command) -> BuildTasks:
+def build(command: Command) -> BuildTasks:
     assert isinstance(command, BuildTasks)
     return command
 
@@ -188,7 +188,7 @@ def test_going_on_from_a_manifest() -> None:
     (save,) = first.ack(*ALL, epoch=3)
     assert isinstance(save, Save)
     job = Job(manifest=save.manifest)
-    command = make(job.start()[0])
+    command = build(job.start()[0])
     assert (command.epoch, command.tasks, command.generation) == (3, ALL, 2)
     assert command.entries == {entry.number: entry for entry in save.manifest.tasks}
     job.built()
@@ -274,10 +274,10 @@ def test_who_goes_back_when_a_worker_is_lost(worker: int, back: set[int]) -> Non
     job = Job().running(1)
     assert job.c.worker_lost(worker, 5.0) == [RemoveTasks(frozenset(back), 1), Start(worker, 0.0)]
     (command,) = job.c.started(worker)
-    assert make(command).tasks == back
-    assert make(command).entries.keys() == back
-    assert make(command).epoch == 1
-    assert job.built() == [ConnectTasks(frozenset(back), make(command).generation, ())]
+    assert build(command).tasks == back
+    assert build(command).entries.keys() == back
+    assert build(command).epoch == 1
+    assert job.built() == [ConnectTasks(frozenset(back), build(command).generation, ())]
 
 
 def test_a_worker_without_tasks_takes_nobody_back() -> None:
@@ -297,17 +297,17 @@ def test_a_worker_lost_while_another_starts_joins_the_same_recovery() -> None:
     assert job.c.worker_lost(3, 5.1) == [RemoveTasks(frozenset({C, X, Y}), 1), Start(3, 0.5)]
     assert job.c.started(2) == []
     (command,) = job.c.started(3)
-    assert make(command).tasks == {C, X, Y}
+    assert build(command).tasks == {C, X, Y}
 
 
 def test_a_worker_lost_while_tasks_are_made_has_them_made_anew() -> None:
     job = Job().running(1)
     job.c.worker_lost(2, 5.0)
-    first = make(job.c.started(2)[0])
+    first = build(job.c.started(2)[0])
     job.c.built(0, first.generation, 5.0)
     assert job.c.worker_lost(1, 5.1) == [RemoveTasks(frozenset({B, C}), 1), Start(1, 0.5)]
     assert job.c.built(1, first.generation, 5.1) == [], "of an older generation"
-    second = make(job.c.started(1)[0])
+    second = build(job.c.started(1)[0])
     assert second.tasks == {B, C}
     assert second.generation > first.generation
     assert [job.c.built(worker, first.generation, 5.2) for worker in range(WORKERS)] == [[]] * WORKERS
@@ -377,14 +377,14 @@ def test_all_may_have_acknowledged_again_before_they_join() -> None:
 def test_a_store_that_does_not_answer_is_tried_again() -> None:
     job = Job().running(1)
     job.c.worker_lost(2, 5.0)
-    first = make(job.c.started(2)[0])
-    cut, again = job.c.not_built(2, first.generation, "no answer", False, 5.5)
-    assert cut == RemoveTasks(frozenset({C}), 1)
-    assert make(again).after_s == 0.5
-    assert make(again).tasks == {C}
+    first = build(job.c.started(2)[0])
+    removal, again = job.c.not_built(2, first.generation, "no answer", False, 5.5)
+    assert removal == RemoveTasks(frozenset({C}), 1)
+    assert build(again).after_s == 0.5
+    assert build(again).tasks == {C}
     assert job.c.not_built(1, first.generation, "no answer", False, 5.6) == [], "the others' answers to the same"
-    _, again = job.c.not_built(2, make(again).generation, "no answer", False, 6.5)
-    assert make(again).after_s == 1.0
+    _, again = job.c.not_built(2, build(again).generation, "no answer", False, 6.5)
+    assert build(again).after_s == 1.0
 
 
 # --- the budget ----------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def test_a_budget_without_an_end_does_not_run_out() -> None:
     job.c.started(2)
     for _ in range(1200):
         _, again = job.c.not_built(2, job.c.generation, "no answer", False, 6.0)
-    assert make(again).after_s == 10.0
+    assert build(again).after_s == 10.0
 
 
 @pytest.mark.parametrize("options", [EpochOptions(interval_s=None), EpochOptions(max_restarts=0)])
@@ -444,7 +444,7 @@ def test_a_store_that_does_not_answer_for_long_uses_up_nothing() -> None:
     for n in range(50):
         assert len(job.c.not_built(2, job.c.generation, "no answer", False, 6.0 + n)) == 2
     assert job.c.restarts == 1
-    assert job.c.last_failure == "tasks could not be made: no answer"
+    assert job.c.last_failure == "tasks could not be built: no answer"
 
 
 # --- snapshots and their chains ------------------------------------------------------------------------------
@@ -493,7 +493,7 @@ def test_snapshots_put_together_replace_those_they_were() -> None:
     assert [one.name for one in job.c._chains[B] or []] == ["both", "snapshots/00000003-2-1"]
     assert [one.name for one in job.c.entries()[B].blobs] == ["both"]
     job.c.worker_lost(1, 9.5)
-    assert [one.name for one in make(job.c.started(1)[0]).entries[B].blobs] == ["both"]
+    assert [one.name for one in build(job.c.started(1)[0]).entries[B].blobs] == ["both"]
 
 
 # --- manifests -----------------------------------------------------------------------------------------------
@@ -563,7 +563,7 @@ def test_a_worker_lost_while_the_last_epoch_is_committed_commits_it_again() -> N
     job.c.committed(0, 2)
     assert job.c.worker_lost(2, 5.0) == [RemoveTasks(frozenset({C}), 2), Start(2, 0.0)]
     assert job.c.committed(1, 2) == []
-    command = make(job.c.started(2)[0])
+    command = build(job.c.started(2)[0])
     assert command.entries[C].finished
     job.built()
     (save,) = job.ack(C, epoch=3, finished=True)
@@ -677,10 +677,10 @@ def damaged(*epochs: int) -> tuple[Job, list[Manifest]]:
 
 def test_when_the_last_epoch_is_damaged_all_go_back_to_an_older_one() -> None:
     job, manifests = damaged(1, 2, 3)
-    cut, command = job.c.rewind(manifests[1], job.now)
-    assert cut == RemoveTasks(ALL, 2)
-    assert (make(command).tasks, make(command).epoch) == (ALL, 2)
-    assert make(command).entries == {entry.number: entry for entry in manifests[1].tasks}
+    removal, command = job.c.rewind(manifests[1], job.now)
+    assert removal == RemoveTasks(ALL, 2)
+    assert (build(command).tasks, build(command).epoch) == (ALL, 2)
+    assert build(command).entries == {entry.number: entry for entry in manifests[1].tasks}
     job.built()
     assert job.c.tick(job.now + 1) == [Trigger(4)], "a number is used once"
     assert job.chain(B) == ["1", "2"]
@@ -688,9 +688,9 @@ def test_when_the_last_epoch_is_damaged_all_go_back_to_an_older_one() -> None:
 
 def test_when_all_epochs_are_damaged_all_begin_anew() -> None:
     job, _ = damaged(1, 2)
-    cut, command = job.c.rewind(None, job.now)
-    assert cut == RemoveTasks(ALL, 0)
-    assert (make(command).tasks, make(command).epoch, make(command).entries) == (ALL, 0, {})
+    removal, command = job.c.rewind(None, job.now)
+    assert removal == RemoveTasks(ALL, 0)
+    assert (build(command).tasks, build(command).epoch, build(command).entries) == (ALL, 0, {})
     job.built()
     assert job.c.tick(job.now + 1) == [Trigger(3)]
 
@@ -701,7 +701,7 @@ def test_a_worker_lost_while_falling_back_is_started_and_waited_for() -> None:
     assert job.c.not_built(0, job.c.generation, "rot", True, job.now) == [], "told once"
     assert job.c.rewind(manifests[0], job.now) == [RemoveTasks(ALL, 1)]
     (command,) = job.c.started(1)
-    assert make(command).tasks == ALL
+    assert build(command).tasks == ALL
 
 
 def test_a_worker_that_starts_before_it_is_known_where_to_go_back_to() -> None:
@@ -709,7 +709,7 @@ def test_a_worker_that_starts_before_it_is_known_where_to_go_back_to() -> None:
     job.c.worker_lost(1, job.now)
     assert job.c.started(1) == []
     commands = job.c.rewind(manifests[0], job.now)
-    assert make(commands[-1]).tasks == ALL
+    assert build(commands[-1]).tasks == ALL
 
 
 def test_what_all_found_damaged_is_told_once() -> None:
@@ -1101,16 +1101,16 @@ def test_a_task_that_has_stopped_moves_alone() -> None:
     acknowledged(job, 2, B, parked=True)
     (save,) = acknowledged(job, 2, *(ALL - {B}))
     assert isinstance(save, Save)
-    complete, cut, make = job.c.saved(2)
+    complete, removal, build = job.c.saved(2)
     assert complete == Complete(2, False)
-    assert cut == RemoveTasks(frozenset({B}), 2, planned=True)
-    assert isinstance(make, BuildTasks)
-    assert make.tasks == {B}
-    assert make.change is not None
-    assert make.change.placed[B] == target
-    assert not make.changed
-    assert list(make.entries) == [B]
-    assert make.entries[B].blobs[-1].name == blob(B, 2, 1).name
+    assert removal == RemoveTasks(frozenset({B}), 2, planned=True)
+    assert isinstance(build, BuildTasks)
+    assert build.tasks == {B}
+    assert build.change is not None
+    assert build.change.placed[B] == target
+    assert not build.changed
+    assert list(build.entries) == [B]
+    assert build.entries[B].blobs[-1].name == blob(B, 2, 1).name
     job.built()
     assert job.c.state == "RUNNING"
     assert job.c.placed[B] == target
@@ -1122,10 +1122,10 @@ def test_a_task_that_has_not_stopped_takes_those_behind_it_along() -> None:
     job = Job().running(1)
     job.c.migrate(moving(job, a=(PLACED[A] + 1) % WORKERS), 1.5)
     acknowledged(job, 2, *ALL)
-    _, cut, make = job.c.saved(2)
-    assert cut == RemoveTasks(frozenset({A, B, C}), 2, planned=True)
-    assert isinstance(make, BuildTasks)
-    assert make.tasks == {A, B, C}
+    _, removal, build = job.c.saved(2)
+    assert removal == RemoveTasks(frozenset({A, B, C}), 2, planned=True)
+    assert isinstance(build, BuildTasks)
+    assert build.tasks == {A, B, C}
 
 
 def test_an_epoch_that_cannot_complete_lets_tasks_stay() -> None:
@@ -1150,9 +1150,9 @@ def test_a_manifest_that_was_not_written_lets_tasks_stay() -> None:
 def test_a_death_ends_the_attempt() -> None:
     job = Job().running(1)
     job.c.migrate(moving(job, y=(PLACED[Y] + 1) % WORKERS), 1.5)
-    cut = job.c.worker_lost(PLACED[A], 1.6)[0]
-    assert isinstance(cut, RemoveTasks)
-    assert cut.tasks >= {A}
+    removal = job.c.worker_lost(PLACED[A], 1.6)[0]
+    assert isinstance(removal, RemoveTasks)
+    assert removal.tasks >= {A}
     assert not job.c.migrating
     assert job.c.placed == PLACED
     # And one that is told of while the manifest is being written.
@@ -1160,10 +1160,10 @@ def test_a_death_ends_the_attempt() -> None:
     other.c.migrate(moving(other, y=(PLACED[Y] + 1) % WORKERS), 1.5)
     acknowledged(other, 2, *ALL, parked=True)
     assert other.c.worker_lost(PLACED[A], 1.6) == []
-    complete, cut, *_ = other.c.saved(2)
+    complete, removal, *_ = other.c.saved(2)
     assert complete == Complete(2, False)
-    assert isinstance(cut, RemoveTasks)
-    assert cut.tasks == {A, B, C}
+    assert isinstance(removal, RemoveTasks)
+    assert removal.tasks == {A, B, C}
     assert other.c.placed == PLACED
 
 
@@ -1174,9 +1174,9 @@ def test_after_a_move_a_death_takes_back_what_is_there_now() -> None:
     acknowledged(job, 2, *ALL, parked=True)
     job.c.saved(2)
     job.built()
-    cut = job.c.worker_lost(target, 3.0)[0]
-    assert isinstance(cut, RemoveTasks)
-    assert Y in cut.tasks
+    removal = job.c.worker_lost(target, 3.0)[0]
+    assert isinstance(removal, RemoveTasks)
+    assert Y in removal.tasks
     before = Job().running(1)
     assert Y not in before.c._downstream[A]
 

@@ -1,4 +1,4 @@
-"""What a task has counted goes on from the epoch that it goes back to."""
+"""A task continues its counters from the epoch to which it goes back."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def check_all(output_caches: OutputCaches, caches: list[Modelled], directory: Pa
     assert output_caches.used <= output_caches.memory_bytes
     assert output_caches.full == (output_caches.spilled >= output_caches.disk_bytes)
     assert open_files(directory) == len(on_disk(entries))
-    assert not os.listdir(directory), "a file with a name would be left behind"
+    assert not os.listdir(directory), "a file with a name would remain"
 
 
 @pytest.mark.parametrize("tens", range(8))

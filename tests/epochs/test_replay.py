@@ -1,7 +1,7 @@
 """One channel through any number of failures of its receiver: every record arrives once and in order, as it was made.
 
 The receiver of the model counts as RunLoop._deliver and a task do. It saves where it is at each barrier; some of what
-it saved becomes a complete epoch; when it is taken back it is a new one, which goes on from there.
+it saved becomes a complete epoch; when it is taken back it is a new one, which continues from there.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Model:
         behind = self.channel.catching_up
         self.free = self.channel.flush()
         if not self.channel.connected or (behind and self.channel.catching_up):
-            assert self.free, "a task is not held up while its receiver is away or behind"
+            assert self.free, "a task is not held up while its receiver is away or catching up"
             assert not self.channel.queue
             self.seen["free while behind"] += 1
         if self.free and not behind:
@@ -273,7 +273,7 @@ class Model:
         if receiver is None:
             return
         if receiver.ended and self.rng.random() < 0.5:
-            # Barriers of its other senders, which have not ended, go on.
+            # Barriers of its other senders, which have not ended, are passed on.
             receiver.saved[max(self.epoch, self.complete) + 1] = len(receiver.got)
         later = [epoch for epoch in receiver.saved if epoch > self.complete]
         if later:
@@ -361,7 +361,7 @@ class Model:
         )
 
     def finish(self) -> None:
-        """An epoch behind the end leaves nothing but the end, and that takes no memory."""
+        """An epoch after the end leaves nothing but the end, and that takes no memory."""
         self.channel.complete(max(self.epoch, self.complete) + 1)
         assert [entry[0] for entry in self.channel.cache.entries] == [END]
         self.elsewhere.clear()
@@ -534,7 +534,7 @@ def test_a_receiver_of_the_same_worker_gets_what_was_made_and_not_what_another_m
 
 
 def test_what_is_made_while_the_receiver_is_away_is_not_spoiled_by_others_that_got_it() -> None:
-    """A broadcast gives the same records to all; some of its receivers go on."""
+    """A broadcast gives the same records to all; some of its receivers do not go back."""
     channel, _ = local(OutputCaches())
     channel.disconnect()
     records = [{"n": 1}, {"n": 2}]
@@ -598,7 +598,7 @@ def test_memory_counts_what_is_kept_and_not_what_it_looks_like(tmp_path: Path) -
 
 def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: Path) -> None:
     """As before the failure. A file is read quicker than any flow takes it: all of it would go to disk, and each
-    barrier behind what waits there, so that epochs take longer and longer."""
+    barrier after what waits there, so that epochs take longer and longer."""
     channel, task = local(OutputCaches(10_000, directory=str(tmp_path)))
     channel.credit_window = 1000
     inbound = LocalInChannel(channel, 1)

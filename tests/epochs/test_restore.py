@@ -264,7 +264,7 @@ def test_names_kinds_and_key_groups_must_fit() -> None:
         check(flow_of(1, 2, 1, key_groups=32).plan(), kinds, GROUPS)
     flow = Flow("job", key_groups=GROUPS)
     flow.read(Memory([1])).key_by(str).sum(name="count").write(Null())
-    with pytest.raises(FlowError, match="is a sum; what was saved under that name is the state of a count"):
+    with pytest.raises(FlowError, match="is a sum; the state that was saved under that name is the state of a count"):
         check(flow.plan(), kinds, GROUPS)
 
 

@@ -61,7 +61,7 @@ class Scene(EpochCluster):
     """A job whose faults the test gives."""
 
     def until(self, reached: Any, steps: int = 20_000) -> None:
-        """Go on until something holds."""
+        """Continue until something holds."""
         for _ in range(steps):
             if reached():
                 return
@@ -174,7 +174,7 @@ def test_epochs_quicker_than_a_worker_do_not_stop_its_sources() -> None:
 
 @pytest.mark.parametrize("who", ["source", "sink", "master"])
 def test_nobody_is_lost_who_is_paused(who: str) -> None:
-    """However long: epochs are given up meanwhile, others go on, and it ends as if nothing had been; also when it is
+    """However long: epochs are given up meanwhile, others continue, and it ends as if nothing had been; also when it is
     told to stop just then."""
     with small_steps(9):
         cluster = Scene(line(2000), 9, Faults(kills=0, interval_s=0.005, timeout_s=0.02, pauses=1, pause_rate=0.0))
@@ -297,7 +297,7 @@ def test_a_store_that_was_removed_is_filled_anew_while_the_job_lives(seed: int) 
         cluster.until(lambda: cluster.coordinator.epoch >= 3 and cluster.coordinator.state == "RUNNING")
         cluster._wipe()
         cluster.keeper.look()
-        assert "has lost what was saved" in (cluster.coordinator.last_failure or "")
+        assert "has lost snapshots or records" in (cluster.coordinator.last_failure or "")
         epoch = cluster.coordinator.begun
         cluster.until(lambda: cluster.coordinator.epoch >= epoch)
         assert cluster.coordinator.last_failure is None

@@ -121,7 +121,7 @@ def test_keys_that_no_other_plan_could_share_out_are_refused_at_once(whole: bool
 
 
 @pytest.mark.parametrize("cut", [0, 3, 4, 20, -1])
-def test_a_cut_snapshot_is_damaged(cut: int) -> None:
+def test_a_shortened_snapshot_is_damaged(cut: int) -> None:
     (snapshot,), _ = history([({"a": 1, "b": "x" * 100}, [])], set())
     with pytest.raises((SnapshotDamaged, PenstockError)):
         read([snapshot[:cut]])
@@ -160,7 +160,7 @@ class Zoned:
 
 
 def _restored(*deltas: Delta) -> dict[Any, Any]:
-    """What a task goes on with that has saved these one after the other."""
+    """What a task continues with that has saved these one after the other."""
     merged = Merged(GROUPS)
     states = [{"count": (StageState({"state": delta}), (0, 0, 0, 0))} for delta in deltas]
     merged.add_task((b"".join(encode_snapshot(state, GROUPS)) for state in states), None)

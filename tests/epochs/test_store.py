@@ -49,12 +49,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def overwrite(store: Store, name: str, data: bytes) -> None:
-    """Change a file behind the store's back."""
+    """Change a file without the store's knowledge."""
     store._files.write(name, [memoryview(data)], False)
 
 
 def spoil(store: Store, name: str, data: bytes | None) -> None:
-    """Change a file and its copy behind the store's back, or delete them."""
+    """Change a file and its copy without the store's knowledge, or delete them."""
     for one in (name, f"copies/{name.rpartition('/')[2]}"):
         if data is None:
             store._files.delete(one)
@@ -223,8 +223,8 @@ def test_what_has_no_whole_copy_is_not_mended(store: Store) -> None:
 
 
 def test_a_copy_that_does_not_answer_is_not_taken_for_damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a job would go on from an older epoch, and delete the newer one, as soon as one file is damaged and the
-    other cannot be read for a moment."""
+    """Otherwise a job would continue from an older epoch, and delete the newer one, as soon as one file is damaged and
+    the other cannot be read for a moment."""
     blob = store.put("snapshots/000001-1-0", [BIG])
     store.write_manifest(manifest(1, blob))
     store.write_manifest(manifest(2, blob))
@@ -520,7 +520,7 @@ def test_collect_never_deletes_what_is_needed(steps: list[tuple[str, list[str], 
     """Three tasks with chains of deltas; epochs are completed, abandoned, damaged, and the store is collected."""
     disk = DictFiles()
     store = Store(disk, "job")
-    chains: list[list[Blob]] = [[], [], []]  # of the newest complete epoch, as the tasks go on from it
+    chains: list[list[Blob]] = [[], [], []]  # of the newest complete epoch, from which the tasks continue
     whole: dict[int, Manifest] = {}
     making: list[Blob] = []
     epoch = 0
@@ -598,7 +598,7 @@ def test_what_cannot_be_deleted_is_told_once(caplog: pytest.LogCaptureFixture) -
     assert len(disk.asked) == 8  # the manifests; blobs stay as long as a manifest may need them
     assert store.collect(1) == 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "old snapshots of job job stay" in caplog.text
+    assert "job job: old snapshots could not be deleted" in caplog.text
     assert "Give the user" in caplog.text
     disk.broken = lambda name: TimeoutError(110, "timed out")
     disk.asked.clear()

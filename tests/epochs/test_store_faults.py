@@ -385,7 +385,7 @@ def test_something_else_has_the_name(tmp_path: Path) -> None:
 
 
 def test_a_process_killed_at_random(tmp_path: Path) -> None:
-    """A real one, by SIGKILL: the newest epoch is always whole, and collecting leaves nothing behind."""
+    """A real one, by SIGKILL: the newest epoch is always whole, and collecting leaves no stray files."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)

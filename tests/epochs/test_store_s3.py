@@ -212,7 +212,7 @@ def test_a_server_that_goes_away_and_comes_back() -> None:
 
 @pytest.mark.usefixtures("bucket")
 def test_a_server_that_goes_away_in_the_middle() -> None:
-    """Writers and a reader are at work when it stops: each gets its answer or StoreUnreachable, and then goes on."""
+    """Writers and a reader are at work when it stops: each gets its answer or StoreUnreachable, and then continues."""
     finished: list[str] = []
     wrong: list[BaseException] = []
     blobs: dict[str, Blob] = {}

@@ -196,7 +196,7 @@ def test_what_a_worker_that_has_gone_was_asked_ends() -> None:
 
 
 def test_what_somebody_said_who_has_gone_is_not_done() -> None:
-    """A worker is paused while its JobMaster dies, and must not do what that one wanted when it goes on."""
+    """A worker is paused while its JobMaster dies, and must not do what that one wanted when it continues."""
     before = set(threading.enumerate())
     busy = Busy(0)
     busy.free.clear()
@@ -454,7 +454,7 @@ def test_nothing_is_decoded_before_the_peer_has_proved_itself(monkeypatch: pytes
     with stranger(server) as one:
         assert len(one.recv(1000)) == 32
         one.sendall(bytes(64) + pickle.dumps(("status", ())) * 100)
-        with suppress(ConnectionResetError):  # what is behind its proof is not even read
+        with suppress(ConnectionResetError):  # what follows its proof is not even read
             assert one.recv(1000) == b""
     assert decoded == []
 

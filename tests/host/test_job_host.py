@@ -269,7 +269,7 @@ def test_requests_are_refused_with_what_is_wrong_and_end_with_the_job() -> None:
     (reply,) = without.host.savepoint(1, "place", without.now)
     assert isinstance(reply, Reply)
     assert isinstance(reply.error, JobError)
-    assert "give run(epoch_interval_s=...)" in str(reply.error)
+    assert "run it with epochs (epoch_interval_s=1," in str(reply.error)
 
 
 def test_a_stop_is_told_once_also_when_it_is_asked_for_twice() -> None:
@@ -334,7 +334,7 @@ def test_a_worker_that_refuses_ends_the_job_with_its_reason() -> None:
 
 
 def test_a_status_says_that_a_job_has_ended_only_when_its_carrier_has_ended_it() -> None:
-    """A host that died in between would have to go on with the job's end, and drivers would have seen the end."""
+    """A host that died in between would have to continue the job's end, and drivers would have seen the end."""
     job = running()
     job.take(job.host.cancel(job.now))
     assert job.ends == [JobEnd("CANCELLED")]

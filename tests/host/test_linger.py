@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.actors.job import end_cut_off
+from penstock.actors.job import end_without_records
 from penstock.actors.ray_link import why_it_died
 from penstock.runtime.errors import ClusterGone
 from penstock.runtime.host.commands import JobEnd
@@ -111,15 +111,15 @@ def test_a_known_end_stands_when_nothing_is_missing() -> None:
     error = RuntimeError("the actor is dead")
     for state in ("FINISHED", "CANCELLED"):
         end = JobEnd(state)  # type: ignore[arg-type]
-        assert end_cut_off(end, False, error) is end
-        cut = end_cut_off(end, True, error)
+        assert end_without_records(end, False, error) is end
+        cut = end_without_records(end, True, error)
         assert cut.state == "FAILED"
         assert "killed" not in str(cut.error)
         assert f"its JobMaster has gone after the job had ended as {state}" in str(cut.error)
         assert "the actor is dead" in str(cut.error)
     failed = JobEnd("FAILED", "a record", "map")
-    assert end_cut_off(failed, True, error) is failed
-    assert end_cut_off(JobEnd("FINISHED"), True, ClusterGone("no head")).kind == "cluster"
+    assert end_without_records(failed, True, error) is failed
+    assert end_without_records(JobEnd("FINISHED"), True, ClusterGone("no head")).kind == "cluster"
 
 
 @pytest.mark.parametrize("hang_timeout_s", [60.0, None])

@@ -128,8 +128,8 @@ def test_what_is_lost_is_told_until_no_epoch_needs_it_and_no_epoch_builds_on_it(
     watched.keeper.look()
     ((names, reason),) = watched.told
     assert names == {first.name}
-    assert f"has lost what was saved: {watched.store.place}/{first.name} is missing" in reason
-    with pytest.raises(SnapshotDamaged, match=r"count\[0\] builds on what is lost: .*00000001-0-1 is missing"):
+    assert f"has lost snapshots or records: {watched.store.place}/{first.name} is missing" in reason
+    with pytest.raises(SnapshotDamaged, match=r"count\[0\] builds on a snapshot that is lost: .*-0-1 is missing"):
         watched.keeper.save(watched.manifest(2, first, second))
     assert list(watched.store.epochs()) == [1]
     watched.told.clear()
@@ -167,7 +167,7 @@ def test_the_program_and_collected_records_are_written_again(watched: Watched) -
     for path in Path(watched.store.place).rglob("*-*"):
         path.unlink()
     keeper.look()
-    assert "What is alive of it is saved anew" in (keeper.damage or "")
+    assert "What the job's processes still have of it is saved again" in (keeper.damage or "")
     keeper.save(watched.manifest(2))
     assert keeper.last is not None
     watched.store.verify(watched.store.read_manifest(2))
@@ -231,7 +231,7 @@ def test_what_is_lost_stays_so_when_the_store_falls_silent(watched: Watched, mon
         patch.setattr(watched.store._files, "write", full)
         with pytest.raises(StoreUnreachable):
             watched.keeper.look()
-    with pytest.raises(SnapshotDamaged, match="builds on what is lost"):
+    with pytest.raises(SnapshotDamaged, match="builds on a snapshot that is lost"):
         watched.keeper.save(watched.manifest(2, first, second))
 
 

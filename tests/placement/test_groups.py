@@ -118,7 +118,7 @@ def test_what_others_hold_is_said_when_the_time_is_over(world: World) -> None:
 
 
 @apart
-def test_waiting_can_be_cancelled_or_cut_off_and_leaves_nothing(world: World) -> None:
+def test_waiting_can_be_cancelled_or_interrupted_and_leaves_nothing(world: World) -> None:
     import threading
 
     from penstock.placement.groups import Group, NotPlaced, PlacingCancelled, release

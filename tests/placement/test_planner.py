@@ -24,7 +24,7 @@ NO_LIMIT = np.inf
 
 @pytest.mark.parametrize("tasks", range(1, 7))
 def test_every_small_graph_against_all_placements(tasks: int) -> None:
-    """Of up to six tasks, on two nodes and on three; `make campaign-placement` goes on to eight."""
+    """Of up to six tasks, on two nodes and on three; `make campaign-placement` tries up to eight."""
     for pairs in graphs(tasks):
         graph = TrafficGraph.of(tasks, [(u, v, 1.0) for u, v in pairs])
         for places in (2, 3) if tasks < 6 else (2,):
@@ -185,7 +185,7 @@ def test_fewer_tasks_than_workers(tasks: int) -> None:
 
 
 def test_what_rounding_errors_gain_is_no_gain() -> None:
-    """Passes over pairs of places went on for all rounds on swaps that gained nothing but the last bit of a sum."""
+    """Passes over pairs of places once ran for all rounds on swaps that gained nothing but the last bit of a sum."""
     chance = random.Random(1)
     edges = [(chance.randrange(v), v, chance.expovariate(1)) for v in range(1, 120) for _ in range(3)]
     graph = TrafficGraph.of(120, edges)

@@ -27,7 +27,7 @@ class Here(Source):
 
 
 def test_each_source_puts_out_a_unit_and_operators_what_they_take_in() -> None:
-    """in[0,1] deal a half each to three tasks, of which each sends its third to all four of those behind it."""
+    """in[0,1] send a half each to three tasks, of which each sends its third to all four tasks downstream."""
     flow = Flow("f", chaining=False)
     stream = flow.read(Here(None, None), name="in", parallelism=2).shuffle().map(str, name="mid", parallelism=3)
     stream.broadcast().write(Null(), name="out", parallelism=4)

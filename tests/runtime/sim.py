@@ -5,7 +5,7 @@ time it is come from the seed. A `Cluster` keeps account of all that passes, so 
 whether memory is bounded, and at the end whether every channel carried everything once, in order, and then its end.
 
     cluster = Cluster(flow, {0: 0, 1: 1}, seed=7, capacity=4096, window=100)
-    outputs = cluster.run()       # raises Stuck when nobody can go on, with a dump
+    outputs = cluster.run()       # raises Stuck when no task can continue, with a dump
 
 A worker whose tasks have all finished is gone, as its run loop returns then: nothing empties its inbox any more.
 """
@@ -41,7 +41,7 @@ COMBINED_KEYS = 8
 
 
 class Stuck(AssertionError):
-    """Nobody can go on, but not all tasks have finished."""
+    """No task can continue, but not all tasks have finished."""
 
 
 @contextlib.contextmanager

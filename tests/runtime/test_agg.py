@@ -368,7 +368,7 @@ def put_back(saved: list[Saved], groups: set[int]) -> SavedState:
 
 @given(RECORDS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6))
 def test_state_comes_back_by_key_to_any_number_of_tasks(records: list[Any], before: int, after: int, seed: int) -> None:
-    """Tasks take records and partials and save at random; now and then others go on from what was saved."""
+    """Tasks take records and partials and save at random; now and then other tasks continue from what was saved."""
     rng = random.Random(seed)
     made = lambda tasks: [stage_of(EVERYTHING, epochs=True, index=i, parallelism=tasks) for i in range(tasks)]
     tasks, stages = before, made(before)

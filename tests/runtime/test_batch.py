@@ -1,4 +1,4 @@
-"""Batches: cut and joined without changing them; their size is estimated, for whatever a record may be."""
+"""Batches: divided and joined without changing them; their size is estimated, for whatever a record may be."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_the_error_names_the_edge_and_the_record() -> None:
 
 
 @given(st.lists(st.integers(0, 400), max_size=20), st.integers(30, 2000))
-def test_messages_are_cut_to_size_and_only_too_large_records_fail(sizes: list[int], target: int) -> None:
+def test_messages_are_divided_by_size_and_only_too_large_records_fail(sizes: list[int], target: int) -> None:
     wire = Wire(max_message=300, target_message=target)
     errors = errors_of("dead_letter")
     channel = RemoteChannel(1, 0, 0, wire, errors, credit_window=10**9)
@@ -168,7 +168,7 @@ def test_messages_are_cut_to_size_and_only_too_large_records_fail(sizes: list[in
 
 
 @given(st.lists(st.sampled_from(("small", "large", "bad", "too large")), max_size=12))
-def test_a_record_that_fails_is_let_go_once_however_its_batch_is_cut(kinds: list[str]) -> None:
+def test_a_record_that_fails_is_let_go_once_however_its_batch_is_divided(kinds: list[str]) -> None:
     make = {"small": lambda: "s", "large": lambda: "l" * 120, "bad": Unpicklable, "too large": lambda: "t" * 500}
     wire = Wire(max_message=300)
     errors = errors_of("dead_letter")
@@ -304,7 +304,7 @@ def test_credit_over_a_wire_never_blocks_for_good(lengths: list[int], window: in
         assert out.outstanding >= 0
         assert sum(cost for _, cost in task.inbox) <= window + largest
         idle = 0 if before != _state(out, task) else idle + 1
-        assert idle < 200, "nobody can go on"
+        assert idle < 200, "no side can continue"
     assert task.got == records
     assert task.ended == 1
     to_sender.receive(0)
@@ -323,7 +323,7 @@ def test_credit_inside_a_worker_never_blocks_for_good(lengths: list[int], window
         out.push([record], 0)
     out.end()
     while not (out.flush() and not task.inbox):
-        assert task.inbox or out.outstanding < window, "nobody can go on"
+        assert task.inbox or out.outstanding < window, "no side can continue"
         if task.inbox and rng.random() < 0.5:
             task.take(into)
     assert task.got == records

@@ -1,4 +1,4 @@
-"""The CSV source: what Python's csv module reads, with types; and a recovery after any row goes on behind it."""
+"""The CSV source: what Python's csv module reads, with types; and a recovery after any row continues after this row."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_as_columns(tmp_path: Path) -> None:
         ({"delimiter": None}, "delimiter must be one"),
         ({"quote": ""}, "quote must be one"),
         ({"null_values": "NA"}, "null_values must be a list"),
-        ({"encoding": "nosuch"}, "'nosuch' is not a text encoding"),
-        ({"max_record_bytes": 0}, "max_record_bytes must be at least 1"),
+        ({"encoding": "nosuch"}, "encoding='nosuch'; it must be a text encoding"),
+        ({"max_record_bytes": 0}, "max_record_bytes=0; it must be a whole number, 1 or more"),
     ],
     ids=str,
 )

@@ -338,7 +338,7 @@ class LastWords(Process):
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("chaining", [True, False])
 def test_what_is_said_at_the_end_of_the_input_is_not_late(parallelism: int, chaining: bool) -> None:
-    """The end of time comes behind the last words of all tasks, and of all stages of one."""
+    """The end of time comes after the last outputs of all tasks, and of all stages of one task."""
     flow = ps.Flow("last", parallelism=parallelism, chaining=chaining)
     stream = flow.read(Trickle([], 1), name="in", parallelism=1).key_by(0).process(LastWords())
     counts = stream.watermark(1).key_by(0).window(ps.Tumbling(0.01)).count(name="counts")
@@ -471,12 +471,12 @@ def test_one_silent_source_of_two_holds_up_no_window() -> None:
 
 
 @given(st.lists(st.integers(-10_000, 10_000), min_size=1), st.integers(1, 500), st.integers(0, 300))
-def test_watermarks_are_cut_to_the_grain_and_close_no_window_later(times: list[int], grain: int, behind: int) -> None:
-    stage = marking(Clock(), grain, out_of_orderness=behind / 1000)
+def test_watermarks_are_rounded_to_the_grain_and_delay_no_window(times: list[int], grain: int, slack: int) -> None:
+    stage = marking(Clock(), grain, out_of_orderness=slack / 1000)
     for i, time in enumerate(times):
         stage.run([time])
         mark = stage.watermark(None)
-        exact = max(times[: i + 1]) - behind
+        exact = max(times[: i + 1]) - slack
         assert mark is not None
         assert mark % grain == 0
         assert mark <= exact < mark + grain, "an end that is a multiple of the grain is reached at the same record"
@@ -614,7 +614,7 @@ def test_the_plan_tells_of_watermarks_and_windows() -> None:
     windows.sum("n", emit="latest").write(ps.sinks.Null())
     stream.key_by("ad").window(ps.Tumbling(10)).count().write(ps.sinks.Null())
     text = flow.explain(2)
-    assert "watermark 2000 ms behind 'at'  <- read" in text
+    assert "watermark 'at' less 2000 ms  <- read" in text
     assert "sum in Sliding(10000 ms, every 5000 ms), 60000 ms late, emits latest  <- watermark (key)" in text
     assert "count in Tumbling(10000 ms), emits final  <- watermark (key)" in text
     assert "sum combined before sending" in text

@@ -1,4 +1,4 @@
-"""The Files sink in jobs with epochs: final at commit, whole at any cut, and again from any state."""
+"""The Files sink in jobs with epochs: final at commit, whole at any point, and again from any state."""
 
 from __future__ import annotations
 
@@ -669,7 +669,7 @@ class Killed(BaseException):
 
 
 def test_killed_at_any_call_of_a_commit_or_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before and behind each system call that changes the directory; then again, and it comes to the same."""
+    """Before and after each system call that changes the directory; then again, and it comes to the same."""
     left = 0
 
     def deadly(call: Any, late: bool) -> Any:

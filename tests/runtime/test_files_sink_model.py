@@ -1,8 +1,8 @@
 """The Files sink against a model: whatever dies and when, its parts hold the committed history, each record once.
 
 The test plays the coordinator of a job with epochs. Tasks write numbered records; the model keeps what each wrote, and
-a copy of that for each complete epoch. Writers are left behind at any system call, as they are when a process is
-killed; some of them go on for a while as stale ones. The job goes back to the last complete epoch, an older one, or
+a copy of that for each complete epoch. Writers are abandoned at any system call, as they are when a process is
+killed; some of them continue for a while as stale ones. The job goes back to the last complete epoch, an older one, or
 the start, with other numbers of tasks. After each restore the parts must be exactly the history up to its epoch.
 """
 
@@ -40,7 +40,7 @@ class Killed(BaseException):
 
 
 class Mortal:
-    """Counts the system calls of the process that acts, and kills it before or behind one."""
+    """Counts the system calls of the process that acts, and kills it before or after one."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
@@ -351,7 +351,7 @@ class Job:
         return out
 
     def check_finals(self, exactly: History | None = None) -> None:
-        """Parts hold nothing that is not complete; and, right behind a restore, all that is."""
+        """Parts hold nothing that is not complete; and, right after a restore, all that is."""
         found = self.finals()
         if exactly is not None:
             assert {i: records for i, records in exactly.items() if records} == {

@@ -86,7 +86,7 @@ class World:
                 ran = True
         if not ran:
             waits = [wait for task in tasks if (wait := task.ready_in()) is not None]
-            assert waits, "nobody can go on"
+            assert waits, "no task can continue"
             self.now += max(1, int(min(waits) * 1e9))
 
 
@@ -179,7 +179,7 @@ def test_calls_behind_operators_that_expand_and_drop_are_full() -> None:
     assert set(sizes[20:-1]) == {256}
 
 
-def test_records_that_cost_much_are_cut_so_that_tasks_of_a_worker_do_not_stall_each_other() -> None:
+def test_records_that_cost_much_come_in_small_batches_so_that_tasks_of_a_worker_do_not_stall_each_other() -> None:
     world = World()
     world.run(
         lambda s: s.map_batches(world.costs(0, 2 * MS), batch_size=1024).write(Null()),
@@ -189,7 +189,7 @@ def test_records_that_cost_much_are_cut_so_that_tasks_of_a_worker_do_not_stall_e
     assert max(records for records, _, _ in world.calls[2:]) <= 4
 
 
-def test_an_expensive_operator_behind_a_cheap_one_is_cut_and_one_of_fixed_cost_is_not() -> None:
+def test_an_expensive_operator_after_a_cheap_one_gets_small_batches_and_one_of_fixed_cost_does_not() -> None:
     """Fused into one task: its steps are as short as the expensive one asks for, and calls of fixed cost full."""
     world = World()
 

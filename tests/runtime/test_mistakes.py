@@ -281,6 +281,59 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     ),
     "outputs as a text": (lambda: keyed().process(print, outputs="late"), ("outputs='late'", "('late',)")),
     "open of a key": (lambda: some().key_by(Opening()), ("open() of a Opening would not be called here",)),
+    # options of sources
+    "line size as a text": (
+        lambda: ps.sources.TextFiles("a.txt", max_line_bytes="3"),  # type: ignore[arg-type]
+        ("TextFiles: max_line_bytes='3'; it must be a whole number, 1 or more",),
+    ),
+    "line size of none": (
+        lambda: ps.sources.JsonLines("a.txt", max_line_bytes=0),
+        ("JsonLines: max_line_bytes=0; it must be a whole number, 1 or more",),
+    ),
+    "flag as a text": (
+        lambda: ps.sources.TextFiles("a.txt", parallel="no"),  # type: ignore[arg-type]
+        ("TextFiles: parallel='no'; it must be True or False",),
+    ),
+    "encoding as a number": (
+        lambda: ps.sources.TextFiles("a.txt", encoding=8),  # type: ignore[arg-type]
+        ("encoding=8; it must be a text encoding that Python knows, such as 'utf-8'",),
+    ),
+    "encoding of csv as a number": (
+        lambda: ps.sources.Csv("a.csv", encoding=8),  # type: ignore[arg-type]
+        ("Csv: encoding=8; it must be a text encoding",),
+    ),
+    "nulls as a number": (
+        lambda: ps.sources.Csv("a.csv", null_values=0),  # type: ignore[arg-type]
+        ("Csv: null_values must be a list of texts, or None, got 0",),
+    ),
+    "row size as a text": (
+        lambda: ps.sources.Csv("a.csv", max_record_bytes="3"),  # type: ignore[arg-type]
+        ("Csv: max_record_bytes='3'; it must be a whole number",),
+    ),
+    "columns as a number": (
+        lambda: ps.sources.Parquet("a.parquet", columns=3),  # type: ignore[arg-type]
+        ("Parquet: columns must be a list of column names, or None for all, got 3",),
+    ),
+    "filters as a dict": (
+        lambda: ps.sources.Parquet("a.parquet", filters={"fare": 3}),  # type: ignore[arg-type]
+        ("Parquet: filters must be a list of tuples such as ('fare', '>', 0)",),
+    ),
+    "port as a text": (
+        lambda: ps.sources.SocketLines("localhost", "80"),  # type: ignore[arg-type]
+        ("SocketLines: port='80'; it must be a whole number from 1 to 65535",),
+    ),
+    "host as a number": (
+        lambda: ps.sources.SocketLines(1, 80),  # type: ignore[arg-type]
+        ("SocketLines: host=1; it must be a name or an address",),
+    ),
+    "buffer as a text": (
+        lambda: ps.sources.SocketLines("localhost", 80, max_buffered="9"),  # type: ignore[arg-type]
+        ("SocketLines: max_buffered='9'; it must be a whole number",),
+    ),
+    "seed as a text": (
+        lambda: ps.sources.Generator(int, seed="1"),  # type: ignore[arg-type]
+        ("Generator: seed='1'; it must be a whole number, 0 or more",),
+    ),
     # what cannot travel
     "closure": (
         lambda: some().map(closing_over(threading.Lock())),
@@ -303,7 +356,7 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     ),
     # order and kind of calls
     "no watermark": (lambda: keyed().window(ps.Tumbling(10)), ("needs event time", ".watermark(")),
-    "watermark behind the key": (lambda: keyed().watermark("t"), ("put .watermark(...) before .key_by(...)",)),
+    "watermark after the key": (lambda: keyed().watermark("t"), ("put .watermark(...) before .key_by(...)",)),
     "window of a text": (lambda: timed().window("10s"), ("needs penstock.Tumbling(...)", "'10s' of type str")),
     "broadcast and key": (
         lambda: some().broadcast().key_by(str),
@@ -314,7 +367,7 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: some().partition_by(lambda record, n: 0).rebalance(),
         ("rebalance() directly after partition_by()",),
     ),
-    "behind a sink": (
+    "after a sink": (
         lambda: some().write(ps.sinks.Null()).map(str),
         ("only dead letters leave the sink 'write'", "variable"),
     ),
@@ -428,6 +481,14 @@ RUNNING: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: keyed().process(lambda ctx, key, row: soon(ctx), on_timer=lambda ctx, key, at_ms: 1),
         ("returned one int, not a list",),
     ),
+    "timer without a function": (
+        lambda: keyed().process(lambda ctx, key, row: soon(ctx)),
+        ("set_timer was called, and there is nothing to call when the timer is due", "process(fn, on_timer=...)"),
+    ),
+    "timer without a method": (
+        lambda: keyed().process(_Forgetting()),
+        ("set_timer was called, and there is nothing to call when the timer is due", "on_timer(self, ctx, key, at_ms)"),
+    ),
     "dict of finish": (lambda: keyed().process(_Finishing()), ("returned a dict, whose keys",)),
     "texts as a table": (
         lambda: some(["abc"]).map_batches(lambda table: table, batch_format="arrow"),
@@ -455,6 +516,11 @@ RUNNING: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 def soon(ctx: ps.ProcessContext) -> None:
     ctx.set_timer(after_s=1)
+
+
+class _Forgetting(ps.Process):
+    def process(self, ctx: ps.ProcessContext, key: Any, record: Any) -> None:
+        soon(ctx)
 
 
 class _Finishing(Counting):

@@ -56,7 +56,7 @@ def keyed(records: Iterable[tuple[Any, Any]]) -> KeyedBatch:
 
 
 def unfold(record: tuple[int, str, int]) -> Any:
-    """What the record says: `n` outputs as a list or from a generator, which may fail behind them."""
+    """What the record says: `n` outputs as a list or from a generator, which may fail after them."""
     number, how, n = record
     if how == "list":
         return [number] * n
@@ -283,7 +283,7 @@ def test_a_result_that_cannot_be_made_names_the_operator() -> None:
 
 @given(pairs)
 def test_results_that_were_emitted_never_change(records: list[tuple[str, int]]) -> None:
-    """A sum of lists: what was emitted is not the state that goes on growing, nor the user's own record."""
+    """A sum of lists: what was emitted is not the state that grows further, nor the user's own record."""
     values = [[n] for _, n in records]
     stage = start(Aggregated(Sum(), "every"))
     out = run(stage, keyed([(key, value) for (key, _), value in zip(records, values, strict=True)]))

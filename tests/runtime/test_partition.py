@@ -324,11 +324,11 @@ def test_one_task_more_moves_few_groups() -> None:
 def test_limits_are_named() -> None:
     with pytest.raises(FlowError, match=r"parallelism 9 .*key_groups, which is 8.*key_groups=9"):
         KeyGroups(8).table(9)
-    with pytest.raises(FlowError, match="parallelism is 0"):
+    with pytest.raises(FlowError, match="parallelism=0"):
         KeyGroups(8).table(0)
-    with pytest.raises(FlowError, match="key_groups is 0"):
+    with pytest.raises(FlowError, match="key_groups=0"):
         KeyGroups(0)
-    with pytest.raises(FlowError, match="key_groups is 65537"):
+    with pytest.raises(FlowError, match="key_groups=65537"):
         KeyGroups(65_537)
     with pytest.raises(ValueError, match="4 groups, not 8"):
         KeyGroups(8).rescaled(KeyGroups(4).table(2), 2)

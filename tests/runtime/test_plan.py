@@ -115,7 +115,7 @@ def test_parallelism_falls_back_to_the_flow_s_and_then_to_the_workers() -> None:
 
 
 def inverted(letters_grouping: str) -> Flow:
-    """Key functions that fail, whose letters go on in some grouping."""
+    """Key functions that fail, whose dead letters are used with some grouping."""
     flow, stream = start()
     counted = stream.rebalance().key_by(lambda n: 6 // n).count(on_error="dead_letter", parallelism=2)
     counted.write(Null(), name="counts")

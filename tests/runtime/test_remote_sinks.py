@@ -71,7 +71,7 @@ class Objects:
 
 
 class MortalThere(Mortal):
-    """Kills the process before or behind a request."""
+    """Kills the process before or after a request."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.left = None

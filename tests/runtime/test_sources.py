@@ -201,7 +201,7 @@ def test_tasks_share_a_large_file(tmp_path: Path, parallelism: int, monkeypatch:
     assert len(source.splits(parallelism)) == 1
 
 
-def test_many_files_are_not_cut() -> None:
+def test_many_files_are_not_divided() -> None:
     assert ranges("f", 1000, 4, 1 << 18) == [FileRange("f", 0, 1000)]
     assert ranges("f", 0, 4, 1 << 18) == [FileRange("f", 0, 0)]
     assert ranges("f", 10, 3, 1) == [FileRange("f", 0, 3), FileRange("f", 3, 6), FileRange("f", 6, 10)]
@@ -220,7 +220,7 @@ def read_range(part: FileRange, limit: int = 1000, offset: int | None = None) ->
 @given(contents, st.integers(1, 9))
 @example(b"\n" * 10, 3)
 @example(b"a" * 50 + b"\n", 4)
-def test_any_cut_gives_every_line_once(scratch: Path, content: bytes, block: int) -> None:
+def test_any_division_of_a_file_gives_every_line_once(scratch: Path, content: bytes, block: int) -> None:
     path = str(write(scratch / "cut.txt", content))
     lines = expected_lines(content)
     with pytest.MonkeyPatch.context() as patch:
@@ -472,7 +472,7 @@ def test_a_damaged_gzip_file_is_one_failed_record(tmp_path: Path, kind: str) -> 
     reader = source.reader(source.splits(1), where)
     got = drain(reader)
     assert got[-1] == "other"
-    if kind == "flipped":  # what makes no sense shows a little behind the first wrong byte
+    if kind == "flipped":  # what makes no sense shows a little after the first wrong byte
         assert got[:5000] == lines[:5000]
     else:
         assert got[:-1] == lines[: len(got) - 1]
@@ -483,7 +483,7 @@ def test_a_damaged_gzip_file_is_one_failed_record(tmp_path: Path, kind: str) -> 
     assert where.errors.skipped == 1
     assert where.errors.dead_letters is not None
     assert where.errors.dead_letters[0].record == str(tmp_path / "a.gz")
-    # A restart from any point of the damaged file hands out the same rest, and behind it nothing.
+    # A restart from any point of the damaged file hands out the same rest, and after it nothing.
     gz, other = source.splits(1)
     assert reader.offsets()[gz.name] == ABANDONED
     assert drain(source.reader([gz.at(ABANDONED), other], context())) == ["other"]
@@ -763,7 +763,7 @@ def test_socket_line_without_end_is_bounded() -> None:
 
 @pytest.mark.parametrize("port", [0, -1, 70_000])
 def test_socket_refuses_what_is_no_port(port: int) -> None:
-    with pytest.raises(FlowError, match="not a port"):
+    with pytest.raises(FlowError, match=rf"port={port}; it must be a whole number from 1 to 65535"):
         sources.SocketLines("localhost", port)
 
 

@@ -51,7 +51,7 @@ def through(tasks: list[Task]) -> None:
     """Step everybody until all have finished."""
     while not all(task.finished for task in tasks):
         ran = [task.step() for task in tasks if task.runnable()]
-        assert ran, "nobody can go on"
+        assert ran, "no task can continue"
 
 
 def test_a_task_that_cannot_send_is_not_run_until_it_can() -> None:

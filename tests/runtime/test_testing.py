@@ -330,7 +330,7 @@ def test_records_that_cannot_be_pickled() -> None:
 def test_records_that_cannot_be_unpickled() -> None:
     flow = Flow("f")
     flow.read(Memory([])).map(lambda n: OneWay()).key_by(lambda one: 1).count().rebalance().map(str).write(Null())
-    assert testing.run(flow, [1])["write"] == ["(1, 1)"]  # a key's count is all that goes on
+    assert testing.run(flow, [1])["write"] == ["(1, 1)"]  # a key's count is all that is sent downstream
     flow = Flow("f", chaining=False)
     flow.read(Memory([])).map(lambda n: OneWay()).write(Null())
     with pytest.raises(CodecError, match="records cannot be unpickled here"):

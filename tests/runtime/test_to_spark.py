@@ -192,7 +192,7 @@ def test_a_function_that_raises(tmp_path: Path) -> None:
     assert isinstance(trouble, JobError)
     assert isinstance(trouble.__cause__, KeyError)
     message = str(trouble)
-    for part in ("fails_at_two failed for epoch 2", "no such table", Path(__file__).name, "goes on", "follow("):
+    for part in ("fails_at_two failed for epoch 2", "no such table", Path(__file__).name, "continues", "follow("):
         assert part in message
     assert calls == [1, 2]
     # Another program, another function: the same epoch, with the same records.

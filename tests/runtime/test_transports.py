@@ -174,7 +174,7 @@ def test_a_closed_peer_takes_nothing_more(pair: Pair) -> None:
     try:
         while pair.a.send(1, 0, (b"x" * 1000,)):
             accepted += 1
-            assert accepted <= 2 * RING // 1000, "a closed inbox went on taking"
+            assert accepted <= 2 * RING // 1000, "a closed inbox still accepts messages"
     except RingError:
         pass
 

@@ -226,7 +226,7 @@ RESULT: dict[str, Callable[[list[int]], Any]] = {
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_late_records_that_nobody_takes_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, taken: bool) -> None:
-    """A task reads one file behind the other, and the second begins in the past."""
+    """A task reads one file after the other, and the second begins in the past."""
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text("ms\n" + "".join(f"{ms}\n" for ms in range(0, 100_000, 1000)))
     flow = ps.Flow("files")
@@ -399,7 +399,7 @@ def put_back(saved: list[Saved], groups: set[int] | None) -> SavedState:
 def test_a_job_that_goes_back_says_nothing_twice_and_forgets_nothing(
     how: Windowing, records: list[Record], before: int, after: int, seed: int
 ) -> None:
-    """Tasks save at random, and at some point others, of another number, go on from what was saved."""
+    """Tasks save at random, and at some point another number of tasks continues from what was saved."""
     rng = random.Random(seed)
     model = Model(how, len)
     stages = [stage_of(how, index=i, parallelism=before, epochs=True) for i in range(before)]

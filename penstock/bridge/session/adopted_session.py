@@ -1,4 +1,4 @@
-"""A session that the user has already: used as it is, never changed, never stopped."""
+"""Uses a session that the user has already: never changes or stops it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def adopt(spark: SparkSession, options: SparkOptions) -> Session:
-    """A session beside the user's, in the same SparkContext: our SQL settings do not touch theirs."""
+    """Returns a session beside the user's, in the same SparkContext, so that our SQL settings do not change the
+    user's."""
     jsc = getattr(getattr(spark, "_sc", None), "_jsc", None)
     if jsc is None:
         raise SparkUnavailable(

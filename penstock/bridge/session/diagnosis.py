@@ -1,4 +1,4 @@
-"""Why Spark cannot be used, and what to do: what is installed, which Java there is, and what errors mean."""
+"""Finds out why Spark cannot be used, and what to do: what is installed, which Java there is, and what errors mean."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OLDEST_JAVA, _NEWEST_JAVA = 11, 23  # Spark 3.5 uses what Java 24 has removed
 
 
 class SparkUnavailable(PenstockError):
-    """There is no Spark session to be had, or it does not work; the message names the cause and the remedy."""
+    """There is no Spark session, or it does not work. The message names the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class Java:
-    """The java program that would run: `origin` says what chose it, `major` is None when it does not answer."""
+    """The java program that would run. `origin` says what has chosen it; `major` is None when it does not answer."""
 
     origin: Literal["JAVA_HOME", "PATH"]
     path: str | None
@@ -33,9 +33,11 @@ class Java:
 
 
 def diagnose(versions: Mapping[str, str | None], java: Java | None, error_text: str) -> str:
-    """Why Spark cannot be used, and what to do; "" when nothing speaks against it and `error_text` is empty.
+    """Says why Spark cannot be used, and what to do. Returns "" when nothing speaks against it and `error_text` is
+    empty.
 
-    `versions` has the packages that are needed: None for one that is not installed, no key where it does not matter.
+    `versions` has the packages that are needed: None for a package that is not installed, and no key for one that does
+    not matter.
     """
     cause = _wrong_packages(versions) or (_wrong_java(java) if java else "")
     if not cause and error_text:
@@ -161,7 +163,7 @@ def _numbers(version: str | None) -> tuple[int, ...]:
 
 
 def essence(text: str) -> str:
-    """The line of a long error text that says most: the innermost cause, or the last line."""
+    """Returns the line of a long error text that says most: the innermost cause, or the last line."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by: ")]
     raised = [line for line in lines if re.match(r"(?:: )?[\w.]+(?:Error|Exception)\b", line)]
@@ -170,7 +172,7 @@ def essence(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """An error of Spark as text, also when its JVM has gone."""
+    """Returns the text of an error of Spark, also when its JVM has gone."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # py4j's errors ask the JVM for their text, and it may be the JVM that has gone
@@ -178,7 +180,7 @@ def text_of(error: BaseException) -> str:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """What is installed, without loading any of it."""
+    """Returns what is installed, without loading any of it."""
     versions: dict[str, str | None] = {}
     for name in ("pyspark", "raydp", "ray"):
         try:
@@ -189,7 +191,8 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def find_java(*, path_only: bool = False) -> Java:
-    """The java that Spark's scripts would run; `path_only`: that of RayDP's own processes, which know no JAVA_HOME."""
+    """Returns the java that Spark's scripts would run. `path_only`: the java of RayDP's own processes, which ignore
+    JAVA_HOME."""
     home = "" if path_only else os.environ.get("JAVA_HOME", "")
     path = f"{home}/bin/java" if home else shutil.which("java")
     origin: Literal["JAVA_HOME", "PATH"] = "JAVA_HOME" if home else "PATH"
@@ -206,16 +209,17 @@ def find_java(*, path_only: bool = False) -> Java:
 
 
 def require(versions: Mapping[str, str | None], *javas: Java) -> None:
-    """Raise SparkUnavailable when something of what is needed is missing or does not fit."""
+    """Raises SparkUnavailable when something that is needed is missing or does not fit."""
     for java in javas:
         if problem := diagnose(versions, java, ""):
             raise SparkUnavailable(problem)
 
 
 def unavailable(kind: str, error_text: str) -> SparkUnavailable:
-    """The error for what went wrong in a session of this kind.
+    """Returns the error for what went wrong in a session of this kind.
 
-    It is not chained to Spark's own: this would be asked for its text when there is no JVM left that knows it.
+    It is not chained to Spark's own error, because that error would be asked for its text when there is no JVM left
+    that knows it.
     """
     logger.debug("Spark failed: %s", error_text)
     versions = installed_versions()

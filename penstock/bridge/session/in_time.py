@@ -1,4 +1,4 @@
-"""Work that is given up when it takes too long: starting, testing and stopping Spark are bounded."""
+"""Runs work that is given up when it takes too long, so that starting, testing and stopping Spark have time limits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def in_time(
     give_up: Callable[[], None] = lambda: None,
     undo: Callable[[T], None] = lambda _: None,
 ) -> T:
-    """work(), in a thread of its own. TooLate after `seconds`, when `give_up` is called, which should make it fail;
-    should it succeed after that, `undo` is called with what it returned."""
+    """Returns work(), which runs in a thread of its own. Raises TooLate after `seconds`. Then `give_up` is called,
+    which should make the work fail. If the work succeeds all the same, `undo` is called with its result."""
     outcome: Future[T] = Future()
 
     def run() -> None:

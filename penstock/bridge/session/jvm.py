@@ -1,7 +1,7 @@
-"""The JVM of this process's Spark driver, of which PySpark allows one: starting and ending it.
+"""Starts and ends the JVM of this process's Spark driver. PySpark allows one at a time.
 
-A JVM must not outlive its session. PySpark keeps its JVM for the next session, with the options of the first: RayDP's
-classes would be missing in it. A JVM that was there before is not ours to end.
+A JVM must not outlive its session. PySpark would keep its JVM for the next session, with the options of the first one,
+so that RayDP's classes could be missing. A JVM that was there before is never ended here.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ STOP_SECONDS = 20.0  # after which the JVM is killed
 
 
 class DidNotStart(Exception):
-    """A start failed; the text is all that is known."""
+    """A start has failed. The text has all that is known."""
 
 
 class Jvm:
-    """The driver's JVM, started here rather than by PySpark, which waits without a limit, holds a lock while it does,
-    and shows all that the JVM writes. `launch` may be interrupted by `kill` at any time."""
+    """The driver's JVM. It is started here and not by PySpark, which waits without a limit, holds a lock while it
+    waits, and shows all that the JVM writes. `kill` may interrupt `launch` at any time."""
 
     def __init__(self) -> None:
         self.gateway: Any = None  # ours, and only then ours to end
@@ -43,11 +43,11 @@ class Jvm:
         self._lock = threading.Lock()
 
     def said(self) -> str:
-        """The last lines that it has written."""
+        """Returns the last lines that the JVM has written."""
         return "\n".join(self._lines)
 
     def launch(self, settings: Mapping[str, str]) -> Any:
-        """Start it with these settings. Returns PySpark's gateway to it."""
+        """Starts the JVM with these settings. Returns PySpark's gateway to it."""
         from pyspark.find_spark_home import _find_spark_home  # noqa: PLC2701
         from pyspark.java_gateway import launch_gateway
         from pyspark.serializers import UTF8Deserializer, read_int
@@ -96,7 +96,7 @@ class Jvm:
         process.stdout.close()
 
     def kill(self) -> None:
-        """End it and what it has started, if it was launched."""
+        """Ends the JVM and the processes that it has started, if it was launched here."""
         with self._lock:
             self._killed = True
             process = self._process
@@ -121,7 +121,7 @@ class Jvm:
 
 
 def forget(gateway: Any) -> None:
-    """Let PySpark have another JVM next time: this one has ended."""
+    """Lets PySpark have another JVM next time, because this one has ended."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -138,7 +138,7 @@ def forget(gateway: Any) -> None:
 
 
 def refuse_second() -> None:
-    """Raise SparkUnavailable when this process has a session already."""
+    """Raises SparkUnavailable when this process has a session already."""
     from pyspark import SparkContext
 
     active = SparkContext._active_spark_context

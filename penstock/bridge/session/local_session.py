@@ -1,4 +1,4 @@
-"""A session of plain PySpark, on cores of this machine (`local[N]`) or on a standalone master."""
+"""Starts a session of plain PySpark, on cores of this machine (`local[N]`) or on a standalone master."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def start_pyspark(options: SparkOptions) -> Session:
-    """Start a session of plain PySpark. SparkUnavailable when that fails."""
+    """Starts a session of plain PySpark. Raises SparkUnavailable when that fails."""
     require({"pyspark": installed_versions()["pyspark"]}, find_java())
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession

@@ -34,7 +34,7 @@ _pause = threading.Event()  # never set
 
 
 def open_session(options: SparkOptions | None = None) -> Session:
-    """Start or adopt a session and test it. SparkUnavailable when there is none to be had."""
+    """Starts or adopts a session, and tests it. Raises SparkUnavailable when there is none."""
     options = options or SparkOptions()
     if options.existing is not None:
         return _tested(adopt(options.existing, options), options)
@@ -58,7 +58,7 @@ def open_session(options: SparkOptions | None = None) -> Session:
 
 
 def executor_needs(options: SparkOptions) -> dict[str, float] | None:
-    """What an executor of RayDP asks of Ray; None where there is no RayDP, or its memory is no amount."""
+    """Returns what an executor of RayDP asks of Ray, or None when there is no RayDP, or its memory is no amount."""
     try:
         from raydp.utils import parse_memory_size
 
@@ -69,9 +69,11 @@ def executor_needs(options: SparkOptions) -> dict[str, float] | None:
 
 
 def self_test(session: Session, seconds: float = 60.0) -> None:
-    """Run a small real micro-batch through the session: Arrow in, a shuffle, Arrow out. SparkUnavailable if it fails.
+    """Runs a small real micro-batch through the session: Arrow in, a shuffle, Arrow out. Raises SparkUnavailable if it
+    fails.
 
-    It loads the code that all others need, so it takes seconds in a new session and says nothing about their speed.
+    It loads the code that all micro-batches need, so it takes seconds in a new session and says nothing about their
+    speed.
     """
     group = f"penstock-self-test-{id(session)}"
     context = session.spark.sparkContext
@@ -98,7 +100,7 @@ def self_test(session: Session, seconds: float = 60.0) -> None:
 
 
 def _tested(session: Session, options: SparkOptions) -> Session:
-    """Wait for its executors and try it out; stop it if it does not work."""
+    """Waits for the session's executors, and tests the session. Stops the session if it does not work."""
     try:
         if session.kind != "adopted":
             _await_executors(session, options)

@@ -1,4 +1,4 @@
-"""What Spark session is wanted."""
+"""The options of a Spark session."""
 
 from __future__ import annotations
 

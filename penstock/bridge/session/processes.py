@@ -1,4 +1,4 @@
-"""The processes of Spark on this machine."""
+"""Finds the processes of Spark on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 def spark_children() -> set[int]:
-    """The JVMs of PySpark, or the scripts that start them, that are children of this process."""
+    """Returns the children of this process that are JVMs of PySpark, or the scripts that start them."""
     found = set()
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):  # it may have ended
@@ -18,9 +18,9 @@ def spark_children() -> set[int]:
 
 
 def listeners(ports: set[int]) -> dict[int, int]:
-    """The process that listens at each port of this machine, as far as this user may know.
+    """Returns the process that listens at each port of this machine, as far as this user may know.
 
-    Spark knows its executors by address only, and its own way to learn more is to run a task.
+    Spark knows its executors by address only. Its own way to learn more is to run a task.
     """
     if not ports:
         return {}

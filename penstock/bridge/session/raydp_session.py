@@ -1,8 +1,8 @@
-"""A session of RayDP, on the Ray cluster that the caller is connected to: executors are Ray actors, and data goes to
-them through Ray's object store.
+"""Starts a session of RayDP, on the Ray cluster that the caller is connected to. Executors are Ray actors, and data
+reaches them through Ray's object store.
 
-RayDP must never start a Ray cluster by accident, as it would: the caller connects first. What a start that was given up
-has left behind is ended, by process id.
+RayDP would start a Ray cluster by accident, which must never happen: the caller connects first. Processes that an
+abandoned start has left running are ended by process id.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _EXECUTOR_CPUS = "spark.ray.raydp_spark_executor.actor.resource.cpu"
 
 
 def start_raydp(options: SparkOptions) -> Session:
-    """Start a session of RayDP. SparkUnavailable when that fails."""
+    """Starts a session of RayDP. Raises SparkUnavailable when that fails."""
     versions = installed_versions()
     require(versions, find_java(), find_java(path_only=True))
     if options.put is None:
@@ -112,10 +112,10 @@ def start_raydp(options: SparkOptions) -> Session:
 
 
 class RevocableSettings(dict[str, str]):
-    """Settings that cannot be read once the start that they are for has been given up.
+    """Settings that cannot be read any more once their start was given up.
 
-    RayDP reads them after it has waited for Ray, just before it makes a session, or takes the one that there is by then
-    in this process: that of the plain PySpark which was started instead, and which it would stop later.
+    RayDP reads them after it has waited for Ray, just before it makes a session or takes the one that this process has
+    by then. That one may be a session of plain PySpark that was started instead, and RayDP would stop it later.
     """
 
     revoked = False

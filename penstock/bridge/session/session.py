@@ -1,4 +1,4 @@
-"""A Spark session that works, its executors, and how to end it."""
+"""A Spark session that works, its executors, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Executor:
-    """A process that runs tasks. `pid` is known where it runs on this machine, as this user."""
+    """A process that runs tasks. `pid` is known when it runs on this machine, as this user."""
 
     id: str
     host: str
@@ -23,7 +23,7 @@ class Executor:
 
 
 class Session:
-    """A Spark session that has passed the test, and how to end it. Use open_session; a `with` block stops it."""
+    """A Spark session that has passed the test. open_session makes it, and a `with` block stops it."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Session:
     ) -> None:
         self.spark = spark
         self.kind = kind
-        self.cores = cores  # of all executors: into how many parts a large batch is cut
+        self.cores = cores  # of all executors: into how many parts a large batch is divided
         self.put = put  # None: batches do not go through Ray's object store
         self.fallback_reason: str | None = None  # why this is not the RayDP session that "auto" would rather have
         self.owner: bytes | None = None  # Ray's address of this process, for the executors; see arrow.py
@@ -55,14 +55,14 @@ class Session:
         return f"<Session {self.kind}, {self.cores} cores>"
 
     def stop(self) -> None:
-        """End the session and its processes, unless it was adopted. May be called more than once."""
+        """Ends the session and its processes, unless the session was adopted. May be called more than once."""
         with self._lock:
             end, self._end = self._end, None
         if end is not None:
             end()
 
     def executors(self) -> list[Executor]:
-        """The executors that are up: of `local[N]` that is the driver itself."""
+        """Returns the executors that are up. With `local[N]` the driver itself is the executor."""
         context: Any = self.spark.sparkContext
         found = context._jsc.sc().statusStore().executorList(True)
         summaries = [found.apply(i) for i in range(found.size())]
@@ -77,7 +77,7 @@ class Session:
         ]
 
     def describe(self) -> str:
-        """One line for people and logs."""
+        """Describes the session in one line, for people and logs."""
         context = self.spark.sparkContext
         java = context._jvm.java.lang.System.getProperty("java.version")
         names = {"raydp": "RayDP", "pyspark": "PySpark", "adopted": "the user's own session"}

@@ -1,4 +1,4 @@
-"""The settings of Spark sessions: those of every session of ours, and what the caller's options add."""
+"""The settings of Spark sessions: those of every session that Penstock starts, and what the caller's options add."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def settings_for(options: SparkOptions) -> dict[str, str]:
-    """The settings of a session that is started with these options."""
+    """Returns the settings of a session that is started with these options."""
     cores = str(options.cores * options.executors)
     own = {
         "spark.sql.shuffle.partitions": cores,  # each further one is a task to schedule, and there is no core for it

@@ -44,8 +44,8 @@ def compact_snapshots(origin: Store, blobs: Sequence[Blob], key_groups: int, tar
     )
     if process.returncode:
         raise StoreError(
-            f"the process that was to put {len(blobs)} snapshots together ended with {process.returncode} "
-            f"({'memory may have run out' if process.returncode == -signal.SIGKILL else 'see what it said'}): "
+            f"the process that was to compact {len(blobs)} snapshots ended with exit code {process.returncode} "
+            f"({'memory may have run out' if process.returncode == -signal.SIGKILL else 'its output follows'}): "
             f"{shorten(process.stderr.decode(errors='replace').strip()[-500:])}"
         )
     done: Blob | PenstockError = loads(process.stdout)

@@ -288,14 +288,14 @@ COORDINATOR: Table[CoordinatorState, CoordinatorEvent] = Table(
         ("late word", _BEGUN, "the task has been built again since, or is not part of the plan any more"),
         ("built", (_S.FALLING_BACK,), "another worker has found its snapshots damaged: all tasks are built again"),
         ("not built", (_S.FALLING_BACK,), "another worker has found its snapshots damaged: all tasks are built again"),
-        ("damaged", (_S.FALLING_BACK,), "another worker has found the same, and the search goes on"),
-        ("begin", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; who wants an epoch asks again"),
+        ("damaged", (_S.FALLING_BACK,), "another worker has found the same, and the search continues"),
+        ("begin", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; the epoch is asked for again"),
         ("begin", (_S.FINISHING, *_OVER), "no epoch follows the last one"),
-        ("migrate", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; who wants tasks elsewhere asks again"),
+        ("migrate", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; the migration is asked for again"),
         ("migrate", (_S.FINISHING, *_OVER), "all tasks have ended"),
-        ("replan", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; who wants another plan asks again"),
+        ("replan", (*_BEFORE_RUNNING, _S.FALLING_BACK), "tasks are missing; the plan is asked for again"),
         ("replan", (_S.FINISHING, *_OVER), "all tasks have ended"),
-        ("lost", (_S.FALLING_BACK,), "what the older epoch lacks as well is told of again"),
+        ("lost", (_S.FALLING_BACK,), "files that the older epoch lacks too are reported again"),
         ("lost", (_S.FINISHING, *_OVER), "no task saves anything any more"),
         (
             "committed",
@@ -435,7 +435,7 @@ class Coordinator:
             return []
         # No process has died, or its death is reported separately. So this counts as no restart, however long the store
         # does not answer.
-        self.last_failure = f"tasks could not be made: {reason}"
+        self.last_failure = f"tasks could not be built: {reason}"
         return self._go_back(frozenset(), [], now, self._store_backoff.failed(), self.last_failure)
 
     def rewind(self, manifest: Manifest | None, now: float) -> list[Command]:

@@ -103,7 +103,7 @@ def encode(manifest: Manifest) -> bytes:
     if not same:  # for example a float that is not finite, or a value of another type than declared
         raise StoreError(
             f"the manifest of epoch {manifest.epoch} would not come back from JSON as it is. "
-            "Give it finite numbers and str only."
+            "Its values must be finite numbers and str."
         )
     return _frame(body)
 
@@ -122,11 +122,11 @@ def decode(data: bytes, where: str) -> Manifest:
         if version == FORMAT:
             return _read_manifest(body)
     except msgspec.MsgspecError as error:
-        raise SnapshotDamaged(f"{where} is whole, but no manifest: {error}.") from error
+        raise SnapshotDamaged(f"{where} has the right checksum, but is no manifest: {error}.") from error
     raise StoreError(
-        f"{where} has format {version}, and this release of Penstock reads format {FORMAT}. Nothing was changed. Go on "
-        "with the release of Penstock that wrote it, or start the job anew with another checkpoints= place, or another "
-        "name."
+        f"{where} has format {version}, and this release of Penstock reads format {FORMAT}. Nothing was changed. "
+        "Continue with the release of Penstock that wrote it, or start the job anew with another checkpoints= place, "
+        "or another name."
     )
 
 

@@ -171,9 +171,9 @@ class Participant:
                     if not other:
                         raise
                     raise FlowError(
-                        f"task {plan.task_name(task)} cannot go on from what another program saved: {describe(error)}. "
-                        "The classes of the program must be able to take up the saved objects: fields that are new "
-                        "need defaults, and members of an Enum that are in the state must still be there"
+                        f"task {plan.task_name(task)} cannot continue from state that another program has saved: "
+                        f"{describe(error)}. The classes of the program must be able to take the saved objects: fields "
+                        "that are new need defaults, and members of an Enum that are in the state must still be there"
                     ) from error
             else:
                 saved[task.number] = read_same(plan, task, command.entries[task.number], store.pieces)

@@ -117,15 +117,15 @@ def check(plan: Plan, saved: Mapping[str, str], key_groups: int) -> None:
     if lost:
         new = sorted(now.keys() - saved.keys())
         raise FlowError(
-            f"flow {plan.name!r} has no operators {names(lost)}, of which there is saved state. Operators are matched "
-            "by name: give the operator that goes on with the state that name (name=...). Operators of the flow "
-            f"without saved state: {names(new)}"
+            f"flow {plan.name!r} has no operators {names(lost)}, and there is saved state of these. Operators are "
+            "matched by name: give the operator that is to have the state the name under which it was saved "
+            f"(name=...). Operators of the flow without saved state: {names(new)}"
         )
     for name, kind in saved.items():
         if now[name] != kind:
             raise FlowError(
-                f"operator {name!r} of flow {plan.name!r} is a {now[name]}; what was saved under that name is the "
-                f"state of a {kind}. Give the new operator another name"
+                f"operator {name!r} of flow {plan.name!r} is a {now[name]}; the state that was saved under that name "
+                f"is the state of a {kind}. Give the new operator another name"
             )
     if saved and key_groups != plan.key_groups:
         raise FlowError(
@@ -158,7 +158,7 @@ def _check_fields(operator: Operator, keys: Iterable[Any]) -> None:
             raise FlowError(
                 f"operator {operator.name!r} has keys of the class {class_.__qualname__}, which had the fields "
                 f"{names(fields)} when they were saved. Keys that differed in these fields only are equal now, and "
-                "a key can go on with the state of one only. Keep the fields of a class of keys"
+                "a key can have the state of one only. Keep the fields of a class of keys"
             )
 
 
@@ -174,7 +174,7 @@ def _check_stateless(operators: list[Operator], entries: Iterable[TaskEntry], ge
         for name in sorted(kinds.keys() & holding(get(entry.blobs[-1]))):
             raise StoreError(
                 f"operator {name!r} is a {kinds[name]}, and task {entry.name} has saved state of it, in format "
-                f"{FORMAT}. This release of Penstock cannot deal the state of that kind to the tasks of another plan: "
+                f"{FORMAT}. This release of Penstock cannot assign state of that kind to the tasks of another plan: "
                 "run the job with the flow, the parallelism and the number of workers with which it was saved, or with "
                 "the release that can"
             )

@@ -249,7 +249,7 @@ class _Reading:
             size -= len(self._piece)
             piece = next(self._pieces, None)
             if piece is None:
-                raise SnapshotDamaged(f"a snapshot ends {size:,} bytes before what its header speaks of")
+                raise SnapshotDamaged(f"a snapshot is {size:,} bytes shorter than its header says")
             self._piece = memoryview(piece)
         part, self._piece = self._piece[:size], self._piece[size:]
         return b"".join((*parts, part)) if parts else part
@@ -264,9 +264,7 @@ class _Reading:
         """Checks that there are no more bytes. This also lets the reader of the pieces see the end of its input."""
         more = len(self._piece) + sum(map(len, self._pieces))
         if more:
-            raise SnapshotDamaged(
-                f"a snapshot has {self._taken + more:,} bytes where its header speaks of {self._taken:,}"
-            )
+            raise SnapshotDamaged(f"a snapshot has {self._taken + more:,} bytes, and its header says {self._taken:,}")
 
     def header(self) -> _Header:
         """Reads the header, which comes first."""
@@ -320,7 +318,7 @@ class Merged:
 
 def _now_equal(operator: str, key: str) -> FlowError:
     return FlowError(
-        f"operator {operator!r}: several keys that were saved are now equal, to {key}, and a key can go on with the "
+        f"operator {operator!r}: several keys that were saved are now equal, to {key}, and a key can have the "
         "state of one only. Give the class of the key the fields and the comparison that it had"
     )
 
@@ -648,7 +646,7 @@ def _merged(chain: Chain, place: tuple[str, str], base: Iterator[tuple[int, Buff
             brought_up(entries)
             yield from encode_map(entries)
         if (more := sum(1 for _ in values)) > 0:
-            raise SnapshotDamaged(f"a snapshot has {more:,} values more than keys")
+            raise SnapshotDamaged(f"a snapshot has {more:,} more values than keys")
     yield from encode_map({key: value for key, value in later.items() if value is not _GONE})
 
 

@@ -114,7 +114,7 @@ class Store:
         if not isinstance(text, str) or not text:
             raise StoreError(f"the checkpoint store needs a directory or a URL, got {url!r}")
         if not _JOB.fullmatch(job):
-            raise StoreError(f"no job can be named {job!r}: letters, digits, '_', '.' and '-', at most 100")
+            raise StoreError(f"no job can be named {job!r}: use up to 100 letters, digits, '_', '.' and '-'")
         files = open_files(text, job, durable, True)
         if not filesystems.is_url(text):
             text = os.path.abspath(os.path.expanduser(text))  # other processes may have other working directories
@@ -264,7 +264,9 @@ class Store:
                 errors.append(error)
                 continue
             if errors:
-                logger.warning("job %s reads a copy: %s", self.job, errors[0])
+                logger.warning(
+                    "job %s reads the second copy of a file in its checkpoint store: %s", self.job, errors[0]
+                )
             return found
         raise _of_neither(errors)
 
@@ -453,8 +455,8 @@ class Store:
         manifest = decode(data, where)
         if (manifest.job, manifest.epoch) != (self.job, epoch):
             raise SnapshotDamaged(
-                f"{where} is that of epoch {manifest.epoch} of job {manifest.job!r}: somebody renamed or copied it. "
-                "A job's directory cannot be used under another name."
+                f"{where} is the manifest of epoch {manifest.epoch} of job {manifest.job!r}: somebody renamed or "
+                "copied it. A job's directory cannot be used under another name."
             )
         return manifest
 
@@ -619,7 +621,12 @@ class Store:
     def _complain(self, error: StoreError) -> None:
         if not self._complained:
             self._complained = True
-            logger.warning("old snapshots of job %s stay for now (told once): %s", self.job, error)
+            logger.warning(
+                "job %s: old snapshots could not be deleted, and are deleted later (further failures are not "
+                "logged): %s",
+                self.job,
+                error,
+            )
 
     def _path(self, name: str) -> str:
         return f"{self.place}/{name}" if name else self.place

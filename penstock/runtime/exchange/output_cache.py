@@ -283,8 +283,8 @@ class OutputCache:
             raise PenstockError(
                 "the messages since the last complete epoch take more than the "
                 f"{output_caches.memory_bytes:,} bytes of memory allowed for them, and {output_caches.directory!r} "
-                f"cannot take them: {error.strerror or error}. Free space there, "
-                "set TMPDIR to another disk, or look why epochs do not complete (job.status()['epochs'])"
+                f"cannot take them: {error.strerror or error}. Free space there, set TMPDIR to another disk, or find "
+                "out why epochs do not complete (job.status()['epochs'])"
             ) from error
         for at, place in zip(in_memory_at, places, strict=True):
             entry = entries[at]

@@ -85,7 +85,7 @@ def watch_master(master: Process, heard: Callable[[], int], limit_s: float, job:
             # It must have been heard once: while a job starts many workers, the first ones get no request for a while.
             if silence.look([master.pid] if 0 < count == before else []):
                 logger.warning(
-                    "job %s: its JobMaster (process %d) has not been heard of for %g s: killed",
+                    "job %s: its JobMaster (process %d) has not been heard of for %g s, and is killed",
                     job,
                     master.pid,
                     limit_s,

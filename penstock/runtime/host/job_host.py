@@ -152,7 +152,7 @@ class JobHost:
         self._removing: set[int] = set()
         self._removal: object = None  # identifies the last removal of tasks
         self._starts: list[tuple[float, int]] = []  # when, and which worker's process
-        self._make: tuple[float, protocol.BuildTasks] | None = None  # when, and the tasks to be made
+        self._building: tuple[float, protocol.BuildTasks] | None = None  # the tasks to be built, and when
         self._story: deque[tuple[float, object]] = deque(maxlen=_STORY_MAX)
         self._out: list[HostCommand] = []
 
@@ -175,8 +175,8 @@ class JobHost:
         times = [self.coordinator.due()]
         if not self._removing:
             times += [at for at, _ in self._starts]
-            if self._make is not None:
-                times.append(self._make[0])
+            if self._building is not None:
+                times.append(self._building[0])
         if self._failures:
             times.append(self._failed_at + _CAUSE_S)
         if self._requests.migrations and self.coordinator.state == "RUNNING" and not self.coordinator.migrating:
@@ -291,7 +291,13 @@ class JobHost:
         """Notes that a worker's process has not answered for the limit. `stopped`: somebody has stopped the process."""
         if self._is_present(worker, incarnation, "silence", now):
             pid = self.lives.pid(worker)
-            logger.warning("job %s: worker %d (process %d) hangs: killed", self.plan.name, worker, pid)
+            logger.warning(
+                "job %s: worker %d (process %d) has not answered for %g s, and is killed",
+                self.plan.name,
+                worker,
+                pid,
+                self._options.hang_timeout_s,
+            )
             crash = None if stopped else Crash("it hung in native code and was killed", True)
             self.lives.hangs(worker, incarnation, crash)
             self._out.append(KillProcess(worker, incarnation))
@@ -501,7 +507,10 @@ class JobHost:
             self._out.append(Reply(request, JobError(f"job {self.plan.name!r} has ended")))
             return False
         if not self._options.has_store:
-            needs = f"{what} needs epochs, and job {self.plan.name!r} runs without: give run(epoch_interval_s=...)"
+            needs = (
+                f"{what} needs epochs, and job {self.plan.name!r} runs without; run it with epochs "
+                "(epoch_interval_s=1, or --epoch-interval 1 on the command line)"
+            )
             self._out.append(Reply(request, JobError(needs)))
             return False
         return True
@@ -580,7 +589,7 @@ class JobHost:
             ended = [
                 self.plan.task_name(self.plan.by_number[task]) for task in sorted(request.wanted.keys() & finished)
             ]
-            error = JobError(f"{', '.join(ended)} had ended already") if ended else None
+            error = JobError(f"tasks that have ended cannot migrate: {', '.join(ended)}") if ended else None
             self._out.append(Reply(request.number, error))
             return
         if now < self._move_after:
@@ -602,7 +611,7 @@ class JobHost:
             elif isinstance(command, protocol.BuildTasks):
                 if command.change is not None and command.change.placed != self.placed:
                     self._now_placed(command.change.placed)
-                self._make = (now + command.after_s, command)
+                self._building = (now + command.after_s, command)
             elif isinstance(command, protocol.Save):
                 extra = command.manifest.extra
                 extra["parallelism"] = json.dumps(self.parallelism)
@@ -610,7 +619,9 @@ class JobHost:
                     extra["ring_bytes"] = self.lives.largest_ring
                 self._out.append(SaveManifest(command.manifest))
             elif isinstance(command, protocol.FallBack):
-                logger.warning("job %s goes back before epoch %d: %s", self.plan.name, command.epoch, command.reason)
+                logger.warning(
+                    "job %s falls back to an epoch before epoch %d: %s", self.plan.name, command.epoch, command.reason
+                )
                 self._out.append(FindOlder(command.epoch, command.reason))
             elif isinstance(command, protocol.Fail):
                 self._fail(JobEnd("FAILED", command.reason), now)
@@ -630,7 +641,7 @@ class JobHost:
 
     def _remove_tasks(self, command: protocol.RemoveTasks) -> None:
         self.life.removed(planned=command.planned)
-        self._make = None  # the tasks of an earlier command are removed too, and are made by a later one
+        self._building = None  # the tasks of an earlier command are removed too, and a later command builds them
         self._removing = set(self.running)
 
         def answered(worker: int, answer: dict[str, Any], now: float) -> None:
@@ -644,7 +655,7 @@ class JobHost:
         dead = [worker for worker in range(self._options.workers) if worker not in self.running]
         self._call_all("remove_tasks", command, dead, answered=answered)
 
-    def _make_tasks(self, command: protocol.BuildTasks) -> None:
+    def _build_tasks(self, command: protocol.BuildTasks) -> None:
         self._out.append(UndoSinkRecords(command.tasks, command.generation, frozenset(self.plan.by_number)))
         modes = {task: how for task, how in self.suspects.modes().items() if task in command.tasks}
         addresses = self.lives.addresses()
@@ -687,7 +698,7 @@ class JobHost:
         moves = sum(before.get(task, worker) != worker for task, worker in placed.items())
         if moves:
             self._placing.moved(moves)
-            logger.info("job %s: %d tasks run elsewhere", self.plan.name, moves)
+            logger.info("job %s: %d tasks migrate to other workers", self.plan.name, moves)
         self.status.place(self.placed, self.lives.infos())
 
     # --- after each event ------------------------------------------------------------------------------------
@@ -715,9 +726,9 @@ class JobHost:
             incarnation = self.lives.starting(worker)
             ring_bytes = self.lives.ring_bytes(worker)
             self._out.append(StartProcess(worker, incarnation, ring_bytes, self.plan, self.placed))
-        if self._make is not None and self._make[0] <= now:
-            (_, command), self._make = self._make, None
-            self._make_tasks(command)
+        if self._building is not None and self._building[0] <= now:
+            (_, command), self._building = self._building, None
+            self._build_tasks(command)
 
     def _fail(self, end: JobEnd, now: float) -> None:
         if not self._failures:
@@ -792,7 +803,7 @@ def why_not_built(worker: int, error: Exception | None) -> tuple[str, bool] | No
     if isinstance(error, SnapshotDamaged):
         return str(error), True
     if isinstance(error, StoreError) and error.may_pass:
-        return f"what they had saved could not be read: {error}", False
+        return f"their snapshots could not be read: {error}", False
     if isinstance(error, PeerGone):
-        return f"worker {worker} cannot reach another: {error}", False
+        return f"worker {worker} cannot reach another worker: {error}", False
     return None

@@ -1,10 +1,10 @@
-"""JobRunner: carries a JobHost in a process, with threads and sockets, whatever starts the worker processes. The
-JobMaster on Ray and the runner of local processes each have one.
+"""JobRunner: runs a JobHost in a process, and gives it threads, a clock, sockets and the store. The JobMaster on Ray
+has one JobRunner, and so has each local job.
 
 One thread (`_supervise`) gives the JobHost its events, one after the other, and carries out its commands. Everything
 that has to wait (for a worker's answer, for a new process, for the store) is done in other threads, which put events
-into the queue. Nothing here decides anything about the job; what a JobRunner adds to the JobHost is time, processes,
-sockets, the store, and the records on their way from Collect and Console sinks to the driver.
+into a queue. No other thread may call a method of the JobHost that changes it. A JobRunner decides nothing about the
+job. It also carries the records of Collect and Console sinks to the driver.
 """
 
 from __future__ import annotations
@@ -74,42 +74,42 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A cancelled run loop ends within one step of each task; a worker that does not (a user function that hangs) is killed.
+# How long workers may take to end after they were told to. A cancelled run loop ends within one step of each task; a
+# worker whose run loop does not (because a user's function hangs) is killed.
 _CANCEL_S = 2.0
 # The longest wait for a worker's answer. A worker answers late when it is paused, or when a user's function or native
 # code holds its interpreter.
 _CONTROL_S = 5.0
-# The longest wait for a worker's answer to a question for its status. After it, the status shows what the worker said
-# last, and for how long it has been silent.
+# The longest wait for a worker's status. After it, the job's status shows the worker's last report, and for how long
+# the worker has been silent.
 _STATUS_S = 1.0
-# All sources begin a barrier at the same instant, this long after it was decided, so that the command reaches every
-# worker before. A task that has one barrier and waits for another one holds up records for the difference.
+# All sources put a barrier into their streams at the same instant, this long after the epoch was decided, so that every
+# worker has the command by then. A task that has one barrier and waits for another one holds up records meanwhile.
 _TRIGGER_AHEAD_NS = 10_000_000
 _CONSOLE_LINES_MAX = 10_000
-# How long the keeper may take to end before the store is removed: as long as a store may take to answer.
+# How long the store keeper may take to end before the job's epochs are deleted: as long as a store may take to answer.
 _KEEPER_END_S = 60.0
 
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """The options of `run()` that concern every carrier. `store`: where epochs are saved, or None when the job has no
-    epochs."""
+    """The options of `run()` that concern every carrier."""
 
     workers: int
     start_timeout_s: float
     worker: WorkerOptions
     epochs: EpochOptions = field(default_factory=lambda: EpochOptions(interval_s=None))
-    store: Store | None = None
+    store: Store | None = None  # where epochs are saved; None: the job has no epochs
     flow: Flow | None = None  # of a job with epochs, so that it can be planned anew
     attempts: int = 3  # how often a record may kill its worker
     hang_timeout_s: float = 60.0  # the silence after which a process is killed
-    resume: bool = False  # whether to go on from the store's last complete epoch
-    savepoint: Store | None = None  # the store of the savepoint to go on from
-    program: bytes | None = None  # what `resume` starts the job with when nothing but the store is left
+    resume: bool = False  # whether to continue from the store's last complete epoch
+    savepoint: Store | None = None  # the store of the savepoint from which the job starts
+    program: bytes | None = None  # the encoded flow and options, which `resume` reads from the store
 
 
 class Paradigms(Protocol):
-    """What decides which operators run in Spark (docs/papers.md: D6), once the job runs."""
+    """What a JobRunner needs of the paradigm scheduler (docs/papers.md: D6) and what carries it."""
 
     def status(self) -> dict[str, Any]: ...
 
@@ -119,71 +119,72 @@ class Paradigms(Protocol):
 
 
 class Carrier(Protocol):
-    """What a JobRunner needs of whoever it runs in."""
+    """What a JobRunner needs of the process that it runs in: the JobMaster, or the program of a local job."""
 
-    #: Whether the job has been started again, because its first host has died.
+    #: Whether this process continues a job whose JobMaster has died.
     again: bool
     notes: Notes
 
     def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, Processes, Placing]:
-        """Reserve room for the workers. Returns how many there are, and what starts and places them. Raises
-        NotEnoughResources; when the job was cancelled meanwhile, anything."""
+        """Reserves room for the workers. Returns the number of workers, what starts their processes, and what assigns
+        tasks to them. Raises NotEnoughResources when there is no room, and any error when the job was cancelled."""
         ...
 
     def waits_for(self) -> str:
-        """What a job that starts waits for, in words."""
+        """Returns what a job that starts is waiting for, for the status."""
         ...
 
     def placement_status(self) -> dict[str, Any] | None:
-        """What the status says of placement; None: nothing."""
+        """Returns the part of the status about placement, or None when there is none."""
         ...
 
     def running(self, runner: JobRunner) -> Paradigms | None:
-        """The workers have been told to start. Returns what decides about Spark, if anything."""
+        """Called once, when the processes of all workers have started. Returns what decides about Spark, or None for a
+        job that does not use Spark."""
         ...
 
     def driver_lives(self, driver: Driver) -> bool:
-        """Whether a driver's process is still there."""
+        """Returns whether a driver's process still exists."""
         ...
 
     def leave(self) -> None:
-        """Nobody needs the runner any more."""
+        """Called at the very end, when no driver needs the runner any more."""
         ...
 
 
 class JobRunner:
-    """See the module's docstring. Safe to use from several threads."""
+    """Runs a JobHost; see the module's docstring. Every public method may be called from any thread."""
 
     def __init__(self, plan: Plan, options: RunnerOptions, carrier: Carrier, program: Program) -> None:
-        """`program`: the program that the plan belongs to."""
+        """`program`: the program of the driver, from which the plan's classes come."""
         self.options = options
         self._name = plan.name
         self._first_plan = plan
         self._program = program
         self._carrier = carrier
-        self._host: JobHost | None = None  # once it is known what to go on from; only `_supervise` calls its events
+        self._host: JobHost | None = None  # from `_open` on; only the supervising thread gives it events
         self._end: JobEnd | None = None
         self.ended = threading.Event()
         self._events: queue.SimpleQueue[Callable[[JobHost], list[HostCommand]]] = queue.SimpleQueue()
         self._stopping = False
         self._cancelling = False
-        self._waits = True  # whether the job has not begun yet
+        self._waits = True  # whether the processes of some workers have not started yet
         self._processes: Processes | None = None
         self._workers = AllWorkers()
-        # By worker, of its present process; used in the supervising thread, but for `_handles` after the end.
+        # What belongs to the present process of each worker; only the supervising thread uses the three.
         self._handles: dict[int, WorkerHandle] = {}
         self._links: dict[int, Link] = {}
         self._watchers: dict[int, Watcher] = {}
         self._packed: tuple[Plan, dict[int, int], bytes] | None = None  # the last program that was packed for workers
         self._requests: dict[int, _Request] = {}
         self._request_numbers = 0
-        self._lock = threading.Lock()  # of the two above
-        self._reports: Resequencer[tuple[int, int], Report] = Resequencer()  # used in one thread
+        self._lock = threading.Lock()  # of `_requests` and `_request_numbers`
+        self._reports: Resequencer[tuple[int, int], Report] = Resequencer()  # used in `report` only
         self._collected = Collected(options.store is not None)
         self._console: deque[str] = deque(maxlen=_CONSOLE_LINES_MAX)
         self._console_total = 0
         self._console_more = threading.Condition()
-        self._early = StatusBuilder(plan)  # for the status before there is a JobHost
+        self._early = StatusBuilder(plan)  # builds the status while there is no JobHost
         self._early_lock = threading.Lock()
         self._last_status: dict[str, Any] | None = None
         self._removing = threading.Lock()
@@ -210,30 +211,30 @@ class JobRunner:
         )
 
     def start(self) -> None:
-        """Begin the job."""
+        """Starts the supervising thread, which runs the job to its end."""
         threading.Thread(target=self._supervise, name="penstock-supervise", daemon=True).start()
 
     # --- asked by drivers ----------------------------------------------------------------------------------
 
     def outcome(self, driver: Driver) -> JobEnd:
-        """Wait for the end of the job. The runner stays until the driver calls `release`, or dies."""
+        """Waits for the end of the job, and returns it. The runner stays until the driver calls `release`, or dies."""
         self._drivers.came(driver)
         self.ended.wait()
         assert self._end is not None
         return self._end
 
     def ping(self, driver: Driver) -> None:
-        """Show the driver that this process lives."""
+        """Returns, which shows the driver that this process lives, and notes that the driver lives."""
         self._drivers.came(driver)
 
     def status(self) -> dict[str, Any]:
-        """The job's status as plain data; the last one before the end once it has ended."""
+        """Returns the job's status as plain data. After the job's end, this is the last status."""
         if self._last_status is not None:
             return self._last_status
         return self._build_status(_STATUS_S)
 
     def stop(self) -> None:
-        """End the sources; the job finishes when what they read has gone through."""
+        """Asks the job to end its sources. The job finishes when all records that were read have come through."""
         if self.ended.is_set():
             return
         self._stopping = True
@@ -241,7 +242,7 @@ class JobRunner:
         self._note("stop")
 
     def cancel(self) -> None:
-        """End the job at once."""
+        """Asks the job to end at once. Records on their way are dropped."""
         if self.ended.is_set():
             return
         self._cancelling = True
@@ -249,40 +250,41 @@ class JobRunner:
         self._note("cancel")
 
     def release(self, driver: Driver) -> None:
-        """A driver that asked for the outcome has what it wants: with the last, there is no need to linger."""
+        """Notes that a driver has fetched what it wants after the job's end. The runner ends after the last driver."""
         if self._drivers.has_all(driver):
             self._remove_epochs()
             self._drivers.wake()
 
     def collected(self, channel: str) -> list[Encoded]:
-        """The records that a Collect sink has sent, encoded."""
+        """Returns the encoded records that a Collect sink has sent."""
         return self._collected.get(channel)
 
     def console(self, seen: int, timeout: float) -> tuple[int, list[str]]:
-        """Wait until there are lines after the first `seen` ones. Returns the number of lines so far, and those of the
-        new lines that are still kept."""
+        """Waits until a Console sink has sent more than `seen` lines. Returns the number of lines so far, and the new
+        lines. The oldest of the new lines are missing when there were too many to keep."""
         with self._console_more:
-            seen = min(seen, self._console_total)  # an earlier life of this job's host may have had more
+            # A driver may have seen more lines than there are, from a JobMaster that has died.
+            seen = min(seen, self._console_total)
             self._console_more.wait_for(lambda: self._console_total > seen or self.ended.is_set(), timeout)
             new = min(self._console_total - seen, len(self._console))
             return self._console_total, list(self._console)[len(self._console) - new :]
 
     def savepoint(self, url: str) -> None:
-        """Save the state of all tasks in a place that the user has named. Waits until it is done."""
-        if self._keeper is not None:  # else the JobHost says what is wrong
+        """Saves the state of all tasks in a place that the user has named. Returns when it is written."""
+        if self._keeper is not None:  # else the JobHost refuses the request, because the job has no epochs
             Store.open(url, SAVEPOINT).check()
         self._ask(lambda host, number: host.savepoint(number, url, time.monotonic()))
 
     def rescale(self, operator: str, parallelism: int) -> None:
-        """Give an operator another number of tasks. Waits until they run."""
+        """Gives an operator another number of tasks. Returns when these tasks run."""
         self._ask(lambda host, number: host.rescale(number, operator, parallelism, time.monotonic()))
 
     def migrate(self, tasks: dict[str, int]) -> None:
-        """Move tasks, given by name, to other workers. Waits until they run there."""
+        """Migrates tasks, given by name, to other workers. Returns when they run there."""
         self._ask(lambda host, number: host.migrate(number, tasks, time.monotonic()))
 
     def _ask(self, ask: Callable[[JobHost, int], list[HostCommand]]) -> None:
-        """Put a driver's request to the JobHost, and wait for its reply."""
+        """Gives a driver's request to the JobHost, and waits for the JobHost's reply."""
         request = _Request()
         with self._lock:
             self._request_numbers += 1
@@ -301,10 +303,10 @@ class JobRunner:
         if request is not None:
             request.end(error)
 
-    # --- for whoever measures and decides beside the JobHost ------------------------------------------------
+    # --- for placement and the paradigm scheduler -----------------------------------------------------------
 
     def ask_all(self, method: str) -> dict[int, Any]:
-        """The answers of the workers that answer within a few seconds, by worker."""
+        """Calls all workers. Returns the answers that come within a few seconds, by worker."""
         return self._workers.ask(method, _CONTROL_S)
 
     def tell(
@@ -315,17 +317,17 @@ class JobRunner:
         done: Callable[[], None],
         refused: Callable[[str | None], None],
     ) -> None:
-        """Call a worker for the paradigm scheduler. Calls `done` when the worker has done it; `refused` with the
-        worker's reason, or with None when the worker's process, or its run loop, has ended."""
+        """Calls a worker for the paradigm scheduler. Afterwards `done` is called, or `refused` with the worker's reason
+        or with None when the worker's process or run loop has ended. Both are called in the supervising thread."""
         self._events.put(lambda host: host.call(worker, method, arguments, done, refused))
 
     @property
     def plan(self) -> Plan:
-        """The job's present plan."""
+        """The plan of the tasks that run now."""
         return self._first_plan if self._host is None else self._host.plan
 
     def placed(self) -> tuple[Plan, dict[int, int]]:
-        """The job's present plan, and the worker of each task."""
+        """Returns the plan of the tasks that run now, and the worker of each task."""
 
         def look(host: JobHost) -> tuple[Plan, dict[int, int]]:
             return host.plan, host.placed
@@ -333,11 +335,12 @@ class JobRunner:
         return self._of_host(look)
 
     def better_placed(self, plan: Plan, placed: dict[int, int], wanted: dict[int, int]) -> None:
-        """Tasks of this plan, placed like this, should run on other workers."""
+        """Asks for tasks to be moved to the workers in `wanted`. The JobHost ignores this when the job's plan, or the
+        workers of its tasks, are not `plan` and `placed` any more."""
         self._events.put(lambda host: host.better_placed(plan, placed, wanted, time.monotonic()))
 
     def _of_host(self, look: Callable[[JobHost], T]) -> T:
-        """What `look` returns, called in the supervising thread. Raises JobError when the job has ended."""
+        """Returns what `look` returns in the supervising thread. Raises JobError when the job has ended."""
         found: Future[T] = Future()
 
         def event(host: JobHost) -> list[HostCommand]:
@@ -357,7 +360,8 @@ class JobRunner:
     # --- told by workers -----------------------------------------------------------------------------------
 
     def report(self, worker: int, incarnation: int, number: int, item: Report) -> None:
-        """Take report number `number` of a worker's process. Calls may come in any order, but one at a time."""
+        """Takes report number `number` of a worker's process. Reports may come in any order, but only one thread at a
+        time may call this."""
         for said in self._reports.take((worker, incarnation), number, item):
             if isinstance(said, EncodedSinkRecords):
                 self._keep(said)
@@ -380,6 +384,7 @@ class JobRunner:
     # --- the job's life ------------------------------------------------------------------------------------
 
     def _supervise(self) -> None:
+        """Runs the job to its end, and then stays until no driver needs the runner. This is the supervising thread."""
         end = self._until_the_end()
         if end.state == "FINISHED":
             self._anyway(self._build_last_status)
@@ -387,11 +392,11 @@ class JobRunner:
         if self._keeper is not None:
             self._keeper.close()
         if end.state == "CANCELLED":
-            self._note_the_end(end.state)  # a later life of this host must not go on from its epochs
+            self._note_the_end(end.state)  # a JobMaster that Ray starts again must not continue from these epochs
         for lock in self._opening.locks:
             self._anyway(lock.close)
         if self.options.store is not None and end.state == "FAILED":
-            self._anyway(self.options.store.release)  # else it is removed first
+            self._anyway(self.options.store.release)  # in the other states `_remove_epochs` does it
         self._end = end
         self._last_status = {
             **(self._last_status or self._last_built()),
@@ -410,19 +415,21 @@ class JobRunner:
         self._anyway(self._carrier.leave)
 
     def _until_the_end(self) -> JobEnd:
+        """Opens the job and runs it. Returns its end, whatever error comes."""
         try:
             return self._open() or self._run()
         except NotEnoughResources as error:
             return JobEnd("CANCELLED") if self._cancelling else JobEnd("FAILED", str(error), kind="resources")
         except PenstockError as error:
             return JobEnd("FAILED", str(error))
-        except Exception as error:  # a fault of Penstock's own: the job must end, and say what led there
+        except Exception as error:  # a fault of Penstock's own: the job must end, and tell what led to it
             if self._host is not None:
-                logger.error("job %s: what led to the end of its host:\n%s", self._name, self._host.story())
+                logger.error("job %s failed by a fault of Penstock. Its story:\n%s", self._name, self._host.story())
             return _end_by_own_fault(error)
 
     def _open(self) -> JobEnd | None:
-        """Find out what to go on from, reserve room, and make the JobHost. Returns the job's end when it is over."""
+        """Finds the epoch or savepoint to start from, reserves room for the workers, and creates the JobHost. Returns
+        the job's end if the job is over before it has begun, else None."""
         options, opening, carrier = self.options, self._opening, self._carrier
         if carrier.again:
             if carrier.notes.noted("stop"):
@@ -440,7 +447,8 @@ class JobRunner:
             self._note_epochs()
         workers, processes, placing = carrier.reserve(lambda: self._cancelling)
         self._processes = processes
-        # Processes of the job's earlier life may still end: nothing that they say may be taken for the new ones'.
+        # Processes that an earlier JobMaster has started may still run. Incarnations therefore start at a number that
+        # is higher than theirs, so that nothing that such a process reports is taken for the report of a new one.
         again = found.manifest is not None or carrier.again
         self._host = JobHost(
             self._first_plan,
@@ -459,7 +467,7 @@ class JobRunner:
         return None
 
     def _run(self) -> JobEnd:
-        """Give the JobHost its events until the job is over."""
+        """Gives the JobHost its events until the job is over."""
         host = self._host
         assert host is not None
         self._carry(host, host.start(time.monotonic()))
@@ -484,15 +492,16 @@ class JobRunner:
         return host.end
 
     def _anyway(self, step: Callable[[], None]) -> None:
-        """Do a step of the job's end. The end goes on when the step fails, because drivers wait for it without a time
-        limit."""
+        """Does a step of the job's end. An error in the step must not keep the job from ending, because drivers wait
+        for the end without a time limit."""
         try:
             step()
         except Exception:
-            logger.exception("job %s: a step of its end failed; the end goes on", self._name)
+            logger.exception("job %s: a step of ending the job failed; the other steps follow", self._name)
 
     def _end_workers(self) -> None:
-        """Cancel what still runs, give it a moment to close its files, and end every worker's process."""
+        """Cancels the workers that still run, gives them a moment to close their files, and ends every worker's
+        process."""
         with suppress(PenstockError):
             self._workers.ask("cancel", _CANCEL_S)
         host = self._host
@@ -504,7 +513,8 @@ class JobRunner:
                 break
         self._workers.close()
         if host is not None:
-            for worker in host.running:  # a carrier might give one that is stopped seconds to end by itself
+            # `close` below may wait seconds for a process to end by itself, in vain for one that is stopped (SIGSTOP).
+            for worker in host.running:
                 self._handles[worker].kill()
         for link in self._links.values():
             link.close()
@@ -514,6 +524,8 @@ class JobRunner:
     # --- carrying out commands -----------------------------------------------------------------------------
 
     def _carry(self, host: JobHost, commands: list[HostCommand]) -> None:
+        """Carries out the JobHost's commands in their order. Never waits: what takes time continues in another
+        thread."""
         begin_ns = time.time_ns() + _TRIGGER_AHEAD_NS
         for command in commands:
             if isinstance(command, Call):
@@ -543,6 +555,7 @@ class JobRunner:
                 assert isinstance(command, EndJob)
 
     def _call(self, call: Call, begin_ns: int) -> None:
+        """Calls a worker. The answer becomes an event. `begin_ns`: when sources begin the barriers of an epoch."""
         worker, incarnation, number = call.worker, call.incarnation, call.number
         arguments = call.arguments
         if call.method == "trigger":
@@ -558,14 +571,14 @@ class JobRunner:
         self._links[worker].send(call.method, arguments, answered, refused)
 
     def _pack(self, plan: Plan, placed: dict[int, int]) -> bytes:
-        """What a worker's process loads: the plan, the worker of each task, and the store."""
+        """Returns what a worker's process loads: the plan, the worker of each task, and the store."""
         last = self._packed
         if last is None or last[0] is not plan or last[1] != placed:
             last = self._packed = (plan, dict(placed), self._program.dumps((plan, placed, self.options.store)))
         return last[2]
 
     def _start(self, command: StartProcess, packed: bytes) -> None:
-        """Start a worker's process, and wait until its run has ended; in a thread of its own."""
+        """Starts a worker's process, and waits until its run has ended. Runs in a thread of its own."""
         worker, incarnation = command.worker, command.incarnation
         assert self._processes is not None
         deadline = time.monotonic() + self.options.start_timeout_s
@@ -585,7 +598,7 @@ class JobRunner:
         self._events.put(lambda host: self._ready(host, worker, incarnation, handle, watcher))
         try:
             outcome = handle.run()
-        except Exception as error:  # most of all ProcessDied: there is no process any more that could do anything
+        except Exception as error:  # ProcessDied, or whatever else the carrier raises when the process is not there
             reason = str(error) if isinstance(error, ProcessDied) else f"{type(error).__name__}: {error}"
             self._events.put(lambda host: self._died(host, worker, incarnation, reason, watcher))
             return
@@ -603,7 +616,7 @@ class JobRunner:
     def _ready(
         self, host: JobHost, worker: int, incarnation: int, handle: WorkerHandle, watcher: Watcher
     ) -> list[HostCommand]:
-        """A process is ready: connect to it."""
+        """Connects to a worker's process that is ready, and tells the JobHost."""
         self._handles[worker] = handle
         self._watchers[worker] = watcher
         self._links[worker] = Link(worker, handle.info["control"], self._program)
@@ -611,13 +624,15 @@ class JobRunner:
         return host.process_ready(worker, incarnation, handle.info, time.monotonic())
 
     def _died(self, host: JobHost, worker: int, incarnation: int, reason: str, watcher: Watcher) -> list[HostCommand]:
+        """Disconnects from a process that has died, and tells the JobHost, with what the black box says."""
         self._links[worker].close()
         self._workers.disconnect(worker)
         return host.process_died(worker, incarnation, reason, watcher.read(), watcher.crash(), time.monotonic())
 
     def _ping(self) -> None:
-        """Find workers that hang. A worker whose process is stopped, or does not come back from native code, is as lost
-        as a dead one, but nobody reports it. The pings also show the workers that this process lives."""
+        """Pings the workers, and tells the JobHost about each worker that has been silent for too long. A worker whose
+        process is stopped, or does not return from native code, is lost like a dead one, but no other sign tells so.
+        The pings also show the workers that this process lives."""
         silence: SilenceDetector[tuple[int, int]] = SilenceDetector(self.options.hang_timeout_s)
         while not self.ended.wait(silence.period_s):
             for worker, incarnation in silence.look(self._workers.ping()):
@@ -668,7 +683,7 @@ class JobRunner:
         keeper.tidy(epoch, replaced)
 
     def _find_older(self, command: FindOlder) -> None:
-        """Find an epoch that is not damaged, because the last complete one is."""
+        """Looks for an older epoch that can be read, because the last complete one is damaged. Tells the JobHost."""
         keeper = self._keep_store()
         try:
             manifest = keeper.older(command.epoch, command.reason)
@@ -678,9 +693,10 @@ class JobRunner:
         self._events.put(lambda host: host.found_older(manifest, command, time.monotonic()))
 
     def _copy(self, command: CopySavepoint) -> None:
+        """Copies an epoch to the place of a savepoint, and replies to the driver."""
         try:
             self._keep_store().savepoint(command.plan, command.place)
-        except Exception as error:  # whatever it is, the driver is told
+        except Exception as error:  # the driver waits for a reply, whatever the error
             self._reply(command.request, error)
         else:
             self._reply(command.request, None)
@@ -690,66 +706,78 @@ class JobRunner:
             try:
                 self.options.store.end(state)
             except StoreError as error:
-                logger.warning("job %s cannot note that it is %s: %s", self._name, state, error)
+                logger.warning("job %s: the store cannot note that the job is %s: %s", self._name, state, error)
 
     def _remove_epochs(self) -> None:
-        """Delete the epochs, which nobody needs any more. Before this, a later life of this host could still answer as
-        this one does."""
+        """Deletes the epochs of a job that did not fail. This must come after drivers have what they want: if this
+        process dies earlier, a JobMaster that Ray starts again needs the epochs to answer in its stead."""
         with self._removing:
             end, store = self._end, self.options.store
             if store is None or not self._opening.locks_store or self._removed or end is None or end.state == "FAILED":
                 return
             self._note_the_end(end.state)
             if self._keeper is not None:
-                self._keeper.wait(_KEEPER_END_S)  # it may be writing again what it misses
+                self._keeper.wait(_KEEPER_END_S)  # it may still be writing
             try:
                 store.destroy()
                 store.release()
             except StoreError as error:
-                logger.warning("the epochs of job %s stay in the store: %s", self._name, error)
+                logger.warning("job %s: its epochs could not be deleted, and stay in the store: %s", self._name, error)
             self._removed = True
 
     def _note(self, standing_request: Note) -> None:
-        """Whoever has asked for it may go before it is done. Until this has returned, a later life is asked again."""
-        if self.options.store is None:  # there is none
+        """Notes a driver's request where a JobMaster that Ray starts again finds it, because the driver may have gone
+        by then. Until this has returned, the driver repeats the request itself when the JobMaster dies."""
+        if self.options.store is None:  # the job ends with its JobMaster
             return
         try:
             self._carrier.notes.note(standing_request)
-        except Exception as error:  # whatever the memory of notes raises
-            logger.warning("job %s cannot note that it is to %s: %s", self._name, standing_request, first_line(error))
+        except Exception as error:  # whatever the carrier's store of notes raises
+            logger.warning(
+                "job %s: the request to %s could not be noted, and is lost if the JobMaster dies now: %s",
+                self._name,
+                standing_request,
+                first_line(error),
+            )
 
     def _note_epochs(self) -> None:
-        """There is a complete epoch. Sinks commit it only when that is noted: a later life of this host that finds no
-        epoch in the store must know whether it may start from the beginning."""
+        """Notes that the job has a complete epoch, and tries until it is noted. Sinks commit the first epoch only after
+        this: a JobMaster that Ray starts again, and that finds no epoch in the store, may start from the beginning only
+        when nothing has been committed."""
         while not self._epochs_noted and not self.ended.is_set():
             try:
                 self._carrier.notes.note("epochs")
                 self._epochs_noted = True
-            except Exception as error:  # the memory of notes does not answer
-                logger.warning("job %s cannot note that an epoch is complete: %s", self._name, first_line(error))
+            except Exception as error:  # whatever the carrier's store of notes raises
+                logger.warning(
+                    "job %s: its first complete epoch cannot be noted, so sinks do not commit; trying again: %s",
+                    self._name,
+                    first_line(error),
+                )
                 self.ended.wait(STORE_RETRY_S)
 
     def _forget(self) -> None:
+        """Deletes the notes on this job."""
         try:
             self._carrier.notes.forget()
-        except Exception as error:  # the memory of notes does not answer
-            logger.warning("notes on job %s stay: %s", self._name, first_line(error))
+        except Exception as error:  # whatever the carrier's store of notes raises
+            logger.warning("job %s: its notes could not be deleted: %s", self._name, first_line(error))
 
     # --- status ------------------------------------------------------------------------------------------------
 
     def _build_last_status(self) -> None:
-        """Keep what a finished job has counted in the end, also when a worker is paused just now."""
+        """Keeps the status with the final counts of a finished job. Workers have time to answer, also after a pause."""
         self._last_status = self._build_status(self.options.hang_timeout_s)
 
     def _build_status(self, patience_s: float) -> dict[str, Any]:
-        # A worker that died just now, or is paused, answers nothing: the status shows what it last said.
+        # A worker that is paused, or died just now, does not answer. The status then shows its last report.
         reports = list(self._workers.ask("status", patience_s).values())
         silent = self._workers.silent()
         host = self._host
         if host is None:
             with self._early_lock:
                 status = self._early.build("STARTING", reports, time.time(), silent)
-        elif host.end is not None:  # nobody else calls the JobHost any more
+        elif host.end is not None:  # the supervising thread gives the JobHost no more events
             status = host.build_status(reports, silent, time.time())
         else:
             try:
@@ -790,12 +818,12 @@ class JobRunner:
 
 
 def _end_by_own_fault(error: Exception) -> JobEnd:
-    """The end of a job whose host has met an error that nobody has thought of."""
+    """Returns the end of a job that an unexpected error in its host has ended."""
     return JobEnd("FAILED", f"JobMaster failed: {error}\n{''.join(traceback.format_exception(error))}")
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, in a line, without the traceback of the place where it was noticed."""
+    """Returns the first line of an error's text, or of its cause's text, without tracebacks."""
     cause = getattr(error, "cause", None) or error
     text = str(cause).strip()
     return text.splitlines()[0] if text else type(cause).__name__
@@ -809,12 +837,12 @@ class _Request:
         self._over = threading.Event()
 
     def end(self, error: Exception | None) -> None:
-        """Note that it is done, or the error because of which it cannot be done."""
+        """Ends the wait, with an error if the request could not be fulfilled."""
         self._error = error
         self._over.set()
 
     def wait(self, ended: threading.Event) -> None:
-        """Wait until it is done. Raises the error because of which it could not be done."""
+        """Waits for the reply. Raises the reply's error, if there is one."""
         while not self._over.wait(1.0):
             if ended.is_set():
                 raise JobError("the job has ended")

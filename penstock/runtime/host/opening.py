@@ -86,7 +86,7 @@ class Opening:
                 except StoreError as error:
                     if not self._again or not error.may_pass:
                         raise
-                    logger.warning("job %s waits for its store: %s", self._plan.name, error)
+                    logger.warning("job %s waits for its checkpoint store: %s", self._plan.name, error)
                     pause_s = STORE_RETRY_S
                 else:
                     found.append(lock)
@@ -116,7 +116,7 @@ class Opening:
             except StoreError as error:
                 if not self._again or not error.may_pass:
                     raise
-                logger.warning("job %s waits for its store: %s", self._plan.name, error)
+                logger.warning("job %s waits for its checkpoint store: %s", self._plan.name, error)
                 self._never.wait(STORE_RETRY_S)
         return None
 
@@ -130,22 +130,22 @@ class Opening:
             if found is not None:
                 manifest, passed = found
                 for problem in passed:
-                    logger.warning("job %s passes over a damaged epoch: %s", name, problem)
+                    logger.warning("job %s falls back to an older epoch, because one is damaged: %s", name, problem)
                 begun = max(store.epochs())  # damaged ones too, because each number is used once
                 store.forget_after(manifest.epoch)
                 return Found(manifest, None, begun)
             if self._resume:  # from the beginning, it would delete what the job has written
                 raise StoreError(
-                    f"there is no epoch of job {name!r} in {store.place} any more: it has ended meanwhile, "
-                    "elsewhere, or somebody has deleted its checkpoints"
+                    f"there is no epoch of job {name!r} in {store.place} any more: the job has been resumed elsewhere "
+                    "and has ended meanwhile, or somebody has deleted its epochs. Run the flow anew"
                 )
             if self._notes.noted("epochs"):  # otherwise it would write again what its sinks have committed
                 raise StoreError(
-                    f"the JobMaster of {name!r} has died, and the epochs that were complete in "
-                    f"{store.place} are gone: somebody has deleted or moved them. From the beginning the job would "
-                    "write again what its sinks have written, so it was not started again. Put the directory back and "
-                    f"call penstock.resume({name!r}), or run the flow anew, and let its sinks write to "
-                    "another place or overwrite what they have written"
+                    f"the JobMaster of job {name!r} has died, and the epochs that were complete in {store.place} are "
+                    "gone: somebody has deleted or moved them. From the beginning the job would write again what its "
+                    "sinks have written, so it was not started again. Put the directory back and call "
+                    f"penstock.resume({name!r}), or run the flow anew, and let its sinks write to another place or "
+                    "overwrite what they have written"
                 )
         else:
             store.check_format()

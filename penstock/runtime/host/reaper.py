@@ -1,4 +1,4 @@
-"""Ends what a Ray cluster that a driver started leaves behind when that driver is killed.
+"""Ends the processes of a Ray cluster that a driver has started and that are left when that driver is killed.
 
 When the driver dies the kernel kills the cluster's main processes with it, and their workers follow, but two of Ray's
 agents first try for a minute to report the death to a server that is dead too. This small process, started beside the

@@ -181,7 +181,7 @@ class StoreKeeper:
         self._now_lost(before)
         for task, blob in blobs:
             if blob.name in self._lost:
-                raise SnapshotDamaged(f"{task.name} builds on what is lost: {self._lost[blob.name]}")
+                raise SnapshotDamaged(f"task {task.name} builds on a snapshot that is lost: {self._lost[blob.name]}")
 
     def tidy(self, epoch: int, replaced: Callable[[int, list[Blob], Blob], None]) -> None:
         """Compacts the snapshots of tasks that have many, and deletes what no epoch needs any more. Calls
@@ -278,7 +278,7 @@ class StoreKeeper:
         try:
             self._examine_now(blobs)
         except StoreError as error:
-            logger.info("the store cannot be looked after just now: %s", error)
+            logger.info("job %s: the store cannot be checked now, and is checked later: %s", self.store.job, error)
 
     def _watch(self) -> None:
         """Checks the store and reads on, as far as this is due."""
@@ -295,7 +295,7 @@ class StoreKeeper:
                 self._read_on(now)
         except StoreError as error:
             self._examine_at = now + _EXAMINE_EVERY_S
-            logger.info("the store cannot be looked after just now: %s", error)
+            logger.info("job %s: the store cannot be checked now, and is checked later: %s", self.store.job, error)
 
     def _read_on(self, now: float) -> None:
         if self.store.remote or not self._kept or self._over.is_set():
@@ -317,7 +317,7 @@ class StoreKeeper:
         """Notes that something was missing or damaged, and was mended."""
         if what is not None:
             self.damage = what
-            logger.warning("the store of job %s: %s", self.store.job, what)
+            logger.warning("job %s, its checkpoint store: %s", self.store.job, what)
 
     def _now_lost(self, before: Mapping[str, str]) -> None:
         """Writes again what this process has of the losses, and reports what tasks have. `before` is what was lost
@@ -332,9 +332,9 @@ class StoreKeeper:
             return
         example = next(iter(sorted(fresh or lost)))
         more = f" {len(lost) - 1} more are lost." if len(lost) > 1 else ""
-        reason = f"the store {self.store.place} has lost what was saved: {lost[example]}{more}"
+        reason = f"the store {self.store.place} has lost snapshots or records: {lost[example]}{more}"
         if fresh:
-            self.damage = f"{reason} What is alive of it is saved anew with the next epoch."
+            self.damage = f"{reason} What the job's processes still have of it is saved again with the next epoch."
             logger.warning("job %s: %s", self.store.job, self.damage)
         self._say_lost(frozenset(lost), reason)
 
@@ -345,13 +345,13 @@ class StoreKeeper:
         epoch = self._kept[-1].epoch if self._kept else 0
         return self.store.put(f"snapshots/{epoch + 1:08d}-program-{os.urandom(4).hex()}", [program])
 
-    # --- savepoints, and going on --------------------------------------------------------------------------------
+    # --- savepoints, and continuing --------------------------------------------------------------------------------
 
     def savepoint(self, plan: Plan, url: str) -> None:
         """Copies the last complete epoch to a place of its own, where it stays."""
         target = Store.open(url, SAVEPOINT, durable=True)
         if target.epochs():
-            raise StoreError(f"{url!r} holds a savepoint already; give another place, or delete it")
+            raise StoreError(f"{url!r} holds a savepoint already; give another place, or delete that savepoint")
         manifest, store = self.last, self.origin or self.store
         assert manifest is not None
         tasks = []
@@ -431,7 +431,12 @@ class StoreKeeper:
                 except SnapshotDamaged:
                     self.do(partial(self._watch_over, old))
         except Exception as error:  # whatever the error is: a later epoch may try again, and nothing depends on it
-            logger.warning("snapshots stay apart for now: %s: %s", type(error).__name__, error)
+            logger.warning(
+                "job %s: snapshots could not be compacted, which is tried again later: %s: %s",
+                self.store.job,
+                type(error).__name__,
+                error,
+            )
         finally:
             self._compacting.clear()
 

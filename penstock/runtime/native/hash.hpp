@@ -1,8 +1,8 @@
 // A 64-bit hash of bytes and of small values, the same in every process and on every machine.
 //
-// The key groups of a checkpoint are found with it, so its values are part of the checkpoint format: changing
-// any constant or step here strands saved state. It resists accidents (regular keys, common prefixes), not
-// an adversary who picks keys to collide. Nothing here knows of Python.
+// The key group of a key is computed from its hash, so hashes are part of the checkpoint format: after a change of any
+// constant or step here, saved state would belong to other tasks than its keys. The hash spreads regular keys and keys
+// with common prefixes well, but does not resist an adversary who picks keys to collide. Nothing here knows of Python.
 #pragma once
 
 #include <bit>
@@ -18,8 +18,8 @@ inline constexpr std::uint64_t kB = 0xbb67ae8584caa73bull;
 inline constexpr std::uint64_t kC = 0x3c6ef372fe94f82bull;
 inline constexpr std::uint64_t kD = 0xa54ff53a5f1d36f1ull;
 
-// What kind of value a hash is of; values that must differ although their bytes agree ("a", b"a") take
-// different tags.
+// The kind of a hashed value. Values with the same bytes that must have different hashes ("a", b"a") have different
+// tags.
 enum class Tag : std::uint64_t {
     none = 0x510e527fade682d1ull,
     number = 0x9b05688c2b3e6c1full,
@@ -70,7 +70,7 @@ inline std::uint64_t hash_bytes(const void *data, std::size_t size, Tag tag) noe
     std::uint64_t first = 0;
     std::uint64_t last = 0;
     if (size > 16) {
-        // 16 bytes a step; the tail is read again from the end, which spares a byte-wise remainder.
+        // 16 bytes in each step. The last 16 bytes overlap with the last step, which saves a loop over single bytes.
         std::size_t left = size;
         for (; left > 16; left -= 16, p += 16) state = fold(load8(p) ^ kA, load8(p + 8) ^ state) + kC;
         p += left - 16;
@@ -83,10 +83,10 @@ inline std::uint64_t hash_bytes(const void *data, std::size_t size, Tag tag) noe
         first = load4(p);
         last = load4(p + size - 4);
     } else if (size > 0) {
-        // Of 1, 2 or 3 bytes: first, middle and last cover them all.
+        // The first, middle and last byte are all of 1, 2 or 3 bytes.
         first = p[0] | (std::uint64_t{p[size / 2]} << 8) | (std::uint64_t{p[size - 1]} << 16);
     }
-    // The size keeps apart inputs whose overlapping loads agree ("a", "aa").
+    // The size distinguishes inputs whose overlapping loads are equal ("a", "aa").
     return spread(fold(first ^ kB, last ^ state) ^ (size * kC));
 }
 

@@ -1,9 +1,9 @@
-// Work done on whole lists of records in one call: stable hashes of keys, and splitting a batch by key. It speaks the
-// raw Python C API, as a wrapper's cost per call or per element would be most of the time spent here.
+// Work on whole lists of records in one call: stable hashes of keys, and splitting a batch by key. The code uses
+// Python's C API directly, because a wrapper's cost for each call or element would be most of the time spent here.
 //
-// Two rules hold throughout. Hashing may run Python code (the canonical form of a datetime, say), which may
-// change the lists being read: their sizes are read anew after any such call. And objects are only borrowed
-// from a list across steps that cannot run Python code.
+// Two rules hold in the whole file. Hashing may run Python code (for the canonical form of a datetime, for example),
+// and this code may change the lists that are being read: list sizes are read again after each such call. References
+// are borrowed from a list only while no Python code can run.
 #include "module.hpp"
 
 #include <array>
@@ -26,10 +26,10 @@ static_assert(sizeof(Py_hash_t) == 8, "numeric hashes are those of a 64-bit Pyth
 struct Drop {
     void operator()(PyObject *object) const noexcept { Py_XDECREF(object); }
 };
-// An owned reference, dropped on every way out.
+// An owned reference, which is dropped at the end of its scope.
 using Owned = std::unique_ptr<PyObject, Drop>;
 
-// Room for `size` values: on the stack while that is enough for a usual batch, else from the heap.
+// Room for `size` values: on the stack for a usual batch, and on the heap for a larger one.
 template <typename T, std::size_t Near>
 class Scratch {
   public:
@@ -54,8 +54,8 @@ class Scratch {
     T *data_ = nullptr;
 };
 
-// Puts the position of the failing key on the exception in flight, as its attribute `index`. An exception that
-// takes no attributes is left as it is.
+// Sets the attribute `index` of the exception that is being raised to the failing key's position. Does nothing if the
+// exception takes no attributes.
 void mark_index(Py_ssize_t index) {
 #if PY_VERSION_HEX >= 0x030c0000
     PyObject *error = PyErr_GetRaisedException();
@@ -101,7 +101,7 @@ bool hash_text(PyObject *object, std::uint64_t &out) {
         out = penstock::hash_bytes(data, length, Tag::text);
         return true;
     }
-    // Encoded here, not by PyUnicode_AsUTF8: that fails on lone surrogates and keeps a copy in every key.
+    // PyUnicode_AsUTF8 would fail on lone surrogates, and keep a copy in every key.
     Scratch<unsigned char, 512> utf8(length * penstock::kUtf8Most);
     if (!utf8) return false;
     unsigned char *end = nullptr;
@@ -164,9 +164,10 @@ bool hash_frozenset(PyObject *object, std::uint64_t &out) {
     return good;
 }
 
-// Everything else: Python finds an equal-for-equal stand-in made of the types above, or raises.
+// Hashes an object of any other type. Python's `canonical_key` returns a value of the types above, which is equal for
+// equal objects, or raises.
 bool hash_canonical(PyObject *object, std::uint64_t &out) {
-    static PyObject *canonical_key = nullptr;  // one reference for the life of the process
+    static PyObject *canonical_key = nullptr;  // a reference that is kept until the process ends
     if (canonical_key == nullptr) {
         const Owned module{PyImport_ImportModule("penstock.runtime.records.key_groups")};
         if (!module) return false;
@@ -180,8 +181,8 @@ bool hash_canonical(PyObject *object, std::uint64_t &out) {
     return good;
 }
 
-// The caller keeps a reference to `object`. Subclasses hash as their base, whatever hash they define: a string
-// enum equals its string, a named tuple its tuple.
+// Hashes a key. The caller keeps a reference to `object`. An object of a subclass has the hash of its base class,
+// whatever hash the subclass defines, because a string enum equals its string, and a named tuple its tuple.
 bool hash_object(PyObject *object, std::uint64_t &out) {
     if (PyUnicode_Check(object)) return hash_text(object, out);
     if (PyLong_Check(object)) return hash_number(object, PyLong_Type.tp_hash, out);
@@ -207,7 +208,7 @@ void keys_changed() {
     PyErr_SetString(PyExc_RuntimeError, "the list of keys changed while it was being read");
 }
 
-// Calls use(i, hash) for each key; `use` says whether to go on. A failing key's index is put on the exception.
+// Calls use(i, hash) for each key until it returns false. Sets the attribute `index` of the exception when a key fails.
 template <typename Use>
 bool for_each_hash(PyObject *keys, Py_ssize_t size, Use use) {
     for (Py_ssize_t i = 0; i < size; ++i) {
@@ -225,7 +226,7 @@ bool for_each_hash(PyObject *keys, Py_ssize_t size, Use use) {
     return true;
 }
 
-// `hash % groups` without a division for the usual powers of two.
+// Computes `hash % groups`, without a division when `groups` is a power of two, as it usually is.
 class Modulo {
   public:
     explicit Modulo(std::size_t groups) noexcept
@@ -297,8 +298,8 @@ bool same_sizes(PyObject *columns, Py_ssize_t size) {
     return true;
 }
 
-// Hashes once to learn each key's task and the size of each part, makes all lists at their final size, and then
-// fills them column by column.
+// Hashes each key once, which gives the key's task and the size of each part, creates all lists at their final size,
+// and then fills them column by column.
 PyObject *partition(PyObject *, PyObject *const *args, Py_ssize_t count) {
     if (!check_arguments("partition", count, 4) || !check_list(args[0], "keys")) return nullptr;
     PyObject *keys = args[0];
@@ -358,7 +359,7 @@ PyObject *partition(PyObject *, PyObject *const *args, Py_ssize_t count) {
         }
     }
 
-    // Hashes and allocations (a garbage collection) may have run Python code; from here on nothing does.
+    // Hashing and allocating (by a garbage collection) may have run Python code. From here on no Python code runs.
     if (PyList_GET_SIZE(keys) != size || !same_sizes(columns, size)) {
         if (!PyErr_Occurred()) keys_changed();
         return nullptr;
@@ -388,14 +389,14 @@ void bind_lists(nanobind::module_ &m) {
     static PyMethodDef methods[] = {
         {"stable_hash", stable_hash, METH_O,
          PyDoc_STR("stable_hash(key) -> int\n\n"
-                   "A key's 64-bit hash, the same in every process; equal keys hash alike.")},
+                   "Returns a key's 64-bit hash, which is the same in every process, and the same for equal keys.")},
         {"key_groups", as_method(key_groups), METH_FASTCALL,
          PyDoc_STR("key_groups(keys, n_groups) -> bytes\n\n"
-                   "Each key's group, stable_hash(key) % n_groups, as native unsigned 16-bit numbers.")},
+                   "Returns each key's group, stable_hash(key) % n_groups, as native unsigned 16-bit numbers.")},
         {"partition", as_method(partition), METH_FASTCALL,
          PyDoc_STR("partition(keys, columns, table, n_tasks) -> list\n\n"
                    "Splits keys and columns (lists of the same length) by key: for each task the tuple\n"
-                   "(keys, *columns) of what is its own, in order. `table` gives the task of each key group as\n"
+                   "(keys, *columns) of the task's own keys, in order. `table` has the task of each key group as\n"
                    "native unsigned 16-bit numbers. The exception for a key that cannot be hashed has the key's\n"
                    "position as its attribute `index`.")},
         {nullptr, nullptr, 0, nullptr},

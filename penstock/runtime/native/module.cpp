@@ -3,7 +3,7 @@
 #include "module.hpp"
 
 NB_MODULE(_native, m) {
-    // Objects that still live when a process ends are the kernel's to free; pages about them would hide what ended it.
+    // The kernel frees objects that exist when a process ends. Reports about them would hide the error that ended it.
     nanobind::set_leak_warnings(false);
     m.doc() = "Penstock's native core: the OSRBuffer ring, and hashing, partitioning and packing of whole lists.";
     bind_ring(m);

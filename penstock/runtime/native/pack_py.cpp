@@ -1,5 +1,6 @@
-// Lists of records as msgpack, in one pass that also finds out whether that keeps their types: codec.py says what for.
-// Most of what is packed lies all over the heap, so the pass asks for objects some way ahead of reading them.
+// Packs lists of records as msgpack, in one pass that also finds out whether msgpack keeps the types of the records.
+// codec.py says what this is used for. The packed objects lie all over the heap, so the pass prefetches each object
+// some time before it reads it.
 //
 // No Python code runs here, so no list or dict can change while it is read.
 #include "module.hpp"
@@ -15,15 +16,17 @@
 
 namespace {
 
-// A kind of list, with the arity of tuples in the bits above it. codec.py holds the same numbers.
+// The kind of a list. A list's code is its kind, and for tuples their arity in the bits above it. codec.py has the same
+// numbers.
 enum Kind : int { other = 0, text = 1, scalars = 2, tuples = 3, nested = 4, map = 5 };
 constexpr int kKindBits = 3;
 constexpr Py_ssize_t kArityMost = 255;
-// Deeper or cyclic values go to the codec that follows references. Low, as each level may multiply shared parts.
+// Values that are deeper, or cyclic, are pickled. The limit is low because each level may multiply parts that are
+// shared.
 constexpr int kDepthMost = 8;
-constexpr Py_ssize_t kAhead = 12;  // objects: about as many as memory brings at a time
+constexpr Py_ssize_t kAhead = 12;  // how many objects ahead to prefetch: about as many as memory loads at a time
 constexpr std::size_t kLengthMost = std::numeric_limits<std::uint32_t>::max();  // msgpack's
-constexpr std::size_t kHeaderMost = 9;  // of a value, or the whole of a number
+constexpr std::size_t kHeaderMost = 9;  // the most bytes of a value's header, or of a number
 
 void ask_for(PyObject *object) noexcept {
     __builtin_prefetch(object);
@@ -42,7 +45,7 @@ class Out {
     Out &operator=(const Out &) = delete;
     ~Out() { Py_XDECREF(bytes_); }
 
-    // Room for `size` bytes more; false with a MemoryError.
+    // Makes room for `size` more bytes. Returns false with a MemoryError.
     bool room(std::size_t size) noexcept {
         if (bytes_ != nullptr && std::size_t(end_ - at_) >= size) [[likely]]
             return true;
@@ -54,7 +57,7 @@ class Out {
         return true;
     }
 
-    // What follows writes into room that was made.
+    // The functions that follow write into room that `room` has made.
     void put(unsigned byte) noexcept { *at_++ = char(byte); }
     template <class Number>
     void put(unsigned byte, Number number) noexcept {  // big-endian
@@ -69,13 +72,13 @@ class Out {
     void advance_to(char *at) noexcept { at_ = at; }
     char *end() noexcept { return end_; }
     std::size_t used() noexcept { return std::size_t(at_ - begin()); }
-    // A list or a map of a number of entries that is known once they are here.
+    // Begin a list or a map before the number of its entries is known, and write the number afterwards.
     void begin_counted(unsigned code) noexcept { put(code, std::uint32_t{0}); }
     void say_count(std::uint32_t count) noexcept {
         for (int i = 0; i < 4; ++i) begin()[1 + i] = char(count >> (24 - 8 * i));
     }
 
-    // The bytes, or null with a MemoryError.
+    // Returns the bytes object, or null with a MemoryError.
     PyObject *finish() noexcept {
         if (bytes_ != nullptr) _PyBytes_Resize(&bytes_, Py_ssize_t(at_ - begin()));
         return std::exchange(bytes_, nullptr);
@@ -87,14 +90,14 @@ class Out {
     char *at_ = nullptr, *end_ = nullptr;
 };
 
-// A copy without a call, for the short texts that keys mostly are; nothing outside of the data is read.
+// Copies without a call of memcpy, for short texts, which most keys are. Reads nothing outside of the data.
 inline void copy(char *to, const void *data, std::size_t size) noexcept {
     const auto *from = static_cast<const char *>(data);
     const auto ends = [=](std::size_t part) {
         std::memcpy(to, from, part);
         std::memcpy(to + size - part, from + size - part, part);
     };
-    if (size > 32) {  // not by one memcpy: as the size is known to be small, a compiler makes string instructions of it
+    if (size > 32) {  // one memcpy of a size that is known to be small would be compiled to slow string instructions
         for (std::size_t done = 0; done + 16 < size; done += 16) std::memcpy(to + done, from + done, 16);
         std::memcpy(to + size - 16, from + size - 16, 16);
     } else if (size >= 16) {
@@ -110,8 +113,9 @@ inline void copy(char *to, const void *data, std::size_t size) noexcept {
     }
 }
 
-// Writes a short ASCII text or a small int and returns where it ends; null: it is neither, or might not fit before
-// `end`. `is_text` tells which. Without `Out`, which every byte written might change, as far as a compiler knows.
+// Writes a short ASCII text or a small int, and returns the end of what was written. Returns null when the object is
+// neither, or might not fit before `end`. Sets `is_text`. The function takes pointers instead of an `Out`, because to
+// the compiler each byte written through an `Out` might change the `Out` itself.
 inline char *put_quickly(char *at, char *end, PyObject *object, bool &is_text) noexcept {
     PyTypeObject *type = Py_TYPE(object);
     is_text = type == &PyUnicode_Type;
@@ -148,7 +152,8 @@ inline char *put_quickly(char *at, char *end, PyObject *object, bool &is_text) n
     return at;
 }
 
-// Every function below that says bool: false is "not in msgpack, or not with its type", or a MemoryError.
+// Each function below that returns bool returns false when msgpack cannot represent the value, or would not keep its
+// type, and also with a MemoryError.
 
 bool put_length(Out &out, std::size_t length, unsigned fix, unsigned fix_most, unsigned code16) {
     if (length > kLengthMost || !out.room(kHeaderMost)) return false;
@@ -160,7 +165,7 @@ bool put_length(Out &out, std::size_t length, unsigned fix, unsigned fix_most, u
 bool put_list(Out &out, Py_ssize_t size) { return put_length(out, std::size_t(size), 0x90, 15, 0xdc); }
 bool put_map(Out &out, Py_ssize_t size) { return put_length(out, std::size_t(size), 0x80, 15, 0xde); }
 
-// The header of a text or of bytes of up to `most` bytes, and room for them.
+// Writes the header of a text or of bytes, and makes room for up to `most` bytes after it.
 bool put_text_header(Out &out, std::size_t most, bool is_text, std::size_t exact) {
     if (most > kLengthMost || !out.room(kHeaderMost + most)) return false;
     if (is_text && most < 32) out.put(0xa0 | unsigned(exact));
@@ -186,7 +191,7 @@ bool put_wide(Out &out, const Unit *units, std::size_t length) {
 
 bool put_text(Out &out, PyObject *object) {
 #if PY_VERSION_HEX < 0x030c0000
-    if (!PyUnicode_IS_READY(object)) return false;  // nobody makes these now
+    if (!PyUnicode_IS_READY(object)) return false;  // a form of text that current code does not create
 #endif
     const auto length = std::size_t(PyUnicode_GET_LENGTH(object));
     const void *data = PyUnicode_DATA(object);
@@ -229,7 +234,7 @@ bool put_int(Out &out, PyObject *object) {
     return true;
 }
 
-// A scalar that is not a text.
+// Writes a scalar that is not a text.
 bool put_scalar(Out &out, PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     if (type == &PyLong_Type) return put_int(out, object);
@@ -249,7 +254,8 @@ bool put_scalar(Out &out, PyObject *object) {
     return true;
 }
 
-// A scalar, or a list of, or a dict from text to, such values. `kind` rises to what a list of it is.
+// Writes a scalar, or a list or a dict (with texts as keys) whose values are of these types too. Raises `kind` to the
+// kind of a list that has this value.
 bool put_value(Out &out, PyObject *object, int depth, Kind &kind) {
     if (PyUnicode_CheckExact(object)) return put_text(out, object);
     const bool is_list = PyList_CheckExact(object);
@@ -276,7 +282,7 @@ bool put_value(Out &out, PyObject *object, int depth, Kind &kind) {
     return true;
 }
 
-// Writes the records of a list, some at a time, and finds out the list's code.
+// Writes the records of a list, in several calls, and determines the list's code.
 class Records {
   public:
     bool add(Out &out, PyObject *const *items, Py_ssize_t size) {
@@ -329,8 +335,8 @@ class Records {
     Kind kind_ = text;
 };
 
-// The keys or the values of a dict of any class, some at a time. By an iterator: PyDict_Next takes several times as
-// long. While some are held they stay in the processor's caches, and asking for them overlaps.
+// The keys or the values of a dict of any class, up to kMost at a time. Uses an iterator, because PyDict_Next takes
+// several times as long. Objects that are held stay in the processor's caches, and their loads overlap.
 class Some {
   public:
     static constexpr Py_ssize_t kMost = 128;
@@ -349,7 +355,8 @@ class Some {
         Py_XDECREF(iterator_);
     }
 
-    // Holds the next ones instead; how many, 0 at the end or with an exception.
+    // Releases the objects that are held, and holds the next ones. Returns their number: 0 at the end, or with an
+    // exception.
     Py_ssize_t next() noexcept {
         let_go();
         if (iterator_ == nullptr) return 0;
@@ -361,7 +368,7 @@ class Some {
 
   private:
     explicit Some(PyObject *iterator) noexcept : iterator_(iterator) {}
-    void let_go() noexcept {  // the dict has them still: nothing is freed
+    void let_go() noexcept {  // the dict still has the objects, so none is freed
         while (size_ > 0) Py_DECREF(items_[--size_]);
     }
     PyObject *iterator_, *items_[kMost];
@@ -385,7 +392,8 @@ bool put_some_entries(Out &out, PyObject *const *keys, PyObject *const *values, 
     return true;
 }
 
-// About what a record of a list will take, by some of them: to grow by doubling costs as much again, for texts.
+// Estimates the packed size of a record of a list, from some of the records. Without an estimate the output would grow
+// by doubling, which for texts costs as much as packing.
 std::size_t estimate(PyObject *const *items, Py_ssize_t size) {
     constexpr Py_ssize_t kLooks = 8;
     const Py_ssize_t step = std::max<Py_ssize_t>(1, size / kLooks);
@@ -399,7 +407,7 @@ std::size_t estimate(PyObject *const *items, Py_ssize_t size) {
     return seen == 0 ? 0 : bytes * 9 / 8 / seen + 1;
 }
 
-// What `pack` returns, or null with an exception.
+// Returns the result of `pack`, or null with an exception.
 PyObject *packed(Out &out, int code) {
     if (PyErr_Occurred()) return nullptr;
     if (code == other) Py_RETURN_NONE;
@@ -430,7 +438,7 @@ PyObject *pack_part(PyObject *, PyObject *arguments) {
     return packed_items(reinterpret_cast<PyListObject *>(records)->ob_item + begin, end - begin);
 }
 
-// Adds what `packed` returns to a list; false with an exception, or when it returned None.
+// Adds the result of `packed` to a list. Returns false with an exception, or when the result is None.
 bool append_packed(PyObject *frames, Out &out, int code) {
     PyObject *frame = packed(out, code);
     const bool added = frame != nullptr && frame != Py_None && PyList_Append(frames, frame) == 0;
@@ -438,7 +446,7 @@ bool append_packed(PyObject *frames, Out &out, int code) {
     return added;
 }
 
-// The arguments of both functions below: a dict, and from how many bytes on a frame is full.
+// Parses the arguments of both functions below: a dict, and the number of bytes at which a frame is full.
 bool frame_arguments(PyObject *arguments, PyObject *&entries, std::size_t &full) {
     Py_ssize_t most;
     if (!PyArg_ParseTuple(arguments, "O!n", &PyDict_Type, &entries, &most)) return false;
@@ -446,7 +454,7 @@ bool frame_arguments(PyObject *arguments, PyObject *&entries, std::size_t &full)
     return true;
 }
 
-// In frames: `make(frames)` adds them. None: msgpack would not keep them.
+// Returns a list of frames, which `make(frames)` adds, or None when msgpack would not keep the types.
 template <class Make>
 PyObject *in_frames(Make make) {
     PyObject *frames = PyList_New(0);
@@ -456,7 +464,8 @@ PyObject *in_frames(Make make) {
     Py_RETURN_NONE;
 }
 
-// How many of `size` entries to add before looking whether a frame is full; by how large those before were.
+// Returns how many of `size` entries to add before checking again whether the frame is full, estimated from the size of
+// the entries so far.
 Py_ssize_t at_once(Out &out, Py_ssize_t count, std::size_t full, Py_ssize_t size) noexcept {
     constexpr Py_ssize_t kFirst = 8;
     const Py_ssize_t fit = count == 0 ? kFirst : Py_ssize_t((full - out.used()) / (out.used() / std::size_t(count) + 1));
@@ -475,7 +484,7 @@ PyObject *pack_frames(PyObject *, PyObject *arguments) {
             if (!out.room(kHeaderMost)) return false;
             out.begin_counted(0xdf);
             Py_ssize_t count = 0;
-            do {  // at least once: a frame that its header alone fills has an entry, too
+            do {  // at least once: even a frame that its header fills must have an entry
                 const Py_ssize_t some = at_once(out, count, full, size - done);
                 if (!put_some_entries(out, keys.items() + done, values.items() + done, some)) return false;
                 count += some;
@@ -529,19 +538,20 @@ void bind_pack(nanobind::module_ &m) {
     static PyMethodDef methods[] = {
         {"pack", pack, METH_O,
          PyDoc_STR("pack(records) -> (code, msgpack) or None\n\n"
-                   "A list as msgpack, with the code of what keeps the types of all records: 1 all str, 2 scalars,\n"
+                   "Packs a list as msgpack. Returns a code for the types of all records: 1 all str, 2 scalars,\n"
                    "3 tuples of one arity of scalars or nested values (plus 8 times the arity), 4 nested lists and\n"
-                   "dicts. None: msgpack would not keep them.")},
+                   "dicts. Returns None when msgpack would not keep the types.")},
         {"pack_part", pack_part, METH_VARARGS,
          PyDoc_STR("pack_part(records, begin, end) -> (code, msgpack) or None\n\n"
-                   "A part of a list, as `pack` does it.")},
+                   "Packs records[begin:end] as `pack` does.")},
         {"pack_frames", pack_frames, METH_VARARGS,
          PyDoc_STR("pack_frames(entries, full) -> [(code, msgpack)] or None\n\n"
-                   "A dict from scalars to nested values as several, of code 5, in its order, each of which ends soon\n"
-                   "behind `full` bytes.")},
+                   "Packs a dict from scalars to nested values as several dicts of code 5, in the dict's order. Each of\n"
+                   "them ends soon after `full` bytes.")},
         {"pack_value_frames", pack_value_frames, METH_VARARGS,
          PyDoc_STR("pack_value_frames(entries, full) -> [(code, msgpack)] or None\n\n"
-                   "The values of a dict as several lists, in its order, each of which ends soon behind `full` bytes.")},
+                   "Packs the values of a dict as several lists, in the dict's order. Each of them ends soon after `full`\n"
+                   "bytes.")},
         {nullptr, nullptr, 0, nullptr},
     };
     if (PyModule_AddFunctions(m.ptr(), methods) < 0) nanobind::raise_python_error();

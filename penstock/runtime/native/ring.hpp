@@ -1,26 +1,28 @@
 // OSRBuffer: one ring in shared memory into which many producers write and from which one consumer reads
-// (docs/papers.md: T1 to T8). One copy in, at most one copy out.
+// (docs/papers.md: T1 to T8). A message is copied once into the ring, and at most once out of it.
 //
 // Layout of a segment: Control | heads (S slots of 16 bytes) | payload (C bytes). The paper puts each head in
 // front of its message. Here heads stand in a table of their own, because then a head word can be tagged with
-// the sequence number of its message: a helper that comes late by a whole lap fails its compare-and-swap
-// instead of harming a later message, the bytes of a payload are never mistaken for a head, and payload never
-// has to be zeroed for the next lap.
+// the sequence number of its message. A helper that comes late by a whole lap fails its compare-and-swap
+// instead of harming a later message, the bytes of a payload are never mistaken for a head, and the payload
+// never has to be zeroed for the next lap.
 //
-// A position and a sequence number travel together in one 64-bit descriptor, {seq:28, position:36} in units of
-// 16 bytes, both counting on for ever and wrapping. There are two of them: `reserved` (producers: what has been
-// given out) and `released` (consumer: what may be overwritten). All messages between the two exist.
+// One 64-bit descriptor holds a sequence number and a position: {seq:28, position:36}. Positions count units of
+// 16 bytes. Both numbers only grow, and wrap around at their ends. There are two descriptors: producers move
+// `reserved` (what has been given out), the consumer moves `released` (what may be overwritten). All messages
+// between the two exist.
 //
-// Life of a slot. Each head word is {seq:28, status:4, start:32}; `start` is a unit offset into the payload.
+// Life of a slot. Each head word is {seq:28, status:4, start:32}; `start` is an offset into the payload, in units.
 //
 //   status     what it says                                       who writes it     from -> to
-//   other      never used since the ring was made                 creator           - -> other
+//   other      never used since the ring was created              creator           - -> other
 //   isWriting  "message seq begins at start; it is being written" any producer      other, isReady, hasRead,
-//              (*opened*; whether it was also reserved, `reserved`                  flush or isWriting of the
-//              tells)                                                               lap before -> isWriting
+//              (the slot is *opened*; `reserved` tells whether it                   flush or isWriting of the
+//              is also reserved)                                                    lap before -> isWriting
 //   isReady    "head and payload are whole"                       its owner         isWriting -> isReady
-//   flush      "nothing here; go on at the payload's beginning"   its owner         isWriting -> flush
-//   hasRead    "dealt with, though an earlier slot is not yet"    consumer          isReady, flush or (owner
+//   flush      "no message; the next one is at the payload's      its owner         isWriting -> flush
+//              beginning"
+//   hasRead    "read, though an earlier slot is not read yet"     consumer          isReady, flush or (owner
 //                                                                                   dead) isWriting -> hasRead
 //
 // Invariants:
@@ -28,8 +30,29 @@
 //      and a known end: the start of the next slot, or the position in `reserved`. A crash cannot lose extents.
 //   2. A producer names the slot it is about to take in its cell *before* it takes it, and takes one at a time,
 //      so the owner of every unfinished slot can be found, and asked whether it is alive.
-//   3. Only a slot's owner writes its payload; the consumer gives it up only when no possible owner is alive.
+//   3. Only a slot's owner writes the slot's payload. The consumer gives a slot up only when no process that may
+//      own it is alive.
 //   4. A slot is opened for its next lap only when `released` has passed it.
+//
+// Memory ordering. Operations that pair with each other have the same label in the code:
+//   PAIR commit    The owner stores isReady (release); the consumer loads the head word (acquire). A consumer that sees
+//                  isReady sees the whole message, with its target and length.
+//   PAIR open      Producers open a slot by a compare-and-swap of its head word (acquire and release). All who try
+//                  write the same word, so it does not matter who succeeds.
+//   PAIR reserve   Producers advance `reserved` by a compare-and-swap (release); producers and the consumer load it
+//                  (acquire). Who sees a slot reserved sees it opened, and what its producer had finished before.
+//   PAIR intent    A producer stores its intent (relaxed) before it advances `reserved`; the consumer loads the intent
+//                  after it has loaded `reserved`. So the consumer finds the owner of every reserved slot.
+//   PAIR idle      A producer clears its intent (release) after the commit; the consumer loads the intent (acquire). A
+//                  consumer that sees no intent for a slot sees the slot's commit when it looks again.
+//   PAIR release   The consumer stores `released` (release) after it has read; producers load it (acquire) before they
+//                  write. So no producer writes over a message that is still being read.
+//   PAIR call      A caller adds to `wakes` (release); the consumer loads it (acquire). The consumer
+//                  then sees what the caller wrote before.
+//   PAIR room, PAIR doorbell   Two fences (sequentially consistent). Each side stores its own flag or data, passes its
+//                  fence, and then loads what the other side stores. At least one of the two sees the other, so no side
+//                  sleeps while the other believes that it is awake. `room`: producers that wait for room, and the
+//                  consumer's release. `doorbell`: the consumer that waits for messages, and a producer's commit.
 #pragma once
 
 #include <algorithm>
@@ -43,7 +66,7 @@
 #include "rhythm.hpp"
 #include "ring_os.hpp"
 
-// Fault points let the torture programs stop a process or a thread between any two steps. They vanish elsewhere.
+// Fault points let the torture programs stop a process or a thread between any two steps. Other builds have none.
 #ifdef PENSTOCK_FAULTS
 #define PENSTOCK_FAULT(step) ::penstock::fault_hook(::penstock::Step::step)
 #else
@@ -61,7 +84,7 @@ enum class Step {
 inline void (*fault_hook)(Step) = [](Step) {};
 #endif
 
-// The tests that run producers as threads put their own answer here.
+// Whether a process is dead. Tests that run producers as threads replace this function by one about threads.
 inline bool (*is_dead)(os::Identity) = os::process_is_dead;
 
 constexpr uint64_t kMagic = 0x474e4952'54534e50;  // "PNSTRING"
@@ -71,7 +94,7 @@ constexpr uint64_t kLine = 128;  // two cache lines: the adjacent-line prefetche
 constexpr uint32_t kMaxProducers = 255;
 constexpr uint64_t kMinCapacity = 1024, kMaxCapacity = uint64_t(1) << 34;
 constexpr uint64_t kMinSlots = 8, kMaxSlots = uint64_t(1) << 24;
-constexpr uint32_t kEarlyWake = 4096;  // from here a wake-up and the copy are worth overlapping
+constexpr uint32_t kEarlyWake = 4096;  // bytes, from which on the wake-up is worth overlapping with the copy
 
 // ---- descriptors and head words -------------------------------------------------------------------------
 
@@ -103,18 +126,19 @@ constexpr uint64_t units(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit; }
 
 struct Head {
     std::atomic<uint64_t> word;
-    uint32_t target;  // these two are the owner's until isReady, then read-only
+    uint32_t target;  // `target` and `length` belong to the slot's owner until isReady, and are read-only then
     uint32_t length;
 };
 static_assert(sizeof(Head) == 16 && std::atomic<uint64_t>::is_always_lock_free);
 
 // ---- the control block ----------------------------------------------------------------------------------
 
-// One attached producer. Written by it alone, except `identity` of a free or dead one's cell.
+// One attached producer. Only this producer writes the cell, except that any producer may take over the `identity` of a
+// cell that is free, or whose producer is dead.
 struct alignas(64) Cell {
     std::atomic<os::Identity> identity;  // 0: free
-    std::atomic<uint64_t> intent;        // the slot being taken or filled; kIdle: none
-    std::atomic<uint64_t> messages, bytes, flushes;  // kept when the cell changes hands: sums stay true
+    std::atomic<uint64_t> intent;        // the slot that the producer takes or fills; kIdle: none
+    std::atomic<uint64_t> messages, bytes, flushes;  // the next producer of the cell adds to these: sums stay right
 };
 constexpr uint64_t kIdle = 0;
 constexpr uint64_t intent_for(Seq s) { return (uint64_t(1) << 32) | s; }
@@ -158,13 +182,13 @@ inline void initialise(Control &c, uint64_t capacity, uint64_t slots) {
     c.slots = slots;
     c.segment_bytes = segment_bytes(capacity, slots);
     c.pid_namespace = os::pid_namespace();
-    for (uint64_t i = 0; i < slots; ++i)  // as if the lap before had ended: slot i waits for seq i
+    for (uint64_t i = 0; i < slots; ++i)  // the words that slots have after a lap: slot i waits for message i
         c.heads()[i].word.store(head_word(Seq(i - slots) & kSeqMask, Status::other, 0), std::memory_order_relaxed);
     c.magic = kMagic;
 }
 
 inline void ring_doorbell(Control &c) {
-    // The exchange makes one producer of many pay for the system call.
+    // Of several producers that find the consumer asleep, the exchange lets only one make the system call.
     if (c.doorbell.load(std::memory_order_relaxed) != 0 && c.doorbell.exchange(0, std::memory_order_relaxed) != 0)
         os::futex_wake(c.doorbell, 1);
 }
@@ -179,7 +203,8 @@ inline void call_consumer(Control &c) {
 
 class Producer {
   public:
-    // Takes a free cell, or a dead producer's once the consumer is past its last slot. False: all are in use.
+    // Takes a free cell, or the cell of a dead producer whose last slot the consumer has passed. Returns false when all
+    // cells are in use.
     bool attach(Control &c, os::Identity self) {
         control_ = &c;
         heads_ = c.heads();
@@ -202,16 +227,16 @@ class Producer {
         cell_ = nullptr;
     }
 
-    // Writes one message, if there is room. `fill(std::byte *)` copies `length` bytes and must not throw: what is
-    // reserved must be finished.
+    // Writes one message if there is room. `fill(std::byte *)` copies `length` bytes. It must not throw, because a
+    // reserved slot must be finished.
     template <class Fill>
     bool try_put(uint32_t target, uint32_t length, Fill &&fill) {
         Descriptor d;
         if (!reserve(units(length), d)) return false;
         Head &head = heads_[d.seq & (slots_ - 1)];
         const uint32_t start = uint32_t(d.pos & unit_mask_);
-        // Early wake: the consumer's way out of its sleep overlaps with our copy. No fence here: if this misses
-        // a consumer just falling asleep, the ring after the commit does not.
+        // Early wake: while we copy, the consumer wakes up. This needs no fence. If it misses a consumer that is just
+        // falling asleep, the call of ring_doorbell after the commit wakes it.
         if (length >= kEarlyWake) ring_doorbell(*control_);
         fill(payload_ + uint64_t(start) * kUnit);
         PENSTOCK_FAULT(copied);
@@ -223,14 +248,14 @@ class Producer {
         cell_->intent.store(kIdle, std::memory_order_release);  // PAIR idle
         bump(cell_->messages, 1);
         bump(cell_->bytes, length);
-        // Either the consumer, after its own fence, sees our commit, or we see its doorbell.
+        // Either the consumer, after its own fence, sees our commit, or we see here that it sleeps.
         std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR doorbell
         ring_doorbell(*control_);
         PENSTOCK_FAULT(woken);
         return true;
     }
 
-    // Sleeps until a message of `length` bytes would fit, at most `ns`. It may return early.
+    // Sleeps until a message of `length` bytes would fit, but not longer than `ns`. It may return early.
     void wait_for_room(uint32_t length, uint64_t ns) {
         const uint32_t bell = control_->room_bell.load(std::memory_order_acquire);
         control_->room_wanted.store(1, std::memory_order_relaxed);
@@ -238,7 +263,7 @@ class Producer {
         if (!fits(units(length))) os::futex_wait(control_->room_bell, bell, ns);
     }
 
-    // Only a consumer that ended without a word counts; where none has come yet, one may.
+    // Whether a consumer has died without detaching. Where there has been no consumer yet, one may still attach.
     bool consumer_died() const {
         os::Identity id = control_->consumer.load(std::memory_order_acquire);
         return id != 0 && is_dead(id);
@@ -251,6 +276,7 @@ class Producer {
         count.store(count.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
     }
 
+    // Whether the consumer has passed the slot that the producer of this cell has named last, or no slot is named.
     bool settled(const Cell &cell) const {
         const uint64_t intent = cell.intent.load(std::memory_order_acquire);
         if (intent == kIdle) return true;
@@ -262,7 +288,7 @@ class Producer {
 
     struct Need {
         uint64_t units;  // room needed in all
-        uint64_t rest;   // of it, what must be flushed at the payload's end (T6); 0: the message fits there
+        uint64_t rest;   // units of it that are skipped at the payload's end (T6); 0: the message fits before the end
     };
     Need need(uint64_t n, uint64_t pos) const {
         const uint64_t rest = unit_mask_ + 1 - (pos & unit_mask_);
@@ -285,14 +311,16 @@ class Producer {
         }
     }
 
-    // T3. On success `out` is ours: slot out.seq, payload from out.pos on.
+    // Reserves a slot and `n` units of payload (T3). On success the slot `out.seq` is ours, and the payload from
+    // `out.pos` on. Returns false when there is no room.
     bool reserve(uint64_t n, Descriptor &out) {
         uint64_t word = control_->reserved.load(std::memory_order_acquire);  // PAIR reserve
         for (;;) {
             const Descriptor d = Descriptor::unpack(word);
             const Need want = need(n, d.pos);
             if (!has_room(d, want, control_->released.load(std::memory_order_acquire))) {  // PAIR release
-                // An outdated `reserved` beside a fresh `released` looks full: only an unchanged one counts.
+                // An old `reserved` beside a new `released` may look full. Only if `reserved` has not changed, the
+                // ring is full.
                 const uint64_t again = control_->reserved.load(std::memory_order_acquire);
                 if (again == word) {
                     cell_->intent.store(kIdle, std::memory_order_relaxed);
@@ -301,7 +329,7 @@ class Producer {
                 word = again;
                 continue;
             }
-            // Made visible by the compare-and-swap on `reserved`.
+            // The compare-and-swap of `reserved` below makes the intent visible to the consumer.
             cell_->intent.store(intent_for(d.seq), std::memory_order_relaxed);  // PAIR intent
             PENSTOCK_FAULT(named);
             Head &head = heads_[d.seq & (slots_ - 1)];
@@ -312,7 +340,7 @@ class Producer {
                     word = control_->reserved.load(std::memory_order_acquire);
                     continue;
                 }
-                // Whoever opens slot d.seq writes this same value, so losing is as good as winning.
+                // Everybody who opens slot d.seq writes the same word, so we need not know whether we succeeded.
                 head.word.compare_exchange_strong(was, head_word(d.seq, Status::isWriting, start),
                                                   std::memory_order_acq_rel);  // PAIR open
             }
@@ -344,8 +372,8 @@ class Producer {
 
 // ---- consumer -------------------------------------------------------------------------------------------
 
-// How long to look before sleeping. A sleeping consumer costs its waker a system call and itself a wake-up of
-// tens of microseconds; a looking one costs a core.
+// How long a consumer looks for messages before it sleeps. To wake a consumer costs the producer a system call and the
+// consumer tens of microseconds; a consumer that looks costs a core.
 struct Wait {
     uint64_t max_spin_ns = 150'000;
     bool adaptive = true;  // look only when it pays, by the rhythm in which messages come
@@ -363,17 +391,19 @@ struct Skipped {
     uint64_t bytes;  // what had been reserved
 };
 
-// Not for use by two threads at once, except that wait() (which changes nothing but the doorbell) may run
-// beside release_copies() and release_held().
+// Only one thread at a time may use a Consumer, with one exception: wait() changes nothing that release_copies() and
+// release_held() use, so that these may run in another thread during wait().
 class Consumer {
   public:
-    static constexpr uint64_t kGrace = 1'000'000;        // a younger unfinished slot is not worth a look at /proc
-    static constexpr uint64_t kCopySpin = 60'000;        // how long a copy under way may take before we sleep
-    static constexpr uint64_t kSlice = 500'000'000;      // bounds the harm of a producer that died before its wake
-    static constexpr uint64_t kStuckSlice = 100'000'000; // and of one that died in the middle of a write
+    // All in nanoseconds.
+    static constexpr uint64_t kGrace = 1'000'000;         // age from which /proc is asked about a slot's owner
+    static constexpr uint64_t kCopySpin = 60'000;         // how long we look for the end of a copy before we sleep
+    static constexpr uint64_t kSlice = 500'000'000;       // longest sleep; a producer may die before it wakes us
+    static constexpr uint64_t kStuckSlice = 100'000'000;  // longest sleep while a slot is stuck; its producer may die
 
-    // Returns 0, or the identity of the living consumer that holds the place.
-    os::Identity attach(Control &c, os::Identity self, uint32_t window, Wait wait) {
+    // Attaches as the ring's consumer, in the place of a dead one if there is one. Returns 0, or the identity of the
+    // living consumer that the ring already has. `read_ahead`: see Ring.consumer(); 0: all slots.
+    os::Identity attach(Control &c, os::Identity self, uint32_t read_ahead, Wait wait) {
         os::Identity holder = 0;
         while (!c.consumer.compare_exchange_strong(holder, self, std::memory_order_acq_rel))
             if (holder != 0 && !is_dead(holder)) return holder;
@@ -382,7 +412,7 @@ class Consumer {
         payload_ = c.payload();
         unit_mask_ = c.capacity / kUnit - 1;
         slots_ = uint32_t(c.slots);
-        window_ = std::clamp<uint32_t>(window ? window : slots_, 1, slots_);
+        read_ahead_ = std::clamp<uint32_t>(read_ahead ? read_ahead : slots_, 1, slots_);
         wait_ = wait;
         const Descriptor r = Descriptor::unpack(c.released.load(std::memory_order_acquire));
         left_ = next_ = copies_ = r.seq;
@@ -393,32 +423,33 @@ class Consumer {
         return 0;
     }
 
-    // What was handed out and not released is handed out again to the next consumer.
+    // Gives up the consumer's place. The next consumer gets again what this one was given and has not released.
     void detach() {
         control_->consumer.store(0, std::memory_order_release);
         control_ = nullptr;
     }
 
-    // Takes up to out.size() messages, in each producer's order. They stay where they are until released.
+    // Finds up to out.size() messages, and keeps the order of each producer's messages. They stay in the ring until
+    // they are released. Returns how many were found.
     size_t collect(std::span<Taken> out) {
         size_t n = stuck_.empty() ? 0 : collect_stuck(out, true);
         while (n < out.size()) {
             Head &head = head_of(next_);
             const uint64_t word = head.word.load(std::memory_order_acquire);  // PAIR commit
             if (seq_of(word) != next_) break;
-            if (!stuck_.empty() && distance(stuck_.front().seq, next_) >= window_) break;
+            if (!stuck_.empty() && distance(stuck_.front().seq, next_) >= read_ahead_) break;
             const Status status = status_of(word);
             if (status == Status::isReady) {
-                // The producer of this message may be the one that had a slot stuck and has finished it since:
-                // then our acquire above makes that visible, and it must go first. (Order per producer.)
+                // The producer of this message may have finished a stuck slot before. Our acquire above then makes that
+                // visible, and the message of the stuck slot must come first, to keep the producer's order.
                 if (!stuck_.empty() && (n += collect_stuck(out.subspan(n), false)) == out.size()) break;
                 out[n++] = take(next_, head, word);
                 advance(State::copied, units(head.length));
             } else if (status == Status::flush || status == Status::hasRead) {
                 advance(State::done, extent_of_next(word));
             } else {
-                if (n > 0) break;  // hand over what there is; most slots are finished by the next call
-                // PAIR reserve, intent: beyond this load the slot's owner can be found
+                if (n > 0) break;  // return what was found; most slots are finished by the next call
+                // PAIR reserve, intent: after this load the slot's owner can be found
                 if (Descriptor::unpack(control_->reserved.load(std::memory_order_acquire)).seq == next_) break;
                 if (finishes_at_once(head)) continue;
                 const uint64_t now = os::now_ns();
@@ -431,16 +462,16 @@ class Consumer {
         return n;
     }
 
-    // A copy is released by the next release_copies(), a held one by release_held(). Only what the last
-    // collect() gave may be held.
+    // Holds a message that the last collect() has found: release_held() releases it, and release_copies(), which
+    // releases all other messages, does not.
     void hold(Seq seq) {
         state(seq) = State::held;
-        std::erase(late_, seq);  // by the next release_copies() the slot may be another message's
+        std::erase(late_, seq);  // the next release_copies() may find another message in the slot
         ++detained_;
     }
 
     void release_copies() {
-        if (detained_ == 0) {  // nothing between the edges is anyone's: one store releases all
+        if (detained_ == 0) {  // no slot between the edges is stuck or held: one store releases all
             if (left_ == next_) return;
             left_ = copies_ = next_;
             left_pos_ = next_pos_;
@@ -461,7 +492,7 @@ class Consumer {
         advance_left();
     }
 
-    // Sleeps until collect() may have something to do, someone called, or `ns` have passed.
+    // Waits until collect() may find something, or somebody has used call_consumer(), or `ns` have passed.
     void wait(uint64_t ns) {
         const uint64_t start = os::now_ns(), end = start + std::min(ns, stuck_.empty() ? kSlice : kStuckSlice);
         Rhythm::Watch watch = wait_.adaptive ? rhythm_.watch(start, wait_.max_spin_ns)
@@ -487,7 +518,7 @@ class Consumer {
         if (until > now) sleep(until - now);
     }
 
-    // Lets messages gather for some microseconds at most, if they come in a flood.
+    // If messages come in a flood, waits some microseconds, so that the next collect() finds many at once.
     void gather() const {
         if (!wait_.adaptive) return;
         const uint64_t until = rhythm_.gather_until();
@@ -495,18 +526,18 @@ class Consumer {
             while (os::now_ns() < until) os::pause();
     }
 
-    // Whether call_consumer() was used since this last said so.
+    // Whether call_consumer() was used since the last call of this function.
     bool called() {
         const uint32_t calls = control_->wakes.load(std::memory_order_acquire);  // PAIR call
         return std::exchange(calls_seen_, calls) != calls;
     }
 
-    // Slots given up since the last call, because their producer is dead.
+    // Returns the slots that were given up since the last call, because their producers are dead.
     std::vector<Skipped> take_skips() { return std::exchange(skips_, {}); }
     size_t skips_waiting() const { return skips_.size(); }
 
   private:
-    // Of a slot between the edges, for this consumer only.
+    // What this consumer knows of a slot between the edges.
     enum class State : uint8_t { copied, held, stuck, done };
 
     struct Stuck {
@@ -528,7 +559,7 @@ class Consumer {
         next_pos_ = (next_pos_ + extent) & kPosMask;
     }
 
-    // No extent reaches the ring's capacity (messages end at half of it), so offsets tell it without doubt.
+    // The units that slot next_ takes. No message takes more than half of the ring, so that two offsets determine it.
     uint64_t extent_of_next(uint64_t word) const {
         const Descriptor r = Descriptor::unpack(control_->reserved.load(std::memory_order_acquire));  // PAIR reserve
         const uint64_t end = r.seq == after(next_)
@@ -536,13 +567,15 @@ class Consumer {
                                  : start_of(head_of(after(next_)).word.load(std::memory_order_acquire));
         return (end - start_of(word)) & unit_mask_;
     }
-    uint64_t extent_behind(Seq s) const {
+    // The same for a slot between the edges.
+    uint64_t extent_of(Seq s) const {
         const uint64_t end = after(s) == next_
                                  ? next_pos_
                                  : start_of(head_of(after(s)).word.load(std::memory_order_relaxed));
         return (end - start_of(head_of(s).word.load(std::memory_order_relaxed))) & unit_mask_;
     }
 
+    // Whether the slot's owner finishes within a few hundred nanoseconds.
     static bool finishes_at_once(const Head &head) {
         for (int i = 0; i < 24; ++i) {
             if (status_of(head.word.load(std::memory_order_relaxed)) != Status::isWriting) return true;
@@ -551,10 +584,10 @@ class Consumer {
         return false;
     }
 
-    // T5: the left edge. Takes stuck slots that have been finished, gives up those of dead producers.
+    // Takes stuck slots that have been finished, and gives up stuck slots of dead producers (T5).
     size_t collect_stuck(std::span<Taken> out, bool look_for_dead) {
-        // In seq order, which keeps each producer's order: a producer that has a second slot here had finished the
-        // first before it reserved the second, and our acquire of `reserved` made that visible.
+        // The order by seq keeps each producer's order: a producer that has a second slot here had finished the first
+        // before it reserved the second, and our acquire of `reserved` has made that visible.
         size_t n = 0;
         const uint64_t now = look_for_dead ? os::now_ns() : 0;
         std::erase_if(stuck_, [&](Stuck &s) {
@@ -573,6 +606,7 @@ class Consumer {
         return n;
     }
 
+    // Whether a stuck slot was given up now, because its owner is dead.
     bool given_up(Stuck &s, uint64_t now) {
         const int pid = dead_owner(s.seq);
         if (pid == 0) {
@@ -581,22 +615,23 @@ class Consumer {
             s.check_at = now + s.patience;
             return false;
         }
-        // It may have finished the slot and died after that; then the next look takes it.
+        // The owner may have finished the slot before it died. Then the next call of collect_stuck takes the message.
         if (status_of(head_of(s.seq).word.load(std::memory_order_acquire)) != Status::isWriting) return false;
-        skips_.push_back({s.seq, pid, extent_behind(s.seq) * kUnit});
+        skips_.push_back({s.seq, pid, extent_of(s.seq) * kUnit});
         control_->skips.fetch_add(1, std::memory_order_relaxed);
-        settle(s.seq);  // not `done`: until our caller goes on, a consumer after us must hear of it too
+        // Not State::done: if we die before our caller has heard of this, the next consumer must find the slot again.
+        settle(s.seq);
         return true;
     }
 
-    // A stuck slot becomes one like those taken at the right edge.
+    // Treats a slot that was stuck like a message that was copied: release_copies() releases it.
     void settle(Seq seq) {
         state(seq) = State::copied;
         --detained_;
         late_.push_back(seq);
     }
 
-    // The pid of a dead producer that may own this slot, if no living one may. 0 otherwise.
+    // Returns the pid of a dead producer that may own this slot, or 0 if a living one may own it, or nobody.
     int dead_owner(Seq seq) const {
         int pid = 0;
         for (const Cell &cell : control_->cells) {
@@ -612,7 +647,7 @@ class Consumer {
         if (state(s) == State::copied) finish(s);
     }
 
-    // Marks a slot for the consumer that may come after us; the left edge jumps over it when it gets there.
+    // Marks a slot as read, also for a consumer that may come after us. advance_left() passes it when it gets there.
     void finish(Seq s) {
         state(s) = State::done;
         Head &head = head_of(s);
@@ -621,15 +656,17 @@ class Consumer {
         PENSTOCK_FAULT(marked);
     }
 
+    // Moves the left edge past all slots that are done, and releases them.
     void advance_left() {
         const Seq from = left_;
         while (left_ != next_ && state(left_) == State::done) {
-            left_pos_ = (left_pos_ + extent_behind(left_)) & kPosMask;
+            left_pos_ = (left_pos_ + extent_of(left_)) & kPosMask;
             left_ = after(left_);
         }
         if (left_ != from) publish();
     }
 
+    // Stores the left edge in `released`, and wakes producers that wait for room.
     void publish() {
         control_->released.store(Descriptor{left_, left_pos_}.pack(), std::memory_order_release);  // PAIR release
         PENSTOCK_FAULT(published);
@@ -642,9 +679,10 @@ class Consumer {
         }
     }
 
+    // Whether collect() may find something, or somebody has used call_consumer().
     bool pending() const {
         const uint64_t word = head_of(next_).word.load(std::memory_order_acquire);
-        if (seq_of(word) == next_ && (stuck_.empty() || distance(stuck_.front().seq, next_) < window_) &&
+        if (seq_of(word) == next_ && (stuck_.empty() || distance(stuck_.front().seq, next_) < read_ahead_) &&
             (status_of(word) != Status::isWriting ||
              Descriptor::unpack(control_->reserved.load(std::memory_order_acquire)).seq != next_))
             return true;
@@ -658,7 +696,7 @@ class Consumer {
         if (wait_.adaptive) rhythm_.arrived(n, os::now_ns());
     }
 
-    // Until something is pending, somebody called, or the time is up.
+    // Sleeps on the doorbell until something is pending, or `ns` have passed.
     void sleep(uint64_t ns) {
         control_->doorbell.store(1, std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_seq_cst);  // PAIR doorbell
@@ -670,13 +708,13 @@ class Consumer {
     Head *heads_ = nullptr;
     const std::byte *payload_ = nullptr;
     uint64_t unit_mask_ = 0;
-    uint32_t slots_ = 0, window_ = 0;
+    uint32_t slots_ = 0, read_ahead_ = 0;
     Wait wait_;
 
-    Seq left_ = 0, next_ = 0;  // the window's edges: [left_, next_) has been looked at and not released
+    Seq left_ = 0, next_ = 0;  // the left and the right edge: slots [left_, next_) were looked at and are not released
     uint64_t left_pos_ = 0, next_pos_ = 0;
-    Seq copies_ = 0;           // from here on release_copies() has not been
-    std::vector<Seq> late_;    // left of copies_, taken since
+    Seq copies_ = 0;           // release_copies() has dealt with all slots before this one, but those in late_
+    std::vector<Seq> late_;    // slots before copies_ that were stuck then, and were taken or given up since
     size_t detained_ = 0;      // stuck or held slots between the edges
     std::vector<State> states_;
     std::vector<Stuck> stuck_;  // by seq

@@ -1,4 +1,4 @@
-// What the ring needs from Linux: futexes, a clock, who is alive, and a piece of nameless shared memory.
+// What the ring needs from Linux: futexes, a clock, and whether a process is alive.
 #pragma once
 
 #include <fcntl.h>
@@ -51,7 +51,8 @@ inline void futex_wake(std::atomic<uint32_t> &word, int count) {
     syscall(SYS_futex, &word, FUTEX_WAKE, count, nullptr, nullptr, 0);
 }
 
-// While it lives, this thread's timers are exact; else Linux lets them be late by 50 microseconds.
+// While an object of this class exists, the thread's timers are exact. Otherwise Linux lets them be late by 50
+// microseconds.
 class ExactTimers {
   public:
     ExactTimers() : slack_(prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0)) { prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0); }
@@ -63,8 +64,8 @@ class ExactTimers {
     int slack_;
 };
 
-// Who a process is, in one word that can be stored atomically: its pid (below 2^22 on 64-bit Linux) and the
-// clock tick at which it started. The tick tells a process from a later one that was given the same pid.
+// Identifies a process in one word that can be stored atomically: its pid (below 2^22 on 64-bit Linux) and the clock
+// tick at which it started. The tick distinguishes a process from a later one with the same pid.
 using Identity = uint64_t;
 constexpr int kPidBits = 22;
 
@@ -106,9 +107,9 @@ inline Identity self_identity() {
     return make_identity(getpid(), s.start);
 }
 
-// True only when the process can never again run an instruction; in any doubt it counts as alive, because
-// memory that a living process may still write must not be given to another.
-// A zombie with other threads left is such a doubt: its first thread is gone, the others may still run.
+// True only when the process can never again run an instruction. In any doubt the process counts as alive, because
+// memory that it may still write must not be given to another process. One such doubt is a zombie with other threads:
+// its first thread has ended, and the others may still run.
 inline bool process_is_dead(Identity id) {
     ProcStat s{};
     switch (read_stat(pid_of(id), s)) {
@@ -120,7 +121,8 @@ inline bool process_is_dead(Identity id) {
     return (s.state == 'Z' || s.state == 'X') && s.threads <= 1;
 }
 
-// Pids mean something only inside one pid namespace, so a ring is for processes that share its creator's.
+// Pids mean something only inside one pid namespace. Therefore all processes that use a ring must be in the pid
+// namespace of its creator.
 inline uint64_t pid_namespace() {
     struct stat s;
     return stat("/proc/self/ns/pid", &s) == 0 ? uint64_t(s.st_ino) : 0;

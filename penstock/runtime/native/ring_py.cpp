@@ -1,6 +1,6 @@
-// The ring's Python face: handles that own a share of the mapping, buffers in and out, waiting without the GIL.
-// Everything that changes a Producer or Consumer runs with the GIL, which is what makes one handle safe to use
-// from several threads; only sleeping does without it.
+// The ring's classes for Python: handles that own a share of the mapping, buffers in and out, and waiting without the
+// GIL. Everything that changes a Producer or Consumer runs with the GIL, so that several threads may use one handle.
+// Only sleeping releases the GIL.
 #include "module.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -22,8 +22,8 @@ namespace {
 constexpr uint64_t kWriterSlice = 50'000'000;      // how long a writer sleeps before it asks whether the consumer lives
 constexpr uint32_t kMostPerDrain = 1u << 20;
 
-// Counts forks, so that a handle that was copied into a child knows that it is not the child's. (getpid() is a
-// system call.)
+// The number of forks up to this process. A handle keeps the number at which it was made, so that a copy of it in a
+// child process can be told from the child's own handles. (getpid() would cost a system call each time.)
 unsigned forks = 0;
 
 [[noreturn]] void raise(const char *kind, const std::string &what) {
@@ -43,7 +43,7 @@ auto or_raise(Make &&make) {
 
 std::shared_ptr<Segment> share(Segment &&s) { return std::make_shared<Segment>(std::move(s)); }
 
-// What every handle has: its share of the segment, and the process it belongs to.
+// Base of all handles: has the handle's share of the segment, and knows whether this process has made the handle.
 struct Handle {
     explicit Handle(std::shared_ptr<Segment> s) : segment(std::move(s)), born(forks) {}
 
@@ -76,7 +76,7 @@ struct Deadline {
     uint64_t at = UINT64_MAX;
 };
 
-// The bytes of any contiguous object; `bytes` without the detour through the buffer protocol.
+// The bytes of any contiguous object. Those of `bytes` are read without the buffer protocol, which is faster.
 class View {
   public:
     explicit View(nb::handle h) {
@@ -101,7 +101,7 @@ class View {
     Py_buffer buffer_{};
 };
 
-// A tuple or list of buffers; keeps them while it lives.
+// The bytes of a tuple or list of buffers, which stay valid while this object exists.
 class Views {
   public:
     explicit Views(nb::handle sequence)
@@ -204,7 +204,7 @@ class PyProducer : public Handle {
                       "or use a larger ring than " + std::to_string(segment->control().capacity) + " bytes");
     }
 
-    // False: the time is up.
+    // Waits for room. Returns false when the time is up.
     bool sleep_for_room(size_t size, const Deadline &deadline) {
         const uint64_t left = deadline.left();
         if (left == 0) return false;
@@ -232,9 +232,9 @@ class PyProducer : public Handle {
 
 class PyConsumer : public Handle {
   public:
-    PyConsumer(std::shared_ptr<Segment> s, os::Identity self, uint32_t window, Wait wait, uint64_t zero_copy_min)
+    PyConsumer(std::shared_ptr<Segment> s, os::Identity self, uint32_t read_ahead, Wait wait, uint64_t zero_copy_min)
         : Handle(std::move(s)), zero_copy_min_(zero_copy_min) {
-        if (const os::Identity holder = core_.attach(segment->control(), self, window, wait)) {
+        if (const os::Identity holder = core_.attach(segment->control(), self, read_ahead, wait)) {
             const std::string pid = std::to_string(os::pid_of(holder));
             raise("RingBusy", "this ring is being read by process " + pid +
                   ", and a ring has one consumer: close that one, or end its process");
@@ -285,7 +285,8 @@ class PyConsumer : public Handle {
     std::vector<Taken> taken_;
 };
 
-// A large message, lent: its slot stays the reader's until release() or its end.
+// A large message that Python reads where it lies in the ring. Its slot is released by release(), or when the object is
+// deleted.
 class Message {
   public:
     Message(nb::object keep, PyConsumer &owner, const Taken &t) : keep_(std::move(keep)), owner_(&owner), taken_(t) {}
@@ -309,7 +310,8 @@ class Message {
         Message *m = nb::inst_ptr<Message>(self);
         view->obj = nullptr;
         if (!m->readable()) {
-            PyErr_SetString(PyExc_BufferError, "this message was released, or its consumer is closed or another process's");
+            PyErr_SetString(PyExc_BufferError, "this message cannot be read any more: it was released, or its consumer was "
+                            "closed, or belongs to another process");
             return -1;
         }
         void *data = const_cast<std::byte *>(m->taken_.data);
@@ -363,8 +365,8 @@ nb::object PyConsumer::hand_over(size_t n) {
         PyList_SET_ITEM(list, Py_ssize_t(i), pair);
     }
     if (ok) return nb::steal(list);
-    // Out of memory. What was taken has not been handed over, and another drain() would release it: so this
-    // consumer ends here, and the one that comes after it is given everything again.
+    // Out of memory. The messages that were taken have not reached the caller, and the next drain() would release them.
+    // So this consumer ends here, and the ring's next consumer gets them again.
     Py_XDECREF(list);
     let_go();
     if (!PyErr_Occurred()) PyErr_NoMemory();
@@ -378,13 +380,13 @@ nb::object PyConsumer::drain(uint32_t most, std::optional<double> timeout) {
     most = std::clamp<uint32_t>(most, 1, kMostPerDrain);
     if (taken_.size() < most) taken_.resize(most);
     size_t n = 0;
-    // True: there is something to tell the caller.
+    // Looks for messages. Returns true when there is something to return to the caller, or skips() has news.
     auto look = [&] {
         core_.release_copies();
         const size_t skips = core_.skips_waiting();
         n = core_.collect({taken_.data(), most});
         if (n > 0 || core_.skips_waiting() > skips) return true;
-        core_.release_copies();  // all there was may have been a flush, and a writer may be waiting for its room
+        core_.release_copies();  // we may have passed a flush, and a writer may be waiting for its room
         return false;
     };
     const bool may_wait = !(timeout && *timeout == 0);
@@ -431,7 +433,7 @@ class PyRing : public Handle {
   public:
     explicit PyRing(Segment &&s) : Handle(share(std::move(s))), pid_(getpid()), fd_(segment->fd()), self_(os::self_identity()) {
         if (self_ == 0)
-            raise("RingError", "cannot read /proc/self/stat, by which ring users know who is alive: /proc must be mounted");
+            raise("RingError", "cannot read /proc/self/stat, which tells the users of a ring who is alive: mount /proc");
     }
     ~PyRing() { close(); }
 
@@ -442,7 +444,7 @@ class PyRing : public Handle {
     }
 
     std::string address() const {
-        if (!segment) check("ring");  // but a forked child may know its parent's address
+        if (!segment) check("ring");  // a handle that came through a fork may still tell the parent's address
         return "/proc/" + std::to_string(pid_) + "/fd/" + std::to_string(fd_);
     }
 
@@ -456,11 +458,12 @@ class PyRing : public Handle {
         return new PyProducer(segment, self_);
     }
 
-    PyConsumer *consumer(double max_spin_us, bool adaptive, uint32_t window, uint64_t zero_copy_min) const {
+    PyConsumer *consumer(double max_spin_us, bool adaptive, uint32_t read_ahead, uint64_t zero_copy_min) const {
         check("ring");
-        static const bool alone = sysconf(_SC_NPROCESSORS_ONLN) == 1;  // then spinning only keeps the producer waiting
+        // With one core, a consumer that looks only keeps the producer waiting.
+        static const bool alone = sysconf(_SC_NPROCESSORS_ONLN) == 1;
         const Wait wait{alone ? 0 : uint64_t(max_spin_us * 1000), adaptive};
-        return new PyConsumer(segment, self_, window, wait, zero_copy_min);
+        return new PyConsumer(segment, self_, read_ahead, wait, zero_copy_min);
     }
 
     nb::dict stats() const {
@@ -495,7 +498,7 @@ class PyRing : public Handle {
     os::Identity self_;
 };
 
-// ---- the two calls that are made once a message: without nanobind's dispatch, half of their time ---------
+// ---- the two calls that are made for each message, without nanobind's dispatch, which takes half of their time ----
 
 uint32_t target_of(PyObject *o) {
     const unsigned long v = PyLong_AsUnsignedLong(o);
@@ -547,10 +550,10 @@ PyObject *hot_write(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObjec
 PyMethodDef hot_methods[] = {
     {"try_write", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(hot_try_write)), METH_FASTCALL,
      "try_write($self, target, payload, /)\n--\n\n"
-     "Write one message if there is room now; False, and nothing written, if there is not."},
+     "Write one message if there is room now. Returns False, and writes nothing, if there is not."},
     {"write", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(hot_write)), METH_FASTCALL | METH_KEYWORDS,
      "write($self, target, payload, /, timeout=None)\n--\n\n"
-     "Write one message, waiting for room. RingFull after `timeout` seconds; ConsumerDied."},
+     "Write one message, and wait for room. Raises RingFull after `timeout` seconds, and ConsumerDied."},
 };
 
 void add_hot_methods(nb::handle type) {
@@ -573,7 +576,7 @@ void bind_ring(nb::module_ &m) {
     producer
         .def("try_write_parts", &PyProducer::try_write_parts, "target"_a, "parts"_a,
              nb::sig("def try_write_parts(self, target: int, parts: collections.abc.Sequence[typing_extensions.Buffer]) -> bool"),
-             "Like try_write, with the payload gathered from several buffers: still one copy.")
+             "Like try_write, with the payload gathered from several buffers, in one copy.")
         .def("write_parts", &PyProducer::write_parts, "target"_a, "parts"_a, "timeout"_a = nb::none(),
              nb::sig("def write_parts(self, target: int, parts: collections.abc.Sequence[typing_extensions.Buffer], "
                      "timeout: float | None = None) -> None"),
@@ -586,14 +589,15 @@ void bind_ring(nb::module_ &m) {
                                   {Py_bf_releasebuffer, reinterpret_cast<void *>(Message::release_buffer)},
                                   {0, nullptr}};
     nb::class_<Message>(m, "Message", nb::type_slots(buffer_slots),
-                        "A large message where it lies in the ring, read-only. It holds its room until release() or "
-                        "until nothing refers to it; out of order is fine.")
+                        "A large message where it lies in the ring, read-only. It keeps its room in the ring until "
+                        "release(), or until nothing refers to it. Messages may be released in any order.")
         .def("view", [](nb::handle self) { return nb::steal(PyMemoryView_FromObject(self.ptr())); },
-             nb::sig("def view(self) -> memoryview"), "The payload, without a copy. Release the view before the message.")
-        .def("release", &Message::release, "Give the room back; BufferError while views of it are in use.")
+             nb::sig("def view(self) -> memoryview"), "Returns the payload, without a copy. Release the view before the message.")
+        .def("release", &Message::release,
+             "Give the message's room back to the ring. Raises BufferError while views of it are in use.")
         .def("__len__", &Message::size);
 
-    nb::class_<Skip>(m, "Skip", "A slot given up because the producer that was writing it died.")
+    nb::class_<Skip>(m, "Skip", "A slot that was given up, because its producer died while it wrote the message.")
         .def_ro("seq", &Skip::seq)
         .def_ro("producer_pid", &Skip::producer_pid)
         .def_ro("bytes", &Skip::bytes)
@@ -602,22 +606,25 @@ void bind_ring(nb::module_ &m) {
                    ", bytes=" + std::to_string(s.bytes) + ")";
         });
 
-    nb::class_<PyConsumer>(m, "Consumer", "Reads a ring's messages. Made by Ring.consumer(); one at a time.")
+    nb::class_<PyConsumer>(m, "Consumer",
+                           "Reads a ring's messages. Made by Ring.consumer(); a ring has one consumer at a time.")
         .def("drain", &PyConsumer::drain, "max_messages"_a = 1024, "timeout"_a = 0.0,
              nb::sig("def drain(self, max_messages: int = 1024, timeout: float | None = 0.0) "
                      "-> list[tuple[int, bytes | Message]]"),
-             "Take what is there, as (target, payload). Releases what the call before gave as bytes.\n\n"
-             "Waits up to `timeout` seconds (None: for ever) for the first message; an empty list means that the time "
-             "is up, that Ring.wake() was called, or that skips() has news.")
+             "Returns the messages that have come, as (target, payload). Releases the messages that the call before\n"
+             "returned as bytes.\n\n"
+             "Waits up to `timeout` seconds (None: without limit) for the first message. An empty list means that the\n"
+             "time is up, that Ring.wake() was called, or that skips() has news.")
         .def("release", &PyConsumer::release,
-             "Release everything drained as bytes, so that no later consumer sees it again.")
+             "Release all messages that were drained as bytes, so that no later consumer gets them again.")
         .def("skips", &PyConsumer::skips, nb::sig("def skips(self) -> list[Skip]"),
-             "The slots given up since the last call.")
-        .def("close", &PyConsumer::close, "Leave the ring; what was drained and not released stays for the next consumer.")
+             "Returns the slots that were given up since the last call.")
+        .def("close", &PyConsumer::close, "Leave the ring. The next consumer gets again what was drained and not released.")
         .def("__enter__", [](nb::object self) { return self; }, nb::sig("def __enter__(self) -> Consumer"))
         .def("__exit__", [](PyConsumer &c, nb::args) { c.close(); }, nb::sig("def __exit__(self, *exc: object) -> None"));
 
-    nb::class_<PyRing>(m, "RingHandle", "A share of a ring's memory; wrapped by penstock.runtime.transport.ring.Ring.")
+    nb::class_<PyRing>(m, "RingHandle",
+                       "A share of a ring's memory. The class Ring of penstock.runtime.transport.ring wraps it.")
         .def_static("create", [](uint64_t capacity, uint64_t slots, const std::string &directory) {
             return or_raise([&] { return new PyRing(Segment::create(capacity, slots, directory)); });
         }, "capacity"_a, "slots"_a, "directory"_a)
@@ -629,7 +636,7 @@ void bind_ring(nb::module_ &m) {
         .def_prop_ro("slots", [](const PyRing &r) { return r.control().slots; })
         .def_prop_ro("max_message", [](const PyRing &r) { return std::min<uint64_t>(r.control().max_message(), UINT32_MAX); })
         .def("producer", &PyRing::producer)
-        .def("consumer", &PyRing::consumer, "max_spin_us"_a, "adaptive"_a, "window"_a, "zero_copy_min"_a)
+        .def("consumer", &PyRing::consumer, "max_spin_us"_a, "adaptive"_a, "read_ahead"_a, "zero_copy_min"_a)
         .def("wake", [](const PyRing &r) { call_consumer(r.control()); })
         .def("stats", &PyRing::stats, nb::sig("def stats(self) -> dict[str, typing.Any]"))
         .def("close", &PyRing::close);

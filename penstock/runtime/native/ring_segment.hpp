@@ -1,6 +1,7 @@
-// The memory of a ring: a file without a name in a memory-backed directory, mapped by everyone who takes part.
-// It never has a name (O_TMPFILE), so nothing is left behind, however the processes end: the kernel frees it
-// with the last descriptor and mapping. Others reach it through /proc/<pid>/fd/<n> of any process that holds it.
+// The memory of a ring: a file without a name in a memory-backed directory, which all processes that use the ring map.
+// The file never has a name (O_TMPFILE), so that nothing remains however the processes end: the kernel frees it with
+// the last descriptor and mapping. Another process reaches it through /proc/<pid>/fd/<n> of any process that has it
+// open.
 #pragma once
 
 #include <bit>
@@ -33,7 +34,8 @@ class Segment {
             throw RingFault("RingError", "cannot make a nameless file in " + directory + ": " + std::strerror(errno) +
                             "; the directory must exist, be writable, and lie in memory (tmpfs)");
         s.bytes_ = segment_bytes(capacity, slots);
-        // Claimed now: without this a full file system would show as SIGBUS in the middle of a write.
+        // All memory is claimed now. Otherwise a full file system would end a process by SIGBUS in the middle of a
+        // write.
         int error;
         while ((error = posix_fallocate(s.fd_, 0, off_t(s.bytes_))) == EINTR) {}
         if (error == ENOSPC || error == ENOMEM) {
@@ -43,8 +45,8 @@ class Segment {
                             std::to_string(s.bytes_) + " bytes of shared memory; " + directory + " has " +
                             std::to_string(uint64_t(v.f_bavail) * v.f_frsize) + " free of " +
                             std::to_string(uint64_t(v.f_blocks) * v.f_frsize) +
-                            ": choose a smaller capacity, or enlarge it (mount -o remount,size=..., or the "
-                            "container's --shm-size)");
+                            ": choose a smaller capacity, or enlarge the shared memory (mount -o "
+                            "remount,size=..., or the container's --shm-size)");
         }
         if (error != 0)
             throw RingFault("RingError", "cannot claim " + std::to_string(s.bytes_) + " bytes in " + directory + ": " +
@@ -56,7 +58,7 @@ class Segment {
 
     static Segment attach(const std::string &address) {
         Segment s;
-        // O_NONBLOCK: the descriptor may by now be anything, and a pipe must not hang us.
+        // The descriptor may be any other file by now. O_NONBLOCK: we must not wait for the other end of a pipe.
         s.fd_ = ::open(address.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);
         if (s.fd_ < 0) {
             if (errno == EACCES || errno == EPERM)
@@ -67,18 +69,19 @@ class Segment {
         }
         struct stat st{};
         if (fstat(s.fd_, &st) != 0 || !S_ISREG(st.st_mode) || size_t(st.st_size) < sizeof(Control))
-            throw RingFault("RingGone", address + " is not a ring (any more)");
+            throw no_ring(address);
         s.bytes_ = size_t(st.st_size);
         s.map();
         const Control &c = *s.control_;
-        if (c.magic != kMagic) throw RingFault("RingGone", address + " is not a ring (any more)");
+        if (c.magic != kMagic) throw no_ring(address);
         if (c.layout != kLayout || c.unit != kUnit)
             throw RingFault("RingError", "the ring at " + address + " has layout " + std::to_string(c.layout) +
                             ", this process speaks " + std::to_string(kLayout) +
                             ": both ends need the same release of Penstock");
         if (c.segment_bytes != s.bytes_ || segment_bytes(c.capacity, c.slots) != s.bytes_)
             throw RingFault("RingError", "the ring at " + address + " is damaged: its file has " +
-                            std::to_string(s.bytes_) + " bytes, its head says " + std::to_string(c.segment_bytes));
+                            std::to_string(s.bytes_) + " bytes, its head says " + std::to_string(c.segment_bytes) +
+                            ": make a new ring");
         if (c.pid_namespace != os::pid_namespace())
             throw RingFault("RingError", "the ring at " + address +
                             " was made in another pid namespace (container), where pids mean other processes: "
@@ -94,7 +97,7 @@ class Segment {
         close_file();
     }
 
-    // The memory stays mapped; the address ends.
+    // Ends the segment's address in this process. The memory stays mapped.
     void close_file() {
         if (fd_ >= 0) ::close(std::exchange(fd_, -1));
     }
@@ -105,8 +108,13 @@ class Segment {
   private:
     Segment() = default;
 
+    static RingFault no_ring(const std::string &address) {
+        return RingFault("RingGone", address + " is not a ring, or not any more: its holder has closed it or ended; "
+                         "use the address of another holder");
+    }
+
     void map() {
-        constexpr size_t kPopulate = size_t(64) << 20;  // page faults belong here, not in the first lap
+        constexpr size_t kPopulate = size_t(64) << 20;  // let page faults happen here, not in the first lap
         void *p = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | (bytes_ <= kPopulate ? MAP_POPULATE : 0),
                        fd_, 0);
         if (p == MAP_FAILED)

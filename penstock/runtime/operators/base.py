@@ -160,7 +160,8 @@ class Operator(ABC):
         if name is not None and (not isinstance(name, str) or not name):
             raise FlowError(f"an operator's name must be a text, not {name!r}")
         if on_error not in POLICIES:
-            raise FlowError(f"on_error={on_error!r}: the policies are {', '.join(map(repr, POLICIES))}")
+            known = ", ".join(map(repr, POLICIES))
+            raise FlowError(f"operator {name or self.kind!r}: on_error={on_error!r}; the policies are {known}")
         if parallelism is not None and (
             not isinstance(parallelism, int) or isinstance(parallelism, bool) or parallelism < 1
         ):

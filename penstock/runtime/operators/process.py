@@ -53,11 +53,12 @@ class ProcessContext:
         self.cleared = False  # whether `clear` was called since the state was last saved
         self.emitted: list[Any] = []
         self.clock: Callable[[], float] = time.time  # the job's clock, in seconds since 1970
-        self.timers: Timers | None = None  # None: nothing could call the operator when a timer is due
+        self.timers: Timers | None = None  # None: the operator has no on_timer
         self._side = side
 
     def now_ms(self) -> int:
-        """The current time of the job's clock, in milliseconds since 1970. The clock goes on while no records come."""
+        """The current time of the job's clock, in milliseconds since 1970. The clock advances while no records
+        come, too."""
         return int(self.clock() * 1000)
 
     if not TYPE_CHECKING:  # type checkers would otherwise accept every misspelt attribute
@@ -88,7 +89,9 @@ class ProcessContext:
             )
         if self.timers is None:
             raise PenstockError(
-                f"operator {self.operator!r} has no function to call for a timer; give process(fn, on_timer=...)"
+                f"operator {self.operator!r}: set_timer was called, and there is nothing to call when the timer is "
+                "due; give process(fn, on_timer=...), or the class of the Process a method on_timer(self, ctx, key, "
+                "at_ms)"
             )
         if at_ms is not None:
             at = self._time_ms("set_timer", at_ms)

@@ -89,7 +89,7 @@ class _Processing(Stage):
         self._timers = Timers(context.epochs)
         self.user = ProcessContext(context.operator.name, context.index, context.parallelism, context.side)
         self.user.clock = context.wall
-        if self._on_timer is not None:
+        if self._on_timer is not None and getattr(self._on_timer, "__func__", None) is not Process.on_timer:
             self.user.timers = self._timers
         self._map = KeyedMap(self.user.state, context.epochs)
 

@@ -75,8 +75,8 @@ class Map(Operator):
     # Whether None is accepted from a lambda, which says what it returns; a function without `return` has forgotten it.
     none_on_purpose = True
     forgotten = (
-        "so there would be a None for each record; return what is to go on, as in: return record. To call a function "
-        "for what it does only, write to a sink: .write(penstock.sinks.Call(function))"
+        "so there would be a None for each record; return what is to be sent downstream, as in: return record. To "
+        "call a function for what it does only, write to a sink: .write(penstock.sinks.Call(function))"
     )
 
     def __init__(self, fn: Callable[[Any], Any], **common: Any) -> None:

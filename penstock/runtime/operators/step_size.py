@@ -1,9 +1,9 @@
 """The size of steps: how many records a task's step, or a call of `map_batches`, takes, so that it ends in time.
 
-A step costs `fixed + each * records`. When the records are what costs, fewer records make a shorter step, and a step is
-cut to `STEP_NS`. When the step itself is what costs (a request to another machine, a model that takes a batch at the
-price of one record), fewer records make no step shorter, they only make more steps. So a step may take `STEP_NS`, or
-several times its fixed cost if that is more.
+A step costs `fixed + each * records`. When the records are what costs, fewer records make a shorter step, and a step
+is limited to `STEP_NS`. When the step itself is what costs (a request to another machine, a model that takes a batch at
+the price of one record), fewer records make no step shorter, they only make more steps. So a step may take `STEP_NS`,
+or several times its fixed cost if that is more.
 
 The costs of steps of different sizes tell the two apart. There is one smoothed point for each power of two. A line
 through these points, by least squares of the relative errors, begins at the fixed cost. A point that was not seen for a

@@ -75,7 +75,7 @@ def describe(operator: Operator) -> str:
         late = f", {operator.lateness_ms} ms late" if operator.lateness_ms else ""
         return f"{operator.aggregate} in {operator.window}{late}, emits {operator.emit}"
     if isinstance(operator, MakeWatermarks):
-        return f"watermark {operator.out_of_orderness_ms} ms behind {_function(operator.time)}"
+        return f"watermark {_function(operator.time)} less {operator.out_of_orderness_ms} ms"
     if isinstance(operator, Columnar):
         return repr(operator.closure).strip("<>")
     if isinstance(operator, Lookup):

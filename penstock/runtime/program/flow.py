@@ -145,8 +145,8 @@ class Flow:
 
     def plan(self, workers: int = 1, *, list_splits: bool = True, check_sinks: bool = True) -> Plan:
         """The physical plan for a number of workers; raises FlowError when the flow cannot run. A resumed job
-        does not list its sources' splits. A job that goes on from what it has saved, and a plan that is only shown, do
-        not need empty places for their sinks."""
+        does not list its sources' splits. A job that continues from what it has saved, and a plan that is only shown,
+        do not need empty places for their sinks."""
         from penstock.runtime.program.plan import make_plan
 
         return make_plan(
@@ -465,11 +465,13 @@ class Stream:
         fn has returned.
 
         Guarantee: once for each epoch as long as this process lives. Otherwise fn is called again for the epoch that
-        was under way, with the same number and the same records, by `penstock.bridge.follow`, which goes on in another
-        program. (Only an epoch that turns out to be damaged after it was complete comes again under other numbers.)
+        was under way, with the same number and the same records, by `penstock.bridge.follow`, which continues in
+        another program. (Only an epoch that turns out to be damaged after it was complete comes again under other
+        numbers.)
 
         `job.wait()` returns when fn has been called for all epochs. When fn raises, it is called no more, wait() raises
-        JobError, and the job goes on writing to the folder. The job needs epochs. Options: name, parallelism, on_error.
+        JobError, and the job continues to write to the folder. The job needs epochs. Options: name, parallelism,
+        on_error.
 
         Errors: FlowError for arguments that cannot work, and before the start for a folder that another job has used.
         """

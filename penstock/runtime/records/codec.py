@@ -171,7 +171,9 @@ def decode(code: int, payload: Buffer) -> list[Any]:
 def _decoder_of_tuples(code: int) -> _Decode:
     arity = code >> KIND_BITS
     if code & ((1 << KIND_BITS) - 1) != TUPLES or not 1 <= arity <= MOST_ARITY:
-        raise CodecError(f"unknown codec {code}; the peer may run another version of Penstock")
+        raise CodecError(
+            f"unknown codec {code}: the sender may run another release of Penstock; use one release in all processes"
+        )
     # A typed decoder makes tuples directly; an untyped one would make lists.
     record_type = tuple.__class_getitem__((Any,) * arity)
     decoder: _Decode = msgspec.msgpack.Decoder(list.__class_getitem__(record_type)).decode

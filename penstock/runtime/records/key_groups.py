@@ -49,7 +49,7 @@ class KeyGroups:
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_groups <= MOST_KEY_GROUPS:
-            raise FlowError(f"key_groups is {self.n_groups}; it must be 1 to {MOST_KEY_GROUPS}")
+            raise FlowError(f"key_groups={self.n_groups}; it must be 1 to {MOST_KEY_GROUPS}")
 
     def table(self, parallelism: int) -> bytes:
         """Returns the task of each group as native unsigned 16-bit numbers, as `partition` takes them.
@@ -92,7 +92,7 @@ class KeyGroups:
 
     def _check(self, parallelism: int) -> None:
         if parallelism < 1:
-            raise FlowError(f"parallelism is {parallelism}; it must be at least 1")
+            raise FlowError(f"parallelism={parallelism}; it must be 1 or more")
         if parallelism > self.n_groups:
             raise FlowError(
                 f"parallelism {parallelism} of a keyed operator is above key_groups, which is "
@@ -200,8 +200,8 @@ def _is_value_dataclass(cls: type) -> bool:
 def _not_a_number() -> NoReturn:
     """NaN equals nothing, not even itself. Each NaN would be a key of its own, and the state would grow for ever."""
     raise KeyTypeError(
-        "a key is NaN, or has NaN in it, which equals no other key. Return another key for such records from the key "
-        "function, as None, or filter them out before"
+        "a key is NaN, or has NaN in it, and NaN equals no other key. Let the key function return another key for such "
+        "records, for example None, or filter them out before"
     )
 
 

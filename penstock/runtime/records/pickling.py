@@ -300,8 +300,8 @@ def _find(token: str, module: str, qualified: str, number: int, saved: str = "")
         if found is None:
             raise CodecError(
                 f"there is no class {qualified} of module {module} in this program, and objects of it were saved or "
-                "sent. A program that goes on from saved state must define the classes of the main script that are in "
-                "the state under the names that they had, and its flow must use them"
+                "sent. A program that continues from saved state must define the classes of the main script that are "
+                "in the state under the names that they had, and its flow must use them"
             )
         _classes[name] = found
     if saved and saved != (now := layout(found)) and now:

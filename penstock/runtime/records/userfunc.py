@@ -44,10 +44,10 @@ _OF_A_RECORD = frozenset(
     {errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
 )
 
-_OVER_THE_RECORD = "to go on past such records give the operator on_error='skip' or on_error='dead_letter'"
+_OVER_THE_RECORD = "to continue after such records, give the operator on_error='skip' or on_error='dead_letter'"
 _OVER_THE_PLACE = (
-    "the records are not at fault, so do not skip them: mend what the error names; a job with epochs then goes on from "
-    "its last one by penstock.resume(name)"
+    "the records are not at fault, so do not skip them: mend what the error names; a job with epochs can then be "
+    "resumed from its last one (penstock.resume(name))"
 )
 
 

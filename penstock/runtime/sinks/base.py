@@ -100,7 +100,7 @@ class RunningJob(Protocol):
         """Returns the status of the job; see runtime/host/status.py."""
 
     def trouble(self, error: PenstockError) -> None:
-        """Reports that the sink's work in the driver has failed while the job goes on. The job's wait() raises this
+        """Reports that the sink's work in the driver has failed while the job continues. The job's wait() raises this
         error once."""
 
 

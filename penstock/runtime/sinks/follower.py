@@ -85,7 +85,7 @@ class Follower:
         limit_s = None if timeout_s is None else seconds(timeout_s, "wait: timeout_s")
         self._thread.join(limit_s)
         if self._thread.is_alive():
-            raise TimeoutError(f"epochs of {self._of()} are still handed over after {limit_s:g} s")
+            raise TimeoutError(f"after {limit_s:g} s, not all epochs of {self._of()} are handed over yet")
         if self.error is not None:
             raise self.error
         return self.epoch
@@ -165,11 +165,11 @@ class Follower:
 
     def _says_no(self, epoch: int, error: Exception) -> str:
         line = user_line(error)
-        goes_on = "" if self._job is None else f" Job {self._job.name!r} goes on, and its records are safe there."
+        continues = "" if self._job is None else f" Job {self._job.name!r} continues, and its records are safe there."
         return (
             f"{self._what} failed for epoch {epoch} of the table {self._names.directory!r}: {describe(error)[:1000]}"
             + (f"\n  at {line}" if line else "")
-            + f"\n  It is called for no further epoch.{goes_on} To go on with epoch {epoch}: "
+            + f"\n  It is called for no further epoch.{continues} To continue with epoch {epoch}: "
             "penstock.bridge.follow(job, fn, spark=..., folder=...)"
         )
 

@@ -342,14 +342,14 @@ class PartsWriter(SinkWriter):
         begun = state["begun"]
         if begun is not None:
             sources = [begun["hidden"], names.numbered(state["index"], begun["number"])]
-            self._cut(names, state["index"], begun, [*sources, plain] if may_be_plain else sources, epoch)
+            self._truncate(names, state["index"], begun, [*sources, plain] if may_be_plain else sources, epoch)
         if may_be_plain:
             names.remove(plain)
         for name, index, number in list(names.hidden_ones()):
             if index == state["index"] and number <= epoch:
                 names.remove(name)
 
-    def _cut(self, names: PartNames, index: int, begun: Begun, sources: list[str], epoch: int) -> None:
+    def _truncate(self, names: PartNames, index: int, begun: Begun, sources: list[str], epoch: int) -> None:
         """Makes a part of the first `length` bytes of a file that was being written at the epoch.
 
         The file may have become a part since: when this very restore was made before, and then it has this length, or
@@ -401,7 +401,7 @@ class PartsWriter(SinkWriter):
 
     def _check_restored(self) -> None:
         if self._awaits_restore:
-            raise RuntimeError("the writer of a job that goes on was used before restore()")
+            raise RuntimeError("the writer of a job that continues was used before restore()")
 
 
 def _copy(source: str, target: str, length: int) -> None:

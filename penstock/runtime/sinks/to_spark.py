@@ -63,7 +63,7 @@ class ToSpark(Parquet):
     def started(self, job: RunningJob) -> None:
         if self._frames is None:
             logger.warning(
-                "job %s goes on, and no function is called with its epochs in %s: give one to "
+                "job %s continues without a function that is called with its epochs in %s; give one to "
                 "penstock.bridge.follow(job, fn, spark=..., folder=...)",
                 job.name,
                 self.directory,
@@ -77,7 +77,8 @@ class ToSpark(Parquet):
     def writer(self, context: SinkContext) -> SinkWriter:
         if not context.epochs:
             raise FlowError(
-                "to_spark calls its function once for each epoch, and this job has none: give run(epoch_interval_s=...)"
+                "to_spark calls its function once for each epoch, and this job has no epochs; run it with epochs "
+                "(epoch_interval_s=1, or --epoch-interval 1 on the command line)"
             )
         return super().writer(context)
 
@@ -88,7 +89,7 @@ class ToSpark(Parquet):
 
     def gone_back(self, context: SinkContext, epoch: int, place: Place) -> None:
         super().gone_back(context, epoch, place)
-        # Further than that only where an epoch was damaged, or in a job that goes on from a savepoint: what comes now
+        # Further than that only where an epoch was damaged, or in a job that starts from a savepoint: what comes now
         # are other records, under numbers that may have been used.
         if context.index == 0 and follower.progress(self.directory) > epoch:
             follower.note_progress(self.directory, epoch)

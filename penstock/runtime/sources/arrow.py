@@ -30,7 +30,7 @@ class Arrow(Source):
     the tasks; a stream, which can only be read from its beginning, has one task.
 
     Errors: SourceError before the start when a file is missing or neither form, or the files differ in their
-    fields; while running when one is damaged, cut off or replaced by another.
+    fields; while running when one is damaged, too short, or replaced by another.
 
     Offset: the number of rows of the split that were handed out.
     """
@@ -60,8 +60,8 @@ class Arrow(Source):
                 ) from error
             mark = mark_of(path, "Arrow", indexed=True)
             count = max(1, min(parallelism, total))
-            cuts = [total * i // count for i in range(count + 1)]
-            for first, last in pairwise(cuts):
+            bounds = [total * i // count for i in range(count + 1)]
+            for first, last in pairwise(bounds):
                 splits.append(Split(f"{path}[{first}:{last}]", (path, first, last, mark), weight=size / count))
         check_schemas("Arrow", schemas)
         return splits

@@ -67,10 +67,10 @@ class LineBlocks:
                 self._check_size(self.position + held)
                 self.close()
                 return self._give(b"".join(parts))
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                parts.append(data[:cut])
-                self._tail = data[cut:]
+            end = data.rfind(b"\n") + 1
+            if end:
+                parts.append(data[:end])
+                self._tail = data[end:]
                 return self._give(b"".join(parts))
             parts.append(data)
             held += len(data)
@@ -90,9 +90,9 @@ class LineBlocks:
         """Returns `block` without the lines that begin after the range."""
         end = self._part.end
         if end is not None and self.position + len(block) >= end:
-            cut = block.find(b"\n", end - 1 - self.position) + 1
-            if cut:
-                block = block[:cut]
+            line_end = block.find(b"\n", end - 1 - self.position) + 1
+            if line_end:
+                block = block[:line_end]
             self.close()
         self.position += len(block)
         return block
@@ -123,10 +123,10 @@ class LineBlocks:
             data = self._read(position)
             if not data:
                 self._check_size(position)
-            cut = data.find(b"\n") + 1
-            if cut:
-                self._tail = data[cut:]
-                position += cut
+            line_end = data.find(b"\n") + 1
+            if line_end:
+                self._tail = data[line_end:]
+                position += line_end
                 break
             position += len(data)
         self.position = position
@@ -178,5 +178,5 @@ def ranges(path: str, size: int, count: int, smallest: int) -> list[FileRange]:
     """Returns at most `count` ranges that make up a plain file. None is shorter than `smallest` bytes, unless it is the
     only one."""
     count = max(1, min(count, size // max(1, smallest)))
-    cuts = [size * i // count for i in range(count + 1)]
-    return [FileRange(path, start, end) for start, end in pairwise(cuts)]
+    bounds = [size * i // count for i in range(count + 1)]
+    return [FileRange(path, start, end) for start, end in pairwise(bounds)]

@@ -17,7 +17,7 @@ import decimal
 import io
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, S
 from penstock.runtime.sources.marks import FileMark, find_again, mark_of
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
 from penstock.runtime.sources.rows import check_schemas
+from penstock.runtime.units import whole
 
 _TYPES: dict[Any, pa.DataType] = {
     str: pa.string(),
@@ -113,22 +114,22 @@ class Csv(Source):
                 continue
             if not isinstance(value, str) or len(value) != 1 or not value.isascii() or value in "\r\n":
                 raise FlowError(f"Csv: {name} must be one ASCII character, got {value!r}")
-        if isinstance(null_values, str) or not all(isinstance(word, str) for word in null_values or ()):
-            raise FlowError(f"Csv: null_values must be a list of texts, or None, got {null_values!r}")
+        words = () if null_values is None else null_values
+        known = isinstance(words, Iterable) and not isinstance(words, str)
+        if not known or not all(isinstance(word, str) for word in words):
+            raise FlowError(f"Csv: null_values must be a list of texts, or None, got {shorten(null_values)}")
         try:
             "".encode(encoding)
-        except LookupError:
+        except (LookupError, TypeError):
             raise FlowError(
-                f"Csv: {encoding!r} is not a text encoding that Python knows; utf-8 is the usual one"
+                f"Csv: encoding={shorten(encoding)}; it must be a text encoding that Python knows, such as 'utf-8'"
             ) from None
-        if not isinstance(max_record_bytes, int) or max_record_bytes < 1:
-            raise FlowError(f"Csv: max_record_bytes must be at least 1, got {max_record_bytes!r}")
         self.delimiter = delimiter
         self.quote = quote
         self.escape = escape
         self.null_values = None if null_values is None else list(null_values)
         self.encoding = encoding
-        self.max_record_bytes = max_record_bytes
+        self.max_record_bytes = whole(max_record_bytes, "Csv: max_record_bytes")
 
     def splits(self, parallelism: int) -> list[Split]:
         files = find_files(self.patterns, "Csv")

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.errors import FlowError
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceContext, Split, together
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
@@ -19,10 +18,11 @@ from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
 from penstock.runtime.sources.marks import BEFORE, FilePosition, mark_of
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
+from penstock.runtime.units import flag, whole
 
 MIN_RANGE = 256 << 10  # bytes; a shorter range costs more to start than it gains
 MAX_LINE = 64 << 20
-_RANGES_A_READER = 4  # enough to share many files evenly without cutting each of them
+_RANGES_A_READER = 4  # enough to share many files evenly without dividing each of them
 _TEXT_RATIO = 3  # about how much text is in a gzip file, for sharing the work
 
 
@@ -30,11 +30,10 @@ class LineFiles(Source):
     """Files of lines: what TextFiles and JsonLines have in common."""
 
     def __init__(self, patterns: Patterns, *, parallel: bool, max_line_bytes: int) -> None:
-        if max_line_bytes < 1:
-            raise FlowError(f"max_line_bytes must be at least 1, got {max_line_bytes}")
-        self.patterns = as_patterns(patterns, type(self).__name__)
-        self.parallel = parallel
-        self.max_line_bytes = max_line_bytes
+        name = type(self).__name__
+        self.patterns = as_patterns(patterns, name)
+        self.parallel = flag(parallel, f"{name}: parallel")
+        self.max_line_bytes = whole(max_line_bytes, f"{name}: max_line_bytes")
 
     def decoder(self) -> Decoder:
         """Turns the bytes of whole lines into records; made in the worker."""

@@ -15,11 +15,11 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.runtime.errors import FlowError
+from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler, apply, check_function
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.pace import Schedule, Steps
-from penstock.runtime.units import is_whole, renamed, seconds
+from penstock.runtime.units import flag, is_whole, renamed, seconds, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Arrivals = Literal["constant", "poisson"]
 _AHEAD = 4096  # due times computed at once
-_SLACK_NS = 100_000_000  # with catch_up=False: how far behind a reader may be before its schedule moves
+_SLACK_NS = 100_000_000  # with catch_up=False: how late a reader may be before its schedule is shifted
 
 
 class Generator(Source):
@@ -88,14 +88,16 @@ class Generator(Source):
             )
         if splits is not None and not (is_whole(splits) and splits >= 1):
             raise FlowError(f"Generator: splits must be a whole number, 1 or more, got {splits!r}")
+        if clock is not None and not callable(clock):
+            raise FlowError(f"Generator: clock must be a function that returns nanoseconds, got {shorten(clock)}")
         self.fn = fn
         self.schedule = None if rate is None else Schedule(rate)
         self.limit = limit
         self.duration_ns = None if duration_s is None else round(duration_s * 1e9)
         self.poisson = arrivals == "poisson"
-        self.seed = seed
+        self.seed = whole(seed, "Generator: seed", 0)
         self.count = splits
-        self.catch_up = catch_up
+        self.catch_up = flag(catch_up, "Generator: catch_up")
         self.clock = clock
         self.bounded = limit is not None or duration_s is not None
 

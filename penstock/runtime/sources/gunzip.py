@@ -1,6 +1,6 @@
 """Decompresses a gzip file piece by piece.
 
-What gzip.open cannot do: hand out every byte that comes before the place where a file is cut off or damaged, and
+What gzip.open cannot do: hand out every byte that comes before the place where a file ends early or is damaged, and
 only then say so. It must never take a file that stops early for a whole one, and must always stop at the same byte,
 however it is read. Damage shows where the data stop making sense, which may be some lines after the first wrong byte.
 """

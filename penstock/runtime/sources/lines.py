@@ -13,7 +13,7 @@ import codecs
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime.errors import CodecError, FlowError
+from penstock.runtime.errors import CodecError, FlowError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler
 
 if TYPE_CHECKING:
@@ -89,13 +89,14 @@ class TextDecoder:
         try:
             newline = "\n".encode(encoding).removeprefix(_BOM)
             name = codecs.lookup(encoding).name
-        except LookupError:
-            raise FlowError(f"{encoding!r} is not a text encoding that Python knows; utf-8 is the usual one") from None
+        except (LookupError, TypeError):
+            raise FlowError(
+                f"encoding={shorten(encoding)}; it must be a text encoding that Python knows, such as 'utf-8'"
+            ) from None
         if newline != b"\n":
             raise FlowError(
-                f"encoding {encoding!r} does not end its lines with the byte 0x0A, so files cannot be cut "
-                "into lines; "
-                f"convert them first, e.g. iconv -f {encoding} -t utf-8"
+                f"encoding={encoding!r}: text in this encoding does not end its lines with the byte 0x0A, by which "
+                f"files are divided into lines; convert the files first, as in: iconv -f {encoding} -t utf-8"
             )
         self._strip_bom = name == "utf-8-sig"
         self._encoding = "utf-8" if self._strip_bom else name

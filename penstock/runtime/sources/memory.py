@@ -49,10 +49,10 @@ class Memory(Source):
     def splits(self, parallelism: int) -> list[Split]:
         total = len(self._records)
         count = max(1, min(self._count or parallelism, total))
-        cuts = [total * i // count for i in range(count + 1)]
+        bounds = [total * i // count for i in range(count + 1)]
         return [
             Split(f"{first}:{last}", (first, last), weight=float(max(1, last - first)))
-            for first, last in pairwise(cuts)
+            for first, last in pairwise(bounds)
         ]
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.runtime.errors import FlowError, SourceError
+from penstock.runtime.errors import FlowError, SourceError, shorten
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.marks import find_again, mark_of
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
@@ -44,8 +44,13 @@ class Parquet(Source):
         self, patterns: Patterns, columns: Sequence[str] | None = None, filters: Filters | None = None
     ) -> None:
         self.patterns = as_patterns(patterns, "Parquet")
-        if isinstance(columns, str) or (columns is not None and not columns):
-            raise FlowError(f"Parquet needs a list of column names, or None for all, got columns={columns!r}")
+        if columns is not None and (
+            isinstance(columns, str)
+            or not isinstance(columns, Sequence)
+            or not columns
+            or not all(isinstance(name, str) for name in columns)
+        ):
+            raise FlowError(f"Parquet: columns must be a list of column names, or None for all, got {shorten(columns)}")
         self.columns = None if columns is None else list(columns)
         self.filters = None if filters is None else _conditions(filters)
 
@@ -142,8 +147,10 @@ def _conditions(filters: Any) -> list[list[Condition]]:
         groups = [filters] if isinstance(filters[0][0], str) else filters
         conditions = [[(name, op, value) for name, op, value in group] for group in groups]
         parquet.filters_to_expression(conditions)
-    except (TypeError, ValueError, IndexError) as error:
-        raise FlowError(f"Parquet filters are tuples such as ('fare', '>', 0), got {filters!r} ({error})") from error
+    except (TypeError, ValueError, LookupError) as error:
+        raise FlowError(
+            f"Parquet: filters must be a list of tuples such as ('fare', '>', 0), got {shorten(filters)} ({error})"
+        ) from error
     return conditions
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.runtime.backoff import Backoff
-from penstock.runtime.errors import FlowError, SourceError
+from penstock.runtime.errors import FlowError, SourceError, shorten
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.sources.files import MAX_LINE
 from penstock.runtime.sources.lines import TextDecoder, readable
+from penstock.runtime.units import flag, is_whole, whole
 
 _RECEIVE = 64 << 10
 _CONNECT_S = 10.0
@@ -56,16 +57,16 @@ class SocketLines(Source):
         max_buffered: int = 65_536,
         max_line_bytes: int = MAX_LINE,
     ) -> None:
-        if not 0 < port < 65_536:
-            raise FlowError(f"SocketLines: {port} is not a port; give one from 1 to 65535")
-        if max_buffered < 1 or max_line_bytes < 1:
-            raise FlowError("SocketLines: max_buffered and max_line_bytes must be at least 1")
+        if not isinstance(host, str) or not host:
+            raise FlowError(f"SocketLines: host={shorten(host)}; it must be a name or an address, such as 'localhost'")
+        if not is_whole(port) or not 0 < port < 65_536:
+            raise FlowError(f"SocketLines: port={shorten(port)}; it must be a whole number from 1 to 65535")
         self.host = host
-        self.port = port
+        self.port = int(port)
         self.encoding = encoding
-        self.reconnect = reconnect
-        self.max_buffered = max_buffered
-        self.max_line_bytes = max_line_bytes
+        self.reconnect = flag(reconnect, "SocketLines: reconnect")
+        self.max_buffered = whole(max_buffered, "SocketLines: max_buffered")
+        self.max_line_bytes = whole(max_line_bytes, "SocketLines: max_line_bytes")
         TextDecoder(encoding)  # refuses an encoding that will not do
 
     def splits(self, parallelism: int) -> list[Split]:
@@ -218,8 +219,8 @@ class _Feed:
         position = 0
         while not self._closed:
             data = connection.recv(_RECEIVE)
-            cut = data.rfind(b"\n") + 1
-            if data and not cut:
+            end = data.rfind(b"\n") + 1
+            if data and not end:
                 parts.append(data)
                 held += len(data)
                 if held > self._source.max_line_bytes:
@@ -229,14 +230,14 @@ class _Feed:
                         "Does it send lines of text? If it does, raise max_line_bytes."
                     )
                 continue
-            block = b"".join([*parts, data[:cut]])
+            block = b"".join([*parts, data[:end]])
             if block:
                 self._put(self._decode(block, self._name, position)[0])
             if not data:
                 return
             position += len(block)
-            parts = [data[cut:]] if cut < len(data) else []
-            held = len(data) - cut
+            parts = [data[end:]] if end < len(data) else []
+            held = len(data) - end
 
     def _put(self, lines: list[Any]) -> None:
         """Appends to the buffer as room becomes free."""
@@ -257,7 +258,8 @@ class _Feed:
         reason = error.strerror or str(error) or type(error).__name__
         if connected:
             return SourceError(
-                f"SocketLines: the connection to {self._name} broke: {reason}. Give reconnect=True to go on past that."
+                f"SocketLines: the connection to {self._name} broke: {reason}. Give reconnect=True to connect again "
+                "after such failures."
             )
         return SourceError(
             f"SocketLines: cannot connect to {self._name}: {reason}. Start the server before the job (a "

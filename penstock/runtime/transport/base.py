@@ -39,7 +39,8 @@ class Transport(ABC):
 
     def remedy(self, size: int) -> str:
         """Returns what a user can do when a message of this size exceeds `largest_message`."""
-        return f"run with a larger ring: run(flow, ring_bytes={1 << (4 * size - 1).bit_length()})"
+        enough = 1 << (4 * size - 1).bit_length()
+        return f"run with a larger ring: run(flow, ring_bytes={enough}), or --ring-bytes {enough} on the command line"
 
     def leave(self) -> bool:
         """Tells all peers that this worker sends nothing more. Returns False when there is no room to say so now."""

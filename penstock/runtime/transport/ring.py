@@ -195,11 +195,11 @@ class Ring:
 
     @property
     def address(self) -> str:
-        """Where others can attach while this handle is open and its process lives."""
+        """The address at which other processes can attach while this handle is open and this process lives."""
         return self._handle.address
 
     def producer(self) -> Producer:
-        """A place to write from. Use one a process; threads may share it."""
+        """Returns a producer, which writes into the ring. A process should use one; its threads may share it."""
         return self._handle.producer()
 
     def consumer(
@@ -216,7 +216,7 @@ class Ring:
         return self._handle.consumer(wait.max_spin_us, wait.adaptive, min(read_ahead or 0, self.slots), lend_from)
 
     def wake(self) -> None:
-        """Make the consumer's drain() return, the one under way or else the next one that would wait."""
+        """Make the consumer's drain() return: the call that is waiting, or else the next one that would wait."""
         self._handle.wake()
 
     def stats(self) -> RingStats:
@@ -224,7 +224,7 @@ class Ring:
         return RingStats(**counts)
 
     def close(self) -> None:
-        """End this handle and its address; producers and consumers made from it go on until they are closed."""
+        """End this handle and its address; its producers and consumers can be used until they are closed."""
         self._handle.close()
 
     def __enter__(self) -> Ring:

@@ -115,7 +115,7 @@ class ShmTransport(Transport):
                 try:
                     ring = Ring.attach(address)
                 except RingGone as error:
-                    raise PeerGone(f"worker {worker} is gone: {error}") from error
+                    raise PeerGone(f"worker {worker} cannot be reached: {error}") from error
                 self._peers[worker] = (ring, ring.producer())
                 self._absent.discard(worker)
         self._limit()
@@ -265,7 +265,11 @@ class ShmTransport(Transport):
         try:
             self._next = Ring.create(capacity)
         except RingNoSpace as error:
-            logger.warning("the ring stays at %d bytes although messages call for more: %s", self.ring_bytes, error)
+            logger.warning(
+                "a worker's ring of %d bytes is too small for its messages, and could not grow: %s",
+                self.ring_bytes,
+                error,
+            )
             return False
         self._to_tell = set(self._peers) - self._has_left
         self._last_due = set(self._to_tell)

@@ -70,7 +70,7 @@ _NOWHERE = Place(0, 0, 0, 0)
 
 class Note(NamedTuple):
     """A task's step, and in record-by-record mode the record that an operator was given. `place` is counted from the
-    epoch from which the task went on, `later` from the last complete epoch, from which the task continues when its
+    epoch from which the task continued, `later` from the last complete epoch, from which the task continues when its
     process dies now."""
 
     task: int

@@ -47,7 +47,7 @@ TaskEvent = Literal[
     "say the end",
     "sent",
 ]
-"""`restore its end`: the task had ended in the epoch that it goes on from. `ask to park`, `ask to divert`: a request
+"""`restore its end`: the task had ended in the epoch from which it continues. `ask to park`, `ask to divert`: a request
 for a later barrier. `answered`: all micro-batches are. `sent`: nothing waits in its channels."""
 
 _S = TaskState
@@ -85,13 +85,13 @@ TASK: Table[TaskState, TaskEvent] = Table(
         (_S.FINISHED, "close"): _S.FINISHED,
     },
     [
-        ("take records one by one", (_S.ENDING,), "it had ended in the epoch that it goes on from, and takes up none"),
+        ("take records one by one", (_S.ENDING,), "it had ended in the epoch from which it continues"),
         ("trigger", AT_END, "its end is its part of this epoch and of all later ones"),
         ("ask to park", AT_END, "its input has ended, so it stays where it is"),
         (
             "unpark",
             (_S.READY, _S.RUNNING, _S.DIVERTED, _S.RETURNING, *AT_END),
-            "it has not stopped; all tasks of a worker are told",
+            "it has not stopped; the command goes to all tasks of a worker",
         ),
         (
             "ask to divert",

@@ -40,7 +40,7 @@ struct Random {  // splitmix64
 // Everything about a round follows from its seed (but for the machine's timing).
 struct Plan {
     uint64_t seed, capacity, slots, largest, kill_producer, kill_consumer, hold, pace, dawdle;
-    uint32_t window;
+    uint32_t read_ahead;
     Wait wait;
     int lanes;
 
@@ -58,7 +58,7 @@ struct Plan {
         p.hold = r.one_in(2) ? 0 : 1 + r.below(8);
         p.pace = r.one_in(3) ? 1 + r.below(50) : 0;  // now and then a pause, so that the consumer gets to sleep
         p.dawdle = r.one_in(2) ? 0 : 20 << r.below(8);  // one step in so many takes its time
-        p.window = r.one_in(3) ? uint32_t(1 + r.below(16)) : 0;
+        p.read_ahead = r.one_in(3) ? uint32_t(1 + r.below(16)) : 0;
         p.wait = r.one_in(3) ? Wait{0, false} : r.one_in(2) ? Wait{} : Wait{300'000, false};
         return p;
     }
@@ -81,9 +81,9 @@ struct Plan {
 
     void print(FILE *to) const {
         std::fprintf(to, "round seed=%" PRIu64 " capacity=%" PRIu64 " slots=%" PRIu64 " largest=%" PRIu64
-                     " kill_producer=1/%" PRIu64 " kill_consumer=1/%" PRIu64 " hold=1/%" PRIu64 " dawdle=1/%" PRIu64 " window=%u spin=%" PRIu64
+                     " kill_producer=1/%" PRIu64 " kill_consumer=1/%" PRIu64 " hold=1/%" PRIu64 " dawdle=1/%" PRIu64 " read_ahead=%u spin=%" PRIu64
                      "%s\n",
-                     seed, capacity, slots, largest, kill_producer, kill_consumer, hold, dawdle, window, wait.max_spin_ns,
+                     seed, capacity, slots, largest, kill_producer, kill_consumer, hold, dawdle, read_ahead, wait.max_spin_ns,
                      wait.adaptive ? "a" : "");
     }
 };
@@ -206,7 +206,7 @@ inline bool consume(const Plan &plan, Ledger &ledger, Control &control, os::Iden
     fate.dawdle = plan.dawdle;
     fate.luck = Random{luck + 1};
     Consumer consumer;
-    while (consumer.attach(control, self, plan.window, plan.wait) != 0) std::this_thread::yield();
+    while (consumer.attach(control, self, plan.read_ahead, plan.wait) != 0) std::this_thread::yield();
     std::vector<uint64_t> last(kMaxLanes, 0);
     std::vector<Pending> pending;
     std::vector<Held> held;

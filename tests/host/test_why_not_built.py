@@ -29,15 +29,18 @@ def test_a_store_that_cannot_be_read_for_now_is_tried_again(tmp_path: Path) -> N
         store.get(blob)
     for error in (refused.value, StoreUnreachable("no answer")):
         why = why_not_built(1, travelled(error))
-        assert why == (f"what they had saved could not be read: {error}", False)
+        assert why == (f"their snapshots could not be read: {error}", False)
 
 
-def test_tasks_that_can_never_be_made_are_not_tried_again() -> None:
+def test_tasks_that_can_never_be_built_are_not_tried_again() -> None:
     """Saved in a format of another release, say: nothing but somebody who changes something can help."""
     for error in (StoreError("this release cannot"), PenstockError("no"), RuntimeError("no"), None):
         assert why_not_built(1, error and travelled(error)) is None
 
 
-def test_what_else_keeps_tasks_from_being_made() -> None:
+def test_what_else_keeps_tasks_from_being_built() -> None:
     assert why_not_built(1, travelled(SnapshotDamaged("rot"))) == ("rot", True)
-    assert why_not_built(1, travelled(PeerGone("worker 2"))) == ("worker 1 cannot reach another: worker 2", False)
+    assert why_not_built(1, travelled(PeerGone("worker 2"))) == (
+        "worker 1 cannot reach another worker: worker 2",
+        False,
+    )
