@@ -27,7 +27,7 @@ ENTRIES = (
     "tests.planted_elsewhere",
 )
 #: A fault that is to be found by seeds must be found within so many.
-SEEDS = 3000
+SEEDS = 1000
 #: Names the fault that a pytest process plants before it imports the tests (tests/conftest.py).
 VARIABLE = "PENSTOCK_PLANT"
 

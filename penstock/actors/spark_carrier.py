@@ -161,7 +161,7 @@ class SparkCarrier:
                 self._enders.append(ender)
                 ender.start()
         elif isinstance(command, DivertTasks):
-            arguments = (command.divert, self._bridges[command.life].name, command.node)
+            arguments = (command.divert, self._bridges[command.divert.life].name, command.node)
             self._send(command.worker, command.number, "divert", arguments)
         elif isinstance(command, UndivertTasks):
             self._send(command.worker, command.number, "undivert", (command.chain,))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.runtime.operators.micro_batch import DivertRequest
-from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.load import TaskLoad, divert_load
 
 # A worker that has refused a request is not told again before.
 _AGAIN_S = 2.0
@@ -22,6 +22,11 @@ _Place = tuple[int, int]  # (worker, chain)
 def is_diverted(task: TaskLoad) -> bool:
     """Returns whether a task's input goes to Spark, or will go there from the next barrier on."""
     return task["diverted"] is not None or task["divert"] is not None
+
+
+def is_diverted_to(task: TaskLoad, life: int) -> bool:
+    """Whether a task's input goes to the Spark of this life, or will from the next barrier on."""
+    return task["divert"] is not None and task["divert"]["life"] == life
 
 
 class DivertRequests:
@@ -36,7 +41,7 @@ class DivertRequests:
     def begin_divert(self, worker: int, divert: DivertRequest, tasks: Iterable[TaskLoad], asked_s: float) -> int | None:
         """Asks for the tasks of a chain of this worker to follow `divert`, if a report that was asked for at `asked_s`
         shows that they do not."""
-        told = {"interval_s": divert.interval_s, "rows_max": divert.rows_max}
+        told = divert_load(divert)
         if all(not _can_follow(task) or task["divert"] == told for task in tasks):
             return None
         return self._begin((worker, divert.chain), asked_s)

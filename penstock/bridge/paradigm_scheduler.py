@@ -45,7 +45,7 @@ from typing import Any
 from penstock.bridge import parts
 from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Event
 from penstock.bridge.cost import BatchCost, Calibration
-from penstock.bridge.divert_requests import DivertRequests, is_diverted
+from penstock.bridge.divert_requests import DivertRequests, is_diverted, is_diverted_to
 from penstock.bridge.forms import RangeForm, range_form
 from penstock.bridge.range import NoRange, switch_range
 from penstock.bridge.range_load import OperatorCounts, RangeMeter
@@ -109,12 +109,11 @@ class KillSpark:
 
 @dataclass(frozen=True)
 class DivertTasks:
-    """Have a worker divert the tasks of a chain to the Spark of this life, which runs on this node."""
+    """Have a worker divert the tasks of a chain to the Spark of the request's life, which runs on this node."""
 
     worker: int
     number: int
     divert: DivertRequest
-    life: int
     node: str
 
 
@@ -363,12 +362,14 @@ class ParadigmScheduler:
         rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * max(1, all_running))))
         for chain, position in range_.parts.items():
             names = tuple(operator.name for operator in self._plan.chains[chain].operators)
-            divert = DivertRequest(chain, position, decision.interval.seconds, True, rows, names)
+            divert = DivertRequest(chain, position, decision.interval.seconds, True, rows, names, life)
             for worker, tasks in look.of_chain(chain).items():
                 number = self._requests.begin_divert(worker, divert, tasks, look.asked_s)
                 if number is not None:
-                    commands.append(DivertTasks(worker, number, divert, life, facts.node))
-        if range_.detector.state == "SWITCHING" and running and all(task["diverted"] is not None for task in running):
+                    commands.append(DivertTasks(worker, number, divert, facts.node))
+        # A task may still be diverted to an earlier Spark, if its worker has not reported for a while.
+        there = [task["diverted"] is not None and is_diverted_to(task, life) for task in running]
+        if range_.detector.state == "SWITCHING" and running and all(there):
             range_.detector.happened("switched", look.now)
         return commands
 

@@ -20,7 +20,7 @@ from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import SparkFacts
 from penstock.runtime.operators.micro_batch import DivertRequest
 from penstock.runtime.program.plan import replanned
-from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.load import TaskLoad, divert_load
 from tests.bridge.scheduled_job import FACTS, ScheduledJob
 from tests.bridge.test_paradigm_scheduler import words
 from tests.e2e.processes import wait_until
@@ -92,7 +92,7 @@ class Job:
             return
         if method == "divert":
             for task in self.workers.chains[arguments[0].chain]:
-                task["divert"] = {"interval_s": arguments[0].interval_s, "rows_max": arguments[0].rows_max}
+                task["divert"] = divert_load(arguments[0])
         else:
             for task in self.workers.chains[arguments[0]]:
                 task["divert"] = task["diverted"] = None

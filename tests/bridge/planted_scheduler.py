@@ -1,19 +1,30 @@
-"""Faults of the paradigm scheduler: entries of the table of tests/planting.py."""
+"""Faults of the paradigm scheduler, and of the way of its messages: entries of the table of tests/planting.py. What
+takes real tasks, deaths and changes of the plan at once to be seen is found by the simulated cluster."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from penstock.bridge.burst import BurstDetector
 from penstock.bridge.divert_requests import DivertRequests
 from penstock.bridge.paradigm_scheduler import ParadigmScheduler
 from penstock.bridge.spark_life import SparkLife
-from tests.planting import Test, planted_fault
+from penstock.runtime.host.job_host import JobHost
+from penstock.runtime.worker.task import Task
+from tests.epochs.sim import Faults
+from tests.planting import Seeds, Test, planted_fault
 
 _SCHEDULER = "penstock/bridge/paradigm_scheduler.py"
 _REQUESTS = "penstock/bridge/divert_requests.py"
 _LIFE = "penstock/bridge/spark_life.py"
+
+
+def _decides(faults: Faults) -> bool:
+    return faults.paradigms is not None
 
 
 def _test(name: str) -> Test:
@@ -84,3 +95,50 @@ def _stale_ranges() -> Any:
         return []
 
     return mock.patch.object(ParadigmScheduler, "plan_changed", plan_changed)
+
+
+@planted_fault(_SCHEDULER, Seeds(58, lambda faults: _decides(faults) and faults.rescales > 0))
+def _spark_of_the_old_plan() -> Any:
+    """A Spark that has compiled the ranges of a plan stays when another plan has other ranges."""
+    return mock.patch.object(SparkLife, "replace", return_value=None)
+
+
+@planted_fault(_SCHEDULER, Seeds(2, lambda faults: _decides(faults) and faults.spark_trouble > 0))
+def _on_the_way_to_a_lost_spark() -> Any:
+    """When Spark is lost, ranges that are on their way there are not told."""
+    tell = BurstDetector.happened
+
+    def happened(self: BurstDetector, event: Any, time_s: float, why: str = "") -> Any:
+        if event == "bridge lost" and self.state == "SWITCHING":
+            return self.state
+        return tell(self, event, time_s, why)
+
+    return mock.patch.object(BurstDetector, "happened", happened)
+
+
+@planted_fault(
+    "penstock/runtime/worker/task.py", Seeds(62, lambda faults: _decides(faults) and faults.spark_trouble > 0)
+)
+def _any_spark_will_do() -> Any:
+    """A task that is diverted to a Spark that was given up is taken for one that is diverted to the present one."""
+    divert = Task.divert
+
+    def stays(self: Task, request: Any, *rest: Any, at_once: bool) -> None:
+        if self.diversion is not None:
+            self.diversion.divert = replace(self.diversion.divert, life=request.life)
+        divert(self, request, *rest, at_once=at_once)
+
+    return mock.patch.object(Task, "divert", stays)
+
+
+@planted_fault("penstock/runtime/host/job_host.py", Seeds(27, lambda faults: _decides(faults) and faults.kills > 0))
+def _the_dead_never_answer() -> Any:
+    """The paradigm scheduler is not told that the worker has died that it waits for."""
+    call = JobHost.call
+
+    def forgetful(
+        self: JobHost, worker: int, method: str, arguments: Any, done: Any, refused: Callable[[str | None], None]
+    ) -> Any:
+        return call(self, worker, method, arguments, done, lambda why: None if why is None else refused(why))
+
+    return mock.patch.object(JobHost, "call", forgetful)

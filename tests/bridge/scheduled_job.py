@@ -1,26 +1,21 @@
 """A job on two workers and its Spark, in virtual time, around a ParadigmScheduler: workers and Spark do what they are
-told, or what a test has them do instead. Each command is checked when it is given (`_check`)."""
+told, or what a test has them do instead. Each command is checked when it is given (command_checks.py)."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.cost import BatchCost
-from penstock.bridge.forms import RangeForm
 from penstock.bridge.paradigm_scheduler import (
     CheckSpark,
     Command,
     DivertTasks,
     DualOptions,
-    EndSpark,
-    KillSpark,
     ParadigmScheduler,
-    PrepareSpark,
     UndivertTasks,
     Warn,
 )
@@ -29,12 +24,12 @@ from penstock.bridge.spark_life import SparkFacts
 from penstock.runtime.operators.micro_batch import DiversionStats, DivertRequest
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
-from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.load import TaskLoad, divert_load
+from tests.bridge.command_checks import CommandChecks, Life, can_follow
 
 LOOK_S = 0.25
 PREPARE_S = 120.0  # the limit on Spark's start
 HANG_S = 60.0  # the limit on Spark's silence
-COUNTED_MAX_S = 5.0  # what one look adds at most to the time that something was waited for
 
 DIED = "the process has died"
 
@@ -48,20 +43,6 @@ FACTS = SparkFacts(
 )
 
 
-@dataclass
-class Life:
-    """A start of Spark. STARTING until it is READY; PAUSED says nothing; DEAD was killed by others; GIVEN_UP was killed
-    or ended by the scheduler."""
-
-    forms: tuple[RangeForm, ...]
-    state: Literal["STARTING", "READY", "PAUSED", "DEAD", "GIVEN_UP"] = "STARTING"
-    was_ready: bool = False
-    asked: bool = False  # whether it owes an answer to CheckSpark
-    waited_s: float = 0.0  # for its start, or for this answer, as far as it counts
-    has_failed: bool = False  # and has said so
-    reason: str = ""  # why it was given up
-
-
 class ScheduledJob:
     """See the module's docstring."""
 
@@ -69,7 +50,8 @@ class ScheduledJob:
         self.now = 100.0
         self.flow = flow
         self.plan = flow.plan(1)
-        self.lives: dict[int, Life] = {}
+        self._checks = CommandChecks(self.plan, PREPARE_S, HANG_S, FACTS.node)
+        self.lives = self._checks.lives
         self.why_not: str | None = None  # Spark is not to be had
         self.takes_long = False  # to start
         self.silent: set[int] = set()  # workers that are paused: they neither report nor do anything
@@ -77,9 +59,7 @@ class ScheduledJob:
         self.told: list[DivertTasks | UndivertTasks] = []  # by the last look
         self.warnings: list[str] = []
         self.checks = 0  # how often Spark was asked whether it lives
-        self.stopped = False
         self._inboxes: dict[int, deque[DivertTasks | UndivertTasks]] = {0: deque(), 1: deque()}
-        self._reported: dict[int, list[TaskLoad]] = {}  # by the last look
         self._ids = iter(range(1, 10**9))
         self.make_tasks()
         options = DualOptions(burst, SparkOptions(prepare_seconds=PREPARE_S))
@@ -140,7 +120,7 @@ class ScheduledJob:
         """A worker's process has died, and there is another."""
         inbox = self._inboxes[worker]
         while inbox:
-            self.do(self.scheduler.refused(self.now, inbox.popleft().number, None))
+            self._refused(inbox.popleft(), None)
         for number, task in self.tasks.items():
             if self.workers[number] == worker:
                 self.rebuild(task)
@@ -151,8 +131,12 @@ class ScheduledJob:
         for inbox in self._inboxes.values():
             inbox.clear()
         for command in waiting:
-            self.do(self.scheduler.refused(self.now, command.number, why))
+            self._refused(command, why)
         return len(waiting)
+
+    def _refused(self, command: DivertTasks | UndivertTasks, why: str | None) -> None:
+        self._checks.answered(command.number)
+        self.do(self.scheduler.refused(self.now, command.number, why))
 
     def calm(self) -> None:
         """Whatever is disturbed comes to rest: all processes run, and nothing waits."""
@@ -164,7 +148,7 @@ class ScheduledJob:
 
     def change_plan(self, plan: Plan) -> None:
         """The job has another plan, its workers not yet: `make_tasks`."""
-        self.plan = plan
+        self.plan = self._checks.plan = plan
         self.do(self.scheduler.plan_changed(plan))
 
     def _tasks(self, chains: Iterable[int] = ()) -> list[TaskLoad]:
@@ -172,8 +156,9 @@ class ScheduledJob:
 
     def _follow(self, task: TaskLoad, divert: DivertRequest) -> None:
         of_plan = divert.concerns(task["chain"], (name for name, _, _ in task["operators"]))
-        if of_plan and _can_follow(task):
-            task["divert"] = {"interval_s": divert.interval_s, "rows_max": divert.rows_max}
+        if of_plan and can_follow(task):
+            is_elsewhere = task["diverted"] is not None and task["divert"]["life"] != divert.life  # type: ignore[index]
+            task["divert"] = None if is_elsewhere else divert_load(divert)
 
     # --- time ------------------------------------------------------------------------------------------------------
 
@@ -182,11 +167,11 @@ class ScheduledJob:
         for _ in range(times):
             self.now += every
             self.told.clear()
-            for life in self.lives.values():
-                if life.state in ("STARTING", "READY", "PAUSED", "DEAD"):
-                    life.waited_s += min(every, COUNTED_MAX_S)
-            self._reported = {worker: self._reports(worker) for worker in sorted(set(self._inboxes) - self.silent)}
-            self.do(self.scheduler.looked(self.now, self.now, self._reported))
+            reports = {worker: self._reports(worker) for worker in sorted(set(self._inboxes) - self.silent)}
+            self._checks.looks(every, reports)
+            self.do(self.scheduler.looked(self.now, self.now, reports))
+            if not self._checks.stopped:
+                self._checks.check_ranges(self.states())
             status = json.dumps(self.scheduler.status())
             assert json.loads(status)["ranges"] is not None
             self.obey()
@@ -214,6 +199,7 @@ class ScheduledJob:
                         self._follow(task, command.divert)
                     else:
                         task["divert"] = None
+                self._checks.answered(command.number)
                 self.do(self.scheduler.done(self.now, command.number))
 
     def settle(self) -> None:
@@ -236,78 +222,28 @@ class ScheduledJob:
     def stop(self) -> None:
         """The job ends."""
         self.do(self.scheduler.stop())
-        self.stopped = True
+        self._checks.stopped = True
 
     # --- commands --------------------------------------------------------------------------------------------------
 
     def do(self, commands: list[Command]) -> None:
         """Carry out commands, each of which is checked."""
         for command in commands:
-            assert not self.stopped
-            if isinstance(command, PrepareSpark):
-                assert command.life == len(self.lives) + 1, "a number is not used again"
-                assert all(life.state == "GIVEN_UP" for life in self.lives.values()), "there is one Spark at a time"
-                self.lives[command.life] = Life(command.forms)
-            elif isinstance(command, CheckSpark):
-                life = self.lives[command.life]
-                assert life.state in ("READY", "PAUSED", "DEAD")
-                assert not life.asked, "it owes an answer already"
-                life.asked, life.waited_s = True, 0.0
+            self._checks.check(command)
+            if isinstance(command, CheckSpark):
                 self.checks += 1
-            elif isinstance(command, KillSpark):
-                self._check_kill(command)
-                life = self.lives[command.life]
-                life.state, life.reason = "GIVEN_UP", command.reason
-            elif isinstance(command, EndSpark):
-                life = self.lives[command.life]
-                assert life.state != "GIVEN_UP"
-                life.state, life.reason = "GIVEN_UP", command.reason
             elif isinstance(command, Warn):
                 self.warnings.append(command.text)
-            else:
-                self._check_message(command)
+            elif isinstance(command, DivertTasks | UndivertTasks):
                 self.told.append(command)
                 self._inboxes[command.worker].append(command)
-
-    def _check_kill(self, command: KillSpark) -> None:
-        life = self.lives[command.life]
-        assert life.state != "GIVEN_UP", "it is killed once"
-        assert command.reason
-        if life.has_failed:
-            return
-        limit_s = PREPARE_S if life.state == "STARTING" else HANG_S
-        assert life.state == "STARTING" or life.asked, "it was killed without a question"
-        assert life.waited_s >= limit_s, f"a silence of {life.waited_s} s is no reason"
-
-    def _check_message(self, command: DivertTasks | UndivertTasks) -> None:
-        worker = command.worker
-        chain = command.divert.chain if isinstance(command, DivertTasks) else command.chain
-        assert worker not in self.silent, "it has not reported"
-        for waiting in self._inboxes[worker]:
-            assert chain != (waiting.divert.chain if isinstance(waiting, DivertTasks) else waiting.chain), (
-                "one at a time"
-            )
-        tasks = [task for task in self._reported[worker] if task["chain"] == chain]
-        if isinstance(command, UndivertTasks):
-            assert any(task["divert"] is not None for task in tasks), "a message without need"
-            return
-        divert, life = command.divert, self.lives[command.life]
-        told: Any = {"interval_s": divert.interval_s, "rows_max": divert.rows_max}
-        assert any(task["divert"] != told and _can_follow(task) for task in tasks), "a message without need"
-        assert life.state in ("READY", "PAUSED", "DEAD")
-        assert not life.asked, "Spark is doubted"
-        assert command.node == FACTS.node
-        assert divert.operators == tuple(operator.name for operator in self.plan.chains[chain].operators)
-        (form,) = (form for form in life.forms if form.chain == chain)
-        assert 1 <= divert.position <= form.position
 
     # --- what is seen ----------------------------------------------------------------------------------------------
 
     @property
     def present(self) -> Life | None:
         """The Spark that was not given up."""
-        found = [life for life in self.lives.values() if life.state != "GIVEN_UP"]
-        return found[0] if found else None
+        return self._checks.present
 
     def status(self, chain: int = 0) -> dict[str, Any]:
         """The status of the range that begins with a chain."""
@@ -345,11 +281,6 @@ class ScheduledJob:
             self.look()
             self.barrier()
         assert self.states() == {"OPERATION"}
-
-
-def _can_follow(task: TaskLoad) -> bool:
-    is_leaving = task["diverted"] is not None and task["divert"] is None
-    return not (task["finished"] or task["record_by_record"] or is_leaving)
 
 
 def did(task: TaskLoad, taken: int, *, busy_s: float = 0.0, **load: int) -> None:

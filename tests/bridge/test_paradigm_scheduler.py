@@ -313,7 +313,7 @@ def test_who_is_diverted_while_he_should_not_be_is_told() -> None:
     """As after a JobMaster's death: the next one finds tasks that its predecessor has sent to Spark."""
     job = start(mode="toggle")
     task = job.chains[0][1]
-    task["diverted"], task["divert"] = story(1), {"interval_s": 1.0, "rows_max": 100}
+    task["diverted"], task["divert"] = story(1), {"interval_s": 1.0, "rows_max": 100, "life": 1}
     job.look()
     assert job.state() == "RECORD"
     assert job.undiverts() == {(1, 0)}
@@ -414,7 +414,7 @@ def test_a_dead_bridge_is_lost_for_all_ranges() -> None:
     job.look()
     assert len(job.lives) == 2
     assert job.states() == {"SWITCHING"}
-    assert {one.life for one in job.told} == {2}  # type: ignore[union-attr]
+    assert {divert.life for divert in job.diverts().values()} == {2}
     assert job.scheduler.status()["spark"] == "a session"
 
 
@@ -521,6 +521,34 @@ def test_an_answer_of_an_earlier_spark_says_nothing_of_the_present_one() -> None
     job.takes_long = False
     job.into_operation()
     assert len(job.lives) == 2
+
+
+def test_a_task_that_was_diverted_to_an_earlier_spark_comes_back_before_it_goes_to_the_present_one() -> None:
+    job = start(backoff_first_s=1.0)
+    job.look(2)
+    job.barrier()
+    job.look()
+    assert job.state() == "OPERATION"
+    late = job.chains[0][1]
+    job.silent, job.lives[1].state = {1}, "DEAD"  # its worker is paused, so it has nothing under way that could fail
+    job.fail(job.chains[0][0], DIED)
+    job.look(12)
+    assert len(job.lives) == 2
+    assert job.state() == "SWITCHING", "all tasks that are known of have come back"
+    job.barrier()
+    job.silent = set()
+    job.look()
+    assert job.state() == "SWITCHING", "one is diverted to the Spark that was lost"
+    assert set(job.diverts()) == {(1, 0)}
+    assert late["divert"] is None
+    assert late["diverted"] is not None
+    job.answers()
+    job.look()
+    job.barrier()
+    job.look()
+    assert late["divert"] is not None
+    assert late["divert"]["life"] == 2
+    assert job.state() == "OPERATION"
 
 
 def test_who_waits_for_a_spark_that_is_lost_waits_before_the_next_try() -> None:

@@ -352,6 +352,10 @@ class Checks:
         assert output_caches.spilled == sum(
             entry[3] for cache in caches for entry in cache.entries if isinstance(entry[4], OnDisk)
         )
+        free = {id(slab) for slabs in output_caches._slabs.values() for slab in slabs}
+        for cache in caches:
+            for entry in cache.entries:
+                assert not entry[3] or id(entry[4]) not in free, "a slab is free while a message in it is kept"
         window = self._cluster.faults.window
         for task in process.loop.tasks:
             costs: dict[int, list[int]] = {}

@@ -206,7 +206,7 @@ def _no_limit_on_memory() -> Any:
     return _patch(OutputCache, "append", append)
 
 
-@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(692, _several_epochs))
+@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(27, _several_epochs))
 def _slabs_too_soon() -> Any:
     """A slab is written to again while a message in it may still be sent again."""
     free = OutputCache._free_slabs
@@ -487,7 +487,7 @@ def _old_acknowledgements() -> Any:
 
 @planted_fault(
     "penstock/runtime/epochs/store.py",
-    Seeds(1050, lambda faults: faults.unknown > 0.2 and faults.kills > 2 and faults.interval_s < 0.1),
+    Seeds(44, lambda faults: faults.unknown > 0 and faults.kills > 0 and "doubt" in faults.moments),
 )
 def _unknown_is_no() -> Any:
     """A manifest that may have been written is taken for one that was not."""

@@ -10,6 +10,9 @@ A worker, or the JobHost, may be paused: it does nothing for a while, and what o
 told may arrive meanwhile. A worker that is dead to all others may wake up later and go on for a moment, with the
 inboxes that it knew: it processes, writes to sinks and saves snapshots, but does no more of what it was told.
 
+In some jobs chains go to Spark and back. In most of these it is chance that sends them; in others a ParadigmScheduler
+decides, with a simulated Spark (tests/bridge/simulated_spark.py).
+
     cluster = EpochCluster(epoch_flow(7), 7, faults_of(7))
     cluster.run()          # raises what a check found (tests/epochs/checks.py), or Stuck
 
@@ -30,6 +33,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.bridge.burst import Mode
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
@@ -46,13 +50,14 @@ from penstock.runtime.host.job_host import Found, HostOptions, JobHost
 from penstock.runtime.host.store_keeper import _EPOCHS_KEPT, StoreKeeper
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
-from penstock.runtime.program.plan import Plan
+from penstock.runtime.program.plan import Plan, fused_by_key
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.wiring import Wiring
+from tests.bridge.simulated_spark import SimulatedSpark, Spark
 from tests.epochs.checks import Checks, reference
 from tests.epochs.dict_files import DictFiles
 from tests.runtime.random_flows import RandomFlow
@@ -333,6 +338,8 @@ class Faults:
     # The operation stream: chains go there and back, worker by worker, whenever; some micro-batches are not answered.
     diversions: float = 0.0
     unanswered: float = 0.0
+    paradigms: Mode | None = None  # a ParadigmScheduler decides in this mode, in place of chance
+    spark_trouble: float = 0.0  # the chance that a Spark does not start, dies or falls silent
 
     # Deaths.
     kills: int = 3
@@ -369,7 +376,9 @@ class Faults:
 
 
 #: When a worker is likely to die where `Faults.moments` says so: a manifest is being written, an epoch is committed,
-#: the last epoch is written or committed, tasks are taken out, made, or joined.
+#: the last epoch is written or committed, tasks are taken out, made, or joined. Beside these there is "doubt": a
+#: manifest is not written, or nobody knows whether it is. And, where a ParadigmScheduler decides, that a worker is told
+#: of it.
 MOMENTS = ("save", "complete", "final", "remove_tasks", "build_tasks", "connect_tasks")
 
 NONE = Faults(kills=0)
@@ -389,7 +398,9 @@ def faults_of(seed: int) -> Faults:
     pausing = random.Random(f"pauses {seed}")  # of its own: seeds without pauses are as they were before there were any
     pauses = pausing.choice((0, 0, 1, 3, 10))
     asking = random.Random(f"asks {seed}")
-    return Faults(
+    scheduling = random.Random(f"scheduler {seed}")
+    doubting = random.Random(f"doubts {seed}").random() < 0.5
+    faults = Faults(
         workers=workers,
         spread=chance(0.8),
         capacity=choice((2048, 4096, 4096, 20_000, 1 << 20)),
@@ -407,7 +418,7 @@ def faults_of(seed: int) -> Faults:
         kills=kills,
         kill_rate=choice((0.001, 0.003, 0.01)),
         pairs=choice((0.0, 0.0, 0.3)),
-        moments=frozenset(moment for moment in MOMENTS if chance(0.2)),
+        moments=frozenset(moment for moment in MOMENTS if chance(0.2)) | ({"doubt"} if doubting else set()),
         stillborn=choice((0.0, 0.0, 0.1)),
         master_kills=choice((0, 0, 0, 1, 2)),
         master_rate=choice((0.0005, 0.002)),
@@ -433,6 +444,27 @@ def faults_of(seed: int) -> Faults:
         wakes=pausing.choice((0.0, 0.5)) if pauses else 0.0,
         asks=asking.choice((0.0, 0.001, 0.01)),
         hangs=asking.choice((0.0, 0.0, 0.001)),
+    )
+    return _with_scheduler(faults, scheduling) if scheduling.random() < 0.15 else faults
+
+
+def _with_scheduler(faults: Faults, rng: random.Random) -> Faults:
+    """The same, but a ParadigmScheduler decides what goes to Spark: with barriers in time, at which chains go there,
+    longer, and with more of what it has to see through."""
+    return replace(
+        faults,
+        interval_s=min(faults.interval_s, 0.01),
+        lazy_sources=rng.choice((0.7, 0.9, 0.97)),
+        diversions=0.0,
+        unanswered=rng.choice((0.0, 0.02, 0.2)),
+        paradigms=rng.choice(("spark-only", "toggle", "toggle")),
+        spark_trouble=rng.choice((0.0, 0.5, 1.0, 1.0)),
+        moments=faults.moments | (frozenset(("divert", "undivert")) if rng.random() < 0.3 else frozenset()),
+        rescales=rng.choice((0, 3, 10)),
+        rescale_rate=0.02,
+        pauses=rng.choice((0, 3, 30)),
+        pause_rate=0.01,
+        pause_s=0.1,
     )
 
 
@@ -562,6 +594,7 @@ class Process:
     alive: bool = True
     ready: bool = False  # the JobHost knows of it
     paused_until: float = 0.0
+    spark: Spark | None = None  # the one that it is connected to
     work: deque[Callable[[], bool]] = field(default_factory=deque)  # snapshots to be written
     commands: deque[host_commands.Call] = field(default_factory=deque)  # on their way to it
     answers: deque[Event] = field(default_factory=deque)  # to calls, on their way from it
@@ -580,9 +613,10 @@ class Process:
 class _Bridge(Bridge):
     """The bridge as a process sees it: answers come some time later, in any order, or an error does."""
 
-    def __init__(self, cluster: EpochCluster, process: Process) -> None:
+    def __init__(self, cluster: EpochCluster, process: Process, spark: Spark | None = None) -> None:
         self.cluster = cluster
         self.process = process
+        self.spark = spark  # None: one that never dies
 
     def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
         future: Future[MicroBatchResult] = Future()
@@ -595,7 +629,7 @@ class _Bridge(Bridge):
             if not self.process.alive:
                 return
             self.process.inbox.quiet = False
-            if cluster.rng.random() < cluster.faults.unanswered:
+            if (spark is not None and not spark.lives) or cluster.rng.random() < cluster.faults.unanswered:
                 future.set_exception(ConnectionError("the bridge is gone"))
                 return
             run = RangeRun(form.before(position))
@@ -608,7 +642,9 @@ class _Bridge(Bridge):
                 cluster.counts["answers"] += 1
                 future.set_result(answer_of(pa.Table.from_batches([rows])))
 
-        cluster._after(cluster.rng.random() ** 2 * 0.03, answer, masters=False)
+        spark = self.spark
+        due = answer if spark is None else lambda: spark.when_it_speaks(cluster.now, answer)
+        cluster._after(cluster.rng.random() ** 2 * 0.03, due, masters=False)
         return future
 
 
@@ -625,6 +661,7 @@ class EpochCluster:
         self.rng = random.Random(seed)
         self.disk = random.Random(f"disk {seed}")  # of its own: what is mended changes nothing else
         self.others = random.Random(f"others {seed}")  # of its own too: who asks and watches
+        self.doubts = random.Random(f"doubt {seed}")  # and who dies while nobody knows what is written
         self.made = made
         self.now = 1.0
         self.steps = 0
@@ -678,6 +715,7 @@ class EpochCluster:
         self.due: float | None = None
         self.host: JobHost
         self._looked_at = self.first_plan  # the plan that the checks know
+        self.spark: SimulatedSpark | None = None
         self.checks = Checks(self)
         self._new_master()
 
@@ -724,6 +762,7 @@ class EpochCluster:
         self.masters += 1
         self.asked.clear()
         self._watched.clear()
+        self.spark = None
         self.answered_from = self.requests  # what an earlier master was asked died with it
         self.remembered.clear()
         self.host = JobHost(
@@ -858,10 +897,17 @@ class EpochCluster:
                 assert command == commands[-1], f"{commands[-1]} after the job's end"
                 self._ended(command.end)
         self.due = self.host.due()
+        if self.faults.paradigms is not None and self.spark is None and self.host.lives.all_have_started:
+            rng = random.Random(f"Spark {self.seed} {self.masters}")
+            self.spark = SimulatedSpark(self, self.faults.paradigms, self.faults.spark_trouble, rng)
+        if self.spark is not None and self.spark.plan is not self.host.plan:
+            self.spark.plan_changed(self.host.plan)
 
     def _ended(self, end: host_commands.JobEnd) -> None:
         open_ = set(range(self.answered_from + 1, self.requests + 1)) - self.replies.keys()
         assert not open_, f"requests {sorted(open_)} never got a reply"
+        if self.spark is not None:
+            self.spark.close()
         if end.state == "FAILED" and "no older epoch" in (end.error or ""):
             self._fails(str(end.error))
             return
@@ -890,10 +936,13 @@ class EpochCluster:
         except StoreUnreachable:
             # It may be there, so nobody may go back to an older epoch: it is written until that is known.
             self.counts["unknown manifests"] += 1
-            self._after(self.rng.random() * 0.01, lambda: self._save(manifest))
+            self._doubt()
+            longest_s = 0.05 if "doubt" in self.faults.moments else 0.01  # so that deaths are noticed meanwhile
+            self._after(self.rng.random() * longest_s, lambda: self._save(manifest))
             return
         if not written:
             self.counts["lost manifests"] += 1
+            self._doubt()
             self._do(self.host.not_saved(manifest.epoch, "no", self.now))
             return
         self.checks.written(manifest)
@@ -939,6 +988,11 @@ class EpochCluster:
         # More receivers of a broadcast would be more records.
         copied = {exchange.target for exchange in plan.exchanges if isinstance(exchange.grouping, All)}
         names = [operator.name for chain in plan.chains if chain.index not in copied for operator in chain.operators]
+        if self.faults.paradigms is not None:  # other chains can go to Spark when an operator is taken out of its chain
+            fused = [name for name in names if fused_by_key(plan, name) and name in self.made.flow.graph.operators]
+            if fused:
+                self.rescale(self.rng.choice(fused), self.rng.randrange(2, 5))
+                return
         if names:
             self.rescale(self.rng.choice(names), self.rng.randrange(1, 5))
 
@@ -1105,6 +1159,18 @@ class EpochCluster:
             future = participant.connect_tasks(command)
         elif call.method == "end":
             future = participant.end()
+        elif call.method == "divert":
+            divert, _ = call.arguments
+            assert self.spark is not None
+            try:
+                bridge = _Bridge(self, process, self.spark.bridge(process, divert.life))
+            except ConnectionError as error:
+                gone = Refused(error)
+                self._answer(process, lambda: self.host.refused(*_whose(process, call), gone, self.now))
+                return
+            future = loop.call(lambda: loop.divert(divert, bridge))
+        elif call.method == "undivert":
+            future = loop.call(lambda: loop.undivert(command))
         else:
             assert call.method == "build_tasks"
             command, addresses, _ = call.arguments
@@ -1136,6 +1202,11 @@ class EpochCluster:
             return
         if (what in moments and self.rng.random() < 0.3) or (final and "final" in moments and self.rng.random() < 0.5):
             self._after(self.rng.random() * 0.006, self._kill_some, masters=False)
+
+    def _doubt(self) -> None:
+        """A manifest is not written, or may not be: whoever goes back now must know from which epoch."""
+        if self.kills and "doubt" in self.faults.moments and self.doubts.random() < 0.7:
+            self._after(self.doubts.random() * 0.002, self._kill_some, masters=False)
 
     def _kill_some(self) -> None:
         if not self.kills or not self.live:
@@ -1311,7 +1382,11 @@ class EpochCluster:
         """What an operator has taken is what those before it gave, however often the job went back or was changed."""
         plan = self.coordinator.plan
         tasks = [task for process in self.live for task in process.loop.tasks]
-        if {task.task.number for task in tasks} != plan.by_number.keys() or self.faults.diversions:
+        if (
+            {task.task.number for task in tasks} != plan.by_number.keys()
+            or self.faults.diversions
+            or self.faults.paradigms
+        ):
             return  # a worker has died at the very end; or operators ran in Spark, which does not count each one's
         taken, given = Counter[str](), Counter[str]()
         for task in tasks:

@@ -142,14 +142,35 @@ def test_a_load_tells_what_a_task_follows() -> None:
         task.open()
     loop.divert(DivertRequest(0, 1, 0.5, True, 10), Silent())
     (load,) = loop.load()
-    assert load["divert"] == {"interval_s": 0.5, "rows_max": 10}
+    assert load["divert"] == {"interval_s": 0.5, "rows_max": 10, "life": 0}
     assert load["diverted"] is not None, "without epochs at once"
     loop.divert(DivertRequest(0, 1, 0.25, True, 20), Silent())
-    assert loop.load()[0]["divert"] == {"interval_s": 0.25, "rows_max": 20}
+    assert loop.load()[0]["divert"] == {"interval_s": 0.25, "rows_max": 20, "life": 0}
     loop.undivert(0)
     (load,) = loop.load()
     assert load["divert"] is None
     assert load["diverted"] is not None, "until all micro-batches are answered"
+
+
+def test_a_diverted_task_comes_back_when_it_is_to_go_to_another_spark() -> None:
+    flow = ps.Flow("words")
+    flow.read(ps.sources.Memory(["x"]), name="lines").map(str.upper).write(ps.sinks.Null())
+    plan = flow.plan(1)
+    transport = MemoryNetwork(1).transport(0)
+    placed = {task.number: 0 for task in plan.tasks}
+    clock = time.monotonic_ns
+    loop = RunLoop(build(plan, placed, 0, transport, clock=clock, report=lambda _: None), transport, clock)
+    (task,) = loop.tasks
+    task.open()
+    loop.divert(DivertRequest(0, 1, 0.5, True, 10, life=1), Silent())
+    loop.divert(DivertRequest(0, 1, 0.5, True, 10, life=2), Silent())
+    (load,) = loop.load()
+    assert load["divert"] is None, "a request for the other one follows when it has come back"
+    assert load["diverted"] is not None
+    task.step()
+    assert loop.load()[0]["diverted"] is None
+    loop.divert(DivertRequest(0, 1, 0.5, True, 10, life=2), Silent())
+    assert loop.load()[0]["divert"] == {"interval_s": 0.5, "rows_max": 10, "life": 2}
 
 
 def test_a_task_of_another_plan_does_not_take_a_message_for_its_own() -> None:

@@ -55,7 +55,7 @@ class DivertRequest:
     """Asks for a diversion: the operators of a chain before stage `position` are to run in Spark. A micro-batch is sent
     every `interval_s` seconds. With `columns`, raw input is sent as columns of its source where this is possible.
     `operators` names the operators of the chain, so that a worker with another plan ignores the request; empty: there
-    is only one plan."""
+    is only one plan. `life`: the number of the start of Spark that the micro-batches go to."""
 
     chain: int
     position: int
@@ -63,6 +63,7 @@ class DivertRequest:
     columns: bool
     rows_max: int = ROWS_MAX
     operators: tuple[str, ...] = ()
+    life: int = 0
 
     def concerns(self, chain: int, operators: Iterable[str]) -> bool:
         """Whether this request is for the tasks of this chain, with these operators."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
+    from penstock.runtime.operators.micro_batch import DivertRequest
     from penstock.runtime.worker.task import Task
 
 
@@ -13,6 +14,7 @@ class DivertLoad(TypedDict):
 
     interval_s: float
     rows_max: int
+    life: int  # of Spark
 
 
 class TaskLoad(TypedDict):
@@ -34,6 +36,11 @@ class TaskLoad(TypedDict):
     operators: list[Any]  # (name, records in, records out)
 
 
+def divert_load(divert: DivertRequest) -> DivertLoad:
+    """Returns what a task reports that follows this request."""
+    return {"interval_s": divert.interval_s, "rows_max": divert.rows_max, "life": divert.life}
+
+
 def task_load(task: Task) -> TaskLoad:
     """Returns the task's load. It is cheap, because it is asked for several times a second, and other threads than the
     run loop's may call it."""
@@ -47,7 +54,7 @@ def task_load(task: Task) -> TaskLoad:
         "queued": task.queued + task.held,
         "backlog": task.backlog(),
         "under_way": 0 if diversion is None else diversion.records,
-        "divert": None if told is None else {"interval_s": told.interval_s, "rows_max": told.rows_max},
+        "divert": None if told is None else divert_load(told),
         "diverted": None if diversion is None else diversion.story.plain(),
         "diversion_failed": task.diversion_failed,
         "answered": task.answered,

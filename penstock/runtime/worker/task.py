@@ -683,7 +683,9 @@ class Task:
         """Sends the input to the operation stream, from the next barrier on or at once."""
         if not self._life.move("ask to divert"):
             return
-        if self.diversion is not None:
+        if self.diversion is not None and self.diversion.divert.life != divert.life:
+            self.undivert()  # from a Spark that was given up; to go to the other one is asked for again
+        elif self.diversion is not None:
             # Answers are still under way that continue at the end of the range as it was.
             self.diversion.divert = replace(divert, position=self.diversion.divert.position)
         elif self.record_by_record is None:  # in record-by-record mode each record must be noted
