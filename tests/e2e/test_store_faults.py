@@ -359,9 +359,7 @@ def test_a_disk_that_is_full_and_one_that_is_read_only(tmp_path: Path) -> None:
 # --- an object store -----------------------------------------------------------------------------------------------
 
 
-def test_epochs_on_s3(
-    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epochs_on_s3(fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker dies, then the server, then, while there is none, another worker."""
     pytest.importorskip("moto.server")
     from moto.core import DEFAULT_ACCOUNT_ID
@@ -375,7 +373,7 @@ def test_epochs_on_s3(
     backend.create_bucket("bucket", "us-east-1")
     made = many_keys(fresh_name(), tmp_path / "out")
     with serving() as port:
-        job = run(made.flow, workers=2, checkpoints=place(port))
+        job = run(made.flow, workers=2, checkpoints=place(port), local=True)
         fresh_epoch(job, 1)
         assert epochs_of(job)["store"].startswith("s3://bucket/some/prefix/")
         assert "secret" not in json.dumps(job.status())
