@@ -191,7 +191,7 @@ class StoreError(PenstockError):
     """The checkpoint store cannot be used as asked: a bad URL, a missing library, no permission.
 
     Raised as itself it calls for somebody to change something; of its two kinds, the first may pass by waiting and the
-    second is dealt with by an older epoch.
+    second one is repaired by using an older epoch.
 
     `may_pass`: it is the file system that fails or refuses: a disk that is full or read-only for a while may come back,
     and rights that were taken away may be given again. To a job that has long been running it matters.

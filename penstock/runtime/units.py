@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def seconds(duration: float | timedelta, what: str) -> float:
-    """A duration in seconds; FlowError when it is no number and no timedelta. NaN and negative ones are refused."""
+    """Returns a duration in seconds. Raises FlowError when it is no number and no timedelta, or NaN, or negative."""
     if isinstance(duration, timedelta):
         duration = duration.total_seconds()
     if not isinstance(duration, int | float) or isinstance(duration, bool):
@@ -36,7 +36,8 @@ def seconds(duration: float | timedelta, what: str) -> float:
 
 
 def above_zero(duration: float | timedelta, what: str, otherwise: str = "") -> float:
-    """A duration in seconds that is above 0; FlowError for anything else. `otherwise`: what else may be given."""
+    """Returns a duration in seconds that is above 0. Raises FlowError for anything else. `otherwise`: what else may be
+    given."""
     found = seconds(duration, what)
     if found == 0:
         raise FlowError(f"{what}={duration!r}; it must be above 0{otherwise}")
@@ -44,14 +45,14 @@ def above_zero(duration: float | timedelta, what: str, otherwise: str = "") -> f
 
 
 def whole(value: object, what: str, least: int = 1) -> int:
-    """A whole number of `least` or more; FlowError for anything else."""
+    """Returns a whole number of `least` or more. Raises FlowError for anything else."""
     if not is_whole(value) or value < least:  # type: ignore[operator]  # is_whole has looked at the type
         raise FlowError(f"{what}={shorten(value)}; it must be a whole number, {least:,} or more")
     return int(value)  # type: ignore[call-overload,no-any-return]
 
 
 def number(value: object, what: str) -> float:
-    """A number of 0 or more; FlowError for anything else."""
+    """Returns a number of 0 or more. Raises FlowError for anything else."""
     found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not 0 <= found < math.inf:
         raise FlowError(f"{what}={shorten(value)}; it must be a number, 0 or more")
@@ -59,19 +60,19 @@ def number(value: object, what: str) -> float:
 
 
 def flag(value: object, what: str) -> bool:
-    """True or False; FlowError for anything else, because every text is true, "no" and "false" too."""
+    """Returns True or False. Raises FlowError for anything else, because every text is true, also "no" and "false"."""
     if not isinstance(value, bool):
         raise FlowError(f"{what}={shorten(value)}; it must be True or False")
     return value
 
 
 def is_whole(number: object) -> bool:
-    """Whether it is an int, also one of numpy, and no bool, which Python counts among the ints."""
+    """Returns whether it is an int, also one of numpy. A bool is none, although Python counts it among the ints."""
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 class Seconds:
-    """A field of a dataclass that is a duration: given in seconds or as a timedelta, and read in seconds."""
+    """A field of a dataclass that is a duration: it is given in seconds or as a timedelta, and read in seconds."""
 
     def __init__(self, default: float) -> None:
         self._default = default
@@ -87,7 +88,7 @@ class Seconds:
 
 
 def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """For a function with parameters that had other names: whoever gives an old one is told the new one."""
+    """Decorates a function whose parameters had other names. Whoever gives an old name is told the new one."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         where = function.__qualname__.removesuffix(".__init__").rpartition("<locals>.")[2]

@@ -50,7 +50,7 @@ def test_each_task_gets_a_worker_and_each_worker_its_share(method: Method, count
         assert max(load.values()) <= -(-len(plan.tasks) // sum(counts)) + 1, load
 
 
-def test_without_pymetis_tasks_are_dealt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pymetis_tasks_are_assigned_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "pymetis", None)

@@ -124,7 +124,7 @@ def test_a_folder_that_was_filled_until_it_came_free_is_looked_at_again(tmp_path
         found.lock_places()
 
 
-def test_a_job_whose_collected_records_are_lost_goes_on_from_the_epoch_before(tmp_path: Path) -> None:
+def test_a_job_whose_collected_records_are_lost_continues_from_the_epoch_before(tmp_path: Path) -> None:
     store = Store.open(tmp_path, "job")
     for epoch in (1, 2):
         blob = store.put(f"snapshots/{epoch:08d}-collected-x", [dumps({"out": []}) + bytes(10_000)])

@@ -430,7 +430,7 @@ def test_savepoint_rescale_and_recovery_of_a_detached_job(tmp_path: Path, capsys
     assert continued.wait(progress=False)["state"] == "FINISHED"
     other = ["run", "sol", "--name", f"{name}-3", "--savepoint", saved]
     assert cli.main(other) == 2
-    assert "of which there is saved state" in capsys.readouterr().err
+    assert "there is saved state of these" in capsys.readouterr().err
 
 
 def penstock_command(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:

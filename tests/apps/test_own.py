@@ -104,7 +104,7 @@ def test_a_plan_is_shown_although_the_sink_s_place_is_not_empty(
     assert "already holds 1 part files" in capsys.readouterr().err
 
 
-def test_a_savepoint_lets_sinks_go_on_in_their_place(
+def test_a_savepoint_lets_sinks_continue_in_their_place(
     filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.actors.cluster.connect", lambda *_, **__: pytest.fail("Ray is not needed to see it"))

@@ -311,7 +311,7 @@ def test_a_late_start_finds_all_that_was_due() -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-def test_how_far_a_reader_is_behind(splits: int) -> None:
+def test_the_backlog_of_a_reader(splits: int) -> None:
     clock = Clock(START_MS * 1_000_000 - S)
     source = EventSource(Events(1, rate=1_000), duration_s=6, paced=True, splits=splits, clock=clock)
     tasks = readers(source, 2)

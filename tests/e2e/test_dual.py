@@ -84,7 +84,7 @@ print(job.status()["dual"]["spark"])
 """
 
 
-def test_without_java_a_job_goes_on_with_records_and_says_so_once(tmp_path: Path) -> None:
+def test_without_java_a_job_continues_with_records_and_says_so_once(tmp_path: Path) -> None:
     environment = {**os.environ, "JAVA_HOME": str(tmp_path / "nothing"), "XDG_STATE_HOME": str(tmp_path)}
     environment.pop("RAY_ADDRESS", None)
     program = subprocess.Popen(

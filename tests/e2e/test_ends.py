@@ -153,7 +153,7 @@ def test_a_worker_that_cannot_load_the_program_in_time_fails_the_start(
     flow = ps.Flow(fresh_name())
     flow.read(ps.sources.Memory(["a"])).map(Hanging()).write(ps.sinks.Null())
     job = ps.run(flow, epoch_interval_s=None, start_timeout_s=10.0)
-    with pytest.raises(ps.JobFailed, match=r"had not loaded the job's program within 10 s"):
+    with pytest.raises(ps.JobFailed, match=r"had not loaded the job's program within start_timeout_s=10 seconds"):
         job.wait(LIMIT_S, progress=False)
     assert_gone(flow.name, [])
 

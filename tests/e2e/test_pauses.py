@@ -81,7 +81,7 @@ def test_a_job_with_a_paused_worker_can_be_cancelled(cluster: str, fresh_name: C
     wait_gone([*pids, master], LIMIT_S)
 
 
-def test_a_master_that_was_paused_goes_on(cluster: str, fresh_name: Callable[[], str]) -> None:
+def test_a_master_that_was_paused_continues(cluster: str, fresh_name: Callable[[], str]) -> None:
     flow, taken = numbers(fresh_name(), 8000)
     job, pids, master = running(flow, epoch_interval_s=0.5)
     os.kill(master, signal.SIGSTOP)

@@ -137,7 +137,7 @@ def test_a_query_reads_the_table_that_a_job_writes(
     assert epochs.rows() == [(i, f"text {i}") for i in range(read)]
 
 
-def test_a_function_that_raises_and_another_that_goes_on(
+def test_a_function_that_raises_and_another_that_continues(
     cluster: str, fresh_name: Callable[[], str], tmp_path: Path, spark: Any
 ) -> None:
     failed: list[int] = []

@@ -156,7 +156,10 @@ def test_a_damaged_manifest(cluster: str, fresh_name: Callable[[], str], tmp_pat
     kill(master)
     wait_until(lambda: epochs_of(job)["complete"] > epoch, "epochs continue, with new numbers")
     finish(job, made)
-    wait_until(lambda: logged(f"job {name} passes over a damaged epoch: epoch {epoch}: "), "the log says so")
+    wait_until(
+        lambda: logged(f"job {name} falls back to an older epoch, because one is damaged: epoch {epoch}: "),
+        "the log says so",
+    )
 
 
 def test_every_epoch_is_damaged(fresh_name: Callable[[], str], tmp_path: Path) -> None:

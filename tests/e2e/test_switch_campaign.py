@@ -37,7 +37,7 @@ def tally_of(wanted: int, runs: list[Run | Exception]) -> tuple[Tally, list[int]
     return campaign(wanted, 7, 3, one), seeds
 
 
-def test_a_campaign_goes_on_until_enough_runs_count() -> None:
+def test_a_campaign_continues_until_enough_runs_count() -> None:
     tally, seeds = tally_of(3, [a_run(), a_run(in_spark=0), a_run(), a_run(kills=1), a_run(), a_run()])
     assert seeds == [7, 8, 9, 10, 11]
     assert tally.good

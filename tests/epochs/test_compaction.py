@@ -36,7 +36,7 @@ def chain(store: Store, entries: int, deltas: int) -> tuple[list[Blob], dict[str
 
 
 @pytest.mark.parametrize("where", ["here", "in a process of its own"])
-def test_what_is_put_together_says_the_same(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_compacted_says_the_same(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "SMALL_BYTES", 1 << 40 if where == "here" else 0)
     store, target = Store.open(tmp_path, "job"), Store.open(tmp_path, "savepoint")
     blobs, state = chain(store, 500, 4)

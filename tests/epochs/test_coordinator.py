@@ -483,7 +483,7 @@ def test_a_chain_goes_back_with_its_task() -> None:
     assert job.chain(C) == ["1"]
 
 
-def test_snapshots_put_together_replace_those_they_were() -> None:
+def test_a_compacted_snapshot_replaces_its_series() -> None:
     job = Job().running(1, 2)
     chain = job.c._chains[B]
     assert chain is not None
@@ -647,7 +647,7 @@ def test_tasks_that_go_back_find_out_for_themselves_what_is_lost() -> None:
     assert job.c.lost(lost, "gone", 2.2) == [SaveWholeState(frozenset({C})), Trigger(2)]
 
 
-def test_no_other_plan_goes_on_from_what_is_lost() -> None:
+def test_no_other_plan_continues_from_lost_state() -> None:
     job = Job().running(1)
     job.c.lost(names(job, B, epoch=1), "gone", 1.5)
     assert job.c.replan(PLAN, PLACED) == []
@@ -1118,7 +1118,7 @@ def test_a_task_that_has_stopped_moves_alone() -> None:
     assert B in tasks_on(job.c.placed, [target])
 
 
-def test_a_task_that_has_not_stopped_takes_those_behind_it_along() -> None:
+def test_a_task_that_has_not_stopped_takes_downstream_tasks_along() -> None:
     job = Job().running(1)
     job.c.migrate(moving(job, a=(PLACED[A] + 1) % WORKERS), 1.5)
     acknowledged(job, 2, *ALL)

@@ -474,7 +474,7 @@ def test_a_disk_that_takes_no_more_is_told_and_loses_nothing(room: int, tmp_path
     assert_recovers(output_caches, caches, tmp_path)
 
 
-def test_writes_that_take_a_part_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_that_take_a_part_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do when a signal comes, or on some network disks."""
     whole = os.pwrite
     monkeypatch.setattr(module.os, "pwrite", lambda fd, data, at: whole(fd, memoryview(data)[:3], at))

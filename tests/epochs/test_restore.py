@@ -125,7 +125,7 @@ def check_all_there(plan: Plan, entries: list[TaskEntry], splits: int = 5) -> No
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_any_plan_goes_on_from_any_other(seed: int) -> None:
+def test_any_plan_continues_from_any_other(seed: int) -> None:
     rng = random.Random(seed)
     before = flow_of(rng.randrange(1, 5), rng.randrange(1, 9), rng.randrange(1, 4)).plan()
     after = flow_of(rng.randrange(1, 5), rng.randrange(1, 9), rng.randrange(1, 4)).plan()
@@ -327,7 +327,7 @@ class Remembers(Map):
     kind = "remember"
 
 
-def test_state_of_an_unknown_kind_is_not_left_behind_in_silence() -> None:
+def test_state_of_an_unknown_kind_is_not_dropped_in_silence() -> None:
     flow = Flow("job", key_groups=GROUPS)
     stream = flow.read(Memory(range(10), splits=2), parallelism=2)
     remembers = stream.map(str, name="remembers", parallelism=2)

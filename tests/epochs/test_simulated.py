@@ -111,7 +111,7 @@ def line(n: int) -> RandomFlow:
     return made
 
 
-def test_those_before_a_failure_go_on_meanwhile() -> None:
+def test_those_before_a_failure_continue_meanwhile() -> None:
     """The worker of the last task dies at once; a source with a hundred windows of records reads them all before
     another process is there."""
     with small_steps(5):
@@ -307,7 +307,7 @@ def test_a_store_that_was_removed_is_filled_anew_while_the_job_lives(seed: int) 
         assert cluster.counts["fall-backs"] == 0
 
 
-def test_an_ended_task_is_made_again_from_its_end_alone() -> None:
+def test_an_ended_task_is_built_again_from_its_end_alone() -> None:
     """The last snapshot of an aggregate of which most had changed is of those that build on others, and was kept
     without them."""
     made = RandomFlow(Flow("ended", chaining=False))

@@ -127,7 +127,7 @@ def test_a_shortened_snapshot_is_damaged(cut: int) -> None:
         read([snapshot[:cut]])
 
 
-def test_each_byte_is_put_together_only_a_few_times() -> None:
+def test_each_byte_is_compacted_only_a_few_times() -> None:
     """However many snapshots come, a task has few, and the work stays near that of writing them."""
     rng = random.Random(5)
     for base in (0, 1_000_000):

@@ -80,7 +80,7 @@ def test_restoring_needs_little_beside_the_state(how: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["whole", "changes"])
-def test_a_base_of_any_size_is_put_together_in_little_memory(how: str, tmp_path: Path) -> None:
+def test_a_base_of_any_size_is_compacted_in_little_memory(how: str, tmp_path: Path) -> None:
     blobs = saved(tmp_path, how)
     program = """
         blob = store.put_pieces("snapshots/000009-1-1", compact([lambda b=b: store.pieces(b) for b in blobs], 8))

@@ -81,7 +81,7 @@ def fail() -> int:
     raise ValueError("no status")
 
 
-def test_a_failing_answer_leaves_none_behind_for_the_next_question(workers: AllWorkers) -> None:
+def test_a_failing_answer_leaves_no_answer_for_the_next_question(workers: AllWorkers) -> None:
     servers = [ControlServer({"status": fail, "stop": lambda: 10})]
     servers += [ControlServer({"status": lambda i=i: i, "stop": lambda i=i: 10 + i}) for i in (1, 2)]
     for i, server in enumerate(servers):

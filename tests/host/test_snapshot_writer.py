@@ -35,7 +35,7 @@ def test_what_the_tasks_of_a_worker_have_to_say_of_an_epoch_is_one_call(told: qu
     assert told.empty()
 
 
-def test_work_that_must_be_done_again_says_so_and_holds_up_what_is_behind(told: queue.Queue[list[EpochReport]]) -> None:
+def test_work_that_must_be_done_again_says_so_and_holds_up_later_work(told: queue.Queue[list[EpochReport]]) -> None:
     writer = SnapshotWriter(told.put)
     tries: list[int] = []
 

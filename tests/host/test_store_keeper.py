@@ -358,7 +358,7 @@ def test_a_task_that_could_not_write_says_whether_that_may_pass() -> None:
 # --- its threads -----------------------------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_has_thought_of_is_told_and_the_keeper_goes_on(tmp_path: Path) -> None:
+def test_an_error_that_nobody_has_thought_of_is_told_and_the_keeper_continues(tmp_path: Path) -> None:
     """Without its thread no epoch would complete any more, and the job would run on without a word."""
     told: list[Exception] = []
     keeper = StoreKeeper(
@@ -376,7 +376,7 @@ def test_an_error_that_nobody_has_thought_of_is_told_and_the_keeper_goes_on(tmp_
     keeper.close()
 
 
-def test_a_chain_that_was_replaced_meanwhile_is_put_together_as_it_was(
+def test_a_series_that_was_replaced_meanwhile_is_compacted_as_it_was(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The JobMaster changes the chains of the last epoch when it hears what was put together before."""

@@ -61,9 +61,7 @@ EDGES = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19), st.floats(0, 
 
 
 @given(EDGES, st.integers(1, 20))
-def test_levels_end_at_the_threshold_or_where_nothing_can_be_put_together(
-    edges: list[TrafficEdge], threshold: int
-) -> None:
+def test_levels_end_at_the_threshold_or_where_nothing_can_be_joined(edges: list[TrafficEdge], threshold: int) -> None:
     graph = TrafficGraph.of(20, edges)
     levels = consolidate(graph, threshold)
     sizes = [20, *(len(level.graph) for level in levels)]

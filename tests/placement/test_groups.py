@@ -138,7 +138,7 @@ def test_waiting_can_be_cancelled_or_interrupted_and_leaves_nothing(world: World
     assert Group.attach("late") is None
     remover = threading.Thread(target=lambda: world.until(lambda: release("late")))
     remover.start()
-    with pytest.raises(NotPlaced, match="somebody removed"):
+    with pytest.raises(NotPlaced, match="somebody has removed"):
         Group.reserve([world.one], cpus=1, name="late", timeout_s=1e9)
     remover.join()
     other.remove()

@@ -231,7 +231,10 @@ def test_what_no_node_has(world: World) -> None:
     flow = ps.Flow("pinned-nowhere")
     flow.read(ps.sources.Memory([1]), name="in").write(ps.sinks.Null(), name="out")
     for pin, message in (
-        ({"out": {"rack": "b"}}, "operator 'out' is pinned to nodes with rack=b, and no node has that"),
+        (
+            {"out": {"rack": "b"}},
+            "operator 'out' is pinned to nodes with rack=b, and no node of the JobMaster's machine has that",
+        ),
         ({"in": {"node:__internal_head__": 1.0}, "out": {"rack": "a"}}, "'in > out' is pinned to nodes with rack=a"),
     ):
         job = ps.run(flow, workers=2, placement=PlacementOptions(nodes=2, pin=pin))

@@ -416,7 +416,7 @@ def of(**results: Aggregation) -> ps.Flow:
         of(n=ps.count(), sum=ps.sum("v")),
     ],
 )
-def test_other_results_do_not_go_on_with_what_was_saved(other: ps.Flow) -> None:
+def test_other_results_do_not_continue_with_saved_state(other: ps.Flow) -> None:
     saved = kinds_with_state(of(n=ps.count(), total=ps.sum("v")).plan())
     check(of(n=ps.count(), total=ps.sum(ps.col("v") * 2)).plan(), saved, 128)
     with pytest.raises(FlowError, match=r"is the state of a agg of n=count, total=sum\. Give the new operator another"):

@@ -87,7 +87,7 @@ def test_a_sum_never_changes_the_values_it_was_given(make: Any) -> None:
     assert values == [make(n) for n in range(4)]
 
 
-def test_add_can_be_continued_behind_a_value_that_fails() -> None:
+def test_add_can_be_continued_after_a_value_that_fails() -> None:
     state: dict[Any, Any] = {}
     keys, values = iter("aaa"), iter([1, "x", 3])
     with pytest.raises(TypeError):

@@ -72,7 +72,7 @@ def test_columns_and_filters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "filtered", "file", "stream"])
-def test_a_new_reader_goes_on_at_the_offsets(tmp_path: Path, kind: str) -> None:
+def test_a_new_reader_continues_at_the_offsets(tmp_path: Path, kind: str) -> None:
     source: Source
     if kind in ("parquet", "filtered"):
         filters = [("x", ">", 20.0)] if kind == "filtered" else None

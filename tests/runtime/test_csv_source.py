@@ -276,7 +276,7 @@ def resumed(source: Source, limit: int, policy: str) -> tuple[list[Any], int]:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_a_recovery_goes_on_behind_any_row(tmp_path: Path, limit: int) -> None:
+def test_a_recovery_continues_after_any_row(tmp_path: Path, limit: int) -> None:
     write(tmp_path / "a.csv", BAD + b"6,1\n7,x\n\n8,2\n9,\n10\n11,12\n")
     write(tmp_path / "b.csv", b"id,price\n1,2\n2,3\n")
     source = sources.Csv(tmp_path / "*.csv", types={"id": int, "price": float}, max_record_bytes=30)

@@ -531,7 +531,7 @@ def entries_of(plan: Any, greatest: dict[int, int | None], ended: set[int]) -> l
         ({0: 50, 1: 30}, {0, 1}, None),
     ],
 )
-def test_after_a_rescale_watermarks_go_on_from_the_task_that_was_furthest_behind(
+def test_after_a_rescale_watermarks_continue_from_the_task_with_the_least_one(
     greatest: dict[int, int | None], ended: set[int], expected: int | None
 ) -> None:
     flow = ps.Flow("rescaled", chaining=False)

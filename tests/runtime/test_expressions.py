@@ -514,7 +514,7 @@ def test_an_error_has_the_expression_and_the_reason() -> None:
 
 
 @pytest.mark.parametrize("shape", [compile_filter(a + 1 > 1), compile_select({"n": a + 1}), compile_value(a + 1)])
-def test_the_operator_can_tell_which_record_failed_and_go_on(shape: Closure) -> None:
+def test_the_operator_can_tell_which_record_failed_and_continue(shape: Closure) -> None:
     records = [{"a": 1}, {"a": "bad"}, {"a": 2}, {}, {"a": 3}]
     good = shape([{"a": 1}, {"a": 2}, {"a": 3}])
     letters: list[Any] = []

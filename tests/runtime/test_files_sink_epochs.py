@@ -153,7 +153,7 @@ def test_a_task_without_records_has_a_part_as_without_epochs(tmp_path: Path, pac
     assert list(finals(tmp_path).values()) == [""]
 
 
-def test_the_end_behind_a_closed_part_makes_no_empty_one(tmp_path: Path) -> None:
+def test_the_end_after_a_closed_part_makes_no_empty_one(tmp_path: Path) -> None:
     writer = begin(tmp_path, part_s=0)
     writer.write(["a"])
     writer.prepare(1)
@@ -348,7 +348,7 @@ def test_from_the_start_again(tmp_path: Path) -> None:
     assert hidden(tmp_path) == []
 
 
-def test_an_ended_task_that_is_made_again_has_only_that_to_say(tmp_path: Path) -> None:
+def test_an_ended_task_that_is_built_again_has_only_that_to_say(tmp_path: Path) -> None:
     old = begin(tmp_path)
     old.write(["a"])
     old.finish()

@@ -177,7 +177,7 @@ def test_a_duration_without_a_rate() -> None:
     st.integers(1, 3),
     st.integers(0, 80),
 )
-def test_a_new_reader_goes_on_with_the_same_sequence(rate: Any, arrivals: Any, splits: int, steps: int) -> None:
+def test_a_new_reader_continues_with_the_same_sequence(rate: Any, arrivals: Any, splits: int, steps: int) -> None:
     clock = Clock()
     source = Generator(lambda i: i, rate, limit=200, arrivals=arrivals, splits=splits, clock=clock)
     parts = source.splits(1)

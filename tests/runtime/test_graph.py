@@ -50,7 +50,7 @@ def test_an_unknown_operator_is_refused_with_those_there_are() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from("abcdef")), max_size=15, unique=True))
-def test_the_order_has_everyone_behind_who_feeds_it(pairs: list[tuple[str, str]]) -> None:
+def test_the_order_has_each_operator_after_those_that_feed_it(pairs: list[tuple[str, str]]) -> None:
     made = graph()
     reachable: dict[str, set[str]] = {name: {name} for name in "abcdef"}
     for source, target in pairs:

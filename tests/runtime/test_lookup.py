@@ -140,7 +140,7 @@ def test_a_record_that_cannot_be_looked_up_fails_by_the_policy(bad: Any) -> None
     assert joined([good, bad, good], CAMPAIGNS, "ad", on_error="dead_letter", how="left") == [*found, bad]
 
 
-def test_the_time_of_records_stays_known_behind_a_lookup() -> None:
+def test_the_time_of_records_stays_known_after_a_lookup() -> None:
     flow = ps.Flow("timed")
     stream = flow.read(Trickle([], 1), name="in").watermark("at").lookup(CAMPAIGNS, "ad")
     stream.key_by("campaign").window(ps.Tumbling(1)).count().write(ps.sinks.Null(), name="out")

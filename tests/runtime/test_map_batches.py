@@ -162,7 +162,7 @@ def test_what_waits_fills_calls_however_it_came(chaining: bool) -> None:
     assert set(sizes[20:-1]) == {300}
 
 
-def test_calls_behind_operators_that_expand_and_drop_are_full() -> None:
+def test_calls_after_operators_that_expand_and_drop_are_full() -> None:
     world = World()
     world.run(
         lambda s: (

@@ -254,7 +254,7 @@ def test_many_ranges_give_every_line_once(
     st.lists(st.tuples(st.integers(1, 5), st.booleans()), max_size=6),
     st.integers(3, 40),
 )
-def test_a_new_reader_goes_on_at_the_offsets(
+def test_a_new_reader_continues_at_the_offsets(
     scratch: Path, first: bytes, second: bytes, name: str, parallelism: int, reads: list[tuple[int, bool]], block: int
 ) -> None:
     paths = [write(scratch / f"{i}{name}", content) for i, content in enumerate((first, second))]

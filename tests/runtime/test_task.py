@@ -98,7 +98,7 @@ def test_steps_get_shorter_when_records_are_slow_and_longer_when_quick(monkeypat
     assert sum(seen) == 3000
 
 
-def test_an_expansion_stops_at_the_window_and_goes_on_later() -> None:
+def test_an_expansion_stops_at_the_credit_window_and_continues_later() -> None:
     read, spread, write = tasks_of(lambda s: s.flat_map(range).write(Null()), [100_000], window=1000)
     read.step()
     while spread.runnable():

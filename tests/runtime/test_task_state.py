@@ -82,7 +82,7 @@ def test_a_task_runs_from_its_first_step_to_its_end() -> None:
     assert task.finished, "what has finished stays so when it is closed"
 
 
-def test_a_task_goes_on_from_an_epoch_only_before_its_first_step() -> None:
+def test_a_task_continues_from_an_epoch_only_before_its_first_step() -> None:
     with pytest.raises(InvalidTransition, match="'restore' came in state MADE, where only 'open', 'close' can come"):
         made().restore(1, {}, finished=False, whole_next=True)
     task = opened()
@@ -125,7 +125,7 @@ def test_a_task_is_opened_and_removed_once() -> None:
         task.close(True)
 
 
-def test_a_task_stops_behind_the_barrier_at_which_it_is_to_move() -> None:
+def test_a_task_stops_after_the_barrier_at_which_it_is_to_migrate() -> None:
     told: list[Snapshot] = []
     task = opened(1000, told.append)
     task.park(2)

@@ -260,7 +260,7 @@ _TOLD: tuple[tuple[CoordinatorEvent, tuple[CoordinatorState, ...]], ...] = (
     ("declined", (*_RECOVERABLE, _S.FALLING_BACK)),
     ("no longer quiet", (*_RECOVERABLE, _S.FALLING_BACK)),
     ("lost", (*_BEFORE_RUNNING, _S.RUNNING)),
-    # A worker that is lost while a manifest is written is dealt with when that is done (`worker_lost`).
+    # A worker that is lost while a manifest is written is handled when that is done (`worker_lost`).
     ("saved", (_S.RUNNING,)),
     ("not saved", (_S.RUNNING,)),
     ("committed", (_S.FINISHING,)),

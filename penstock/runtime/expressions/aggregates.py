@@ -3,7 +3,7 @@
 The *partial* of a group is a tuple of *parts*: one an aggregation, but a mean has two, the sum as a double and the
 number of values. A part is that of a single record, or two parts merged, wherever they are: records in the data stream,
 a group of rows in Spark (`bridge.columns` makes the same parts as columns). Partials of any parts of a group merge, in
-any order, to that of the whole; a result is made of it. So the records of a group may be dealt out between both
+any order, to that of the whole; a result is made of it. So the records of a group may be divided between both
 paradigms (docs/papers.md: D1, D4).
 
 As in SQL, nulls are not counted, added or compared, and of no values the sum, least, greatest and mean are null. A sum

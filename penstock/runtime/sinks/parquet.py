@@ -24,7 +24,7 @@ from penstock.runtime.sinks.text import Formatter
 # A row group is what a reader takes at a time, and what a task holds and writes at once.
 _GROUP_ROWS = 1 << 15
 _GROUP_BYTES = 16 << 20
-# At a low rate batches are of single records: so many are put together.
+# At a low rate batches have single records. So many batches are joined.
 _PIECES = 64
 
 CODECS = ("snappy", "zstd", "gzip", "lz4", "none")
@@ -117,7 +117,7 @@ class ParquetPart:
         self._epochs = epochs
         self._sink = sink
         self._pieces: list[pa.RecordBatch] = []
-        self._whole: list[pa.RecordBatch] = []  # pieces that were put together
+        self._whole: list[pa.RecordBatch] = []  # pieces that were joined
         self._rows = 0
         self._bytes = 0
         self._writer: parquet.ParquetWriter | None = None

@@ -1,15 +1,16 @@
 """The shared-memory ring between the processes of one node (the papers' OSRBuffer; docs/papers.md: T1 to T8).
 
-The problem: a message that goes from process to process through a socket or pipe is copied into the kernel and
-out again, and every one costs system calls. Here many producers write straight into a ring of shared memory and
-one consumer reads it there: one copy in, at most one copy out, and no system call while both are busy.
+The problem: a message that goes from process to process through a socket or pipe is copied into the kernel and out
+again, and each message costs system calls. Here many producers write into a ring of shared memory, and one consumer
+reads it there: one copy in, at most one copy out, and no system call while both are busy.
 
-The invariant: **a message whose write returned is read exactly once**, in its producer's order, by a living
-consumer; what a consumer drained and had not released when it died is handed to the next one again, what it
-released never is. A message whose producer died half-way is either read whole or reported as a `Skip`.
+The invariant: **a message whose write has returned is read exactly once**, in its producer's order, by a living
+consumer. When a consumer dies, the next one gets again what the dead one had drained and not released, and nothing that
+it had released. A message whose producer died half-way is either read whole or reported as a `Skip`.
 
-The ring never: loses a message silently, shows a torn one, gives up the slot of a producer that lives (however
-slow), lets a full ring be an error (`try_write` says False, `write` waits), or leaves anything in /dev/shm.
+The ring never loses a message silently, never shows a part of a message, never gives up the slot of a producer that
+lives (however slow), and leaves nothing in /dev/shm. A full ring is no error: `try_write` returns False, and `write`
+waits.
 
     ring = Ring.create(recommended_capacity(10_000))
     with ring.consumer() as consumer:
@@ -18,17 +19,17 @@ slow), lets a full ring be an error (`try_write` says False, `write` waits), or 
         for task, payload in consumer.drain(timeout=1.0):
             ...                                           # (7, b"hello")
 
-*Released* means: the caller has done with it. The next `drain()` releases what the last one gave as bytes;
-messages of at least `zero_copy_min` bytes come as `Message` (read-only, no copy) and hold their room until
-they are released or forgotten.
+A message is *released* when the caller does not need it any more. Each `drain()` releases what the one before has
+returned as bytes. Messages of at least `zero_copy_min` bytes come as `Message` (read-only, no copy), and keep their
+room in the ring until they are released or nothing refers to them.
 
-Where the paper (row) says otherwise:
+Differences from the paper:
 
-- heads stand in a table of their own, not before each message (T2): see native/ring.hpp for why;
-- a slot stuck in isWriting is skipped only when its producer is dead, and that is reported (T5). The paper skips
-  when the window is full, which loses the message of a slow producer and lets it write over a later one;
-- the consumer sleeps on a futex instead of polling, and looks a little while first when that pays (`Wait`);
-- a consumer may die and another take its place.
+- Heads stand in a table of their own, not before each message (T2). native/ring.hpp says why.
+- A slot stuck in isWriting is skipped only when its producer is dead, and the skip is reported (T5). The paper skips it
+  when the read-ahead limit is reached, which loses the message of a slow producer and lets it write over a later one.
+- The consumer sleeps on a futex instead of polling. Before that it looks for a short time when this pays (`Wait`).
+- A consumer may die, and another one may take its place.
 """
 
 from __future__ import annotations
@@ -67,39 +68,40 @@ __all__ = [
 
 
 class RingError(PenstockError):
-    """Base of the ring's errors; by itself: a ring cannot be made or opened as asked."""
+    """Base of the ring's errors. Raised as itself when a ring cannot be made or opened as asked."""
 
 
 class RingFull(RingError):
-    """write() found no room within its timeout; the consumer lives and may yet make some (else: ConsumerDied)."""
+    """write() has found no room within its timeout. The consumer lives and may still make room (otherwise:
+    ConsumerDied)."""
 
 
 class ConsumerDied(RingError):
-    """write() waits for room and nobody is left to make any, until another consumer attaches (else: RingFull)."""
+    """write() waits for room, and nobody can make any until another consumer attaches (otherwise: RingFull)."""
 
 
 class MessageTooLarge(RingError):
-    """The message would not fit even into the empty ring: waiting cannot help (else: RingFull)."""
+    """The message would not fit even into the empty ring, so waiting cannot help (otherwise: RingFull)."""
 
 
 class RingBusy(RingError):
-    """A place is taken by a living process: the one consumer's, or all of the producers'."""
+    """Living processes have the place of the consumer, or all places of producers."""
 
 
 class RingClosed(RingError):
-    """This handle was closed here; the ring itself may live on in other processes (else: RingGone)."""
+    """This handle was closed here. The ring itself may still exist in other processes (otherwise: RingGone)."""
 
 
 class RingGone(RingError):
-    """There is no ring at the address: its holder has ended or closed it (here: RingClosed)."""
+    """There is no ring at the address: its holder has ended or has closed it (in this process: RingClosed)."""
 
 
 class RingForked(RingError):
-    """This handle came through a fork and is the parent's: attach anew in the child."""
+    """This handle came through a fork and belongs to the parent process. Attach anew in the child."""
 
 
 class RingNoSpace(RingError):
-    """The shared memory is too small for a new ring; a ring that exists never runs out of it (else: RingFull)."""
+    """The shared memory is too small for a new ring. A ring that exists never runs out of it (otherwise: RingFull)."""
 
 
 @dataclass(frozen=True)
@@ -126,15 +128,15 @@ class Wait:
 
 Wait.DEFAULT = Wait()
 Wait.SLEEP = Wait(max_spin_us=0.0, adaptive=False)
-Wait.SPIN = Wait(max_spin_us=600.0, adaptive=False)  # above the gaps of 3,000 messages a second
+Wait.SPIN = Wait(max_spin_us=600.0, adaptive=False)  # more than the time between messages at 3,000 messages a second
 
 
 class RingStats(NamedTuple):
-    """Counts since the ring was made, by whichever processes, and how it stands now."""
+    """What has been counted since the ring was made, by all processes, and the ring's present state."""
 
-    written: int  # messages whose write returned
+    written: int  # messages whose write has returned
     bytes: int  # their payload
-    delivered: int  # handed to a consumer; twice when it died before it released them
+    delivered: int  # messages that a consumer got; counted twice when it died before it released them
     flushes: int  # how often the ring wrapped before its end (T6)
     skips: int  # slots given up because their producer died
     stalled: int  # slots whose living producer was slow enough to be noticed
@@ -144,15 +146,15 @@ class RingStats(NamedTuple):
     consumer_pid: int | None
 
 
-#: Between them is every capacity of a ring; native/ring.hpp has the same.
+#: The least and the greatest capacity of a ring. native/ring.hpp has the same numbers.
 MIN_CAPACITY, MAX_CAPACITY = 1024, 1 << 34
 
 
 def recommended_capacity(message_bytes: float) -> int:
-    """The ring capacity for messages of this size: a power of two, 50 to 100 times it (T8).
+    """Returns the capacity for a ring with messages of this size: a power of two, 50 to 100 times the size (T8).
 
-    Never below 256 KiB or above 256 MiB. Smaller rings make the two sides wait for each other, larger ones
-    waste memory and cache.
+    The result is never below 256 KiB or above 256 MiB. In a smaller ring the two sides wait for each other; a larger
+    one wastes memory and cache.
     """
     if message_bytes < 0:
         raise ValueError(f"message_bytes must not be negative, but is {message_bytes}")
@@ -166,10 +168,10 @@ def _default_slots(capacity: int) -> int:
 
 
 class Ring:
-    """One process's share of a ring. Make with `create` or `attach`, and pass `address` to other processes.
+    """A process's share of a ring, made by `create` or `attach`. Other processes attach by its `address`.
 
-    The memory lives as long as any process has a handle, producer or consumer of it. Not for forked children:
-    they attach anew.
+    The memory exists as long as any process has a handle, producer or consumer of it. A forked child cannot use the
+    handles of its parent, and has to attach anew.
     """
 
     def __init__(self, handle: RingHandle) -> None:
@@ -180,7 +182,7 @@ class Ring:
 
     @classmethod
     def create(cls, capacity: int = 2 * 1024 * 1024, *, slots: int | None = None, directory: str = "/dev/shm") -> Ring:
-        """A new, empty ring of `capacity` payload bytes and room for `slots` messages, both powers of two."""
+        """Creates a new, empty ring of `capacity` payload bytes and room for `slots` messages, both powers of two."""
         if not 0 < capacity < 1 << 63:
             raise RingError(f"a ring's capacity must be a positive number of bytes, not {capacity}")
         slots = _default_slots(capacity) if slots is None else slots
@@ -190,7 +192,7 @@ class Ring:
 
     @classmethod
     def attach(cls, address: str) -> Ring:
-        """A handle of a ring that another handle, anywhere on this machine, has the address of."""
+        """Returns a handle of the ring at this address, which another handle on this machine has."""
         return cls(RingHandle.attach(address))
 
     @property
