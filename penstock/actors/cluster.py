@@ -74,7 +74,7 @@ _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 
 _NO_CLUSTER = (
     "no Ray cluster runs here that outlives this program; start one (ray start --head), set RAY_ADDRESS, or give "
-    "its address"
+    "the address of one (address=..., or --address)"
 )
 
 _LIMIT = "RAY_gcs_rpc_server_reconnect_timeout_s"

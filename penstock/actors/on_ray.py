@@ -70,8 +70,8 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
         except ValueError as error:  # the name is taken
             if not cluster.is_ending(flow.name):
                 raise JobExists(
-                    f"a job named {flow.name!r} is running; stop that job (penstock.attach({flow.name!r}).stop()) or "
-                    "give the flow another name"
+                    f"a job named {flow.name!r} is running; stop that job (penstock.attach({flow.name!r}).stop(), or "
+                    f"penstock stop {flow.name}), or give the flow another name"
                 ) from error
     sinks = {name: op.sink for name, op in flow.graph.operators.items() if isinstance(op, Write)}
     job = Job(flow.name, RayLink(flow.name, master, options.hang_timeout_s), sinks, program)

@@ -50,7 +50,7 @@ def test_who_wants_a_store_that_a_running_job_holds_is_told(store: Store, monkey
     other = Store.open(Path(store.place).parent, "job")
     running.wait_for_store("job", other)  # nobody holds it
     store.lock()
-    with pytest.raises(ps.JobExists, match=r"a job named 'job' is running .*checkpoints= another directory"):
+    with pytest.raises(ps.JobExists, match=r"a job named 'job' is running .*use another checkpoint store"):
         running.wait_for_store("job", other)
     store.release()
     running.wait_for_store("job", other)

@@ -404,7 +404,7 @@ def test_restarts_wait_longer_and_longer_and_then_the_job_fails() -> None:
     assert isinstance(fail, Fail)
     assert fail.reason == (
         "killed by SIGSEGV. The job has been restarted 3 times in the last 100 s, "
-        "which is all that max_restarts=3 allows"
+        "which is all that max_restarts=3 allows; correct the cause, and resume the job"
     )
     assert job.c.state == "FAILED"
     assert job.c.worker_lost(1, 21.0) == []

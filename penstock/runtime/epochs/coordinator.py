@@ -744,7 +744,7 @@ class Coordinator:
                 Fail(
                     f"{reason}. The job has been restarted {len(times)} times in the last "
                     f"{self.options.restart_window_s:g} s, which is all that max_restarts={self.options.max_restarts} "
-                    "allows"
+                    "allows; correct the cause, and resume the job"
                 )
             ]
         times.append(now)

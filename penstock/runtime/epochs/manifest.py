@@ -125,8 +125,8 @@ def decode(data: bytes, where: str) -> Manifest:
         raise SnapshotDamaged(f"{where} has the right checksum, but is no manifest: {error}.") from error
     raise StoreError(
         f"{where} has format {version}, and this release of Penstock reads format {FORMAT}. Nothing was changed. "
-        "Continue with the release of Penstock that wrote it, or start the job anew with another checkpoints= place, "
-        "or another name."
+        "Continue with the release of Penstock that wrote it, or start the job anew with another checkpoint store "
+        "(checkpoints=..., or --checkpoints) or another name."
     )
 
 

@@ -160,8 +160,9 @@ class Store:
         """Returns what to tell a user who cannot have the store."""
         return (
             f"a job named {self.job!r} is running and uses the checkpoint store {self.place}, maybe on another cluster "
-            f"or from another program; stop it (penstock.attach({self.job!r}).stop()), give checkpoints= another "
-            "directory, or give the flow another name"
+            f"or from another program; stop that job (penstock.attach({self.job!r}).stop(), or penstock stop "
+            f"{self.job}), use another checkpoint store (checkpoints=..., or --checkpoints), or give the flow another "
+            "name"
         )
 
     def check(self) -> None:

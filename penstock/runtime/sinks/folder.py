@@ -84,15 +84,15 @@ class PartFolder(Sink):
             return
         if parts := self._parts(place):
             raise FlowError(
-                f"{self.title}: {self.directory!r} already holds {len(parts)} part files ({parts[0]}, ...). "
-                "Write to another directory, delete them, or give overwrite=True to have them deleted at the start."
+                f"{self.title}: {self.directory!r} already holds {len(parts)} part files ({parts[0]}, ...). Write to "
+                "another directory, delete them, or give the sink overwrite=True to have them deleted at the start."
             )
         names = PartNames(self.directory, self.suffix, self.title, place)
         if hidden := sorted(name for name, _, _ in names.hidden_ones()):
             raise FlowError(
                 f"{self.title}: {self.directory!r} holds {len(hidden)} unfinished files ({hidden[0]}, ...) of a job "
                 "that runs, has failed or was killed: penstock.resume() of that job needs them. Resume it, or write to "
-                "another directory. If nobody is to resume it, delete them, or give overwrite=True."
+                "another directory. If nobody is to resume it, delete them, or give the sink overwrite=True."
             )
 
     def lock(self) -> DirectoryLock | None:

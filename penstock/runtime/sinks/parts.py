@@ -266,7 +266,7 @@ class PartsWriter(SinkWriter):
                     f"{self._names.sink}: {self._names.path(self._file_name)!r}, to which the job was writing, is no "
                     "longer there: somebody, maybe another program that writes there, deleted or moved it, or the "
                     f"folder {self._names.directory!r}. Its records are lost to the job: put the folder and its files "
-                    "back as they were and resume the job, or run it anew with overwrite=True."
+                    "back as they were and resume the job, or run it anew with overwrite=True in the sink."
                 )
             old = self._clock() - self._file_since >= self._part_s
             if self._finished or old or file.length >= self._part_bytes:
@@ -366,7 +366,7 @@ class PartsWriter(SinkWriter):
             raise PenstockError(
                 f"Files: {names.path(begun['hidden'])!r} {found}, and epoch {epoch} counts on {length:,} bytes of it. "
                 "Records are lost to the job: somebody deleted or changed the file, or the machine stopped before they "
-                "were on its disk. Put the file back, or run the job anew with overwrite=True."
+                "were on its disk. Put the file back, or run the job anew with overwrite=True in the sink."
             )
         copy = names.hidden(index, begun["number"], self._writer)
         _copy(names.path(source), names.path(copy), length)
@@ -383,7 +383,7 @@ class PartsWriter(SinkWriter):
                     f"{names.sink}: the part {names.path(final)!r} of epoch {epoch} is lost: neither it nor the hidden "
                     f"file {hidden!r}, which was to become it, is in the directory. Somebody deleted or moved "
                     "them, or another job has written to this directory. Put the file back under one of these names, "
-                    "or run the job anew with overwrite=True."
+                    "or run the job anew with overwrite=True in the sink."
                 ) from error
         except OSError as error:
             raise failed_write(names.path(final), error, True, names.sink) from error
