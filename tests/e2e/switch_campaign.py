@@ -10,8 +10,9 @@ over the same records. When something is wrong, the command that replays the run
 
 A run counts only if records went to Spark in it, and if processes were killed where they were to be. So that this does
 not depend on how busy the machine is, the input waits for it: most of it until Spark is ready, and its end until the
-kills are done. The campaign continues until so many runs have counted, says how many did not, and why, and fails when
-too many did not.
+kills are done and Spark has answered records. Until then records trickle, so that there are some whenever a range is in
+Spark, even if only for a moment. The campaign continues until so many runs have counted, says how many did not, and
+why, and fails when too many did not.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ RATE = 8_000.0
 LIMIT_S = 300.0
 KINDS = ("executor", "bridge", "worker")
 HOLD_LOOK_S = 0.05  # how often a reader looks whether it may continue
+TRICKLE = 5  # records that a reader hands out at such a look while it waits for the kills
+IN_SPARK_LEAST = 200  # records that Spark is to answer before the end of the input is let go
 MODES = ("toggle:1", "toggle:3", "spark-only")
 WORDS = ["be", "To", "or", "not", "that", "is", "the", "Question"]
 CAMPAIGNS = [{"ad": f"ad{i}", "campaign": f"c{i // 10}"} for i in range(100)]
@@ -150,11 +153,18 @@ CASES: dict[str, Case] = {
 
 class Held(Source):
     """A Generator of which a reader hands out no more than so many records for each of its splits, all splits together,
-    as long as a file is not there; for each of several files. A file that was there stays."""
+    as long as a file is not there; for each of several files. A file that was there stays. When only the last of the
+    files is missing, TRICKLE records pass every HOLD_LOOK_S."""
 
-    def __init__(self, generator: ps.sources.Generator, holds: dict[Path, int]) -> None:
+    def __init__(
+        self,
+        generator: ps.sources.Generator,
+        holds: dict[Path, int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.generator = generator
         self.holds = holds
+        self.clock = clock
         self.bounded = generator.bounded
 
     def splits(self, parallelism: int) -> list[Split]:
@@ -162,19 +172,24 @@ class Held(Source):
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
         holds = {path: most * len(splits) for path, most in self.holds.items()}
-        return _HeldReader(self.generator.reader(splits, context), holds)
+        return _HeldReader(self.generator.reader(splits, context), holds, self.clock)
 
 
 class _HeldReader(Reader):
-    def __init__(self, reader: Reader, holds: dict[Path, int]) -> None:
+    def __init__(self, reader: Reader, holds: dict[Path, int], clock: Callable[[], float]) -> None:
         self._reader = reader
+        self._last = list(holds)[-1]
         self._holds = holds
+        self._clock = clock
+        self._trickles_at = 0.0  # not before
         self._held = False
 
     def read(self, limit: int) -> list[Any]:
         self._holds = {path: most for path, most in self._holds.items() if not path.exists()}
         made = sum(self._reader.offsets().values())  # of a Generator: how many there were
         left = min([limit, *(most - made for most in self._holds.values())])
+        if left <= 0 and list(self._holds) == [self._last] and self._clock() >= self._trickles_at:
+            left, self._trickles_at = min(limit, TRICKLE), self._clock() + HOLD_LOOK_S
         self._held = left <= 0 and not self._reader.finished
         records = [] if left <= 0 else self._reader.read(left)
         self.stamp_ns = self._reader.stamp_ns if records else None
@@ -299,7 +314,7 @@ def run_once(
         ready, end = Path(holds) / "Spark is ready", Path(holds) / "the kills are done"
         tasks = graph.parallelism or 1
         generator = ps.sources.Generator(case.line, RATE, limit=n)
-        source = Held(generator, {ready: n // 20 // tasks, end: n // 20 * 19 // tasks})
+        source = Held(generator, {ready: n // 20 // tasks, end: n // 4 * 3 // tasks})
         sink = ps.sinks.Collect()
         case.build(graph.read(source, name="lines"), sink)
         began = time.monotonic()
@@ -333,7 +348,9 @@ def _torment(
     job: Any, run: Run, rng: random.Random, kinds: tuple[str, ...], kills: int, began: float, ready: Path, end: Path
 ) -> None:
     """Kill processes once Spark is there, at random distances, until the job has ended or enough are dead. The input is
-    let go when Spark is ready, and its end when the kills are done and records go to Spark; at last in any case."""
+    let go when Spark is ready, and its end when the kills are done and the status counts records that Spark has
+    answered: that a range is in Spark is not enough, because it may have come back since. At last it is let go in any
+    case."""
     state = ""
     due: float | None = None
     left = kills
@@ -349,7 +366,7 @@ def _torment(
         late = time.monotonic() - began >= LIMIT_S
         if begin or late:
             ready.touch()
-        if late or (not left and (run.mode == "off" or run.in_spark or state == "OPERATION")):
+        if late or (not left and (run.mode == "off" or run.in_spark >= IN_SPARK_LEAST)):
             end.touch()
         if late:
             return

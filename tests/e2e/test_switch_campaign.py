@@ -9,7 +9,7 @@ import pytest
 import penstock as ps
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import SourceContext
-from tests.e2e.switch_campaign import HOLD_LOOK_S, Held, Run, Tally, campaign
+from tests.e2e.switch_campaign import HOLD_LOOK_S, TRICKLE, Held, Run, Tally, campaign
 
 
 def a_run(in_spark: int = 10, kills: int = 3, mode: str = "toggle:1") -> Run:
@@ -65,7 +65,8 @@ def test_a_run_that_fails_is_not_made_up_for() -> None:
 @pytest.mark.parametrize("splits", [1, 2])
 def test_a_held_source_hands_out_no_more_until_its_file_is_there(tmp_path: Path, splits: int) -> None:
     ready, end = tmp_path / "ready", tmp_path / "end"
-    source = Held(ps.sources.Generator(lambda i: i, limit=20, splits=splits), {ready: 2, end: 8})
+    now = 100.0
+    source = Held(ps.sources.Generator(lambda i: i, limit=40, splits=splits), {ready: 2, end: 8}, lambda: now)
     reader = source.reader(source.splits(splits), SourceContext("held", 0, 1, ErrorHandler("held")))
 
     def all_there_is() -> list[int]:
@@ -79,13 +80,18 @@ def test_a_held_source_hands_out_no_more_until_its_file_is_there(tmp_path: Path,
     assert reader.backlog() == 0
     assert not reader.finished
     ready.touch()
-    assert len(all_there_is()) == 6 * splits
+    assert len(all_there_is()) == 6 * splits + TRICKLE
+    assert reader.read(7) == []
+    assert reader.ready_in() == HOLD_LOOK_S
+    now += HOLD_LOOK_S
+    assert len(all_there_is()) == TRICKLE
     again = source.reader(
         [split.at(reader.offsets()[split.name]) for split in source.splits(splits)],
         SourceContext("held", 0, 1, ErrorHandler("held")),
     )
+    assert len(again.read(7)) == TRICKLE
     assert again.read(7) == []
     end.touch()
-    assert len(all_there_is()) == 20 - 8 * splits
+    assert len(all_there_is()) == 40 - 8 * splits - 2 * TRICKLE
     assert reader.finished
     reader.close()

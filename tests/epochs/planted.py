@@ -102,7 +102,7 @@ def _no_second_end() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/worker/run_loop.py", Seeds(121, lambda faults: faults.kills >= 3 and faults.workers > 1)
+    "penstock/runtime/worker/run_loop.py", Seeds(145, lambda faults: faults.kills >= 3 and faults.workers > 1)
 )
 def _old_generations() -> Any:
     """Messages are taken from whoever sent them, also from a task that was taken back."""
@@ -275,7 +275,7 @@ def _no_timers_back() -> Any:
     return _patch(Timers, "restore", lambda self, saved: self.saved.restore(saved))
 
 
-@planted_fault("penstock/runtime/state/timers.py", Seeds(4))
+@planted_fault("penstock/runtime/state/timers.py", Seeds(11))
 def _timer_not_touched() -> Any:
     """A timer that has fired is not noted as a change."""
 

@@ -75,7 +75,7 @@ def _addresses_of_before() -> Any:
     return _all(_patch("_remove_tasks", note), _patch("_build_tasks", with_old))
 
 
-@planted_fault(HOST, Seeds(534, lambda faults: faults.kills > 0 and faults.workers == 1))
+@planted_fault(HOST, Seeds(420, lambda faults: faults.kills > 0 and faults.workers == 1))
 def _finished_while_saving() -> Any:
     """A job in which no run loop runs has finished, also while the coordinator puts off a death."""
     end = JobHost._end_if_over

@@ -399,7 +399,7 @@ def faults_of(seed: int) -> Faults:
     pauses = pausing.choice((0, 0, 1, 3, 10))
     asking = random.Random(f"asks {seed}")
     scheduling = random.Random(f"scheduler {seed}")
-    doubting = random.Random(f"doubts {seed}").random() < 0.5
+    doubting = random.Random(f"doubts {seed}").random() > 0.25
     faults = Faults(
         workers=workers,
         spread=chance(0.8),
