@@ -425,7 +425,8 @@ def jobs(address: str | None) -> Iterator[tuple[str, list[str]]]:
     if not reached:
         raise NoCluster(
             "no job was found, because no Ray cluster that this program can join has a node on this machine; give the "
-            "address of a cluster, or set RAY_ADDRESS"
+            "address of a cluster, or set RAY_ADDRESS. A local job (local=True) can be found only in the program that "
+            "runs it, and only while it runs"
         )
 
 

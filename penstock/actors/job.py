@@ -17,6 +17,7 @@ from penstock.actors.job_link import HostGone, JobLink
 from penstock.actors.progress import Progress
 from penstock.runtime.errors import (
     ClusterGone,
+    FlowError,
     JobError,
     JobFailed,
     NotEnoughResources,
@@ -33,7 +34,7 @@ from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.sinks.base import Sink
 from penstock.runtime.storage import filesystems
-from penstock.runtime.units import renamed, seconds
+from penstock.runtime.units import renamed, seconds, whole
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +236,10 @@ class Job:
             raise error
 
     def stop(self) -> None:
-        """End the sources. The job finishes when all records that were read have come through. Returns at once."""
+        """End the sources. The job finishes when all records that were read have come through. Returns at once.
+
+        When a process dies meanwhile, the job goes back to its last complete epoch and ends there: records that were
+        read after this epoch then count as not read, also in `records_read`."""
         self._tell("stop")
 
     def cancel(self) -> None:
@@ -253,6 +257,8 @@ class Job:
 
         The savepoint stays there whatever happens to the job. `penstock.run(flow, savepoint=...)` starts a job from
         it."""
+        if not isinstance(url, str | os.PathLike):
+            raise FlowError(f"savepoint: {shorten(url)} is no place; give a directory or a URL")
         place = os.fspath(url)
         try:
             path = filesystems.local_path(place)
@@ -277,7 +283,7 @@ class Job:
         An epoch is completed first. The operator's tasks and the tasks downstream go back to it, and repeat what they
         have done since; the upstream tasks continue. As few keys as possible are reassigned to another task.
         """
-        self._ask("rescale", operator, parallelism)
+        self._ask("rescale", operator, whole(parallelism, f"rescale {operator!r}: parallelism"))
 
     def migrate(self, tasks: Mapping[str, int]) -> None:
         """Move tasks (by their names in `status()["tasks"]`) to other workers, and wait until they run there.
@@ -285,7 +291,12 @@ class Job:
         The tasks stop after the barrier of an epoch, and continue in their new place when that epoch is complete. The
         other tasks continue meanwhile. No record is lost or doubled.
         """
-        self._ask("migrate", dict(tasks))
+        if not isinstance(tasks, Mapping):
+            raise FlowError(f"migrate: {shorten(tasks)} is no mapping; give the worker of each task, {{'count[0]': 1}}")
+        self._ask(
+            "migrate",
+            {name: whole(worker, f"migrate: the worker of {name!r}", least=0) for name, worker in tasks.items()},
+        )
 
     def traffic(self) -> list[dict[str, Any]]:
         """The measured load and traffic of each task, in a job that moves tasks by itself (`run(replan_s=)`): its name,

@@ -26,7 +26,7 @@ class Progress:
         """`where`: the cluster that the job runs on, which is shown while the job starts."""
         self._name = name
         self._where = where
-        self._shown = shown
+        self._shown = shown = shown and sys.stderr is not None  # a service may have none
         self._terminal = shown and sys.stderr.isatty()
         self._due = time.monotonic() + _FIRST_S
         self._any = False

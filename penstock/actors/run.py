@@ -161,6 +161,7 @@ def run(
     store = origin = None
     if epoch_interval_s is not None:
         store = Store.open(checkpoints or default_checkpoints(), flow.name)
+        store.check_format()
         store.check()
     if savepoint is not None:
         origin = _savepoint(savepoint, plan, store)
@@ -322,12 +323,13 @@ def resume(
     if flag(local, "local"):
         _refuse_what_needs_ray(detached=detached, address=address)
     store = Store.open(checkpoints or default_checkpoints(), name)
+    store.check_format()  # an older epoch of another format must stay too
     found = store.latest() if store.ended() is None else None
     if found is None or found[0].program is None:
         raise JobNotFound(
             f"there is no epoch of a job {name!r} in {store.place}: the job has finished, was never run with this "
-            "checkpoint store, or failed before its first epoch was complete. Give the name and the checkpoint store "
-            "with which the job was run, or run the job anew"
+            "checkpoint store, ran without epochs (epoch_interval_s=None), or failed before its first epoch was "
+            "complete. Give the name and the checkpoint store with which the job was run, or run the job anew"
         )
     program, (flow, options) = Program.loads(store.get(found[0].program))
     program.prefer_own()

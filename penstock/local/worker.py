@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +42,7 @@ class StartMessage:
 def serve(fd: int) -> None:
     """Runs the worker at the other end of this socket. Returns when the program has closed its end."""
     standard_streams.open_closed()  # the program may have closed its own, which this process has inherited
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the process ends by a signal
+    standard_streams.outlive_readers()
     with socket.socket(fileno=fd) as program:
         try:
             _serve(program)

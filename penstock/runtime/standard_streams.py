@@ -6,9 +6,11 @@ descriptor 1 or 2, into which native code then writes its messages.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from contextlib import suppress
+from typing import Any
 
 
 def open_closed() -> None:
@@ -27,3 +29,22 @@ def open_closed() -> None:
             os.dup2(null, number)
             os.close(null)
         setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+
+
+class _Written(io.FileIO):
+    """A file descriptor whose reader may go (`| head`): what is written afterwards goes nowhere."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
+
+
+def outlive_readers() -> None:
+    """Let a standard stream whose reader has gone be no error of the function that prints."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        buffered = io.BufferedWriter(_Written(number, "w", closefd=False))
+        stream = getattr(sys, name)
+        text = io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=True)
+        setattr(sys, name, text)

@@ -26,6 +26,7 @@ from tests.e2e.processes import LIMIT_S, kill, wait_until
 from tests.e2e.recovery_flows import RecoveryFlow, counted_up, differences, hidden_files, parts
 
 KEYS = 5000
+LONG_S = 600.0  # between epochs
 RATE = 5000.0
 
 
@@ -80,6 +81,17 @@ def fresh_epoch(job: Any, at_least: int = 2) -> int:
     raise AssertionError("no epoch became complete")
 
 
+def two_epochs(job: Any, folder: Path) -> int:
+    """Let a job whose epochs are far apart (LONG_S) complete two; the number of the last one. No other epoch is
+    completed before a test asks for one, however slow the machine is."""
+    for name in ("first", "second"):
+        written = job.status().get("records_written", 0)
+        wait_until(lambda n=written: job.status().get("records_written", 0) > n + RATE, "much has changed")
+        job.savepoint(folder / name)
+    complete: int = epochs_of(job)["complete"]
+    return complete
+
+
 def logged(text: str) -> bool:
     """Whether some process of the session's cluster has written this to its log."""
     import ray
@@ -118,10 +130,10 @@ def test_a_damaged_snapshot(cluster: str, fresh_name: Callable[[], str], tmp_pat
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
     store = tmp_path / "epochs" / name
-    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=1.5)
+    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=LONG_S)
     watch = Watch(job)
     try:
-        epoch = fresh_epoch(job)
+        epoch = two_epochs(job, tmp_path)
         fresh = [blob for blob in blobs_of(store, epoch) if f"/{epoch:08d}-" in blob]
         assert fresh
         assert (store / f"manifests/{epoch - 1:010d}.json").exists()
@@ -132,7 +144,8 @@ def test_a_damaged_snapshot(cluster: str, fresh_name: Callable[[], str], tmp_pat
         pid = job.status()["workers"][1]["pid"]
         kill(pid)
         wait_until(lambda: epochs_of(job)["restarts"] == 2 and job.state == "RUNNING", "the job runs again")
-        wait_until(lambda: epochs_of(job)["complete"] > epoch, "epochs continue, with new numbers")
+        job.savepoint(tmp_path / "last")
+        assert epochs_of(job)["complete"] > epoch, "epochs continue, with new numbers"
         status = finish(job, made)
         after = [s.status["epochs"]["complete"] for s in watch.samples if s.at > at and "epochs" in s.status]
     finally:
@@ -148,13 +161,15 @@ def test_a_damaged_manifest(cluster: str, fresh_name: Callable[[], str], tmp_pat
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
     store = tmp_path / "epochs" / name
-    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=1.5)
-    epoch = fresh_epoch(job)
+    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=LONG_S)
+    epoch = two_epochs(job, tmp_path)
     master = master_pid(job)
     for file in both(f"manifests/{epoch:010d}.json"):
         damage(store / file, "flipped")
     kill(master)
-    wait_until(lambda: epochs_of(job)["complete"] > epoch, "epochs continue, with new numbers")
+    wait_until(lambda: epochs_of(job)["complete"] == epoch - 1 and job.state == "RUNNING", "the job runs again")
+    job.savepoint(tmp_path / "last")
+    assert epochs_of(job)["complete"] > epoch, "epochs continue, with new numbers"
     finish(job, made)
     wait_until(
         lambda: logged(f"job {name} falls back to an older epoch, because one is damaged: epoch {epoch}: "),

@@ -96,6 +96,12 @@ def check_counters(plan: Plan, entries: list[TaskEntry]) -> None:
     for task in plan.tasks:
         for name, state in read_changed(plan, task, entries, get)[0].items():
             after.update({(name, place): count for place, count in enumerate(state.counters)})
+    saved = {operator for entry in entries for operator in entry.operators}
+    for chain in plan.chains:
+        for sender, key_by, keyed in zip(chain.operators, chain.operators[1:], chain.operators[2:], strict=False):
+            if key_by.kind == "key_by" and key_by.name not in saved:  # fused just now: its records came by a channel
+                assert after.pop((key_by.name, 0), 0) == after[sender.name, 1]
+                assert after.pop((key_by.name, 1), 0) == after[keyed.name, 0]
     assert +after == Counter({place: count for place, count in before.items() if place[0] in known and count})
 
 

@@ -34,6 +34,11 @@ def test_every_record_counts_once_whatever_dies(chunk: int) -> None:
         run_seed(seed)
 
 
+@pytest.mark.parametrize("seed", [7528])  # a rescale fuses a key_by, which has had no counters of its own
+def test_what_long_campaigns_have_found(seed: int) -> None:
+    run_seed(seed)
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     def story() -> tuple[int, list[str]]:
         with small_steps(12):

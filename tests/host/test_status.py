@@ -28,7 +28,7 @@ def plan() -> Plan:
 
 
 PLACED = {0: 0, 1: 0, 2: 1}
-WORKERS = [{"index": i, "pid": 100 + i, "node_id": "n"} for i in range(2)]
+WORKERS = [{"index": i, "pid": 100 + i, "state": "RUNNING", "node_id": "n"} for i in range(2)]
 
 
 def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.session import SparkOptions
+from penstock.runtime.epochs.manifest import FORMAT, decode, encode
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here
 
@@ -88,6 +90,18 @@ def test_without_epochs_the_death_of_a_worker_ends_the_job(fresh_name: Callable[
 def test_a_job_is_rescaled_and_its_tasks_migrate(fresh_name: Callable[[], str]) -> None:
     job = ps.run(ticking(fresh_name(), 5000), workers=2, local=True, epoch_interval_s=0.2)
     wait_until(lambda: job.status().get("records_written", 0) > 0, "records come through")
+    for mistake, words in (
+        (lambda: job.rescale("count", "3"), "rescale 'count': parallelism='3'; it must be a whole number, 1 or more"),
+        (lambda: job.rescale("count", 2.5), "parallelism=2.5; it must be a whole number"),
+        (
+            lambda: job.migrate({"count[0]": 0.5}),
+            r"the worker of 'count\[0\]'=0.5; it must be a whole number, 0 or more",
+        ),
+        (lambda: job.migrate(["count[0]"]), "is no mapping; give the worker of each task"),
+        (lambda: job.savepoint(None), "savepoint: None is no place; give a directory or a URL"),
+    ):
+        with pytest.raises(ps.PenstockError, match=words):
+            mistake()
     job.rescale("count", 3)
     tasks = {task["name"]: task["worker"] for task in job.plan()}
     moved = next(name for name in tasks if name.startswith("count"))
@@ -321,16 +335,53 @@ def forks(i):
 flow = ps.Flow("forked")
 numbers = flow.read(ps.sources.Memory(range(1000))).map(forks)
 numbers.key_by(lambda i: i % 7).count().write(ps.sinks.Collect(), name="out")
+numbers.map(str, parallelism=WORKERS).write(ps.sinks.Files(sys.argv[1] + "-files", part_s=0))
 if __name__ == "__main__":
-    job = ps.run(flow, workers=2, local=True, checkpoints=sys.argv[1])
+    job = ps.run(flow, workers=WORKERS, local=True, checkpoints=sys.argv[1])
     job.wait(progress=False)
     print("counted", sum(dict(job.records("out")).values()), flush=True)
 """
 
 
-def test_a_fork_of_a_worker_does_not_speak_for_it_and_ends(tmp_path: Path) -> None:
-    ran = script(tmp_path, FORKED)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("how", ["os.fork()", "os.fork() or sys.exit()", "os.fork() or 1 / 0"])
+def test_a_fork_of_a_worker_does_nothing_in_its_name_and_ends(tmp_path: Path, workers: int, how: str) -> None:
+    ran = script(tmp_path, FORKED.replace("WORKERS", str(workers)).replace("os.fork()", how))
     assert "counted 1000" in ran.stdout, ran.stderr
+    written = [line for part in (tmp_path / "epochs-files").iterdir() for line in part.read_text().splitlines()]
+    assert sorted(map(int, written)) == list(range(1000))
+
+
+PRINTS = """
+import sys
+import penstock as ps
+
+def said(i):
+    print("number", i)
+    return i
+
+flow = ps.Flow("prints")
+flow.read(ps.sources.Generator(said, 2000, limit=3000)).map(said).write(ps.sinks.Collect(), name="out")
+if __name__ == "__main__":
+    job = ps.run(flow, workers=2, local=True, checkpoints=sys.argv[1])
+    job.wait(progress=False)
+    print(len(job.records("out")), file=sys.stderr)
+"""
+
+
+def test_functions_may_print_though_the_reader_has_gone(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PRINTS)
+    command = f'"{sys.executable}" program.py "{tmp_path}/epochs" | head -1'
+    ran = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert ran.stdout.startswith("number")
+    assert "3000" in ran.stderr
 
 
 CLOSED = """
@@ -341,7 +392,7 @@ flow = ps.Flow("closed")
 flow.read(ps.sources.Memory(range(1000))).write(ps.sinks.Collect(), name="out")
 if __name__ == "__main__":
     job = ps.run(flow, workers=1, local=True, checkpoints=sys.argv[1])
-    job.wait(progress=False)
+    job.wait()
     with open(sys.argv[1] + ".result", "w") as result:
         result.write(str(sorted(job.records("out")) == list(range(1000))))
 """
@@ -360,3 +411,71 @@ def script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(text)
     command = [sys.executable, "program.py", str(folder / "epochs")]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+
+
+def test_saved_timers_need_the_on_timer_that_they_were_set_for(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    def remind(ctx: ps.ProcessContext, key: int, number: int) -> None:
+        ctx.set_timer(at_ms=4_000_000_000_000)
+
+    def reminded(ctx: ps.ProcessContext, key: int, at: int) -> list[int]:
+        return [key]
+
+    def reminding(**options: Any) -> ps.Flow:
+        flow = ps.Flow(fresh_name())
+        numbers = flow.read(ps.sources.Generator(lambda number: number % 7, 500.0))
+        numbers.key_by(lambda number: number).process(remind, name="remind", **options).write(ps.sinks.Null())
+        return flow
+
+    job = ps.run(reminding(on_timer=reminded), workers=2, local=True, epoch_interval_s=0.2)
+    wait_until(lambda: job.status().get("records_read", 0) > 100, "timers are set")
+    job.savepoint(tmp_path / "saved")
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)
+    with pytest.raises(ps.JobFailed, match=r"process 'remind' continues with . saved timers, and has no on_timer"):
+        ps.run(reminding(), workers=2, local=True, savepoint=tmp_path / "saved").wait(LIMIT_S, progress=False)
+
+
+def test_a_store_with_any_epoch_of_another_format_is_left_alone(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    name = fresh_name()
+    options: dict[str, Any] = {"workers": 2, "local": True, "checkpoints": tmp_path}
+    job = ps.run(ticking(name, 10**6), epoch_interval_s=0.1, max_restarts=0, **options)
+    wait_until(lambda: job.status().get("epochs", {}).get("complete", 0) > 2, "epochs are complete")
+    os.kill(pids(job)[1], signal.SIGKILL)
+    with pytest.raises(ps.JobFailed):
+        job.wait(LIMIT_S, progress=False)
+    oldest, *later = sorted((tmp_path / name / "manifests").glob("*.json"))
+    assert later, "the newest epoch is of this format"
+    for path in (oldest, tmp_path / name / "copies" / oldest.name):
+        path.write_bytes(encode(replace(decode(path.read_bytes(), str(path)), version=FORMAT + 1)))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for start in (
+        lambda: ps.resume(name, checkpoints=tmp_path, local=True),
+        lambda: ps.run(ticking(name, 1), **options),
+    ):
+        with pytest.raises(ps.StoreError, match=f"has format {FORMAT + 1}, and .* reads format {FORMAT}"):
+            start()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_the_status_says_which_worker_has_no_process(fresh_name: Callable[[], str]) -> None:
+    job = ps.run(ticking(fresh_name(), 10**6), workers=2, local=True, epoch_interval_s=0.1)
+    wait_until(lambda: job.status().get("epochs", {}).get("complete", 0) > 0, "an epoch is complete")
+
+    def row() -> dict[str, Any]:
+        found: dict[str, Any] = job.status()["workers"][1]
+        return found
+
+    before = row()
+    assert before["state"] == "RUNNING"
+    os.kill(before["pid"], signal.SIGKILL)
+    seen = []
+
+    def runs_again() -> bool:
+        seen.append(row())
+        return bool(seen[-1]["pid"] != before["pid"])
+
+    wait_until(runs_again, "the worker has another process")
+    assert seen[-1]["state"] == "RUNNING"
+    assert {entry["state"] for entry in seen} & {"NONE", "STARTING"}
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)

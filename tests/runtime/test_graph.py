@@ -74,7 +74,7 @@ def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(FlowError, match=r"'g' reads nothing; start it with flow\.read"):
         made.validate()
     made.add(Read(Memory([])))
-    with pytest.raises(FlowError, match="nothing uses the outputs of operator 'read'"):
+    with pytest.raises(FlowError, match="nothing uses the main output of operator 'read'"):
         made.validate()
     made.add(Write(Null()))
     with pytest.raises(FlowError, match="operator 'write' has no input"):
@@ -91,5 +91,5 @@ def test_a_main_output_is_used_only_by_those_who_take_it() -> None:
     made.add(Write(Null()))
     made.connect(Edge("read", "map"))
     made.connect(Edge("map", "write", output="dead_letters"))
-    with pytest.raises(FlowError, match="nothing uses the outputs of operator 'map'"):
+    with pytest.raises(FlowError, match="nothing uses the main output of operator 'map'"):
         made.validate()

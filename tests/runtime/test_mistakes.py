@@ -373,7 +373,7 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     ),
     "nothing written": (
         lambda: ps.testing.run(some()._flow),
-        ("nothing uses the outputs of operator 'read'", ".write(sink)"),
+        ("nothing uses the main output of operator 'read'", ".write(sink)"),
     ),
     "nothing read": (lambda: ps.testing.run(ps.Flow("f")), ("reads nothing", "flow.read(source)")),
     "two sinks in one place": (two_sinks, ("the sinks 'one' and 'other' both write to", "out")),

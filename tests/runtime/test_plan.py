@@ -205,7 +205,7 @@ def test_keyed_operators_need_a_key_group_for_every_task() -> None:
 def test_a_dangling_stream_an_empty_flow_and_no_worker_are_refused() -> None:
     flow, stream = start()
     stream.map(str)
-    with pytest.raises(FlowError, match="nothing uses the outputs of operator 'map'"):
+    with pytest.raises(FlowError, match="nothing uses the main output of operator 'map'"):
         flow.plan(1)
     with pytest.raises(FlowError, match="reads nothing"):
         Flow("empty").plan(1)

@@ -740,9 +740,10 @@ class Coordinator:
             self._life.move("fail", reason)
             if self.options.interval_s is None or not self.options.max_restarts:
                 return [Fail(reason)]
+            often = "once" if len(times) == 1 else f"{len(times)} times"
             return [
                 Fail(
-                    f"{reason}. The job has been restarted {len(times)} times in the last "
+                    f"{reason}. The job has been restarted {often} in the last "
                     f"{self.options.restart_window_s:g} s, which is all that max_restarts={self.options.max_restarts} "
                     "allows; correct the cause, and resume the job"
                 )

@@ -27,6 +27,8 @@ def store_error(what: str, error: Exception) -> StoreError:
     if number in (errno.ENOSPC, errno.EDQUOT):
         return StoreUnreachable(f"{what} Free some space or raise the quota there; the epoch is lost, the next may do.")
     by_system = isinstance(error, OSError)
+    if number in (errno.EMFILE, errno.ENFILE):
+        return StoreUnreachable(f"{what} Raise the limit on open files (ulimit -n) of the job's processes.")
     if number == errno.EFBIG:
         remedy = "Raise the limit on the size of files (ulimit -f), or use another file system."
         return StoreError(f"{what} {remedy}", may_pass=by_system)

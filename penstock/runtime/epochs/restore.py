@@ -87,6 +87,11 @@ def _counters(plan: Plan, task: TaskId, entries: Sequence[TaskEntry], get: Get) 
                 if name in own or name in on_the_way:
                     before = found.get(name, (0, 0, 0, 0))
                     found[name] = (before[0] + taken, before[1] + given, before[2] + skipped, before[3] + late)
+    # A key_by that was fused just now has had no counters of its own: on a channel nothing is counted.
+    saved = {name for entry in entries for name in entry.operators}
+    for sender, key_by, keyed in zip(chain.operators, chain.operators[1:], chain.operators[2:], strict=False):
+        if key_by.kind == "key_by" and key_by.name not in saved:
+            found[key_by.name] = (found[sender.name][1], found[keyed.name][0], 0, 0)
     return found
 
 

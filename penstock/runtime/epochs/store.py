@@ -161,8 +161,8 @@ class Store:
         return (
             f"a job named {self.job!r} is running and uses the checkpoint store {self.place}, maybe on another cluster "
             f"or from another program; stop that job (penstock.attach({self.job!r}).stop(), or penstock stop "
-            f"{self.job}), use another checkpoint store (checkpoints=..., or --checkpoints), or give the flow another "
-            "name"
+            f"{self.job}; a local job only in the program that runs it), use another checkpoint store "
+            "(checkpoints=..., or --checkpoints), or give the flow another name"
         )
 
     def check(self) -> None:

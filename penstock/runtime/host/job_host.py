@@ -213,7 +213,6 @@ class JobHost:
         has said of itself."""
         self._note(now, f"process {incarnation} of worker {worker} is ready")
         self.lives.ready(worker, incarnation, info)
-        self.status.place(self.placed, self.lives.infos())
         if self.end is None:
             self._obey(self.coordinator.started(worker), now)
         return self._settled(now)
@@ -570,7 +569,6 @@ class JobHost:
         self.suspects.forget()
         self._placing.forget()
         self.status = self.status.of(plan)
-        self.status.place(placed, self.lives.infos())
 
     def _serve_migrations(self, now: float) -> None:
         """Start the first requested migration. Called after every event until it has been carried out."""
@@ -699,7 +697,6 @@ class JobHost:
         if moves:
             self._placing.moved(moves)
             logger.info("job %s: %d tasks migrate to other workers", self.plan.name, moves)
-        self.status.place(self.placed, self.lives.infos())
 
     # --- after each event ------------------------------------------------------------------------------------
 
@@ -713,6 +710,7 @@ class JobHost:
                 if self._requests.migrations:
                     self._serve_migrations(now)
             self._end_if_over(now)
+        self.status.place(self.placed, self.lives.infos())
         out, self._out = self._out, []
         return out
 

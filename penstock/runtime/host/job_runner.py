@@ -819,7 +819,10 @@ class JobRunner:
 
 def _end_by_own_fault(error: Exception) -> JobEnd:
     """Returns the end of a job that an unexpected error in its host has ended."""
-    return JobEnd("FAILED", f"JobMaster failed: {error}\n{''.join(traceback.format_exception(error))}")
+    return JobEnd(
+        "FAILED",
+        f"the job's host failed, by a fault of Penstock's own: {error}\n{''.join(traceback.format_exception(error))}",
+    )
 
 
 def first_line(error: BaseException) -> str:

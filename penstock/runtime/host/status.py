@@ -201,6 +201,7 @@ class StatusBuilder:
         return {
             "index": info["index"],
             "pid": info["pid"],
+            "state": info["state"],
             "node_id": info["node_id"],
             "tasks": mine,
             "queued": sum(tasks[number]["queued"] for number in mine if number in tasks),

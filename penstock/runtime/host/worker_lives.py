@@ -97,8 +97,10 @@ class WorkerLives:
         return self._lives[worker].incarnation
 
     def infos(self) -> list[dict[str, Any]]:
-        """What each worker's last process has said of itself, in the order of the workers."""
-        return [life.info for _, life in sorted(self._lives.items()) if life.info is not None]
+        """What each worker's last process has said of itself, and the state of the worker's process now, in the order
+        of the workers."""
+        lives = (life for _, life in sorted(self._lives.items()))
+        return [{**life.info, "state": life.state.name} for life in lives if life.info is not None]
 
     @property
     def all_have_started(self) -> bool:

@@ -168,13 +168,10 @@ class WorkerProcess:
             self._loop.cancel()
         if self._stopped:
             self._loop.stop()
-        process = os.getpid()
         try:
             self._loop.run()
-            _end_forks(process)
             self._reporter.drain()
         except BaseException as error:  # SystemExit would end the process, and the job would start it again
-            _end_forks(process)
             return self._outcome(error)
         return Outcome(self._index)
 
@@ -300,13 +297,6 @@ def _keep_all() -> None:
     collection visits all of them, which shows as pauses of tens of milliseconds in the latency of every record."""
     gc.collect()
     gc.freeze()
-
-
-def _end_forks(process: int) -> None:
-    """Ends this process when it is not the worker's, but a fork that has come out of a user's function. The fork shares
-    the worker's connections, and must not speak for the worker."""
-    if os.getpid() != process:
-        os._exit(1)
 
 
 def _end_by_signals() -> None:

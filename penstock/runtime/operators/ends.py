@@ -4,11 +4,13 @@ never be lost: it becomes a failure of its operator.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from penstock.runtime.errors import FlowError, RecordError
+from penstock.runtime.forks import end_forks
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.records.batch import Batch
@@ -63,6 +65,7 @@ class _Writing(Stage):
         super().__init__(context)
         self._sink = sink
         self._writer: SinkWriter | None = None
+        self._process = os.getpid()
 
     def open(self) -> None:
         context = self.context.sink_context
@@ -74,6 +77,7 @@ class _Writing(Stage):
     def run(self, batch: Batch) -> Batch:
         assert isinstance(batch, list)
         assert self._writer is not None
+        end_forks(self._process)
         with self._blamed(batch):
             self._writer.write(batch)
         return []

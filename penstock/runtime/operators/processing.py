@@ -167,6 +167,11 @@ class _Processing(Stage):
     def restore(self, epoch: int, saved: SavedState) -> None:
         self._map.restore(saved.maps.get("state", {}))
         self._timers.restore(saved.maps.get("timers", {}))
+        if len(self._timers) and self.user.timers is None:
+            raise FlowError(
+                f"process {self.context.operator.name!r} continues with {len(self._timers):,} saved timers, and has no "
+                "on_timer that could be called for them; give it the on_timer that it had when they were saved"
+            )
 
     def close(self, failed: bool) -> None:
         if isinstance(self._process, Process):

@@ -108,7 +108,7 @@ class Graph:
                 raise FlowError(f"flow {self.name!r}: operator {name!r} has no input")
         for name in self.dangling():
             raise FlowError(
-                f"flow {self.name!r}: nothing uses the outputs of operator {name!r}; end the stream with "
+                f"flow {self.name!r}: nothing uses the main output of operator {name!r}; end the stream with "
                 ".write(sink), e.g. .write(penstock.sinks.Null())"
             )
 

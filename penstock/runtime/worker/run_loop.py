@@ -15,6 +15,7 @@ A step takes a batch of what is ready (docs/papers.md: A1).
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Container
 from concurrent.futures import Future
@@ -24,6 +25,7 @@ from typing import Any, TypeVar
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, WATERMARK, decode_batch
+from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
@@ -154,6 +156,7 @@ class RunLoop:
         """Runs the tasks, as the class describes. It opens the tasks at the start, and closes them at the end, also
         after an error."""
         failed = True
+        process = os.getpid()
         try:
             for task in self.tasks:
                 if not task.opened:
@@ -161,6 +164,7 @@ class RunLoop:
             self._loop()
             failed = self.cancelled
         finally:
+            end_forks(process)  # what is closed below belongs to the worker
             self._ended = True
             self._refuse_calls()
             _close([task for task in self.wiring.tasks.values() if task.opened], failed)
