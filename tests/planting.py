@@ -24,6 +24,7 @@ ENTRIES = (
     "tests.epochs.planted",
     "tests.epochs.planted_host",
     "tests.bridge.planted_scheduler",
+    "tests.multicast.planted",
     "tests.planted_elsewhere",
 )
 #: A fault that is to be found by seeds must be found within so many.

@@ -1,0 +1,168 @@
+"""A change of the tree as data: who gets another parent, in which order, and after which numbers (docs/papers.md: W6).
+
+Records travel in *numbered logs*, one for each sender and exchange, and every node gets every entry of a log once, in
+the order of the numbers. A tree is valid from a number on. The root writes an *announcement* of the new tree into each
+log: entries up to the announcement, and the announcement itself, take the old tree, and all later entries take the new
+one. So each entry has one tree, whoever is how far, and there is no time at which the records must stop.
+
+The phases are those of the paper's section 4, in its order. Records take the old tree in phases 1 to 3:
+
+1. STATUS: all nodes are told that there will be another tree.
+2. RECONNECT: the nodes that get another parent are told to connect to it, so that it can send to them as soon as it has
+   the announcement. They are sorted by their layer in the new tree. Nodes that join come later, and so do their
+   children: nobody can connect to a node that does not yet know where its logs begin.
+3. CONNECTED: the root waits until they have connected. This is the paper's wait for ACKs. The root may go on without
+   some of them: a node that is not connected when it gets the announcement asks its new parent then, and waits for the
+   answer.
+4. ANNOUNCE: the root writes the announcement into each log. It reaches the other nodes among the records, so nobody
+   waits for it. The nodes that join are told the number of the announcement, after which their logs begin.
+5. RECEIPTS: the switch is over when every node that gets another parent has the announcements, and so has all that its
+   old parent had for it. The same holds for a node that leaves.
+6. SETTLE: the others are told that it is over. A former parent may forget its former children, and a node that leaves
+   may end.
+
+A node that keeps its parent does nothing in any of these steps, and nothing waits for it.
+
+When a node is lost, its children get from the root itself what the lost node would have sent, until the next
+announcement gives them another parent (relay_log.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.runtime.multicast.tree import Tree
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """The entry of a log from which on a tree is valid, for the entries after this one."""
+
+    version: int
+    tree: Tree
+
+
+@dataclass(frozen=True)
+class Handover:
+    """A node gets another parent. `old_parent` sends it the entries up to the announcement: the root in place of a
+    node that is lost, and None for a node that joins."""
+
+    node: int
+    old_parent: int | None
+    new_parent: int
+
+
+class Phase(str, Enum):
+    """The phases of a switch, in their order."""
+
+    STATUS = "status"
+    RECONNECT = "reconnect"
+    CONNECTED = "connected"
+    ANNOUNCE = "announce"
+    RECEIPTS = "receipts"
+    SETTLE = "settle"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A phase and the nodes that it concerns, in the order in which the root writes to them."""
+
+    phase: Phase
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TreeSwitch:
+    """See the module's docstring. `lost` are the nodes of the old tree that no longer answer."""
+
+    before: Tree
+    announcement: Announcement
+    lost: frozenset[int] = frozenset()
+
+    @property
+    def after(self) -> Tree:
+        """The new tree."""
+        return self.announcement.tree
+
+    @cached_property
+    def handovers(self) -> tuple[Handover, ...]:
+        """The nodes that get another parent, or their first one, sorted by their new layers."""
+        found = []
+        for node in sorted(self.after.parent, key=self.after.layer.__getitem__):
+            old, new = self.before.parent.get(node), self.after.parent[node]
+            if old != new:
+                found.append(Handover(node, self.before.root if old in self.lost else old, new))
+        return tuple(found)
+
+    @property
+    def connecting(self) -> tuple[int, ...]:
+        """The nodes that can connect to their new parents before the announcement."""
+        return tuple(
+            handover.node
+            for handover in self.handovers
+            if handover.old_parent not in {None, handover.new_parent} and handover.new_parent in self.before.layer
+        )
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """The nodes that have no place in the new tree, and that are not lost."""
+        return tuple(sorted(self.before.destinations - self.after.destinations - self.lost))
+
+    def steps(self) -> tuple[Step, ...]:
+        """Returns the steps in their order."""
+        old = tuple(node for node in self.before.parent if node not in self.lost)
+        everybody = tuple(dict.fromkeys((*old, *self.after.parent)))
+        return (
+            Step(Phase.STATUS, everybody),
+            Step(Phase.RECONNECT, self.connecting),
+            Step(Phase.CONNECTED, self.connecting),
+            Step(Phase.ANNOUNCE, everybody),
+            Step(Phase.RECEIPTS, (*(handover.node for handover in self.handovers), *self.leaving)),
+            Step(Phase.SETTLE, everybody),
+        )
+
+
+class SwitchProgress:
+    """What the root still waits for before it may announce the new tree, and before the switch is over."""
+
+    def __init__(self, switch: TreeSwitch, logs: Collection[int]) -> None:
+        self.switch = switch
+        waits = {step.phase: {(node, log) for node in step.nodes for log in logs} for step in switch.steps()}
+        self._connecting = waits[Phase.CONNECTED]
+        self._taking = waits[Phase.RECEIPTS]
+        self._numbers: Mapping[int, int] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether nobody will have to wait for a new parent's answer."""
+        return not self._connecting
+
+    @property
+    def over(self) -> bool:
+        """Whether every node that gets another parent, or leaves, has all that its old parent had for it."""
+        return self._numbers is not None and not self._taking
+
+    def connection(self, node: int, log: int, version: int) -> None:
+        """A node has connected to its new parent."""
+        if version == self.switch.announcement.version:
+            self._connecting.discard((node, log))
+
+    def announced(self, numbers: Mapping[int, int]) -> None:
+        """The announcements have these numbers, by log."""
+        self._numbers = numbers
+
+    def receipt(self, node: int, log: int, through: int) -> None:
+        """A node has all entries of a log up to a number."""
+        if self._numbers is not None and through >= self._numbers[log]:
+            self._taking.discard((node, log))
+
+    def node_lost(self, node: int) -> None:
+        """A node no longer answers, so nothing waits for it, nor for connections to it."""
+        unanswered = {handover.node for handover in self.switch.handovers if handover.new_parent == node} | {node}
+        self._connecting = {(other, log) for other, log in self._connecting if other not in unanswered}
+        self._taking = {(other, log) for other, log in self._taking if other != node}

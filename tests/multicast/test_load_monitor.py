@@ -1,0 +1,90 @@
+"""The monitor: counters and virtual time in, smoothed estimates out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.runtime.multicast.load_monitor import Counters, LoadMonitor
+
+
+def counters(arrived: int, children: int = 2, copy_s: float = 5e-6, encode_s: float = 4e-6) -> Counters:
+    """Counters of a root that has sent all that arrived."""
+    copies = arrived * children
+    return Counters(arrived, copies, copies * copy_s, arrived, arrived * encode_s)
+
+
+def test_alpha_weighs_the_past() -> None:
+    monitor = LoadMonitor(1.0, 0.8)
+    assert monitor.look(10.0, counters(0), 0) is None
+    first = monitor.look(11.0, counters(30_000), 3)
+    assert first is not None
+    assert first.rate == pytest.approx(30_000)
+    second = monitor.look(12.0, counters(90_000), 5)
+    assert second is not None
+    assert second.rate == pytest.approx(36_000)
+    assert (second.queued_before, second.queued) == (3, 5)
+
+
+def test_times_of_copies_and_encodings_are_told_apart() -> None:
+    monitor = LoadMonitor(1.0, 0.8)
+    monitor.look(0.0, counters(0), 0)
+    load = monitor.look(1.0, counters(1000), 0)
+    assert load is not None
+    assert load.cost.copy_s == pytest.approx(5e-6)
+    assert load.cost.encode_s == pytest.approx(4e-6)
+    assert load.emit_s == pytest.approx(7e-6)  # with two children, half an encoding for each copy
+
+
+def test_an_interval_without_copies_says_nothing_of_their_cost() -> None:
+    monitor = LoadMonitor(1.0, 0.5)
+    monitor.look(0.0, counters(0), 0)
+    assert monitor.look(1.0, counters(0), 0) is None, "the cost of a copy is not known yet"
+    monitor.look(2.0, counters(1000), 0)
+    idle = monitor.look(3.0, counters(1000), 0)
+    assert idle is not None
+    assert idle.cost.copy_s == pytest.approx(5e-6)
+    # The first look that counts found no arrivals: 0, 1,000 and 0, each with half of the past.
+    assert idle.rate == pytest.approx(250)
+
+
+def test_a_look_at_the_same_time_has_no_effect() -> None:
+    monitor = LoadMonitor(1.0, 0.8)
+    monitor.look(0.0, counters(0), 0)
+    assert monitor.look(0.0, counters(100), 1) is None
+    load = monitor.look(1.0, counters(200), 1)
+    assert load is not None
+    assert load.rate == pytest.approx(200)
+    assert load.queued_before == 0
+
+
+def test_a_new_relay_counts_from_0() -> None:
+    monitor = LoadMonitor(1.0, 0.5)
+    monitor.look(0.0, counters(0), 0)
+    monitor.look(1.0, counters(1000), 0)
+    assert monitor.look(2.0, counters(10), 0) is None
+    load = monitor.look(3.0, counters(1010), 0)
+    assert load is not None
+    assert load.rate == pytest.approx(1000)
+
+
+@given(alpha=st.floats(0, 0.99), looks=st.integers(1, 20), rate=st.integers(1, 10**6))
+def test_a_late_look_weighs_as_much_as_those_left_out(alpha: float, looks: int, rate: int) -> None:
+    often, once = LoadMonitor(1.0, alpha), LoadMonitor(1.0, alpha)
+    for monitor in (often, once):
+        monitor.look(0.0, counters(0), 0)
+        monitor.look(1.0, counters(1000), 0)
+    for look in range(1, looks + 1):
+        last = often.look(1.0 + look, counters(1000 + rate * look), 0)
+    late = once.look(1.0 + looks, counters(1000 + rate * looks), 0)
+    assert last is not None
+    assert late is not None
+    assert late.rate == pytest.approx(last.rate)
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="alpha=1"):
+        LoadMonitor(1.0, 1.0)
+    with pytest.raises(ValueError, match="interval_s=0"):
+        LoadMonitor(0.0, 0.8)
