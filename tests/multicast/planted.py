@@ -8,7 +8,7 @@ from unittest import mock
 
 from penstock.runtime.multicast import least_change, queue_model, self_adjustment
 from penstock.runtime.multicast.relay_log import Cursor, RelayLog, RootLog
-from penstock.runtime.multicast.tree_switch import SwitchProgress
+from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress
 from tests.planting import Test, planted_fault
 
 RELAY = "penstock/runtime/multicast/relay_log.py"
@@ -80,6 +80,18 @@ def _early_entries_are_not_held() -> Any:
         return actions
 
     return mock.patch.object(RelayLog, "connect", forgetful)
+
+
+@planted_fault(RELAY, CLUSTERS)
+def _everybody_asks_after_an_announcement() -> Any:
+    """A node asks its parent again after each announcement, also when it keeps its parent."""
+    take_next = RelayLog._take_next
+
+    def eager(self: Any, sender: int, entry: object) -> Any:
+        actions = take_next(self, sender, entry)
+        return [*actions, *self._ask()] if isinstance(entry, Announcement) else actions
+
+    return mock.patch.object(RelayLog, "_take_next", eager)
 
 
 @planted_fault(SWITCH, CLUSTERS)

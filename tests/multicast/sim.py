@@ -35,6 +35,8 @@ from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress,
 ROOT = 0
 #: The entries of a log that the root keeps at most; a sender waits beyond.
 KEPT_MOST = 40
+#: Announcements do not wait, and receipts take a while to a relay.
+SLACK = 10
 #: The choices of the least-change search: enough to change something, few enough for thousands of clusters.
 EFFORT = 60
 
@@ -129,6 +131,7 @@ class Cluster:
         self.relays: dict[int, dict[int, RelayLog]] = {}
         self.roots = [RootLog(self.tree) for _ in self.logs]
         self.links: dict[tuple[int, int], deque[Message]] = {}
+        self.may_ask: set[tuple[int, int]] = set()  # nodes and logs: without faults only those with another parent
         self.payloads: list[list[int]] = [[] for _ in self.logs]  # the entries' numbers of each log, without trees
         self.got: dict[int, list[int]] = {}  # by node: the place of the next payload of each log
         self.slow: set[int] = set()
@@ -266,6 +269,7 @@ class Cluster:
             self._act(ROOT, log, self.roots[log].append(switch.announcement))
             for node in new:
                 self._send(ROOT, node, Begin(log, after, number + 1, self.version))
+        self.may_ask |= {(handover.node, log) for handover in switch.handovers for log in self.logs}
         self.counts["switches"] += 1
         self.counts["in advance" if self.progress.connected else "hasty"] += 1
         self.counts["handovers"] += len(least_change.changed_parents(before, after))
@@ -384,8 +388,14 @@ class Cluster:
         for action in actions:
             if isinstance(action, Process):
                 self._process(node, log, action.entry)
-            else:
-                self._send(node, action.to, OfLog(log, action))
+                continue
+            if isinstance(action, Ask) and not (self.faults.dies or self.faults.breaks):
+                assert (node, log) in self.may_ask, f"node {node} asks, although it keeps its parent"
+                self.may_ask.remove((node, log))
+            self._send(node, action.to, OfLog(log, action))
+
+        relay = self._log(node, log)
+        assert relay is None or relay.kept <= KEPT_MOST + SLACK, f"node {node} keeps {relay.kept} entries"
 
     def _process(self, node: int, log: int, entry: object) -> None:
         expected = ("payload", log, self.got[node][log])
@@ -413,6 +423,7 @@ class Cluster:
     def _begin(self, node: int, log: int, tree: Tree, number: int, version: int) -> None:
         if log in self.relays[node]:
             return
+        self.may_ask.add((node, log))
         relay = self.relays[node][log] = RelayLog(node, tree, number, version)
         actions: list[Action] = []
         for lost in self.known_lost:

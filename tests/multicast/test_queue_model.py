@@ -17,6 +17,7 @@ from penstock.runtime.multicast.queue_model import (
     greatest_load,
     service_rate,
 )
+from penstock.runtime.multicast.reach import binomial_degree
 
 US = 1e-6
 MOST = 100
@@ -63,6 +64,13 @@ def test_the_affordable_rate() -> None:
     """Eq. 4 and 5."""
     assert affordable_rate(2, Cost(5.2 * US), 1024) == pytest.approx(96_107, abs=1)
     assert affordable_rate(3, Cost(5.2 * US), 1024) == pytest.approx(64_071, abs=1)
+
+
+def test_a_non_blocking_tree_affords_more_than_a_binomial_one() -> None:
+    """Theorem 1: the rate is inversely proportional to the root's children, 9 of them for 480 destinations."""
+    cost = Cost(5.2 * US)
+    ratio = affordable_rate(3, cost, 1024) / affordable_rate(binomial_degree(480), cost, 1024)
+    assert ratio == pytest.approx(9 / 3)
 
 
 @pytest.mark.parametrize("capacity", [0.5, 1, 10, 1024, 1e6])

@@ -118,7 +118,7 @@ class Root:
         self.highest = 0
         self._cost = cost
         self._chance = random.Random(seed)
-        self._monitor = LoadMonitor(0.1, 0.8)
+        self._monitor = LoadMonitor(OPTIONS.interval_s, OPTIONS.alpha)
         self._counters = Counters()
         self._queued = 0
 

@@ -35,6 +35,12 @@ def test_layers_are_times_and_depths_are_links() -> None:
     assert Tree(0, {}).last_layer == Tree(0, {}).out_degree == 0
 
 
+def test_the_root_s_share_of_its_link() -> None:
+    """A link of 100 Mbit/s carries each entry once for each child of the root."""
+    trees = [sequential(0, SEVEN), binomial(0, SEVEN), non_blocking(0, SEVEN, 2), non_blocking(0, SEVEN, 1)]
+    assert [round(100 / tree.out_degree, 1) for tree in trees] == [14.3, 33.3, 50, 100]
+
+
 @pytest.mark.parametrize(
     ("limit", "reached"), [(1, [1, 2, 3, 4, 5]), (2, [1, 2, 4, 7, 12, 20, 33]), (3, [1, 2, 4, 8, 15, 28, 52])]
 )

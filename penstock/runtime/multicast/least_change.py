@@ -2,14 +2,14 @@
 (docs/papers.md: W6).
 
 The new tree has the *shape* of a fresh non-blocking tree: after t time units, as many nodes have a record as the
-recurrence L(t) allows. The paper's rules for moving nodes to earlier places end there too. All layers but the last are
-full, so the places in them are known before it is known which node takes which place. Each place lies below its
+recurrence L(t) allows. The paper's rules, by which nodes get to earlier layers, end there too. All layers but the last
+are full, so the places in them are known before it is known which node takes which place. Each place lies below its
 parent's place, and a node keeps its parent when both of their places fit. A child may get another place in the sending
 order of its parent, since no connection changes by that.
 
-The paper moves one node after the other, which leads to the right shape but may move more nodes than necessary: a whole
-subtree that comes a layer earlier costs one change, as a leaf does. Here the places are filled from the first to the
-last, three times better each time, until a bound says that nothing better is possible:
+The paper takes one node after the other, which leads to the right shape but may change more nodes than necessary: a
+whole subtree that gets to an earlier layer costs one change, as a leaf does. Here the places are filled from the first
+to the last, three times, each time better, until a bound says that nothing better is possible:
 
 1. by a rule that is quick (`_quick`),
 2. by the same rule, after another choice for any single place (`_improved`),

@@ -15,11 +15,12 @@ parent and its children change for the entries after it:
   be ahead of the old one: what comes early is held until the announcement has come. If the relay was not connected, it
   asks for the next number. The new parent may also be late: then it notes who has connected or asked.
 
-No entry waits for a later one. So entries up to an announcement always arrive by the old tree, then the nodes ask, and
-so on from one announcement to the next; nothing goes round in a circle, even when two nodes change places.
+No entry waits for a later one, even when two nodes change places: entries up to an announcement arrive by the old tree
+whatever the new one is. So nothing waits in a circle.
 
 The root keeps each entry until all nodes have it, not only its children. So it can take the place of a lost node: the
-children of the lost node ask the root for the next number instead.
+children of the lost node ask the root for the next number instead. This also bounds the memory of a log: its sender
+stops when the root keeps too many entries, and no relay has an entry that the root has not sent.
 
 At most one switch may be under way: its announcements follow the end of the switch before (`SwitchProgress.over`).
 Otherwise a child could have two cursors at one relay.

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdjustmentOptions:
-    """Says when a tree gets another out-degree limit. Durations are in seconds, or timedeltas."""
+    """Says when a tree gets another out-degree limit. Durations are in seconds, or timedeltas. The first two are for
+    the LoadMonitor."""
 
+    interval_s: Seconds = Seconds(0.1)  # between two looks at the queue
+    alpha: float = 0.8  # the weight of the past in measurements
     down: float = 0.8  # of the room below the warning line that the queue took in one interval
     up: float = 0.6  # of the queue that went away in one interval
     warning: float = 0.9  # of the capacity

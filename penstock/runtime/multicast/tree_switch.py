@@ -11,7 +11,7 @@ The phases are those of the paper's section 4, in its order. Records take the ol
 2. RECONNECT: the nodes that get another parent are told to connect to it, so that it can send to them as soon as it has
    the announcement. They are sorted by their layer in the new tree. Nodes that join come later, and so do their
    children: nobody can connect to a node that does not yet know where its logs begin.
-3. CONNECTED: the root waits until they have connected. This is the paper's wait for ACKs. The root may go on without
+3. CONNECTED: the root waits until they have connected. This is the paper's wait for ACKs. The root may continue without
    some of them: a node that is not connected when it gets the announcement asks its new parent then, and waits for the
    answer.
 4. ANNOUNCE: the root writes the announcement into each log. It reaches the other nodes among the records, so nobody
@@ -24,7 +24,8 @@ The phases are those of the paper's section 4, in its order. Records take the ol
 A node that keeps its parent does nothing in any of these steps, and nothing waits for it.
 
 When a node is lost, its children get from the root itself what the lost node would have sent, until the next
-announcement gives them another parent (relay_log.py).
+announcement gives them another parent (relay_log.py). A node is known by a number, and a node that was lost comes back
+under another one.
 """
 
 from __future__ import annotations
