@@ -306,7 +306,11 @@ class Cluster:
 
     def _break(self) -> None:
         """A connection breaks, loses what is on it in both directions, and is made again."""
-        among = [link for link, messages in self.links.items() if messages and not set(link) & self.dead]
+        among = [
+            link
+            for link, messages in self.links.items()
+            if messages and link[0] != link[1] and not set(link) & self.dead
+        ]
         # What is lost is seldom an announcement, which is where it matters most.
         announcing = [link for link in among if any(map(_is_announcement, self.links[link]))]
         if announcing and self.chance.random() < 0.5:

@@ -134,6 +134,25 @@ def test_a_future_parent_that_is_lost_is_forgotten() -> None:
     assert child.connect(1, 2) == []
 
 
+def test_a_child_that_the_root_has_taken_as_its_own_is_connected_already() -> None:
+    child = relay(3)
+    child.node_lost(2)
+    assert child.connect(0, 1) == [Connected(0, 3, 1)]
+
+
+def test_an_old_settlement_takes_nothing_from_a_node_that_leaves_later() -> None:
+    root = RootLog(CHAIN)
+    root.append(SHORTER)
+    for node in (1, 2, 3):
+        root.receipt(node, 0)
+    root.append(Announcement(2, Tree(0, {0: (1,), 1: (2,)})))
+    root.settle(0)
+    root.node_lost(1)
+    assert root.asked(3, 1), "node 3 still lacks the announcement"
+    root.settle(1)
+    assert root.asked(3, 1) == []
+
+
 def test_a_future_parent_whose_connection_broke_sends_again() -> None:
     child, new = relay(3), relay(1)
     child.connect(1, 1)

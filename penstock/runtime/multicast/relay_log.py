@@ -25,6 +25,9 @@ stops when the root keeps too many entries, and no relay has an entry that the r
 At most one switch may be under way: its announcements follow the end of the switch before (`SwitchProgress.over`).
 Otherwise a child could have two cursors at one relay.
 
+What the root tells a node (that it is to connect, which nodes are lost, which switch is over) it tells again when their
+connection was broken. Each of these may come twice.
+
 Nothing here waits, and nothing is sent: the methods return what is to be sent or processed, in this order.
 """
 
@@ -157,8 +160,10 @@ class RelayLog:
     def connect(self, parent: int, version: int) -> list[Action]:
         """Connects to the node that is the parent from the announcement of a version on."""
         self._forget_future()
-        if parent in self.lost or parent == self.parent:
+        if parent in self.lost:
             return []
+        if parent == self.parent:  # the root, since the old parent was lost
+            return [Connected(self._tree.root, self.node, version)]
         self._future = (version, parent)
         return [Connect(parent, version)]
 
@@ -318,11 +323,13 @@ class RootLog(RelayLog):
 
     def __init__(self, tree: Tree) -> None:
         self._through = dict.fromkeys(tree.parent, -1)  # by node, also by nodes that are leaving
+        self._announced = -1  # the number of the last announcement
         super().__init__(tree.root, tree, 0)
 
     def append(self, entry: object) -> list[Action]:
         """Gives the next number to an entry, and sends it to the children."""
         if isinstance(entry, Announcement):
+            self._announced = self.next
             for node in entry.tree.destinations - self.lost:
                 self._through.setdefault(node, self.next)
         return self._append(entry)
@@ -349,7 +356,8 @@ class RootLog(RelayLog):
 
     def settle(self, number: int) -> None:
         """The switch with the announcement of this number is over. Nodes that have left need nothing any more."""
-        self._through = {node: at for node, at in self._through.items() if node in self._tree.parent}
+        if number == self._announced:
+            self._through = {node: at for node, at in self._through.items() if node in self._tree.parent}
         super().settle(number)
 
     def _needed_from(self) -> int:
