@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first of them (1)")
     parser.add_argument("--only", type=int, metavar="SEED", help="run one seed")
     parser.add_argument("--changes", type=int, default=200, help="how many changes to compare (200)")
-    parser.add_argument("--nodes", type=int, default=14, help="of the trees that change, at most (14)")
+    parser.add_argument("--nodes", type=int, default=20, help="of the trees that change, at most (20)")
     options = parser.parse_args()
     started = time.monotonic()
     if options.only is not None:

@@ -110,7 +110,7 @@ def _the_first_answer_is_taken() -> Any:
 def _a_fresh_tree_each_time() -> Any:
     """A tree is built anew instead of adapted: the right shape, and as many changes as it may be."""
 
-    def fresh(tree: Any, destinations: Any, limit: int, effort: int = 0) -> Any:
+    def fresh(tree: Any, destinations: Any, limit: int, rounds: int = 0) -> Any:
         return least_change.non_blocking(tree.root, sorted(destinations, reverse=True), limit)
 
     return mock.patch.object(least_change, "adapted", fresh)
