@@ -7,7 +7,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALLED := $(shell find penstock/runtime/native -type f) $(shell find penstock -type d ! -name __pycache__) \
 	CMakeLists.txt pyproject.toml
 SEED ?= 1
-JOBS ?= 3
+JOBS ?= 4
 SECONDS ?= 600
 N ?=
 ARGS ?=
@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-trees campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-trees campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,7 @@ setup: .venv/installed .venv/tools ## make .venv with all tools and Spark, pinne
 
 .venv/installed: .venv/packages $(INSTALLED)
 	$(PIP) --no-build-isolation --no-deps --config-settings=cmake.define.CMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -e .
+	@$(BIN)/python -m compileall -q penstock  # else the first run makes folders, and a changed folder is installed again
 	@touch $@
 
 .venv/tools: .venv/packages requirements/dev.txt
@@ -45,8 +46,12 @@ setup: .venv/installed .venv/tools ## make .venv with all tools and Spark, pinne
 run: .venv/installed ## count the words of a real text, with live progress
 	$(BIN)/penstock run wordcount $(ARGS)
 
-test: setup lint ## lint, types and the whole test suite, in JOBS processes (3, as they mostly wait; 0: in one, which stops at --pdb)
+test: setup lint collected ## lint, types and the whole test suite, in JOBS processes (4, as they mostly wait; 0: in one, which stops at --pdb)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+# Compiles the tests' assertions once, so that not each of the processes does. What is wrong with a test, the run says.
+collected: setup
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 lint: setup ## ruff, who imports whom, and mypy
 	$(BIN)/ruff check .

@@ -390,7 +390,7 @@ def test_too_many_deaths(carrier: Carrier, fresh_name: Callable[[], str]) -> Non
         job.wait(LIMIT_S, progress=False)
     message = str(failed.value)
     assert f"worker 1 (process {last}) died" in message
-    assert "restarted 1 times in the last 600 s, which is all that max_restarts=1 allows" in message
+    assert "restarted once in the last 600 s, which is all that max_restarts=1 allows" in message
     assert "Traceback" not in message
     wait_gone(sorted(seen), 10.0)
 

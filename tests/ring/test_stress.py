@@ -77,7 +77,7 @@ def test_processes_killed_at_every_step_lose_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["thread", "address"])
 def test_threads_under_a_sanitizer(kind: str) -> None:
-    run(build(kind, "ring_stress"), 4)
+    run(build(kind, "ring_stress"), 2)
 
 
 def test_processes_under_the_address_sanitizer() -> None:
