@@ -139,11 +139,24 @@ class SparkCarrier:
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
             try:
-                for command in event(self._scheduler):
-                    self._do(command)
+                commands = event(self._scheduler)
                 self._status = self._scheduler.status()
             except Exception:  # a fault of ours must not end the job, which can do without Spark
                 logger.exception("job %s: the paradigm scheduler has met an error; it tries again", self._job)
+                continue
+            for command in commands:
+                self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        """Carries out a command. When this fails, the scheduler hears of it, and the commands that follow are carried
+        out all the same."""
+        try:
+            self._do(command)
+        except Exception as error:  # see above
+            logger.exception("job %s: what the paradigm scheduler wants could not be done", self._job)
+            if isinstance(command, DivertTasks | UndivertTasks):
+                number, why = command.number, spark_bridge.why(error)
+                self._events.put(lambda scheduler: scheduler.refused(time.monotonic(), number, why))
 
     def _do(self, command: Command) -> None:
         if isinstance(command, PrepareSpark):

@@ -60,6 +60,7 @@ class Job:
         self.cannot_start = cannot_start
         self.cannot_tell: Exception | None = None
         self.refusal: str | None = None
+        self.fault: Exception | None = None  # of the carrier itself
         self.told: list[tuple[int, str, tuple[Any, ...]]] = []
         self.workers = ScheduledJob(words(parallelism=1), burst)  # only its tasks are used
         self.asked = threading.Semaphore(0)
@@ -86,6 +87,8 @@ class Job:
         done: Callable[[], None],
         refused: Callable[[str | None], None],
     ) -> None:
+        if self.fault is not None:
+            raise self.fault
         self.told.append((worker, method, arguments))
         if self.refusal is not None:
             refused(self.refusal)
@@ -252,5 +255,16 @@ def test_a_worker_that_refuses_or_cannot_tell_its_load_ends_nothing(job: Job, ca
     job.looks()
     assert "so no range switches now: worker 0 could not answer" in caplog.text
     job.refusal = job.cannot_tell = None
+    job.awaits("OPERATION")
+    assert "kill" not in spark.did
+
+
+def test_a_message_that_could_not_be_sent_is_sent_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job.fault = RuntimeError("no socket")
+    spark = job.spark()
+    spark.checked.set_result([])
+    spark.prepared.set_result(FACTS)
+    wait_until(lambda: "what the paradigm scheduler wants could not be done" in caplog.text, "the log says so")
+    job.fault = None
     job.awaits("OPERATION")
     assert "kill" not in spark.did

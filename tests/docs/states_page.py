@@ -36,7 +36,8 @@ SECTIONS: list[tuple[str, str, Table[Any, Any]]] = [
     (
         "A job",
         "What `job.status()` shows. The table is in `penstock/runtime/host/job_state.py`. A job that is asked to stop "
-        "may start, recover or move first; then `connect to stop` takes the place of `connect`.",
+        "may start, recover or move first; then `connect to stop` takes the place of `connect`. A program that "
+        "has no answer yet from the JobMaster of another program's job shows UNKNOWN, which is no state of the job.",
         JOB,
     ),
     (
@@ -55,8 +56,8 @@ SECTIONS: list[tuple[str, str, Table[Any, Any]]] = [
     ),
     (
         "The process of a worker",
-        "What the host of a job knows of a worker's present process. The table is in "
-        "`penstock/runtime/host/worker_lives.py`.",
+        "What the host of a job knows of a worker's present process; `job.status()` shows it in the worker's "
+        "`state`. The table is in `penstock/runtime/host/worker_lives.py`.",
         LIFE,
     ),
     (
