@@ -44,7 +44,9 @@ class _Written(io.FileIO):
 def outlive_readers() -> None:
     """Let a standard stream whose reader has gone be no error of the function that prints."""
     for number, name in ((1, "stdout"), (2, "stderr")):
-        buffered = io.BufferedWriter(_Written(number, "w", closefd=False))
         stream = getattr(sys, name)
+        if stream.fileno() != number:
+            continue  # `open_closed` has put the null device there, and the number is another file's
+        buffered = io.BufferedWriter(_Written(number, "w", closefd=False))
         text = io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=True)
         setattr(sys, name, text)

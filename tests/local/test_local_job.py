@@ -352,6 +352,20 @@ def test_a_fork_of_a_worker_does_nothing_in_its_name_and_ends(tmp_path: Path, wo
     assert sorted(map(int, written)) == list(range(1000))
 
 
+def test_nothing_is_printed_into_another_file_that_has_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.stdout = None  # as Python does when it starts without a standard output, whose number another file gets later
+from penstock.runtime import standard_streams
+standard_streams.open_closed()
+standard_streams.outlive_readers()
+print("hello", flush=True)
+"""
+    with (tmp_path / "another").open("wb") as another:
+        subprocess.run([sys.executable, "-c", code], stdout=another, check=True, timeout=LIMIT_S)
+    assert (tmp_path / "another").read_bytes() == b""
+
+
 PRINTS = """
 import sys
 import penstock as ps

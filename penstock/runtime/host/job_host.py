@@ -710,7 +710,6 @@ class JobHost:
                 if self._requests.migrations:
                     self._serve_migrations(now)
             self._end_if_over(now)
-        self.status.place(self.placed, self.lives.infos())
         out, self._out = self._out, []
         return out
 
@@ -761,6 +760,7 @@ class JobHost:
         answer, and for how many seconds they have owed it; `wall` is the wall-clock time in seconds."""
         # A job has ended for drivers when its carrier has ended its processes and noted its end, and not before.
         state = self.life.state if self.end is None else self._state_before_end
+        self.status.place(self.placed, self.lives.infos())
         return self.status.build(state.value, reports, wall, silent)
 
     def epochs_status(self, now: float) -> dict[str, Any]:
