@@ -496,8 +496,10 @@ class _Ends(Transport):
         self.stalled: dict[int, int] = {}  # how often to look away from what a process has sent
         self._life = life
         self._inbox = inbox
-        self.max_message = inbox.capacity // 2
         self.target_message = max(1, inbox.capacity // 64)
+
+    def max_message(self, worker: int) -> int:
+        return self._inbox.capacity // 2
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         inbox = self._inboxes.get(worker)

@@ -57,11 +57,13 @@ class Wire(Transport):
     """One way of a transport: at most `room` messages under way, and says no at random."""
 
     def __init__(self, rng: Random, room: int, target_message: int = 200) -> None:
-        self.max_message = 10_000
         self.target_message = target_message
         self.messages: deque[bytes] = deque()
         self._rng = rng
         self._room = room
+
+    def max_message(self, worker: int) -> int:
+        return 10_000
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         if len(self.messages) >= self._room or self._rng.random() < 0.1:
@@ -410,9 +412,12 @@ class Open(Transport):
     """Takes everything."""
 
     def __init__(self, max_message: int = 10_000) -> None:
-        self.max_message = max_message
+        self._max_message = max_message
         self.target_message = 300
         self.sent: list[bytes] = []
+
+    def max_message(self, worker: int) -> int:
+        return self._max_message
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         self.sent.append(b"".join(parts))

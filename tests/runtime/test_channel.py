@@ -42,16 +42,19 @@ class Wire(Transport):
     """Keeps what was sent; has room for `room` messages."""
 
     def __init__(self, max_message: int = 10_000, target_message: int = 10_000, room: int = 10**9) -> None:
-        self.max_message = max_message
+        self._max_message = max_message
         self.target_message = target_message
         self.room = room
         self.sent: list[bytes] = []
+
+    def max_message(self, worker: int) -> int:
+        return self._max_message
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         if len(self.sent) >= self.room:
             return False
         message = b"".join(parts)
-        assert len(message) <= self.max_message, "larger than the transport can take"
+        assert len(message) <= self._max_message, "larger than the transport can take"
         self.sent.append(message)
         return True
 

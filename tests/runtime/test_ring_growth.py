@@ -141,7 +141,7 @@ def test_the_first_message_may_be_larger_than_the_ring(workers: int, monkeypatch
     monkeypatch.setattr(shm, "_LOOK_EVERY", 10**6)  # not because such messages come often
     transports = connected(workers)
     message = random.Random(1).randbytes(5_000_000)
-    assert transports[0].max_message < len(message) <= transports[0].largest_message
+    assert transports[0].max_message(1) < len(message) <= transports[0].largest_message(1)
     send_one(transports, 0, 1, message)
     assert [transport.ring_bytes for transport in transports[2:]] == [RING_BYTES] * (workers - 2)
     assert transports[1].ring_bytes == 16 << 20
@@ -223,7 +223,7 @@ def test_without_room_in_shared_memory_the_sender_waits(
 
 def test_a_ring_of_a_given_size_stays_and_says_what_helps() -> None:
     transports = connected(2, 1 << 20)
-    assert transports[0].largest_message == transports[0].max_message
+    assert transports[0].largest_message(1) == transports[0].max_message(1)
     assert "ring_bytes=" in transports[0].remedy(5_000_000)
     for transport in transports:
         transport.close()

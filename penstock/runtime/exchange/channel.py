@@ -330,9 +330,9 @@ class RemoteChannel(OutChannel):
             if not batch:
                 return
             size = sum(map(len, message))
-            if size <= self._transport.max_message:
+            if size <= self._transport.max_message(self.worker):
                 break
-            if len(batch) == 1 and size <= self._transport.largest_message:
+            if len(batch) == 1 and size <= self._transport.largest_message(self.worker):
                 break
             if len(batch) == 1:
                 self._too_large(batch, size, stamp)
@@ -352,7 +352,7 @@ class RemoteChannel(OutChannel):
             record,
             ValueError(
                 f"the record takes {size:,} bytes encoded, a message of this channel at most "
-                f"{self._transport.largest_message:,}; {self._transport.remedy(size)}"
+                f"{self._transport.largest_message(self.worker):,}; {self._transport.remedy(size)}"
             ),
         )
 

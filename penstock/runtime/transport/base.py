@@ -1,4 +1,4 @@
-"""Transports: what carries messages between the workers of a job.
+"""Transports: what carries messages between the workers of a job (docs/papers.md: T1, W7).
 
 A transport belongs to one worker. Only the worker's run loop uses it, except for `wake`, which any thread may call. A
 message goes to a task of a worker, and the order of messages is kept for each pair of a sending and a receiving worker.
@@ -9,7 +9,7 @@ to it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.runtime.errors import PenstockError
 
@@ -24,18 +24,18 @@ class PeerGone(PenstockError):
 class Transport(ABC):
     """The end of one worker; see the module's docstring."""
 
-    #: The number of bytes of the largest message that can be sent at present.
-    max_message: int
-
     #: The number of bytes that a message should have: small enough for many messages to be under way, and large enough
     #: to share the fixed cost.
     target_message: int
 
-    @property
-    def largest_message(self) -> int:
-        """The number of bytes of the largest message that can be sent at all. When the receiver has no room for it yet,
-        `send` asks the receiver to make room, and returns that there is none meanwhile."""
-        return self.max_message
+    @abstractmethod
+    def max_message(self, worker: int) -> int:
+        """Returns the number of bytes of the largest message that can be sent to a worker at present."""
+
+    def largest_message(self, worker: int) -> int:
+        """Returns the number of bytes of the largest message that can be sent to a worker at all. When the receiver has
+        no room for it yet, `send` asks the receiver to make room, and returns that there is none meanwhile."""
+        return self.max_message(worker)
 
     def remedy(self, size: int) -> str:
         """Returns what a user can do when a message of this size exceeds `largest_message`."""
@@ -66,3 +66,29 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Releases everything. From now on, sending to this worker fails."""
+
+
+class PeerTransport(Transport):
+    """A transport between processes, whose peers come and go: a worker that has died is dropped, and its next process
+    is connected under another address."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The address at which others connect while this process lives. It changes only when a `receive` has run, and
+        an earlier address stays valid for the peers that have connected to it."""
+
+    @property
+    @abstractmethod
+    def ring_bytes(self) -> int:
+        """The present number of bytes of this worker's inbox."""
+
+    @abstractmethod
+    def connect(self, addresses: Mapping[int, str]) -> None:
+        """Connects to other workers, by worker index. A worker that is connected already stays so. Raises PeerGone when
+        one has died since its address was known; the workers before it are connected then."""
+
+    @abstractmethod
+    def drop(self, workers: Iterable[int]) -> dict[int, int]:
+        """Forgets workers that have died. Returns the sizes of their inboxes as far as they are known, by worker index,
+        because messages may have been made for them."""

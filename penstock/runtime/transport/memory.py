@@ -38,8 +38,10 @@ class MemoryTransport(Transport):
     def __init__(self, network: MemoryNetwork, worker: int) -> None:
         self._network = network
         self._inbox = network.inboxes[worker]
-        self.max_message = self._inbox.capacity // 2
         self.target_message = max(1, self._inbox.capacity // 64)
+
+    def max_message(self, worker: int) -> int:
+        return self._network.inboxes[worker].capacity // 2
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         inbox = self._network.inboxes[worker]

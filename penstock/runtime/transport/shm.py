@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from penstock.runtime.transport.base import Buffer, PeerGone, Transport
+from penstock.runtime.transport.base import Buffer, PeerGone, PeerTransport
 from penstock.runtime.transport.ring import (
     Message,
     MessageTooLarge,
@@ -62,7 +62,7 @@ _LOOK_EVERY = 512
 _LARGE_COUNTS = 8
 
 
-class ShmTransport(Transport):
+class ShmTransport(PeerTransport):
     """The end of one worker: its own ring, and a producer for the ring of each peer.
 
     `ring_bytes`: the size of the ring; None: the size in the paper (or `at_least`), and larger when the messages call
@@ -78,7 +78,6 @@ class ShmTransport(Transport):
         self._ring = Ring.create(ring_bytes or at_least)
         self._consumer = self._ring.consumer(wait=wait)
         self._peers: dict[int, tuple[Ring, Producer]] = {}
-        self.max_message = self._ring.max_message
         self.target_message = max(256, self._ring.capacity // MESSAGES_PER_RING)
         # Large messages of the last receive that are still in the ring.
         self._lent: list[tuple[memoryview, Message]] = []
@@ -99,17 +98,16 @@ class ShmTransport(Transport):
 
     @property
     def address(self) -> str:
-        """The address at which others attach while this process lives."""
+        """See PeerTransport."""
         return (self._next or self._ring).address
 
     @property
     def ring_bytes(self) -> int:
-        """The present size of this worker's ring."""
+        """See PeerTransport."""
         return self._ring.capacity
 
     def connect(self, addresses: Mapping[int, str]) -> None:
-        """Attaches to the rings of other workers, by worker index. A worker that is connected already stays so. Raises
-        PeerGone when one has died since its address was known; the workers before it are connected then."""
+        """See PeerTransport."""
         for worker, address in addresses.items():
             if worker not in self._peers:
                 try:
@@ -118,11 +116,9 @@ class ShmTransport(Transport):
                     raise PeerGone(f"worker {worker} cannot be reached: {error}") from error
                 self._peers[worker] = (ring, ring.producer())
                 self._absent.discard(worker)
-        self._limit()
 
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
-        """Drops the rings of workers that have died. This inbox does not grow until they are replaced. Returns the
-        sizes of their rings, by worker index, because messages may have been made for them."""
+        """See PeerTransport. The inbox does not grow until the workers are replaced."""
         sizes: dict[int, int] = {}
         for worker in workers:
             self._absent.add(worker)
@@ -150,13 +146,17 @@ class ShmTransport(Transport):
             self._ask(worker, sum(map(len, parts)))
             return False
 
-    @property
-    def largest_message(self) -> int:
-        if not self._grows or self.max_message >= LARGEST_MESSAGE:
-            return self.max_message
+    def max_message(self, worker: int) -> int:
+        peer = self._peers.get(worker)
+        return self._ring.max_message if peer is None else peer[0].max_message
+
+    def largest_message(self, worker: int) -> int:
+        present = self.max_message(worker)
+        if not self._grows or present >= LARGEST_MESSAGE:
+            return present
         room = os.statvfs("/dev/shm")
         # A ring has twice the bytes of the message, and its heads.
-        return max(self.max_message, min(LARGEST_MESSAGE, room.f_bavail * room.f_frsize // 3))
+        return max(present, min(LARGEST_MESSAGE, room.f_bavail * room.f_frsize // 3))
 
     def remedy(self, size: int) -> str:
         if not self._grows:
@@ -236,10 +236,6 @@ class ShmTransport(Transport):
             message.release()
         self._lent.clear()
 
-    def _limit(self) -> None:
-        """Computes the size of the largest message that every peer's ring takes."""
-        self.max_message = min([self._ring.max_message, *(ring.max_message for ring, _ in self._peers.values())])
-
     # --- growing -------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -301,7 +297,6 @@ class ShmTransport(Transport):
         ring.close()
         self._peers[worker] = self._following.pop(worker)
         self._asked.pop(worker, None)
-        self._limit()
         return True
 
     def _take_own(self, task: int, payload: bytes | Message) -> None:
@@ -330,4 +325,3 @@ class ShmTransport(Transport):
         self._consumer = ring.consumer(wait=self._wait)
         self.target_message = max(256, ring.capacity // MESSAGES_PER_RING)
         self._seen = (0, 0)
-        self._limit()
