@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host import control, handshake
+from penstock.runtime.host import control, endpoint, handshake
 from penstock.runtime.host.control import (
     ControlClient,
     ControlServer,
@@ -34,6 +34,7 @@ from penstock.runtime.host.control import (
     Refused,
     _hang_up,
 )
+from penstock.runtime.host.endpoint import Ports
 from penstock.runtime.host.hangs import SilenceDetector
 from penstock.runtime.host.links import AllWorkers, Link
 from tests.e2e.processes import LIMIT_S, wait_until
@@ -419,15 +420,22 @@ def test_each_request_is_done_once_in_order_whatever_breaks(seed: int) -> None:
 # --- strangers --------------------------------------------------------------------------------------------------------
 
 
+everywhere = pytest.mark.parametrize("ports", [None, Ports("127.0.0.1"), Ports("::1")], ids=["unix", "ipv4", "ipv6"])
+
+
 def stranger(server: ControlServer) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    made.connect(server.address)  # waits for room in the backlog, which with a time limit it does not
+    made = endpoint.new_socket(server.address)
+    if made.family == socket.AF_UNIX:
+        made.connect(server.address)  # waits for room in the backlog, which with a time limit it does not
+    else:
+        made.connect(endpoint.host_and_port(server.address))
     made.settimeout(LIMIT_S)
     return made
 
 
-def test_a_stranger_who_says_nothing_holds_up_nobody() -> None:
-    server = ControlServer({"status": lambda: 7})
+@everywhere
+def test_a_stranger_who_says_nothing_holds_up_nobody(ports: Ports | None) -> None:
+    server = ControlServer({"status": lambda: 7}, ports)
     silent = [stranger(server) for _ in range(control._STRANGERS_MAX * 3)]
     line = ControlClient(end_of(server), "line")
     assert line.ask("status").result(LIMIT_S) == 7
@@ -438,19 +446,25 @@ def test_a_stranger_who_says_nothing_holds_up_nobody() -> None:
     wait_until(lambda: not server._strangers, "all are forgotten")
 
 
-def test_a_peer_that_does_not_prove_itself_in_time_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@everywhere
+def test_a_peer_that_does_not_prove_itself_in_time_is_hung_up(
+    ports: Ports | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "_HANDSHAKE_S", 0.2)
-    server = ControlServer({})
+    server = ControlServer({}, ports)
     slow = stranger(server)
     assert len(slow.recv(1000)) == 32
     slow.send(b"x")
     assert slow.recv(1000) == b"", "the deadline is one for all bytes"
 
 
-def test_nothing_is_decoded_before_the_peer_has_proved_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+@everywhere
+def test_nothing_is_decoded_before_the_peer_has_proved_itself(
+    ports: Ports | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded: list[bytes] = []
     monkeypatch.setattr(control, "loads", decoded.append)
-    server = ControlServer({})
+    server = ControlServer({}, ports)
     with stranger(server) as one:
         assert len(one.recv(1000)) == 32
         one.sendall(bytes(64) + pickle.dumps(("status", ())) * 100)
@@ -553,9 +567,10 @@ def test_a_server_that_does_not_know_the_key_is_told_nothing() -> None:
         assert isinstance(failed[0], handshake.NotProved)
 
 
-def test_strangers_of_every_kind_let_a_client_through() -> None:
+@pytest.mark.parametrize("ports", [None, Ports("127.0.0.1")], ids=["unix", "ipv4"])
+def test_strangers_of_every_kind_let_a_client_through(ports: Ports | None) -> None:
     """Random bytes, half of a handshake, very long messages, connections that are closed at once, and silence."""
-    server = ControlServer({"status": lambda: 7})
+    server = ControlServer({"status": lambda: 7}, ports)
     over = threading.Event()
     came: Counter[str] = Counter()
 
@@ -602,6 +617,66 @@ def test_strangers_of_every_kind_let_a_client_through() -> None:
         over.set()
         for thread in annoying:
             thread.join()
+    line = ControlClient(end_of(server), "line")
+    assert line.ask("status").result(LIMIT_S) == 7
+    line.close()
+    server.close()
+
+
+def test_strangers_of_another_machine_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
+    for said in (b"", b"GET / HTTP/1.1\r\n" * 20, bytes(64)):
+        with stranger(server) as one, suppress(ConnectionResetError, BrokenPipeError):
+            one.sendall(said)
+            one.shutdown(socket.SHUT_WR)
+            while one.recv(1000):
+                pass
+    wait_until(lambda: not server._strangers, "all are forgotten")
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "127.0.0.1" in told
+    assert server.address in told
+    server.close()
+
+
+def test_a_recorded_handshake_lets_nobody_in() -> None:
+    """What a client has said is of no use to somebody who has listened: the server asks for another proof."""
+    server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
+    said: list[bytes] = []
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        line = ControlClient((endpoint.tcp_address(*listener.getsockname()), server.key), "line")
+        asked = line.ask("status")
+        client, _ = listener.accept()
+        with client, stranger(server) as through:  # the listener between the two
+            client.sendall(through.recv(32))
+            said.append(client.recv(64, socket.MSG_WAITALL))
+            through.sendall(said[0])
+            client.sendall(through.recv(32, socket.MSG_WAITALL))
+            said.append(client.recv(8 + 16, socket.MSG_WAITALL))
+            said.append(client.recv(1 << 16))
+            through.sendall(said[1] + said[2])
+            client.sendall(through.recv(1 << 16))
+            assert asked.result(LIMIT_S) == 7
+    line.close()
+    heard = server.heard
+    with stranger(server) as one, suppress(ConnectionResetError):
+        one.recv(32, socket.MSG_WAITALL)
+        one.sendall(b"".join(said))
+        assert one.recv(1000) == b""
+    assert server.heard == heard
+    server.close()
+
+
+def test_a_range_of_ports_is_kept_to_and_may_be_used_up() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    only = Ports("127.0.0.1", port, port)
+    server = ControlServer({"status": lambda: 7}, only)
+    assert endpoint.host_and_port(server.address) == ("127.0.0.1", port)
+    with pytest.raises(endpoint.NoPort, match="give a wider range"):
+        ControlServer({}, only)
     line = ControlClient(end_of(server), "line")
     assert line.ask("status").result(LIMIT_S) == 7
     line.close()

@@ -1,11 +1,12 @@
-"""Control of a running Worker over local sockets: the JobMaster asks for the status, says stop or cancel, and sends the
+"""Control of a running Worker over sockets: the JobMaster asks for the status, says stop or cancel, and sends the
 commands of the coordinator.
 
 The JobMaster does not call the Ray actor for this. The main thread of a Ray actor that can answer calls beside a
 pending one looks for signals a hundred times a second, which costs half a percent of a core in every idle worker. So a
 Worker runs its loop in the main thread, where Ray leaves it alone, and answers here in threads that sleep in the
-kernel. The server is an abstract Unix socket, of which no file is left, however the process ends. Both sides prove that
-they know the job's key before anything is unpickled (runtime/host/handshake.py).
+kernel. The server listens for processes of its own machine, or of all machines of a job that spans several
+(runtime/host/endpoint.py). Both sides prove that they know the server's key, which Ray has carried, before anything is
+unpickled (runtime/host/handshake.py).
 
 Every request has a number, and an answer names the request that it belongs to. So silence is never taken for an answer:
 a worker that was paused, or kept its interpreter busy, answers late, and its answer is matched with its request, or
@@ -16,6 +17,7 @@ whoever watches the worker's process knows that it has gone, and closes the line
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import socket
@@ -28,19 +30,23 @@ from typing import Any
 
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.endpoint import Ports, connect, listen, new_socket, notice_silence
 from penstock.runtime.host.handshake import admit, introduce, of_this_user, receive_frame, send_frame
 from penstock.runtime.records.pickling import Program, copied, dumps, loads
 
+logger = logging.getLogger(__name__)
+
 Handlers = dict[str, Callable[..., Any]]
 
-#: The address and the key of the socket on which a worker answers.
+#: The address and the key of the socket on which a process answers.
 End = tuple[str, bytes]
 
 # How long the handshake may take. When a worker was paused meanwhile, the JobMaster connects again.
 _HANDSHAKE_S = 10.0
 # How many connections may be in their handshake. One more connection ends the oldest one.
 _STRANGERS_MAX = 64
-_BACKLOG = 128
+# About how many strangers' machines a server tells in the log.
+_TOLD_MAX = 100
 
 # The pause between two tries to accept when the process can take no more connections, and the first and the longest
 # pause between two tries to connect.
@@ -138,18 +144,17 @@ class ControlServer:
     Nothing that a stranger does ends the accepting thread or holds it up.
     """
 
-    def __init__(self, handlers: Handlers) -> None:
+    def __init__(self, handlers: Handlers, ports: Ports | None = None) -> None:
+        """`ports`: where processes of other machines connect; None: only processes of this machine do."""
         self._handlers = handlers
         self.key = os.urandom(32)
-        self.address = f"\0penstock-{os.getpid()}-{os.urandom(8).hex()}"
         self.heard = 0  # the number of requests so far: while it grows, the JobMaster lives
         self._lock = threading.Lock()
         self._strangers: list[socket.socket] = []  # connections in their handshake, the oldest first
         self._sessions: dict[bytes, ControlSession] = {}
         self._closed = threading.Event()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.address)
-        self._listener.listen(_BACKLOG)
+        self._told: set[str] = set()  # machines of strangers
+        self._listener, self.address = listen(ports)
         threading.Thread(target=self._serve, name="penstock-control", daemon=True).start()
 
     def _serve(self) -> None:
@@ -169,6 +174,7 @@ class ControlServer:
         if not of_this_user(connection):
             connection.close()
             return
+        notice_silence(connection)
         with self._lock:
             self._strangers.append(connection)
             if len(self._strangers) > _STRANGERS_MAX:
@@ -185,7 +191,8 @@ class ControlServer:
             admit(connection, self.key, _HANDSHAKE_S)
             with self._lock:
                 self._strangers.remove(connection)  # raises ValueError when `_let_in` has just ended it
-        except (OSError, EOFError, ValueError):
+        except (OSError, EOFError, ValueError) as error:
+            self._tell(connection, error)
             self._show_out(connection)
             return
         with connection, suppress(EOFError, OSError):  # then the client has gone
@@ -200,6 +207,27 @@ class ControlServer:
                 answer = session.take(message, self._do)
                 if answer is not None:
                     send_frame(connection, answer)
+
+    def _tell(self, connection: socket.socket, error: Exception) -> None:
+        """Tells in the log, once for each machine, that a stranger has connected. Strangers of this machine are not
+        told: they are processes of this user."""
+        if connection.family == socket.AF_UNIX:
+            return
+        try:
+            machine = connection.getpeername()[0]
+        except OSError:
+            machine = "a machine that has gone"
+        with self._lock:
+            if machine in self._told or len(self._told) >= _TOLD_MAX:
+                return
+            self._told.add(machine)
+        logger.warning(
+            "a process of %s has connected to %s and was refused, because it has not proved that it belongs to the "
+            "job (%s); further processes of that machine are refused without a word",
+            machine,
+            self.address,
+            str(error) or type(error).__name__,
+        )
 
     def _do(self, body: bytes) -> bytes:
         try:
@@ -295,7 +323,7 @@ class ControlClient:
     def _run(self) -> None:
         backoff = Backoff(_CONNECT_AGAIN_FIRST_S, _CONNECT_AGAIN_MAX_S)
         while not self._closed.is_set():
-            with suppress(OSError, EOFError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            with suppress(OSError, EOFError), new_socket(self._end[0]) as connection:
                 try:
                     self._connect(connection)
                     backoff.succeeded()
@@ -310,7 +338,7 @@ class ControlClient:
         with self._lock:
             self._connecting = connection
         connection.settimeout(_HANDSHAKE_S)
-        connection.connect(address)
+        connect(connection, address)
         introduce(connection, key, _HANDSHAKE_S)
         send_frame(connection, self._session)
         with self._sending:
