@@ -7,12 +7,15 @@ import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 from tests import planting
+
+if TYPE_CHECKING:
+    from tests.hosts.hosts import Hosts
 
 # `make test` tries so many examples of each property, others each time; `make campaign-properties` tries thousands. How
 # long an example takes says how busy the machine is.
@@ -91,6 +94,19 @@ def cluster() -> Iterator[str]:
     else:
         os.environ["RAY_ADDRESS"] = before
     ray.shutdown()
+
+
+@pytest.fixture
+def new_hosts() -> Iterator[Callable[[int], Hosts]]:
+    """Makes hosts on this machine, each with a network, shared memory and processes of its own (tests/hosts/hosts.py),
+    which end with the test. Who may not make them skips the test."""
+    from tests.hosts import spaces
+    from tests.hosts.hosts import Hosts
+
+    if reason := spaces.why_not():
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        yield lambda count: stack.enter_context(Hosts(count))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,49 @@
+"""A Ray cluster over hosts of the tests: one node a host, started as a user starts it (`ray start`)."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.hosts.hosts import Host, Hosts
+
+PORT = 6379
+_STORE_BYTES = 100 * 1024 * 1024
+
+
+class RayCluster:
+    """Ray on some hosts; host 0 is the head. It ends with the hosts."""
+
+    def __init__(self, hosts: Hosts, cpus: int = 4, options: dict[str, str] | None = None) -> None:
+        """Starts it. `cpus`: what each node says that it has, whatever the machine has. `options`: environment
+        variables for Ray's own processes."""
+        self._hosts = hosts
+        self._cpus = cpus
+        self._options = options or {}
+        self.address = f"{hosts[0].address}:{PORT}"
+        self._start(hosts[0], "--head", f"--port={PORT}", "--include-dashboard=false")
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            list(pool.map(self.join, hosts[1:]))
+
+    def join(self, host: Host) -> None:
+        """Starts Ray on a host that has none, for example after a crash."""
+        self._start(host, f"--address={self.address}")
+
+    def _start(self, host: Host, *options: str) -> None:
+        host.run(
+            [
+                "ray",
+                "start",
+                *options,
+                f"--node-ip-address={host.address}",
+                f"--num-cpus={self._cpus}",
+                f"--object-store-memory={_STORE_BYTES}",
+                "--disable-usage-stats",
+            ],
+            env=self._options,
+            limit_s=120.0,
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program on a host needs to join the cluster."""
+        return {"RAY_ADDRESS": self.address}
