@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-trees campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-trees campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ test: setup lint collected ## lint, types and the whole test suite, in JOBS proc
 # Compiles the tests' assertions once, so that not each of the processes does. What is wrong with a test, the run says.
 collected: setup
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+
+guests: setup ## download and unpack what guests with software RoCE are made of (apt; nothing is installed)
+	$(BIN)/python -m tests.guests --fetch
 
 lint: setup ## ruff, who imports whom, and mypy
 	$(BIN)/ruff check .
