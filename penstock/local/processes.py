@@ -27,11 +27,11 @@ from typing import Any
 from penstock.local import start_worker
 from penstock.local.worker import REPORT, StartMessage
 from penstock.runtime.host.control import ControlServer
-from penstock.runtime.host.handshake import receive_frame, send_frame
 from penstock.runtime.host.processes import CannotStart, ProcessDied
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 from penstock.runtime.records.pickling import dumps, loads
+from penstock.runtime.transport.handshake import receive_frame, send_frame
 
 # A process that has been killed is gone within this time, unless the kernel holds it.
 _GONE_S = 5.0

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host import control, endpoint, handshake
+from penstock.runtime.host import control
 from penstock.runtime.host.control import (
     ControlClient,
     ControlServer,
@@ -34,9 +34,10 @@ from penstock.runtime.host.control import (
     Refused,
     _hang_up,
 )
-from penstock.runtime.host.endpoint import Ports
 from penstock.runtime.host.hangs import SilenceDetector
 from penstock.runtime.host.links import AllWorkers, Link
+from penstock.runtime.transport import endpoint, handshake
+from penstock.runtime.transport.endpoint import Ports
 from tests.e2e.processes import LIMIT_S, wait_until
 
 

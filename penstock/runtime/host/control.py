@@ -5,8 +5,8 @@ The JobMaster does not call the Ray actor for this. The main thread of a Ray act
 pending one looks for signals a hundred times a second, which costs half a percent of a core in every idle worker. So a
 Worker runs its loop in the main thread, where Ray leaves it alone, and answers here in threads that sleep in the
 kernel. The server listens for processes of its own machine, or of all machines of a job that spans several
-(runtime/host/endpoint.py). Both sides prove that they know the server's key, which Ray has carried, before anything is
-unpickled (runtime/host/handshake.py).
+(runtime/transport/endpoint.py). Both sides prove that they know the server's key, which Ray has carried, before
+anything is unpickled (runtime/transport/handshake.py).
 
 Every request has a number, and an answer names the request that it belongs to. So silence is never taken for an answer:
 a worker that was paused, or kept its interpreter busy, answers late, and its answer is matched with its request, or
@@ -30,9 +30,9 @@ from typing import Any
 
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
-from penstock.runtime.host.endpoint import Ports, connect, listen, new_socket, notice_silence
-from penstock.runtime.host.handshake import admit, introduce, of_this_user, receive_frame, send_frame
 from penstock.runtime.records.pickling import Program, copied, dumps, loads
+from penstock.runtime.transport.endpoint import Ports, connect, listen, new_socket, notice_silence
+from penstock.runtime.transport.handshake import admit, introduce, of_this_user, receive_frame, send_frame
 
 logger = logging.getLogger(__name__)
 

@@ -92,3 +92,11 @@ class PeerTransport(Transport):
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
         """Forgets workers that have died. Returns the sizes of their inboxes as far as they are known, by worker index,
         because messages may have been made for them."""
+
+
+class NetworkTransport(PeerTransport):
+    """A transport between machines. A thread can wait for its messages while the run loop sleeps elsewhere."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when `receive(0)` would return messages, or has something to do."""

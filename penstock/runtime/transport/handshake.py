@@ -44,10 +44,10 @@ def admit(connection: socket.socket, key: bytes, limit_s: float) -> None:
     own = os.urandom(_NONCE_BYTES)
     _send_until(connection, own, deadline)
     said = _receive_until(connection, _NONCE_BYTES + _PROOF_BYTES, deadline)
-    theirs, proof = said[:_NONCE_BYTES], said[_NONCE_BYTES:]
-    if not hmac.compare_digest(proof, _proof(key, b"client", own, theirs)):
+    theirs, claim = said[:_NONCE_BYTES], said[_NONCE_BYTES:]
+    if not hmac.compare_digest(claim, proof(key, b"client", own, theirs)):
         raise NotProved("the peer does not know the job's key")
-    _send_until(connection, _proof(key, b"server", own, theirs), deadline)
+    _send_until(connection, proof(key, b"server", own, theirs), deadline)
     connection.settimeout(None)
 
 
@@ -56,15 +56,17 @@ def introduce(connection: socket.socket, key: bytes, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     theirs = _receive_until(connection, _NONCE_BYTES, deadline)
     own = os.urandom(_NONCE_BYTES)
-    _send_until(connection, own + _proof(key, b"client", theirs, own), deadline)
-    proof = _receive_until(connection, _PROOF_BYTES, deadline)
-    if not hmac.compare_digest(proof, _proof(key, b"server", theirs, own)):
+    _send_until(connection, own + proof(key, b"client", theirs, own), deadline)
+    claim = _receive_until(connection, _PROOF_BYTES, deadline)
+    if not hmac.compare_digest(claim, proof(key, b"server", theirs, own)):
         raise NotProved("the peer does not know the job's key")
     connection.settimeout(None)
 
 
-def _proof(key: bytes, end: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    return hmac.digest(key, end + server_nonce + client_nonce, "sha256")
+def proof(key: bytes, end: bytes, *said: bytes) -> bytes:
+    """Returns what only an end that knows the key can say. `end` names the end, so that a proof sent back proves
+    nothing. `said`: what both ends have said so far, with a nonce of each; its parts have fixed sizes."""
+    return hmac.digest(key, end + b"".join(said), "sha256")
 
 
 def _receive_until(connection: socket.socket, size: int, deadline: float) -> bytes:
