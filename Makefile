@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-switch campaign-placement campaign-trees campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switch campaign-placement campaign-trees campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -82,6 +82,9 @@ campaign-sim: setup ## run N (10000) simulated clusters with faults, starting fr
 
 campaign-kill: setup ## kill N (200) processes of real jobs at random instants, starting from SEED
 	$(BIN)/python -m tests.e2e.kill_campaign --kills $(or $(N),200) --seed $(SEED) $(ARGS)
+
+campaign-hosts: setup ## let N (60) faults happen to jobs over several hosts: processes, hosts, links; from SEED
+	$(BIN)/python -m tests.hosts.campaign --faults $(or $(N),60) --seed $(SEED) $(ARGS)
 
 campaign-switch: setup ## run N (50) jobs that go to Spark and back while their processes are killed, from SEED
 	$(BIN)/python -m tests.e2e.switch_campaign --runs $(or $(N),50) --seed $(SEED) $(ARGS)

@@ -40,7 +40,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -67,6 +67,22 @@ KILL_LIMIT_S = 90.0
 GONE_S = 15.0
 
 
+Process = tuple[str, int]
+"""A process of a job: the id of its Ray node, and its process id there."""
+
+
+@dataclass
+class Fault:
+    """What was done to a job: words for it, the processes that are gone by it, the workers' processes before it, when
+    it began and when it was over."""
+
+    names: list[str]
+    going: set[Process]
+    before: set[Process]
+    began: float
+    over: float
+
+
 @dataclass
 class Kill:
     """One kill and what followed. Times in seconds from the kill; None: could not be seen."""
@@ -81,6 +97,8 @@ class Kill:
     gap_downstream_s: float | None = None
     rate_before: float | None = None  # of the sources before the failure while it was dealt with; 1: as always
     gap_status_s: float = 0.0  # between two samples: what can be seen
+    node_dead_s: float | None = None  # until Ray said that a node was dead
+    replaced: int = 0  # worker processes that others have taken the place of
 
 
 @dataclass
@@ -92,8 +110,12 @@ class Sample:
     status: dict[str, Any]
 
     @property
-    def pids(self) -> set[int]:
-        return {worker["pid"] for worker in self.status.get("workers", ())}
+    def processes(self) -> set[Process]:
+        return set(self.workers.values())
+
+    @property
+    def workers(self) -> dict[int, Process]:
+        return {w["index"]: (w["node_id"], w["pid"]) for w in self.status.get("workers", ())}
 
     @property
     def progress(self) -> dict[int, int]:
@@ -163,12 +185,20 @@ def ended(sample: Sample) -> bool:
     return sample.status["state"] in ("FINISHED", "CANCELLED", "FAILED")
 
 
-def master_pid(job: Any) -> int:
+def master_process(job: Any) -> Process:
     """The process of a job's JobMaster."""
     import ray
 
-    pid: int = ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid()), timeout=60)
-    return pid
+    def where(_: Any) -> Process:
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    found: Process = ray.get(job._link.handle.__ray_call__.remote(where), timeout=60)
+    return found
+
+
+def master_pid(job: Any) -> int:
+    """The id of this process."""
+    return master_process(job)[1]
 
 
 def silent(status: dict[str, Any]) -> bool:
@@ -189,14 +219,25 @@ def paused(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def kill_now(pids: list[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+class ThisMachine:
+    """Where the processes of a job are: all on this machine."""
+
+    def kill(self, processes: Iterable[Process]) -> None:
+        """End them at once."""
+        for _, pid in processes:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def check_empty(self, seen: set[Process]) -> None:
+        """AssertionError, when something of a job that has ended is still there after some seconds."""
+        assert penstock_segments() == []
+        wait_gone(sorted(pid for _, pid in seen), GONE_S)
 
 
 class Tormentor:
     """Runs one flow as a job and kills its processes."""
+
+    place: Any = ThisMachine()
 
     def __init__(
         self,
@@ -222,7 +263,7 @@ class Tormentor:
         self.moving = moving
         self.moves = 0  # tasks that were moved
         self.kills: list[Kill] = []
-        self.seen: set[int] = set()  # pids
+        self.seen: set[Process] = set()
         self.restarts = 0
 
     def run(self, kills: int, pause_s: float = 2.0) -> None:
@@ -241,7 +282,8 @@ class Tormentor:
         )
         watch = Watch(job)
         try:
-            watch.wait(lambda s: s.status.get("records_written", 0) > 0, self.started, KILL_LIMIT_S)
+            first = watch.wait(lambda s: s.status.get("records_written", 0) > 0, self.started, KILL_LIMIT_S).status
+            assert first["state"] != "FAILED", f"the job did not start: {first['error']}"
             self._note(watch, job)
             if self.moving:
                 names = sorted(task["name"] for task in watch.samples[-1].status["tasks"])
@@ -260,23 +302,22 @@ class Tormentor:
             raise
         watch.close()
         for sample in watch.samples:
-            self.seen |= sample.pids
+            self.seen |= sample.processes
         self.made.check()
         left = hidden_files(self.made.directory)
         assert not left, f"hidden files are left: {left}"
         stored = [str(path) for path in self.checkpoints.rglob("*")]
         assert not stored, f"epochs are left: {stored[:10]}"
-        assert penstock_segments() == []
-        wait_gone(sorted(self.seen), GONE_S)
+        self.place.check_empty(self.seen)
 
     def _note(self, watch: Watch, job: Any) -> None:
         last = watch.samples[-1]
         placed = {task["number"]: task["worker"] for task in last.status["tasks"]}
         assert placed == self._placed, f"tasks are placed otherwise: {placed}"
-        self.seen |= last.pids | self._masters(job)
+        self.seen |= last.processes | self._masters(job)
 
-    def _masters(self, job: Any) -> set[int]:
-        return set() if self.local else {master_pid(job)}
+    def _masters(self, job: Any) -> set[Process]:
+        return set() if self.local else {master_process(job)}
 
     def _move(self, job: Any, names: list[str]) -> None:
         """Move tasks to other workers all the time, until the job has ended."""
@@ -294,70 +335,85 @@ class Tormentor:
         since = time.monotonic()
         return not ended(watch.wait(lambda s: s.at - since >= seconds, since, KILL_LIMIT_S))
 
-    def _choose(self, job: Any, watch: Watch, kind: str) -> tuple[list[str], list[int], set[int]]:
-        """Names and ids of the victims, and the ids of processes that end with them."""
-        pids = {worker["index"]: worker["pid"] for worker in watch.samples[-1].status["workers"]}
-        pick = self.rng.sample(sorted(pids), min(2, len(pids)))
+    def _choose(self, job: Any, watch: Watch, kind: str) -> tuple[list[str], list[Process], set[Process]]:
+        """Names of the victims, the victims, and the processes that end with them."""
+        workers = watch.samples[-1].workers
+        pick = self.rng.sample(sorted(workers), min(2, len(workers)))
         if self.local and kind == "master":
             kind = "worker"
         with_master = kind == "master" or (
-            kind == "two" and not self.local and (len(pids) < 2 or self.rng.random() < 0.5)
+            kind == "two" and not self.local and (len(workers) < 2 or self.rng.random() < 0.5)
         )
         chosen = [] if kind == "master" else pick[:1] if with_master or kind != "two" else pick
         names = [f"worker {worker}" for worker in chosen]
-        victims = [pids[worker] for worker in chosen]
+        victims = [workers[worker] for worker in chosen]
         going = set(victims)
         if with_master:
             try:
-                victims.append(master_pid(job))
+                victims.append(master_process(job))
             except Exception:
                 if job.status()["state"] != "FINISHED":
                     raise
                 return names, victims, going  # it has ended in this moment
             names.append("JobMaster")
-            going = {*pids.values(), *victims}
+            going = {*workers.values(), *victims}
         self.seen |= going
         self.rng.shuffle(victims)
         return names, victims, going
 
     def _kill(self, job: Any, watch: Watch) -> None:
+        before = watch.samples[-1]
+        if ended(before):
+            return
         kind = next(self.kinds)
+        fault = self._fault(job, watch, kind)
+        if fault is None:
+            return
+        kill = Kill(kind, fault.names, fault.began - self.started, before.status.get("records_read", 0))
+        self.kills.append(kill)
+        self._follow(job, watch, kill, fault)
+        self.told(kill)
+
+    def _fault(self, job: Any, watch: Watch, kind: str) -> Fault | None:
+        """Do to the job what the kind says. None: it was about to end, and nothing was done."""
         aim = {"again": "worker", "pause": "worker", "pause-master": "master"}.get(kind, kind)
         if kind in store_damage.KINDS:
             aim = self.rng.choice(("worker", "worker", "two", "master"))
         names, victims, going = self._choose(job, watch, aim)
-        before = watch.samples[-1]
-        if ended(before) or not victims:
-            return
+        if not victims:
+            return None
+        before = watch.samples[-1].processes
         if kind.startswith("pause"):
             going, told = self._pause_one(job, watch, victims[0])
-            names = [f"{names[0]} {told}"]
+            at = time.monotonic()
+            return Fault([f"{names[0]} {told}"], going, before, at, at)
         if kind in store_damage.KINDS:
             told = self._harm(watch, kind, victims)
             if told is None:
-                return
+                return None
             names = [f"{told}, {' + '.join(names)}"]
-        at = time.monotonic()
-        if not kind.startswith("pause"):
-            kill_now(victims)  # of a process that is dead already nothing is known
-        kill = Kill(kind, names, at - self.started, before.status.get("records_read", 0))
-        first = at
+        at = began = time.monotonic()
+        self.place.kill(victims)  # of a process that is dead already nothing is known
         if kind == "again":
             delay = self.rng.uniform(0, 1.5)
             then = self.rng.choice(("worker", "master", "worker"))
-            if not ended(watch.wait(lambda s: s.at - at >= delay, at, KILL_LIMIT_S)):
+            if not ended(watch.wait(lambda s: s.at - began >= delay, began, KILL_LIMIT_S)):
                 more, victims, also = self._choose(job, watch, then)
                 at = time.monotonic()
-                kill_now(victims)
+                self.place.kill(victims)
                 going |= also
-                kill.victims = [*names, f"{at - first:.2f} s later {', '.join(more)}"]
-        self.kills.append(kill)
+                names.append(f"{at - began:.2f} s later {', '.join(more)}")
+        return Fault(names, going, before, began, at)
+
+    def _follow(self, job: Any, watch: Watch, kill: Kill, fault: Fault) -> None:
+        """Measure what follows a fault, until the job runs at full rate again."""
+        at, going = fault.over, fault.going
 
         def running(sample: Sample) -> bool:
             return (
                 sample.status["state"] == "RUNNING"
-                and not sample.pids & going
-                and len(sample.pids) == self.workers
+                and not sample.processes & going
+                and len(sample.processes) == self.workers
                 and not self._sources - sample.progress.keys()
                 and not silent(sample.status)
             )
@@ -365,21 +421,21 @@ class Tormentor:
         back = watch.wait(running, at, KILL_LIMIT_S)
         if running(back):
             kill.running_s = back.at - at
+            kill.replaced = len(fault.before - back.processes)
             full = watch.wait(lambda s: running(s) and self._full(watch, s, back.at), at, KILL_LIMIT_S)
             if running(full) and self._full(watch, full, back.at) and not self._ending(full):
                 kill.full_s = full.at - at
-            if kind in ("worker", "two") and "JobMaster" not in names and not self.moving:
-                self._gaps(watch, kill, at, back, [int(name.split()[1]) for name in names])
-        self.told(kill)
+            if kill.kind in ("worker", "two") and "JobMaster" not in fault.names and not self.moving:
+                self._gaps(watch, kill, at, back, [int(name.split()[1]) for name in fault.names])
 
-    def _harm(self, watch: Watch, kind: str, victims: list[int]) -> str | None:
+    def _harm(self, watch: Watch, kind: str, victims: list[Process]) -> str | None:
         """Harm the store, so that these processes may be killed; what was done. None: the job has ended meanwhile."""
         store = self.checkpoints / self.made.flow.name
         if kind in store_damage.MOUNTED:
             length_s = self.rng.uniform(1.0, 3.0)
             with store_damage.closed(self.checkpoints, kind):
                 time.sleep(length_s / 2)
-                kill_now(victims)
+                self.place.kill(victims)
                 time.sleep(length_s / 2)
             return f"{kind} for {length_s:.1f} s"
         if kind == "file":
@@ -400,26 +456,26 @@ class Tormentor:
 
         return None if ended(watch.wait(anew, at, KILL_LIMIT_S)) else told
 
-    def _pause_one(self, job: Any, watch: Watch, victim: int) -> tuple[set[int], str]:
+    def _pause_one(self, job: Any, watch: Watch, victim: Process) -> tuple[set[Process], str]:
         """Pause a process, and perhaps kill one meanwhile; the processes that have gone with that, and what was done.
         What is waited for here is part of the fault."""
         shortest, longest = PAUSE_S
         length_s = shortest + (longest - shortest) * self.rng.random() ** 3
-        pids = sorted({worker["pid"] for worker in watch.samples[-1].status["workers"]})
+        workers = sorted(watch.samples[-1].processes)
         also = self.rng.choice(("nobody", "nobody", "nobody", "itself", "a worker", "JobMaster"))
         at_s = self.rng.uniform(0.0, min(length_s, 3.0))
         if self.local and also == "JobMaster":
             also = "a worker"
         masters = self._masters(job)
         master = next(iter(masters), None)
-        self.seen |= {*pids, *masters}
-        killed = {"nobody": None, "itself": victim, "a worker": self.rng.choice(pids), "JobMaster": master}[also]
-        with paused(victim):
+        self.seen |= {*workers, *masters}
+        killed = {"nobody": None, "itself": victim, "a worker": self.rng.choice(workers), "JobMaster": master}[also]
+        with paused(victim[1]):
             time.sleep(at_s)
             if killed is not None:
-                kill_now([killed])
+                self.place.kill([killed])
             time.sleep(length_s - at_s)
-        going = set() if killed is None else {*pids, killed} if killed == master else {killed}
+        going = set() if killed is None else {*workers, killed} if killed == master else {killed}
         return going, f"for {length_s:.1f} s" + (f", {also} killed" if killed is not None else "")
 
     def _unfinished(self, sample: Sample) -> set[int]:
@@ -493,6 +549,7 @@ def _longest_gap(samples: list[Sample], task: int) -> float:
 class Figures:
     """What comes of a campaign."""
 
+    kinds: tuple[str, ...] = KINDS
     runs: list[Run] = field(default_factory=list)
 
     def kills(self) -> list[Kill]:
@@ -501,7 +558,7 @@ class Figures:
     def summary(self) -> dict[str, Any]:
         kills = self.kills()
         groups = {"all": kills}
-        for kind in KINDS:
+        for kind in self.kinds:
             groups[kind] = [kill for kill in kills if kill.kind == kind]
         return {
             "runs": len(self.runs),
@@ -512,6 +569,8 @@ class Figures:
                     "kills": len(group),
                     "running_s": quantiles(kill.running_s for kill in group),
                     "full_s": quantiles(kill.full_s for kill in group),
+                    "node_dead_s": quantiles(kill.node_dead_s for kill in group),
+                    "replaced": sum(kill.replaced for kill in group),
                 }
                 for name, group in groups.items()
                 if group
@@ -585,8 +644,25 @@ def seconds(value: float | None) -> str:
     return "     -" if value is None else f"{value:6.2f}"
 
 
-def campaign(options: argparse.Namespace, place: Path) -> Figures:
-    figures = Figures()
+def replayed(options: argparse.Namespace, name: str, seed: int, limit: int) -> str:
+    return (
+        f"python -m tests.e2e.kill_campaign --seed {seed} --runs 1 --kills {limit} --flow {name} "
+        f"--workers {options.workers} --kinds {options.kinds} --rate {options.rate:g} --seconds {options.seconds:g} "
+        f"--interval {options.interval:g} --per-run {options.per_run}{' --moving' * options.moving}"
+        f"{' --local' * options.local}"
+    )
+
+
+def campaign(
+    options: argparse.Namespace,
+    place: Path,
+    make: Callable[..., Tormentor] = Tormentor,
+    figures: Figures | None = None,
+    replay: Callable[[argparse.Namespace, str, int, int], str] = replayed,
+) -> Figures:
+    """Run jobs until there were as many kills as wanted. `make`: of what runs one of them; `replay`: the command that
+    repeats a run."""
+    figures = figures or Figures()
     kinds = options.kinds.split(",")
     if set(kinds) & set(store_damage.MOUNTED) and not store_damage.can_mount(place / "disk"):
         kinds = [kind for kind in kinds if kind not in store_damage.MOUNTED] or ["file"]
@@ -622,7 +698,7 @@ def campaign(options: argparse.Namespace, place: Path) -> Figures:
             )
 
         limit = min(options.per_run, options.kills - done)
-        tormentor = Tormentor(
+        tormentor = make(
             made,
             options.workers,
             rotate(kinds, rng),
@@ -645,11 +721,8 @@ def campaign(options: argparse.Namespace, place: Path) -> Figures:
             run.error = f"{type(error).__name__}: {error}"
             traceback.print_exc()
             print(
-                f"FAILED: {name} seed {seed}; files in {directory}. To replay:\n    python -m tests.e2e.kill_campaign "
-                f"--seed {seed} --runs 1 --kills {limit} --flow {name} --workers {options.workers} "
-                f"--kinds {options.kinds} --rate {options.rate:g} --seconds {options.seconds:g} "
-                f"--interval {options.interval:g} --per-run {options.per_run}{' --moving' * options.moving}"
-                f"{' --local' * options.local}",
+                f"FAILED: {name} seed {seed}; files in {directory}. To replay:\n    "
+                f"{replay(options, name, seed, limit)}",
                 flush=True,
             )
         else:
@@ -679,10 +752,11 @@ def show(figures: Figures) -> None:
             numbers = " ".join(f"{found[what]:8.2f}" for what in ("min", "p50", "p99", "max"))
             print(f"{title:34} {found['n']:5} {numbers}")
 
-    for kind in ("all", *KINDS):
+    for kind in ("all", *figures.kinds):
         if kind in summary:
             line(f"RUNNING again: {kind}", summary[kind]["running_s"])
             line(f"full rate again: {kind}", summary[kind]["full_s"])
+            line(f"Ray said that the node was dead: {kind}", summary[kind]["node_dead_s"])
     print("\nlongest time without progress, s")
     line("sources before the failure", summary["gap_before_s"])
     line("tasks downstream", summary["gap_downstream_s"])

@@ -62,7 +62,7 @@ class Host:
             "machine_id": uuid.uuid5(uuid.NAMESPACE_DNS, self.name).hex,
         }
         switch = self._hosts.switch
-        ahead_s = (self.number + 1) * _CLOCK_AHEAD_S if own_clocks() else 0
+        ahead_s = (self.number + 1) * _CLOCK_AHEAD_S if self._hosts.own_clocks else 0
         self._space = Space(switch, settings, ahead_s)
         self._link = Link(self._space, switch, self.number, self._hosts.segment)
         self._space.configure(
@@ -218,7 +218,9 @@ class Host:
 class Hosts(Sequence[Host]):
     """Some hosts and the switch between them."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, one_clock: bool = False) -> None:
+        """Makes and boots them. `one_clock`: they all have the machine's monotonic clock, for benchmarks."""
+        self.own_clocks = own_clocks() and not one_clock
         self.names = "127.0.0.1 localhost\n"
         self.segmented = False
         self._hosts = [Host(self, number) for number in range(count)]

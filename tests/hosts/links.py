@@ -26,6 +26,7 @@ Way = Literal["out", "in", "both"]
 _WIRE = Path(__file__).with_name("wire.py")
 
 _RANDOM = 2**32 - 4096 + 56  # SKF_AD_OFF + SKF_AD_RANDOM: where a filter reads a random number
+_LEAST_BURST = 4096  # two frames
 _TAKEN, _PASS = 4, 2**32 - 1  # TC_ACT_STOLEN, TC_ACT_UNSPEC
 
 
@@ -57,7 +58,7 @@ class _Direction:
             self.space.configure("tc", [f"filter del dev {self.device} egress prio 1"])
         self.filtered = bool(share)
 
-    def rate(self, bits_s: float | None, burst_bytes: int, queue_s: float) -> None:
+    def rate(self, bits_s: float | None, burst_bytes: int | None, queue_s: float) -> None:
         if bits_s is not None:
             shape = f"tbf rate {int(bits_s)}bit burst {burst_bytes} latency {int(queue_s * 1e6)}us"
             self.space.configure("tc", [f"qdisc replace dev {self.device} root {shape}"])
@@ -112,10 +113,14 @@ class Link:
             direction.filter()
 
     def rate(
-        self, bits_s: float | None, way: Way = "both", *, burst_bytes: int = 16 * 1024, queue_s: float = 0.02
+        self, bits_s: float | None, way: Way = "both", *, burst_bytes: int | None = None, queue_s: float = 0.02
     ) -> None:
         """No more bits than this go through in a second, and what would wait for longer than `queue_s` is lost. None:
-        as many as the machine can."""
+        as many as the machine can. `burst_bytes`: what may go at once after a pause; by default as much as the link
+        carries in a millisecond, because timers are not more exact under load. Segments that are larger than a burst
+        are divided into frames, which costs as much CPU time as the senders and receivers themselves."""
+        if burst_bytes is None and bits_s is not None:
+            burst_bytes = max(_LEAST_BURST, int(bits_s / 8 / 1000))
         for direction in self._chosen(way):
             direction.rate(bits_s, burst_bytes, queue_s)
 

@@ -1,0 +1,272 @@
+"""The campaign of hosts: jobs over several machines, to whose processes, machines and links something happens.
+
+    python -m tests.hosts.campaign --faults 60 --seed 1
+    python -m tests.hosts.campaign --faults 10 --hosts 2 --kinds host,cut-3
+    python -m tests.hosts.campaign --faults 10 --hosts 1          only processes; nothing leaves the machine
+
+It makes hosts on this machine (tests/hosts/hosts.py), starts Ray on each, and runs the jobs of the kill campaign
+(tests/e2e/kill_campaign.py) on host 0 over all hosts, with their checkpoints and outputs in a directory that all hosts
+share. Beside its "worker", "master" and "two" there are:
+
+    host       a host without the driver and the head of Ray loses its power; another comes at its address
+    cut-0.2    the link of a host is cut for 0.2 s; also cut-3
+    cut-30     for 30 s, in which Ray gives the host up; what runs there has to end by itself
+    cut-out    for 3 s nothing of what a host sends arrives; cut-in: nothing arrives at it
+    loss       for 10 s a host's link loses 5 % of the frames of each direction
+
+Times are from the fault, and where it has an end (cut, loss) from that. After each job its output must be exact, and no
+process and no segment of it may be left on any host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.kill_campaign import (
+    GONE_S,
+    RATE,
+    SECONDS,
+    Fault,
+    Figures,
+    Kill,
+    Process,
+    Tormentor,
+    Watch,
+    campaign,
+    ended,
+    machine,
+    master_process,
+    show,
+)
+from tests.e2e.processes import wait_until
+from tests.e2e.recovery_flows import FLOWS
+from tests.hosts import spaces
+from tests.hosts.hosts import ROOT, Hosts
+from tests.hosts.ray_cluster import RayCluster
+from tests.hosts.remote import Harm, Remote
+
+PROCESSES = ("worker", "master", "two")
+CUTS_S = {"cut-0.2": 0.2, "cut-3": 3.0, "cut-30": 30.0, "cut-out": 3.0, "cut-in": 3.0}
+KINDS = (*PROCESSES, "host", *CUTS_S, "loss")
+LOSS, LOSS_S = 0.05, 10.0
+FAULTS_A_RUN = 6
+# Ray declares a node dead 5 s after it was heard of last; on a busy machine that takes longer.
+_DEAD_S = 60.0
+# Processes of Ray's that belong to no job.
+_OF_RAY = re.compile(r"ray::(IDLE|DashboardAgent|RuntimeEnvAgent)")
+
+
+class HostsPlace:
+    """Where the processes of a job are: on hosts. See ThisMachine."""
+
+    def __init__(self, remote: Remote, count: int) -> None:
+        self.remote = remote
+        self.count = count
+
+    def host_of(self, node: str) -> int:
+        """The number of the host on which a Ray node is, or was."""
+        import ray
+
+        (address,) = (entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node)
+        return int(address.rsplit(".", 1)[1]) - 1
+
+    def kill(self, processes: Any) -> None:
+        for node, pid in processes:
+            self.remote.kill(self.host_of(node), pid)
+
+    def of_job(self, host: int) -> list[str]:
+        """What runs on a host for jobs."""
+        return [line for line in self.remote.processes(host) if line.startswith("ray::") and not _OF_RAY.match(line)]
+
+    def check_empty(self, seen: set[Process]) -> None:
+        for host in range(self.count):
+            wait_until(lambda host=host: not self.of_job(host), f"no process of the job is left on host {host}", GONE_S)
+            left = [name for name in self.remote.segments(host) if "penstock" in name.lower()]
+            assert not left, f"segments are left on host {host}: {left}"
+
+
+class HostTormentor(Tormentor):
+    """Runs one flow as a job over all hosts, and harms them. `place` is a HostsPlace."""
+
+    place: HostsPlace
+
+    def _note(self, watch: Watch, job: Any) -> None:
+        last = watch.samples[-1]
+        self._placed = {task["number"]: task["worker"] for task in last.status["tasks"]}
+        on = {self.place.host_of(node) for node, _ in last.processes}
+        assert on == set(range(self.place.count)), f"the workers are on the hosts {sorted(on)} of {self.place.count}"
+
+    def _fault(self, job: Any, watch: Watch, kind: str) -> Fault | None:
+        if kind in PROCESSES:
+            return super()._fault(job, watch, kind)
+        before = watch.samples[-1].processes
+        lost = kind in ("host", "cut-30")  # the driver and Ray's head are on host 0
+        host = self.rng.choice(range(1 if lost else 0, self.place.count))
+        try:
+            master = master_process(job)
+        except Exception:
+            if job.status()["state"] != "FINISHED":
+                raise
+            return None
+        going = {one for one in {*before, master} if self.place.host_of(one[0]) == host} if lost else set()
+        if master in going:
+            going |= before
+        began = time.monotonic()
+        if kind == "host":
+            self._dead_s(host, began)
+            self.place.remote.crash(host)
+            return Fault([f"host {host}"], going, before, began, began)
+        self._dead_s(host, began)
+        if kind == "loss":
+            self.place.remote.loss(host, LOSS)
+            time.sleep(LOSS_S)
+            self.place.remote.loss(host, 0.0)
+        else:
+            self.place.remote.cut(host, kind[4:] if kind in ("cut-out", "cut-in") else "both")
+            time.sleep(CUTS_S[kind])
+            self.place.remote.restore(host)
+        return Fault([f"host {host}"], going, before, began, time.monotonic())
+
+    def _dead_s(self, host: int, began: float) -> None:
+        """Find out when Ray declares the node of a host dead, in a thread; the result is for `_follow`."""
+        import ray
+
+        nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and self.place.host_of(n["NodeID"]) == host]
+        self._node_dead_s: float | None = None
+        self._seen_dead = threading.Event()
+
+        def look() -> None:
+            while time.monotonic() - began < _DEAD_S and not self._seen_dead.wait(0.1):
+                if not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] in nodes):
+                    self._node_dead_s = time.monotonic() - began
+                    return
+
+        self._looking = threading.Thread(target=look, daemon=True)
+        self._looking.start()
+
+    def _follow(self, job: Any, watch: Watch, kill: Kill, fault: Fault) -> None:
+        super()._follow(job, watch, kill, fault)
+        if kill.kind in PROCESSES:
+            return
+        if kill.kind in ("host", "cut-30"):
+            self._looking.join()
+        self._seen_dead.set()
+        self._looking.join()
+        kill.node_dead_s = self._node_dead_s
+        if kill.node_dead_s is None:
+            return
+        host = int(fault.names[0].split()[1])
+        if kill.kind != "host":  # it is up, and what was given up there must have noticed
+            stale = {pid for node, pid in fault.going if self.place.host_of(node) == host}
+            wait_until(
+                lambda: not self.place.of_job(host) or ended(watch.samples[-1]),
+                f"what ran on host {host} ({sorted(stale)}), which was given up, ends by itself",
+                2 * GONE_S,
+            )
+        self.place.remote.boot(host)
+
+
+def driver(settings: dict[str, Any]) -> int:
+    """The part that runs on host 0."""
+    import ray
+
+    from penstock.actors.cluster import NAMESPACE
+
+    options = argparse.Namespace(**settings)
+    ray.init(namespace=NAMESPACE, logging_level="error", log_to_driver=False)  # joins the cluster of RAY_ADDRESS
+    place = Path(options.place)
+    where = HostsPlace(Remote(options.descriptor), options.hosts)
+
+    def make(*arguments: Any, local: bool, **more: Any) -> Tormentor:
+        over = {"nodes": options.hosts} if options.hosts > 1 else {}
+        made = HostTormentor(*arguments, **more, **over)
+        made.place = where
+        return made
+
+    before = machine()
+    figures = campaign(options, place, make, Figures(kinds=KINDS), _replayed)
+    show(figures)
+    if options.json:
+        line = {
+            "campaign": "hosts",
+            "machine": before,
+            "options": settings,
+            "summary": figures.summary(),
+            "runs": [asdict(run) for run in figures.runs],
+        }
+        with Path(options.json).open("a") as out:
+            out.write(json.dumps(line) + "\n")
+    return int(any(run.error is not None for run in figures.runs))
+
+
+def _replayed(options: argparse.Namespace, name: str, seed: int, limit: int) -> str:
+    return (
+        f"python -m tests.hosts.campaign --seed {seed} --runs 1 --faults {limit} --hosts {options.hosts} --flow {name} "
+        f"--workers {options.workers} --kinds {options.kinds} --rate {options.rate:g} --seconds {options.seconds:g} "
+        f"--interval {options.interval:g} --per-run {options.per_run}"
+    )
+
+
+def main() -> int:
+    """Make the hosts, and run the driver on the first of them."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hosts.campaign", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--faults", dest="kills", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; the next one's is one more")
+    parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--flow", choices=list(FLOWS), default="wordcount")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--kinds", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--rate", type=float, default=RATE)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of records in a run")
+    parser.add_argument("--interval", type=float, default=1.0, help="between epochs, s")
+    parser.add_argument("--per-run", type=int, default=FAULTS_A_RUN, help="faults in a run, at most")
+    parser.add_argument("--runs", type=int, default=0, help="at most; 0: as many as the faults take")
+    parser.add_argument("--go-on", action="store_true", help="after a run that failed, too")
+    parser.add_argument("--json", type=Path, help="append the figures to this file, as one line")
+    options = parser.parse_args()
+    options.kinds = options.kinds or ",".join(KINDS if options.hosts > 1 else PROCESSES)
+    allowed = KINDS if options.hosts > 1 else PROCESSES
+    if wrong := set(options.kinds.split(",")) - set(allowed):
+        parser.error(f"--kinds: {', '.join(sorted(wrong))}; with {options.hosts} hosts there are {', '.join(allowed)}")
+    if reason := spaces.why_not():
+        parser.error(reason)
+    place = Path(tempfile.mkdtemp(prefix="penstock-hosts-"))
+    with Hosts(options.hosts) as hosts:
+        cluster = RayCluster(hosts, cpus=2 * options.workers + 4)
+        print(f"{options.hosts} hosts with Ray; files in {place}", flush=True)
+        here, there = socket.socketpair()
+        settings = {
+            **vars(options),
+            "place": str(place),
+            "descriptor": there.fileno(),
+            "json": str(options.json.absolute()) if options.json else None,
+            "moving": False,
+            "local": False,
+        }
+        program = hosts[0].start(
+            [sys.executable, "-m", "tests.hosts.campaign", "--on-host", json.dumps(settings)],
+            env={**cluster.environment, "XDG_STATE_HOME": str(place / "state")},
+            directory=ROOT,
+            pass_fds=[there.fileno()],
+        )
+        there.close()
+        Harm(hosts, cluster).serve(here)
+        code: int = program.wait()
+    if not code:
+        shutil.rmtree(place, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(driver(json.loads(sys.argv[2])) if sys.argv[1:2] == ["--on-host"] else main())
