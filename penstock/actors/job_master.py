@@ -9,9 +9,11 @@ decides nothing: the JobHost decides (penstock/runtime/host/job_host.py).
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -42,6 +44,12 @@ logger = logging.getLogger(__name__)
 REPORTS = "reports"
 OUTCOMES = "outcomes"
 CONCURRENCY_GROUPS = {REPORTS: 1, OUTCOMES: 8}
+
+_SECRET_BYTES = 32
+
+# The time between two looks at the clocks of a job's machines, and the change that workers are told of.
+_CLOCKS_S = 1.0
+_CLOCK_CHANGED_NS = 10_000
 
 # Ray puts arguments of 100 KB and more into the object store.
 _PART_BYTES = 64 << 10
@@ -146,18 +154,27 @@ class _RayCarrier:
     def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, Processes, Placing]:
         """See Carrier."""
         from penstock.actors.ray_processes import RayProcesses  # knows placement, as Nodes does
+        from penstock.actors.shared_directories import check_shared
 
         options, nodes = self._options, self._nodes
         nodes.reserve(self._plan.name, options.cpus_per_worker, options.start_timeout_s, cancelled)
+        worker = options.worker
+        if nodes.spans_machines() or options.network.everywhere:
+            worker = replace(worker, network=replace(options.network, secret=os.urandom(_SECRET_BYTES)))
         self._processes = RayProcesses(
+            self._plan.name,
             nodes,
             self._handle,
             nodes.workers,
             options.cpus_per_worker,
-            options.worker,
+            worker,
             options.start_timeout_s,
             options.hang_timeout_s,
         )
+        lines = self._processes.connect_nodes()
+        if lines:
+            store = None if options.store is None or options.store.remote else options.store.place
+            check_shared(self._plan, store, lines)
         return nodes.workers, self._processes, self.placer
 
     def waits_for(self) -> str:
@@ -166,11 +183,15 @@ class _RayCarrier:
 
     def placement_status(self) -> dict[str, Any]:
         """See Carrier."""
-        return self.placer.status()
+        found = self.placer.status()
+        machines = [] if self._processes is None else self._processes.nodes_status()
+        return {**found, "machines": machines} if machines else found
 
     def running(self, runner: JobRunner) -> Paradigms | None:
         """See Carrier."""
         options = self._options
+        if self._nodes.spans_machines():
+            threading.Thread(target=self._tell_clocks, args=(runner,), name="penstock-clocks", daemon=True).start()
         if options.placement.replan_s is not None:
             arguments = (runner, options.placement.replan_s)
             threading.Thread(target=self._watch_traffic, args=arguments, name="penstock-traffic", daemon=True).start()
@@ -185,6 +206,16 @@ class _RayCarrier:
             ask=lambda: runner.ask_all("load"),
             tell=runner.tell,
         )
+
+    def _tell_clocks(self, runner: JobRunner) -> None:
+        """Tells the workers how far the clocks of their machines are apart, whenever this has changed."""
+        assert self._processes is not None
+        told: dict[int, int] = {}
+        while not runner.ended.wait(_CLOCKS_S):
+            known = self._processes.clocks()
+            if told.keys() != known.keys() or any(abs(known[w] - told[w]) > _CLOCK_CHANGED_NS for w in known):
+                told = known
+            runner.tell_all("clocks", told)
 
     def _watch_traffic(self, runner: JobRunner, period_s: float) -> None:
         """Asks the workers once in each period what their tasks send, and computes a new placement. Runs in a thread of

@@ -4,14 +4,16 @@ Other jobs choose at the same time, from the same figures, so room is certain on
 (`placement/groups.py`). While a group waits for room that another job has taken, nodes are chosen again as soon as
 other nodes have more room.
 
-In this version all workers run on one machine, because rings are memory of one machine. The nodes of a simulated Ray
-cluster may be on one machine.
+Without options all workers are on the JobMaster's node if it has enough CPUs, else on the fewest nodes that have. When
+a node is lost, each of its workers gets room on another node, and the other workers stay where they are.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,33 +21,45 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors import cluster
-from penstock.placement.groups import Group, Machine, NotPlaced, PlacingCancelled, machines
+from penstock.placement.groups import Group, Machine, NotPlaced, PlacingCancelled, machines, replacement_name
 from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import workers_of
 from penstock.placement.traffic import Node
 
 logger = logging.getLogger(__name__)
 
+# Ray counts CPUs in ten-thousandths.
+_LEAST_CPUS = 1e-6
+# As many workers as take no CPU at all have room on a node.
+_MANY = 1 << 30
+
 
 class Nodes:
-    """The nodes of a job. The JobMaster's supervising thread calls `reserve` once, before it calls anything else."""
+    """The nodes of a job. The JobMaster's supervising thread calls `reserve` once, before anything else is called."""
 
     def __init__(self, options: PlacementOptions, workers: int) -> None:
         self._options = options
         self.workers = workers  # the number of workers; less than was asked for if the job may be smaller
         self.nodes: tuple[Node, ...] = (Node("here", workers),)
         self.machines: list[Machine] = []  # of `nodes`; empty when all workers are on the JobMaster's node
+        self.order = tuple(range(workers))  # the workers in the order of their nodes
+        self._at: list[Machine] = []  # the machine of each worker, when `machines` is not empty
         self._group: Group | None = None
+        self._job = ""
+        self._cpus = 0.0
+        self._timeout_s = 0.0
+        self._lock = threading.Lock()  # of what follows, which changes when nodes are lost
+        self._lost: set[str] = set()
+        self._replaced: dict[int, Group] = {}  # by worker
+        self._replacements = 0
 
     def reserve(self, job: str, cpus: float, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Chooses nodes, and reserves room on them for the workers, each of which takes `cpus` CPUs. Raises
         NotPlaced."""
         options = self._options
-        if options.nodes is None and not options.pin and options.at_least is None and not options.grow:
-            here = ray.get_runtime_context().get_node_id()
-            for machine in machines():
-                if machine.node_id == here:
-                    check_fits(machine, self.workers, cpus)
+        self._job, self._cpus, self._timeout_s = job, cpus, timeout_s
+        packed = options.nodes is None and not options.pin and options.at_least is None and not options.grow
+        if packed and self._all_fit_here():
             return
         name = cluster.workers_group(job)
         wanted = options.nodes or 1
@@ -60,50 +74,104 @@ class Nodes:
                     raise
                 logger.warning("job %s starts on the nodes that there are: %s", job, error)
         until = time.monotonic() + timeout_s
-        while True:
-            chosen = self._choose(wanted, cpus, grown)
-            counts = [self.workers // len(chosen) + (n < self.workers % len(chosen)) for n in range(len(chosen))]
 
-            def in_vain(chosen: list[Machine] = chosen) -> bool:
+        def chosen_now() -> list[tuple[Machine, int]]:
+            if packed:
+                return self._fewest()
+            chosen = self._choose(wanted, cpus, grown)
+            share, more = divmod(self.workers, len(chosen))
+            return [(machine, share + (place < more)) for place, machine in enumerate(chosen)]
+
+        while True:
+            chosen = chosen_now()
+
+            def in_vain(chosen: list[tuple[Machine, int]] = chosen) -> bool:
                 """Returns whether the job was cancelled, or other nodes have more room by now and there is time to wait
                 for it."""
                 if cancelled():
                     return True
                 if time.monotonic() >= until:
                     return False
-                better = self._choose(wanted, cpus, grown)
-                return {machine.node_id for machine in better} != {machine.node_id for machine in chosen}
+                return {machine.node_id for machine, _ in chosen_now()} != {machine.node_id for machine, _ in chosen}
 
             try:
-                self._take(chosen, counts, cpus, name, max(0.0, until - time.monotonic()), in_vain)
+                self._take(chosen, name, max(0.0, until - time.monotonic()), in_vain)
                 break
             except PlacingCancelled:
                 if cancelled():
                     raise
             except NotPlaced as error:
-                fewer = _with_room(chosen, counts, cpus)
-                if options.at_least is None or sum(fewer) < options.at_least:
+                fewer = _with_room(chosen, cpus)
+                room = sum(count for _, count in fewer)
+                if options.at_least is None or room < options.at_least:
                     raise
-                logger.warning("job %s starts with %d workers, not %d: %s", job, sum(fewer), self.workers, error)
-                self.workers = sum(fewer)
-                self._take(chosen, fewer, cpus, name, timeout_s, cancelled)
+                logger.warning("job %s starts with %d workers, not %d: %s", job, room, self.workers, error)
+                self.workers = room
+                self._take(fewer, name, timeout_s, cancelled)
                 break
         if len(self.nodes) < wanted:
             logger.warning("job %s runs on %d nodes, not %d", job, len(self.nodes), wanted)
 
+    def spans_machines(self) -> bool:
+        """Returns whether workers run on another machine than the JobMaster."""
+        return bool(self.elsewhere())
+
+    def elsewhere(self) -> list[Machine]:
+        """Returns the nodes of the job that are not on the JobMaster's machine."""
+        if not self.machines:
+            return []
+        here = _here(machines())
+        return [machine for machine in self.machines if machine.host != here.host]
+
+    def _all_fit_here(self) -> bool:
+        """Returns whether the JobMaster's node has enough CPUs for all workers, in use or free. Raises NotPlaced when
+        no other node could help."""
+        known = machines()
+        here = _here(known)
+        if self._cpus * self.workers <= here.cpus + _LEAST_CPUS:
+            return True
+        if sum(_slots(machine.cpus, self._cpus) for machine in known) < self.workers:
+            check_fits(known, self.workers, self._cpus)
+        return False
+
+    def _fewest(self) -> list[tuple[Machine, int]]:
+        """Returns the fewest nodes that have room for all workers, and the number of workers for each. Nodes of the
+        JobMaster's machine come first, then those with the most room."""
+        known = machines()
+        here = _here(known)
+        for cpus in ({m.node_id: m.free_cpus for m in known}, {m.node_id: m.cpus for m in known}):
+
+            def rank(machine: Machine, cpus: dict[str, float] = cpus) -> tuple[bool, bool, float]:
+                return machine.node_id != here.node_id, machine.host != here.host, -cpus[machine.node_id]
+
+            left, found = self.workers, list[tuple[Machine, int]]()
+            for machine in sorted(known, key=rank):
+                count = min(left, _slots(cpus[machine.node_id], self._cpus))
+                if count:
+                    found.append((machine, count))
+                    left -= count
+            if not left:
+                return found
+        check_fits(known, self.workers, self._cpus)
+        raise AssertionError("the nodes have room, and have none")
+
     def _take(
-        self,
-        chosen: list[Machine],
-        counts: list[int],
-        cpus: float,
-        name: str,
-        timeout_s: float,
-        cancelled: Callable[[], bool],
+        self, chosen: list[tuple[Machine, int]], name: str, timeout_s: float, cancelled: Callable[[], bool]
     ) -> None:
-        self.machines = [machine for machine, count in zip(chosen, counts, strict=True) if count]
-        self.nodes = tuple(Node(m.name, count) for m, count in zip(chosen, counts, strict=True) if count)
-        where = [self.machines[node].node_id for node in workers_of(self.nodes)]
-        self._group = Group.reserve(where, cpus=cpus, name=name, timeout_s=timeout_s, cancelled=cancelled)
+        at = [machine for machine, count in chosen for _ in range(count)]
+        where = [machine.node_id for machine in at]
+        self._group = Group.reserve(where, cpus=self._cpus, name=name, timeout_s=timeout_s, cancelled=cancelled)
+        self._settle(at)
+
+    def _settle(self, at: list[Machine]) -> None:
+        """Notes on which machine each worker is."""
+        self._at = at
+        by_id = {machine.node_id: machine for machine in at}
+        counts = Counter(machine.node_id for machine in at)
+        self.machines = list(by_id.values())
+        self.nodes = tuple(Node(machine.name, counts[machine.node_id]) for machine in self.machines)
+        place = {machine.node_id: index for index, machine in enumerate(self.machines)}
+        self.order = tuple(sorted(range(len(at)), key=lambda worker: place[at[worker].node_id]))
 
     def _most(self, nodes: int) -> int:
         """Returns the greatest number of workers on a node, when the workers are spread over so many nodes."""
@@ -113,29 +181,25 @@ class Nodes:
         """Returns the nodes to use: first a node for each pinned operator, then nodes that the cluster has added for
         the job, then those with the most room. Returns fewer than `count` when the cluster has fewer and the job may be
         smaller."""
-        here = ray.get_runtime_context().get_node_id()
         known = machines()
-        host = next((machine.name for machine in known if machine.node_id == here), "")
-        near = [machine for machine in known if machine.name == host]
-        if len(near) < count:
+        host = _here(known).host
+        if len(known) < count:
             if self._options.at_least is None:
                 raise NotPlaced(
-                    f"the job is to run on {count} nodes; the cluster has {len(near)} on the JobMaster's machine, and "
-                    f"{len(known) - len(near)} on other machines, to which this version cannot send records. Give "
-                    "fewer nodes, or PlacementOptions(at_least=...) to allow fewer, or PlacementOptions(grow=True) to "
-                    "wait for more"
+                    f"the job is to run on {count} nodes, and the cluster has {len(known)}. Give fewer nodes, or "
+                    "PlacementOptions(at_least=...) to allow fewer, or PlacementOptions(grow=True) to wait for more"
                 )
-            count = len(near)
+            count = len(known)
         most = cpus * self._most(count)
         # A node that is too small comes last, however much of it is free.
-        near.sort(key=lambda m: (m.node_id not in grown, m.cpus < most, -min(m.free_cpus, most)))
+        known.sort(key=lambda m: (m.node_id not in grown, m.cpus < most, -min(m.free_cpus, most), m.host != host))
         chosen: list[Machine] = []
         for operator, wanted in self._options.pin.items():
-            fit = [machine for machine in near if has(machine, wanted)]
+            fit = [machine for machine in known if has(machine, wanted)]
             if not fit:
                 raise NotPlaced(
-                    f"operator {operator!r} is pinned to nodes with {told(wanted)}, and no node of the JobMaster's "
-                    "machine has that; add such a node, or change PlacementOptions(pin=...)"
+                    f"operator {operator!r} is pinned to nodes with {told(wanted)}, and no node of the cluster has "
+                    "that; add such a node, or change PlacementOptions(pin=...)"
                 )
             if not any(machine in fit for machine in chosen):
                 chosen.append(fit[0])
@@ -144,25 +208,90 @@ class Nodes:
                 f"the job's operators are pinned to {len(chosen)} different nodes, and the job is to run on {count}; "
                 f"give nodes={len(chosen)} or more, or change PlacementOptions(pin=...)"
             )
-        return [*chosen, *(machine for machine in near if machine not in chosen)][:count]
+        return [*chosen, *(machine for machine in known if machine not in chosen)][:count]
 
     def strategy(self, worker: int) -> Any:
-        """Returns Ray's scheduling strategy for a worker's actor. Raises NotPlaced when the worker's node has died,
-        because Ray would wait without end for it to come back."""
+        """Returns Ray's scheduling strategy for a worker's actor. When the worker's node is lost, room is reserved on
+        another node, also on one that the cluster adds. Raises NotPlaced when there is no room in time."""
         if self._group is None:
             return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        if worker in self._group.lost():
+        with self._lock:
+            group = self._replaced.get(worker)
+            lost = self._at[worker].node_id in self._lost
+        if not lost:
+            lost = bool(group.lost()) if group is not None else worker in self._group.lost()
+        if lost:
+            group = self._replace(worker)
+        return group.strategy(0) if group is not None else self._group.strategy(worker)
+
+    def lose(self, node_id: str) -> None:
+        """Notes that a node is lost for the job, whatever Ray knows of it."""
+        with self._lock:
+            self._lost.add(node_id)
+
+    def name(self, node_id: str) -> str:
+        """Returns the name of a node, for people."""
+        with self._lock:
+            return next((str(machine) for machine in self._at if machine.node_id == node_id), node_id[:8])
+
+    def _replace(self, worker: int) -> Group:
+        """Reserves room for a worker whose node is lost: on a node that has room now, else wherever there will be
+        room first."""
+        with self._lock:
+            gone = self._at[worker]
+            self._lost.add(gone.node_id)
+            self._replacements += 1
+            name = replacement_name(cluster.workers_group(self._job), worker, self._replacements)
+            before = self._replaced.pop(worker, None)
+            lost, used = set(self._lost), Counter(machine.node_id for machine in self._at)
+        if before is not None:
+            before.remove()
+        fit = [m for m in machines() if m.node_id not in lost and m.free_cpus >= self._cpus - _LEAST_CPUS]
+        try:
+            group = self._room_on(fit, used, name)
+        except NotPlaced as error:
             raise NotPlaced(
-                f"the node of worker {worker} has died, with the room that the job had there; resume the job, and "
-                "it continues from its last complete epoch on the nodes that are left"
-            )
-        return self._group.strategy(worker)
+                f"its node {gone} is lost, and no other node has room for worker {worker}: {error}. Resume the job "
+                "when there is room, and it continues from its last complete epoch",
+                error.nodes,
+            ) from error
+        (node_id,) = group.where()
+        machine = next((machine for machine in machines() if machine.node_id == node_id), None)
+        if machine is None:
+            group.remove()
+            raise NotPlaced(f"the node that was to replace {gone} has died too", (node_id,))
+        with self._lock:
+            self._replaced[worker] = group
+            at = list(self._at)
+            at[worker] = machine
+            self._settle(at)
+        logger.warning("job %s: worker %d moves from node %s, which is lost, to %s", self._job, worker, gone, machine)
+        return group
+
+    def _room_on(self, fit: list[Machine], used: Counter[str], name: str) -> Group:
+        """Reserves room for one worker on the best of these nodes, or when there is none, wherever there will be room.
+        `used`: the number of the job's workers on each node."""
+        if not fit:
+            logger.warning("job %s: a worker waits for a node with room, because its node is lost", self._job)
+            return Group.reserve_anywhere(1, cpus=self._cpus, name=name, timeout_s=self._timeout_s)
+        best = min(fit, key=lambda m: (m.node_id not in used, used[m.node_id] / max(m.cpus, 1.0), -m.free_cpus))
+        return Group.reserve([best.node_id], cpus=self._cpus, name=name, timeout_s=self._timeout_s)
 
     def close(self) -> None:
         """Gives the reserved room back."""
-        if self._group is not None:
-            self._group.remove()
+        with self._lock:
+            groups = [*self._replaced.values(), *([self._group] if self._group is not None else [])]
+            self._replaced.clear()
             self._group = None
+        for group in groups:
+            group.remove()
+
+    def node_of_workers(self) -> list[int]:
+        """Returns the node of each worker, as an index into `nodes`."""
+        found = [0] * len(self.order)
+        for worker, node in zip(self.order, workers_of(self.nodes), strict=True):
+            found[worker] = node
+        return found
 
     def places(self) -> dict[str, int]:
         """Returns the place in `nodes` of each name by which a source may know a node: the node's id, and the name of
@@ -172,18 +301,28 @@ class Nodes:
         return places | {machine.node_id: place for place, machine in enumerate(self.machines)}
 
 
-def check_fits(machine: Machine, workers: int, cpus: float) -> None:
-    """Raises NotPlaced when a node has too few CPUs for so many workers, even if nobody else used any. Waiting would
-    not help."""
-    if workers * cpus > machine.cpus + 1e-6:
+def check_fits(known: list[Machine], workers: int, cpus: float) -> None:
+    """Raises NotPlaced when the nodes have too few CPUs for so many workers, even if nobody else used any. Waiting
+    would not help."""
+    if sum(_slots(machine.cpus, cpus) for machine in known) < workers:
+        have = "; ".join(f"{machine} has {machine.cpus:g} in all, {machine.free_cpus:g} free" for machine in known)
         raise NotPlaced(
-            f"the job asks for {workers} x {cpus:g} = {workers * cpus:g} CPUs on one node, and the node on which it "
-            f"is to run, {machine}, has {machine.cpus:g} in all, {machine.free_cpus:g} free. Use fewer workers or a "
-            "smaller cpus_per_worker, spread the workers over several nodes (nodes=...), or start Ray with more CPUs "
-            "(ray start --num-cpus; a cluster that a program has started for itself has as many as its first job "
-            "needed)",
-            (machine.node_id,),
+            f"the job asks for {workers} x {cpus:g} = {workers * cpus:g} CPUs, and the cluster has fewer: {have}. Use "
+            "fewer workers or a smaller cpus_per_worker, or start Ray with more CPUs (ray start --num-cpus; a cluster "
+            "that a program has started for itself has as many as its first job needed), or add nodes",
+            (machine.node_id for machine in known),
         )
+
+
+def _here(known: list[Machine]) -> Machine:
+    """Returns the JobMaster's node."""
+    here = ray.get_runtime_context().get_node_id()
+    return next(machine for machine in known if machine.node_id == here)
+
+
+def _slots(cpus: float, each: float) -> int:
+    """Returns how many workers that take `each` CPUs have room in so many CPUs."""
+    return _MANY if not each else int(cpus / each + _LEAST_CPUS)
 
 
 def has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:
@@ -201,13 +340,11 @@ def told(wanted: Mapping[str, str | float]) -> str:
     )
 
 
-def _with_room(chosen: list[Machine], counts: list[int], cpus: float) -> list[int]:
-    """Returns, for each node, how many of its workers it has room for now."""
-    if not cpus:
-        return counts
+def _with_room(chosen: list[tuple[Machine, int]], cpus: float) -> list[tuple[Machine, int]]:
+    """Returns the nodes, and how many of its workers each has room for now."""
     free = {machine.node_id: machine.free_cpus for machine in machines()}
-    rooms = [int(free.get(machine.node_id, 0.0) / cpus + 1e-6) for machine in chosen]
-    return [min(room, count) for room, count in zip(rooms, counts, strict=True)]
+    rooms = [(machine, min(_slots(free.get(machine.node_id, 0.0), cpus), count)) for machine, count in chosen]
+    return [(machine, count) for machine, count in rooms if count]
 
 
 def _grown(count: int, cpus: float, name: str, timeout_s: float, cancelled: Callable[[], bool]) -> list[str]:

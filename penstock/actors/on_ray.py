@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors import cluster, farewell
 from penstock.actors.job import Job, known_job, silent_status
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, in_parts
 from penstock.actors.ray_link import RayLink
+from penstock.placement.groups import machines
 from penstock.runtime.errors import JobExists, JobNotFound, NoCluster
 from penstock.runtime.host.job_state import ENDED
 from penstock.runtime.operators.ends import Write
@@ -57,6 +59,7 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
         namespace=cluster.NAMESPACE,
         lifetime="detached" if detached else None,
         num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(_masters_node(detached), soft=detached),
         max_concurrency=64,
         max_restarts=restarts,
         max_task_retries=-1 if restarts else 0,
@@ -78,6 +81,13 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
     if not detached:
         farewell.remember(job)
     return job
+
+
+def _masters_node(detached: bool) -> str:
+    """Returns the node for the JobMaster: where its driver is, or for a job that outlives its driver, the head. The job
+    ends with each of the two in any case, so its JobMaster is on no third machine that may fail."""
+    node: str = machines()[0].node_id if detached else ray.get_runtime_context().get_node_id()
+    return node
 
 
 def wait_for_store(name: str, store: Store | None) -> None:

@@ -123,7 +123,7 @@ class Placer:
         placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
         load = np.bincount(list(placed.values()), minlength=self._at.workers).astype(np.float64)
         allowed = self._allowed(plan)
-        nodes = np.array(workers_of(self._at.nodes))
+        nodes = np.array(self._at.node_of_workers())
         for place, task in enumerate(plan.tasks):
             if task.number not in placed:
                 open_ = load if allowed is None else np.where(allowed[place, nodes], load, np.inf)
@@ -143,9 +143,9 @@ class Placer:
         if monitor is not self._monitor or not monitor.ready(plan):
             return None
         topology = _bound(monitor.topology(plan), self._allowed(plan))
-        running = Placement(
-            self._at.nodes, workers_of(self._at.nodes), tuple(placed[task.number] for task in plan.tasks)
-        )
+        nodes, order = self._at.nodes, self._at.order  # another thread may replace both
+        slot = {worker: place for place, worker in enumerate(order)}
+        running = Placement(nodes, workers_of(nodes), tuple(slot[placed[task.number]] for task in plan.tasks))
         self._told = monitor.told(plan)
         self._seen = {
             "between_nodes": running.between_nodes(topology.graph),
@@ -161,7 +161,7 @@ class Placer:
             return None
         new = planned(
             with_data(plan, topology, self._at.places()),
-            self._at.nodes,
+            nodes,
             factor=options.factor,
             tasks=len(topology),
             running=running,
@@ -172,7 +172,7 @@ class Placer:
         self._verdict = verdict
         if not verdict.adopt:
             return None
-        return {task.number: worker for task, worker in zip(plan.tasks, new.tasks, strict=True)}
+        return {task.number: order[place] for task, place in zip(plan.tasks, new.tasks, strict=True)}
 
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what tasks use and send, as measured last."""

@@ -1,4 +1,9 @@
-"""Runs the processes of a job's workers as Ray actors, on the nodes that were reserved for them."""
+"""Runs the processes of a job's workers as Ray actors, on the nodes that were reserved for them.
+
+On another machine than the JobMaster's, the agent of the node looks after a worker (actors/node_agents.py). When a node
+has been silent for the limit, its workers are dead to the job, whatever Ray still knows of them: `run` of each raises
+ProcessDied, and the next process of the worker starts on another node.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +15,59 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError
 
-from penstock.actors.elsewhere import process_of
+from penstock.actors.node_agents import NodeAgents, NotReached
 from penstock.actors.nodes import Nodes
 from penstock.actors.worker import Worker
 from penstock.placement.groups import NotPlaced
+from penstock.runtime.errors import NotEnoughResources
 from penstock.runtime.host.job_runner import first_line
+from penstock.runtime.host.machine import machine_id
+from penstock.runtime.host.node_agent import NodeLine
 from penstock.runtime.host.processes import CannotStart, ProcessDied
+from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
 from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 
 
 class RayWorker:
     """An actor that is ready to run. See WorkerHandle."""
 
-    def __init__(self, actor: Any, info: dict[str, Any]) -> None:
+    def __init__(self, actor: Any, info: dict[str, Any], process: WatchedProcess) -> None:
         self.info = info
+        self.process = process
         self._actor = actor
-        self._process = process_of(info["pid"], info["node_id"], actor)
+        self._over = threading.Event()
+        self._lost: str | None = None
 
     def run(self) -> Outcome:
         """See WorkerHandle."""
+        run = self._actor.run.remote()
+        run.future().add_done_callback(lambda _: self._over.set())
+        self._over.wait()
+        if self._lost is not None:
+            raise ProcessDied(self._lost)
         try:
-            outcome: Outcome = ray.get(self._actor.run.remote())
+            outcome: Outcome = ray.get(run)
         except Exception as error:  # whatever Ray makes of a process's end
             raise ProcessDied(first_line(error)) from error
         return outcome
 
     def kill(self) -> None:
         """See WorkerHandle."""
-        self._process.kill()
+        self.process.kill()
+
+    def lose(self, reason: str) -> None:
+        """Takes the process for dead, because its node is lost. Ray ends the process as soon as it can."""
+        self._lost = reason
+        self._over.set()
+        ray.kill(self._actor)
 
 
 class RayProcesses:
-    """See Processes. `master`: the handle of the JobMaster's actor."""
+    """See Processes. `job`: the name of the job. `master`: the handle of the JobMaster's actor."""
 
     def __init__(
         self,
+        job: str,
         nodes: Nodes,
         master: Any,
         workers: int,
@@ -58,9 +81,12 @@ class RayProcesses:
         self._workers = workers
         self._cpus = cpus_per_worker
         self._options = options
+        network = options.network
+        self._agents = None if network is None else NodeAgents(job, network, self._node_lost)
+        self._handles: dict[int, RayWorker] = {}  # of the present processes
         self._start_timeout_s = start_timeout_s
         self._hang_timeout_s = hang_timeout_s
-        self._node = ray.get_runtime_context().get_node_id()
+        self._machine = machine_id()
         self._lock = threading.Lock()
         self._closed = False
         self._actors: dict[int, Any] = {}
@@ -114,7 +140,8 @@ class RayProcesses:
             if first:
                 self._loading.add(worker)
             self._not_there.discard(worker)
-        watched = (os.getpid(), self._node, self._hang_timeout_s)
+        process = self._watched(info, deadline)
+        watched = (os.getpid(), self._machine, self._hang_timeout_s)
         try:
             outcome = _get(actor.connect.remote(program, self._master, incarnation, watched), deadline)
         except GetTimeoutError as error:
@@ -129,7 +156,57 @@ class RayProcesses:
                 self._loading.discard(worker)
         if outcome.error is not None:
             raise CannotStart(outcome.error, "program", outcome.operator)
-        return RayWorker(actor, info)
+        handle = RayWorker(actor, info, process)
+        with self._lock:
+            self._handles[worker] = handle
+        return handle
+
+    def _watched(self, info: dict[str, Any], deadline: float) -> WatchedProcess:
+        if info["machine"] == self._machine:
+            return ProcessHere(info["pid"], info["blackbox"])
+        assert self._agents is not None, "a job on one machine has no workers elsewhere"
+        left_s = max(0.0, deadline - time.monotonic())
+        try:
+            line = self._agents.line(info["node_id"], self._nodes.name(info["node_id"]), left_s)
+        except NotReached as error:
+            raise CannotStart(str(error), "died") from error
+        process = line.process(info["pid"], info["blackbox"])
+        line.wait_for_clock(left_s)
+        return process
+
+    def _node_lost(self, node_id: str, reason: str) -> None:
+        """Takes all workers of a node for dead."""
+        self._nodes.lose(node_id)
+        with self._lock:
+            lost = [handle for handle in self._handles.values() if handle.info["node_id"] == node_id]
+        for handle in lost:
+            handle.lose(reason)
+
+    def connect_nodes(self) -> dict[str, NodeLine]:
+        """Starts the agents of all nodes on other machines. Returns the lines to them by node id. Raises
+        NotEnoughResources when a node cannot be reached."""
+        if self._agents is None:
+            return {}
+        try:
+            return {
+                machine.node_id: self._agents.line(machine.node_id, str(machine), self._start_timeout_s)
+                for machine in self._nodes.elsewhere()
+            }
+        except NotReached as error:
+            raise NotEnoughResources(str(error)) from error
+
+    def nodes_status(self) -> list[dict[str, Any]]:
+        """Returns what the heartbeats say of the nodes on other machines."""
+        return [] if self._agents is None else self._agents.status()
+
+    def clocks(self) -> dict[int, int]:
+        """Returns how far the clock of each worker's machine is ahead of this one's, in ns, as far as it is known."""
+        if self._agents is None:
+            return {}
+        ahead_ns = self._agents.clocks()
+        with self._lock:
+            nodes = {worker: handle.info["node_id"] for worker, handle in self._handles.items()}
+        return {worker: ahead_ns.get(node_id, 0) for worker, node_id in nodes.items()}
 
     def waits_for(self) -> str:
         """Returns what the job waits for while its first processes start, for the status."""
@@ -147,7 +224,7 @@ class RayProcesses:
         have, free = _cpus()
         return (
             f"{late} of {self._workers} workers could not be placed within {self._start_timeout_s:g} s. "
-            f"The job asks for {self._workers} x {self._cpus:g} CPUs on one node; the cluster has "
+            f"The job asks for {self._workers} x {self._cpus:g} CPUs; the cluster has "
             f"{have:g} CPUs, {free:g} free. Use fewer workers or a smaller cpus_per_worker, or stop other jobs."
         )
 
@@ -158,6 +235,8 @@ class RayProcesses:
             actors = list(self._actors.values())
         for actor in actors:
             ray.kill(actor)
+        if self._agents is not None:
+            self._agents.close()
         self._nodes.close()
 
 

@@ -20,6 +20,7 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
+from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, Network, TransportName, checked_ports
 from penstock.runtime.host.store_keeper import SAVEPOINT
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
@@ -69,6 +70,9 @@ def run(
     placement: Method | PlacementOptions = "round-robin",
     nodes: int | None = None,
     replan_s: float | timedelta | None = None,
+    transport: TransportName = "auto",
+    ports: tuple[int, int] | None = None,
+    node_timeout_s: float | timedelta = NODE_TIMEOUT_S,
 ) -> Job:
     """Start `flow` as a job, on Ray or in processes of this program, and return at once.
 
@@ -115,9 +119,17 @@ def run(
 
     `placement`: how tasks are assigned to workers. "round-robin": in turn. "traffic": with little traffic between nodes
     and between workers. "turbostream", "t-storm", "jstorm" and "metis": as other systems do. `nodes`: the number of
-    cluster nodes over which the workers are spread, with room reserved on each (default: only the JobMaster's node).
+    cluster nodes over which the workers are spread, with room reserved on each (default: the JobMaster's node if it has
+    enough CPUs, else the fewest nodes that have).
     `replan_s`: how often to measure load and traffic, and to move tasks when that is worth it.
     penstock.placement.options.PlacementOptions has further settings and may replace the text.
+
+    Several machines:
+
+    `transport`: what carries records between machines. "auto": the best that both machines have. "tcp": TCP, also
+    between the workers of one machine. `ports`: the first and the last port at which the job's processes may listen
+    (default: any). `node_timeout_s`: a machine that has not answered for this time is lost, and its tasks continue on
+    other machines; a shorter cut of the network is a pause.
 
     Errors: FlowError or SourceError for a flow that cannot run, StoreError when `checkpoints` cannot be used, JobExists
     while a job of this name runs, NoCluster for a detached job when no cluster outlives this process. `job.wait()`
@@ -137,6 +149,7 @@ def run(
     if epoch_interval_s is not None:
         epoch_interval_s = above_zero(epoch_interval_s, "epoch_interval_s", ", or None for a job without epochs")
     replan_s = None if replan_s is None else seconds(replan_s, "replan_s")
+    network = _network(transport, ports, node_timeout_s)
     _check_places(checkpoints=checkpoints, savepoint=savepoint)
     _check_where(address, detached)
     if flag(local, "local"):
@@ -149,6 +162,7 @@ def run(
             placement=None if placement == "round-robin" else placement,
             nodes=nodes,
             replan_s=replan_s,
+            ports=ports,
         )
     both = dual_options(dual, spark, epoch_interval_s)
     where = _placement(placement, nodes, replan_s).checked(
@@ -168,7 +182,7 @@ def run(
     options = JobOptions(
         workers,
         start_timeout_s,
-        WorkerOptions(ring_bytes, window_bytes, cache_bytes),
+        WorkerOptions(ring_bytes, window_bytes, cache_bytes, network if local and network.everywhere else None),
         EpochOptions(epoch_interval_s, epoch_timeout_s, max_restarts),
         store,
         flow if store is not None else None,
@@ -176,6 +190,7 @@ def run(
         hang_timeout_s=hang_timeout_s,
         savepoint=origin,
         cpus_per_worker=cpus_per_worker,
+        network=network,
         dual=both,
         placement=where,
     )
@@ -240,6 +255,16 @@ def _check_where(address: object, detached: object) -> None:
     flag(detached, "detached")
     if address is not None and not isinstance(address, str):
         raise FlowError(f"address={shorten(address)}; it must be the text of a Ray cluster's address, or 'local'")
+
+
+def _network(transport: object, ports: object, node_timeout_s: float | timedelta) -> Network:
+    if transport not in TRANSPORTS:
+        raise OptionError(
+            "{transport=}; it must be one of {names}", {"transport": transport}, names=", ".join(TRANSPORTS)
+        )
+    first, last = checked_ports(ports)
+    timeout_s = above_zero(node_timeout_s, "node_timeout_s")
+    return Network(transport, first, last, timeout_s, os.urandom(32))
 
 
 def _placement(placement: Method | PlacementOptions, nodes: int | None, replan_s: float | None) -> PlacementOptions:

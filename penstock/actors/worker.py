@@ -11,7 +11,8 @@ from typing import Any
 
 import ray
 
-from penstock.actors.elsewhere import process_of
+from penstock.runtime.host.hangs import Process
+from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.worker_process import Outcome, Watched, WorkerOptions, WorkerProcess
 from penstock.runtime.operators.micro_batch import Bridge
@@ -25,15 +26,15 @@ class Worker:
 
     def prepare(self, options: WorkerOptions, ring_at_least: int = 0) -> dict[str, Any]:
         """See WorkerProcess."""
-        return self._process.prepare(options, ring_at_least, ray.get_runtime_context().get_node_id())
+        node = ray.get_runtime_context().get_node_id()
+        return self._process.prepare(options, ring_at_least, node, ray.util.get_node_ip_address())
 
     def connect(self, program: bytes, master: Any, incarnation: int, watched: tuple[int, str, float]) -> Outcome:
-        """See WorkerProcess. `watched`: the process and the node of the JobMaster `master`, and the number of seconds
-        of silence after which the worker kills it."""
-        pid, node, limit_s = watched
-        return self._process.connect(
-            program, _RayReports(master), incarnation, Watched(process_of(pid, node, master), limit_s)
-        )
+        """See WorkerProcess. `watched`: the process and the machine of the JobMaster `master`, and the number of
+        seconds of silence after which a worker of the same machine kills it."""
+        pid, machine, limit_s = watched
+        here = Watched(Process(pid), limit_s) if machine == machine_id() else None
+        return self._process.connect(program, _RayReports(master), incarnation, here)
 
     def run(self) -> Outcome:
         """Runs the run loop until the job has ended or this worker has failed."""

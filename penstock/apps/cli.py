@@ -30,6 +30,7 @@ from penstock.placement.options import METHODS
 from penstock.runtime import standard_streams
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, OptionError, PenstockError, StoreError
+from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, checked_ports
 from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 _OF_APPS = ("run", "explain", "plan")
 # The options of the command whose names are not those of `run` with "-" for "_".
-_FLAGS = {"epoch_interval_s": "--epoch-interval", "replan_s": "--replan"}
+_FLAGS = {"epoch_interval_s": "--epoch-interval", "replan_s": "--replan", "node_timeout_s": "--node-timeout"}
 _WORKERS = 2  # the fewest with which records travel between processes
 _NAME = "the name of the job, which is that of its flow"
 _ONE = f"{_NAME} (the only running job)"
@@ -153,7 +154,11 @@ def _run(options: argparse.Namespace) -> int:
             "{checkpoints} or {epoch_interval_s}",
             {"epoch_interval_s": None},
         )
-    given = {"ring_bytes": options.ring_bytes, "max_restarts": options.max_restarts}
+    given = {
+        "ring_bytes": options.ring_bytes,
+        "max_restarts": options.max_restarts,
+        "node_timeout_s": options.node_timeout,
+    }
     if options.epoch_interval is not None:
         given["epoch_interval_s"] = options.epoch_interval or None
     job = start(
@@ -168,6 +173,8 @@ def _run(options: argparse.Namespace) -> int:
         placement=options.placement,
         nodes=options.nodes,
         replan_s=options.replan,
+        transport=options.transport,
+        ports=options.ports,
         **{name: value for name, value in given.items() if value is not None or name == "epoch_interval_s"},
     )
     return _until_the_end(job, options, prepared)
@@ -594,6 +601,17 @@ def _part(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more, such as 0.1") from None
 
 
+def _port_range(text: str) -> tuple[int, int]:
+    """Reads the first and the last port of a range from the command line."""
+    first, _, last = text.partition("-")
+    try:
+        return checked_ports((int(first), int(last)))
+    except (ValueError, OptionError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the first and the last port of a range, such as 20000-20999"
+        ) from None
+
+
 def _restarts(text: str) -> int:
     """Reads a whole number of 0 or more from the command line."""
     return 0 if text == "0" else count(text)
@@ -679,6 +697,25 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=seconds,
         help="measure the traffic, and move tasks when it is worth it, every S seconds (never)",
+    )
+    parser.add_argument(
+        "--transport",
+        metavar="NAME",
+        default="auto",
+        choices=TRANSPORTS,
+        help=f"what carries records between machines: {', '.join(TRANSPORTS)} (auto)",
+    )
+    parser.add_argument(
+        "--ports",
+        metavar="FIRST-LAST",
+        type=_port_range,
+        help="the ports at which the job's processes may listen for other machines (any)",
+    )
+    parser.add_argument(
+        "--node-timeout",
+        metavar="S",
+        type=seconds,
+        help=f"a machine is lost when it has not answered for S seconds ({NODE_TIMEOUT_S:g})",
     )
     _add_driver_options(parser)
 

@@ -29,6 +29,7 @@ from penstock.local.worker import REPORT, StartMessage
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.processes import CannotStart, ProcessDied
 from penstock.runtime.host.reporting import Report
+from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
 from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 from penstock.runtime.records.pickling import dumps, loads
 from penstock.runtime.transport.handshake import receive_frame, send_frame
@@ -69,6 +70,7 @@ class LocalProcesses:
             assert answer.error is not None
             raise CannotStart(answer.error, "program", answer.operator)
         handle.info = answer
+        handle.process = ProcessHere(answer["pid"], answer["blackbox"])
         return handle
 
     def close(self) -> None:
@@ -119,6 +121,7 @@ class LocalWorker:
         self._process = process
         self._channel = channel
         self.info: dict[str, Any] = {}
+        self.process: WatchedProcess  # from the time at which the process is ready
 
     def exchange(self, message: bytes, program: bytes, deadline: float) -> Any:
         """Sends the process its start message, and returns its answer. Raises TimeoutError, EOFError or OSError."""

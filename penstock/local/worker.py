@@ -55,7 +55,7 @@ def _serve(program: socket.socket) -> None:
     plan = receive_frame(program)
     process = WorkerProcess(message.worker)
     try:
-        info = process.prepare(message.options, message.ring_bytes, NODE)
+        info = process.prepare(message.options, message.ring_bytes, NODE, "127.0.0.1")
         outcome = process.connect(plan, _Reports(message.reports), message.incarnation, None)
     except Exception as error:
         outcome = Outcome(message.worker, f"worker {message.worker} cannot start: {describe(error)}")

@@ -59,6 +59,9 @@ _LEAST = 0.00005
 
 _WAIT_S = 1
 
+# Stands between the name of a group and the number of the worker for which another group has replaced a part of it.
+_REPLACED = "/worker-"
+
 _REMEDY = "Stop other jobs, or use fewer workers or a smaller cpus_per_worker"
 
 
@@ -94,6 +97,12 @@ class Machine:
     labels: Mapping[str, str]
     resources: Mapping[str, float]
     totals: Mapping[str, float]
+    address: str = ""  # the numeric network address
+
+    @property
+    def host(self) -> tuple[str, str]:
+        """What the nodes of one machine have in common."""
+        return self.name, self.address
 
     def __str__(self) -> str:
         return f"{self.name} ({self.node_id[:8]})"
@@ -120,18 +129,26 @@ def machines() -> list[Machine]:
                 dict(node["Labels"]),
                 {name: amount for name, amount in left.items() if "_group_" not in name},
                 dict(totals),
+                node["NodeManagerAddress"],
             )
         )
     return sorted(found, key=lambda machine: (_HEAD not in machine.totals, machine.name, machine.node_id))
 
 
+def replacement_name(name: str, worker: int, number: int) -> str:
+    """Returns the name of a group for one worker, whose place in the group of this name is lost."""
+    return f"{name}{_REPLACED}{worker}.{number}"
+
+
 def release(name: str) -> bool:
-    """Removes the group of this name, and returns whether there was one. A process that outlives the group's maker
-    calls this."""
-    group = Group.attach(name)
-    if group is not None:
-        group.remove()
-    return group is not None
+    """Removes the group of this name, and those that have replaced parts of it. Returns whether there was one. A
+    process that outlives the group's maker calls this."""
+    found = False
+    for hexadecimal, entry in placement_group_table().items():
+        if entry["name"].partition(_REPLACED)[0] == name and entry["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(hexadecimal))))
+            found = True
+    return found
 
 
 class Group:

@@ -15,18 +15,18 @@ NODE = Machine("ab12cd34ef", "host", 3.0, 1.0, 1e9, {}, {}, {})
 
 def test_what_can_never_fit_is_refused_with_figures() -> None:
     with pytest.raises(
-        NotPlaced, match=r"8 x 1 = 8 CPUs on one node.* host \(ab12cd34\), has 3 in all, 1 free"
+        NotPlaced, match=r"8 x 1 = 8 CPUs, and the cluster has fewer: host \(ab12cd34\) has 3 in all, 1 free"
     ) as error:
-        check_fits(NODE, 8, 1.0)
+        check_fits([NODE], 8, 1.0)
     assert error.value.nodes == ("ab12cd34ef",)
     with pytest.raises(NotPlaced, match=r"2 x 1\.6 = 3\.2 CPUs"):
-        check_fits(NODE, 2, 1.6)
+        check_fits([NODE], 2, 1.6)
 
 
 def test_what_others_hold_now_may_come_free() -> None:
-    check_fits(NODE, 3, 1.0)
-    check_fits(NODE, 30, 0.1)
-    check_fits(NODE, 8, 0.0)
+    check_fits([NODE], 3, 1.0)
+    check_fits([NODE], 30, 0.1)
+    check_fits([NODE], 8, 0.0)
 
 
 def test_a_job_that_starts_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ except ps.NotEnoughResources as error:
 def test_a_program_that_does_not_wait_is_told_what_it_loses(cluster: str, program: Callable[..., Program]) -> None:
     forgetful = program(FORGETFUL, stderr=subprocess.PIPE, address=cluster)
     # Its limit is a day: what cannot fit is not waited for.
-    assert "100 x 1 = 100 CPUs on one node" in forgetful.says("error")
+    assert "100 x 1 = 100 CPUs, and the cluster has fewer" in forgetful.says("error")
     _, said = forgetful.process.communicate()
     assert forgetful.process.returncode == 0, said
     (line,) = (line for line in said.splitlines() if line.startswith("penstock:"))

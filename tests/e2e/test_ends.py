@@ -293,7 +293,7 @@ def test_detached_job_outlives_its_driver(
 def test_not_enough_resources(cluster: str, fresh_name: Callable[[], str]) -> None:
     flow = busy_flow(fresh_name())
     job = ps.run(flow, workers=2, cpus_per_worker=1000, start_timeout_s=3)
-    with pytest.raises(ps.NotEnoughResources, match=r"2 x 1000 = 2000 CPUs on one node, and the node .* has"):
+    with pytest.raises(ps.NotEnoughResources, match=r"2 x 1000 = 2000 CPUs, and the cluster has fewer: .* has"):
         job.wait(LIMIT_S, progress=False)
     assert_gone(flow.name, [])
 

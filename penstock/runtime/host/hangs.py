@@ -29,9 +29,10 @@ _LOOKS = 4
 class SilenceDetector(Generic[Who]):
     """Measures for how long other processes have been silent. `look` must be called every `period_s` seconds."""
 
-    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic, *, looks: int = _LOOKS) -> None:
+        """`looks`: the number of looks within the limit."""
         self.limit_s = limit_s
-        self.period_s = limit_s / _LOOKS
+        self.period_s = limit_s / looks
         self._clock = clock
         self._last = clock()
         self._waited: dict[Who, float] = {}
@@ -48,21 +49,17 @@ class SilenceDetector(Generic[Who]):
 
 
 class Process:
-    """A process of the job that may have to be killed. It is known by its node and start time, so that no other process
+    """A process of this machine that may have to be killed. It is known by its start time, so that no other process
     with the same process id is killed in its place."""
 
-    def __init__(self, pid: int, elsewhere: Callable[[], None] | None = None) -> None:
-        """Must be made while the process lives. `elsewhere`: how to kill the process if it runs on another node; None
-        when it runs on this node."""
+    def __init__(self, pid: int) -> None:
+        """Must be made while the process lives."""
         self.pid = pid
-        self._elsewhere = elsewhere
-        self._started = start_time(pid) if elsewhere is None else None
+        self._started = start_time(pid)
 
     def kill(self) -> None:
-        """Kill the process. Whatever carries the job may start it again."""
-        if self._elsewhere is not None:
-            self._elsewhere()
-        elif self._started is not None and start_time(self.pid) == self._started:
+        """Kills the process. Whatever carries the job may start it again."""
+        if self._started is not None and start_time(self.pid) == self._started:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 

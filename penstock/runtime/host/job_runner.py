@@ -59,11 +59,11 @@ from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.resequencer import Resequencer
 from penstock.runtime.host.status import StatusBuilder
 from penstock.runtime.host.store_keeper import SAVEPOINT, StoreKeeper
+from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
-from penstock.runtime.worker.blackbox import Watcher, is_stopped
 
 if TYPE_CHECKING:
     from penstock.runtime.host.notes import Note, Notes
@@ -171,10 +171,9 @@ class JobRunner:
         self._waits = True  # whether the processes of some workers have not started yet
         self._processes: Processes | None = None
         self._workers = AllWorkers()
-        # What belongs to the present process of each worker; only the supervising thread uses the three.
+        # What belongs to the present process of each worker. Only the supervising thread changes the two.
         self._handles: dict[int, WorkerHandle] = {}
         self._links: dict[int, Link] = {}
-        self._watchers: dict[int, Watcher] = {}
         self._packed: tuple[Plan, dict[int, int], bytes] | None = None  # the last program that was packed for workers
         self._requests: dict[int, _Request] = {}
         self._request_numbers = 0
@@ -308,6 +307,10 @@ class JobRunner:
     def ask_all(self, method: str) -> dict[int, Any]:
         """Calls all workers. Returns the answers that come within a few seconds, by worker."""
         return self._workers.ask(method, _CONTROL_S)
+
+    def tell_all(self, method: str, *arguments: Any) -> None:
+        """Tells this to all workers that are not silent. Waits for nothing."""
+        self._workers.tell(method, *arguments)
 
     def tell(
         self,
@@ -526,7 +529,7 @@ class JobRunner:
     def _carry(self, host: JobHost, commands: list[HostCommand]) -> None:
         """Carries out the JobHost's commands in their order. Never waits: what takes time continues in another
         thread."""
-        begin_ns = time.time_ns() + _TRIGGER_AHEAD_NS
+        begin_ns = time.monotonic_ns() + _TRIGGER_AHEAD_NS
         for command in commands:
             if isinstance(command, Call):
                 self._call(command, begin_ns)
@@ -594,13 +597,13 @@ class JobRunner:
         if self.ended.is_set():
             handle.kill()
             return
-        watcher = Watcher(handle.info["blackbox"])
-        self._events.put(lambda host: self._ready(host, worker, incarnation, handle, watcher))
+        self._events.put(lambda host: self._ready(host, worker, incarnation, handle))
         try:
             outcome = handle.run()
         except Exception as error:  # ProcessDied, or whatever else the carrier raises when the process is not there
             reason = str(error) if isinstance(error, ProcessDied) else f"{type(error).__name__}: {error}"
-            self._events.put(lambda host: self._died(host, worker, incarnation, reason, watcher))
+            words = handle.process.last_words()
+            self._events.put(lambda host: self._died(host, worker, incarnation, reason, words))
             return
         self._events.put(
             lambda host: host.run_ended(worker, incarnation, outcome.error, outcome.operator, time.monotonic())
@@ -613,21 +616,18 @@ class JobRunner:
             )
         )
 
-    def _ready(
-        self, host: JobHost, worker: int, incarnation: int, handle: WorkerHandle, watcher: Watcher
-    ) -> list[HostCommand]:
+    def _ready(self, host: JobHost, worker: int, incarnation: int, handle: WorkerHandle) -> list[HostCommand]:
         """Connects to a worker's process that is ready, and tells the JobHost."""
         self._handles[worker] = handle
-        self._watchers[worker] = watcher
         self._links[worker] = Link(worker, handle.info["control"], self._program)
         self._workers.connect(worker, handle.info["control"], incarnation)
         return host.process_ready(worker, incarnation, handle.info, time.monotonic())
 
-    def _died(self, host: JobHost, worker: int, incarnation: int, reason: str, watcher: Watcher) -> list[HostCommand]:
+    def _died(self, host: JobHost, worker: int, incarnation: int, reason: str, words: LastWords) -> list[HostCommand]:
         """Disconnects from a process that has died, and tells the JobHost, with what the black box says."""
         self._links[worker].close()
         self._workers.disconnect(worker)
-        return host.process_died(worker, incarnation, reason, watcher.read(), watcher.crash(), time.monotonic())
+        return host.process_died(worker, incarnation, reason, words.note, words.crash, time.monotonic())
 
     def _ping(self) -> None:
         """Pings the workers, and tells the JobHost about each worker that has been silent for too long. A worker whose
@@ -636,10 +636,10 @@ class JobRunner:
         silence: SilenceDetector[tuple[int, int]] = SilenceDetector(self.options.hang_timeout_s)
         while not self.ended.wait(silence.period_s):
             for worker, incarnation in silence.look(self._workers.ping()):
-                self._events.put(partial(self._hangs, worker=worker, incarnation=incarnation))
+                stopped = self._handles[worker].process.is_stopped()
+                self._events.put(partial(self._hangs, worker=worker, incarnation=incarnation, stopped=stopped))
 
-    def _hangs(self, host: JobHost, worker: int, incarnation: int) -> list[HostCommand]:
-        stopped = is_stopped(self._handles[worker].info["pid"])
+    def _hangs(self, host: JobHost, worker: int, incarnation: int, stopped: bool) -> list[HostCommand]:
         return host.process_hangs(worker, incarnation, stopped, time.monotonic())
 
     # --- the store -------------------------------------------------------------------------------------------

@@ -79,6 +79,13 @@ class _Questions:
                 asked = self._open[method] = (time.monotonic(), self._line.ask(method))
             return asked[1]
 
+    def tell(self, method: str, arguments: tuple[Any, ...]) -> None:
+        """Tells this, unless the worker has not confirmed yet what it was told before of the same kind."""
+        with self._lock:
+            told = self._open.get(method)
+            if told is None or told[1].done():
+                self._open[method] = (time.monotonic(), self._line.ask(method, *arguments))
+
     def waiting(self, method: str) -> bool:
         """Whether there is a question of this kind without an answer."""
         with self._lock:
@@ -143,6 +150,11 @@ class AllWorkers:
         if failures:
             raise PenstockError("; ".join(failures))
         return answers
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Tells this to each worker that is not silent. Waits for nothing."""
+        for questions in self._all():
+            questions.tell(method, arguments)
 
     def standing_request(self, method: str) -> None:
         """Tell this to each worker until it has confirmed, also to workers that start later. Waits for nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol
 
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.watched_process import WatchedProcess
 from penstock.runtime.host.worker_process import Outcome
 
 
@@ -27,8 +28,9 @@ class ProcessDied(PenstockError):
 class WorkerHandle(Protocol):
     """One life of a worker's process, which is ready to run."""
 
-    #: What WorkerProcess.prepare returned: index, pid, node_id, address, control, blackbox.
+    #: What WorkerProcess.prepare returned: index, pid, node_id, machine, address, control, blackbox.
     info: dict[str, Any]
+    process: WatchedProcess
 
     def run(self) -> Outcome:
         """Begin the run loop, and wait until it has ended. Raises ProcessDied."""

@@ -29,17 +29,20 @@ from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.hangs import Process, watch_master
+from penstock.runtime.host.machine import machine_id
+from penstock.runtime.host.network import Network, make_transport
 from penstock.runtime.host.reporting import Reporter, ReportSender, SnapshotWriter
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import join
-from penstock.runtime.transport.shm import RING_BYTES, ShmTransport
+from penstock.runtime.transport.base import PeerTransport
+from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad
 from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
 from penstock.runtime.worker.wiring import Wiring
 
-# The longest time for which a barrier is delayed, whatever the clocks of two nodes say.
+# The longest time for which a barrier is delayed, whatever the clocks of two machines say.
 _TRIGGER_WAIT_MAX_NS = 50_000_000
 
 _PR_SET_TIMERSLACK = 29  # <linux/prctl.h>; the argument is in ns
@@ -52,6 +55,7 @@ class WorkerOptions:
     ring_bytes: int | None  # None: the default size, and larger when records need it
     window_bytes: int
     cache_bytes: int = MEMORY_BYTES
+    network: Network | None = None  # None: all processes of the job share memory
 
 
 @dataclass(frozen=True)
@@ -79,19 +83,22 @@ class WorkerProcess:
         self._index = index
         self._connect_bridge = connect_bridge
         self._loop: RunLoop | None = None
-        self._transport: ShmTransport | None = None
+        self._transport: PeerTransport | None = None
         self._participant: Participant | None = None
         self._bridge: tuple[str, Bridge] | None = None
         self._cancelled = False
         self._stopped = False
         self._made = False
+        self._ahead_ns: dict[int, int] = {}  # by worker: how far its machine's clock is ahead of the JobMaster's
 
-    def prepare(self, options: WorkerOptions, ring_at_least: int, node: str) -> dict[str, Any]:
+    def prepare(self, options: WorkerOptions, ring_at_least: int, node: str, host: str) -> dict[str, Any]:
         """Creates the ring, and returns where this worker can be reached. `ring_at_least`: messages have been made for
-        a ring of this size. `node`: the node on which this process runs."""
+        a ring of this size. `node`: the node on which this process runs. `host`: the numeric address of its machine."""
         self._options = options
         self._box = BlackBox()
-        self._transport = ShmTransport(self._index, options.ring_bytes, at_least=max(ring_at_least, RING_BYTES))
+        network = options.network
+        ring_bytes = max(ring_at_least, RING_BYTES)
+        self._transport = make_transport(self._index, options.ring_bytes, ring_bytes, network, host)
         self._control = ControlServer(
             {
                 "ping": lambda: None,
@@ -110,12 +117,15 @@ class WorkerProcess:
                 "end": self.end,
                 "divert": self.divert,
                 "undivert": self.undivert,
-            }
+                "clocks": self.clocks,
+            },
+            None if network is None else network.ports(host),
         )
         return {
             "index": self._index,
             "pid": os.getpid(),
             "node_id": node,
+            "machine": machine_id(),
             "address": self._transport.address,
             "control": (self._control.address, self._control.key),
             "blackbox": self._box.address,
@@ -125,7 +135,8 @@ class WorkerProcess:
         """Creates the run loop. `program` contains the plan, the worker of each task, and the store (without one the
         job has no epochs). `reports` carries what this worker tells the JobMaster. `incarnation` distinguishes this
         process from others of its index. `master` is the JobMaster to watch; None when this process ends with it in any
-        case, and nobody could start it again."""
+        case, and nobody could start it again, or when it runs on another machine, of which this process cannot tell
+        whether it hangs or is cut off."""
         assert self._transport is not None
         try:
             plan: Plan
@@ -235,13 +246,18 @@ class WorkerProcess:
         assert self._participant is not None
         self._participant.connect_tasks(command).result()
 
+    def clocks(self, ahead_ns: dict[int, int]) -> None:
+        """Takes how far the clock of each worker's machine is ahead of the JobMaster's."""
+        self._ahead_ns = ahead_ns
+
     def trigger(self, epoch: int, at_ns: int, parking: frozenset[int]) -> None:
-        """Begins the barrier of an epoch, at this wall-clock time if it is near. The tasks in `parking` stop after
-        it."""
+        """Begins the barrier of an epoch, at this time of the JobMaster's monotonic clock if it is near. The tasks in
+        `parking` stop after it."""
         assert self._participant is not None
         if parking:
             self._participant.park(epoch, parking).result()
-        time.sleep(min(max(0, at_ns - time.time_ns()), _TRIGGER_WAIT_MAX_NS) / 1e9)
+        wait_ns = at_ns + self._ahead_ns.get(self._index, 0) - time.monotonic_ns()
+        time.sleep(min(max(0, wait_ns), _TRIGGER_WAIT_MAX_NS) / 1e9)
         self._participant.trigger(epoch).result()
 
     def unpark(self) -> None:

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 REGION_BYTES = 4 * 1024 * 1024
 MIN_REGION_BYTES = 4096
 
-# T8, as in shared memory: messages aim at this share of the region.
+# docs/papers.md: T8, as in shared memory: messages aim at this share of the region.
 _MESSAGES_PER_REGION = 64
 # A receiver acknowledges when it has so large a share of the sender's region.
 _ACKNOWLEDGED_SHARE = 16

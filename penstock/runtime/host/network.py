@@ -1,0 +1,87 @@
+"""How the processes of a job reach each other: shared memory on one machine, a network between machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
+
+from penstock.runtime.errors import OptionError
+
+if TYPE_CHECKING:  # the command's --help needs no sockets and no rings
+    from penstock.runtime.transport.base import PeerTransport
+    from penstock.runtime.transport.endpoint import Ports
+
+#: What carries messages between machines. "auto": the best that both have.
+TransportName = Literal["auto", "tcp"]
+TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
+
+#: The silence after which a node is lost, by default. Ray itself declares a node that it cannot reach dead after about
+#: the same time.
+NODE_TIMEOUT_S = 5.0
+
+_PORT_MAX = 65_535
+
+
+@dataclass(frozen=True)
+class Network:
+    """How the processes of a job reach each other over a network.
+
+    `transport`: what carries messages between machines. When it is named, and not "auto", workers of one machine use it
+    too, in place of shared memory. `first_port`, `last_port`: the ports at which processes may listen (0: any).
+    `node_timeout_s`: the silence after which a node is lost. `secret`: by which the workers of a job know each other.
+    """
+
+    transport: TransportName = "auto"
+    first_port: int = 0
+    last_port: int = 0
+    node_timeout_s: float = NODE_TIMEOUT_S
+    secret: bytes = field(default=b"", repr=False)
+
+    def ports(self, host: str) -> Ports:
+        """Returns where a process of the machine with this address may listen."""
+        from penstock.runtime.transport.endpoint import Ports
+
+        return Ports(host, self.first_port, self.last_port)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether workers of one machine use the transport too."""
+        return self.transport != "auto"
+
+
+def make_transport(
+    worker: int, ring_bytes: int | None, at_least: int, network: Network | None, host: str
+) -> PeerTransport:
+    """Returns the transport of a worker. `ring_bytes` and `at_least`: see ShmTransport. `network`: None when all
+    workers share memory. `host`: the numeric address of this machine."""
+    from penstock.runtime.transport.shm import ShmTransport
+
+    if network is None:
+        return ShmTransport(worker, ring_bytes, at_least=at_least)
+    from penstock.runtime.transport.tcp import TcpTransport  # most jobs do not span machines
+
+    tcp = TcpTransport(worker, network.secret, host, (network.first_port, network.last_port))
+    if network.everywhere:
+        return tcp
+    from penstock.runtime.host.machine import machine_id
+    from penstock.runtime.transport.routed import RoutedTransport
+
+    return RoutedTransport(ShmTransport(worker, ring_bytes, at_least=at_least), tcp, machine_id())
+
+
+def checked_ports(given: object) -> tuple[int, int]:
+    """Returns the range of ports that a user has given as (first, last); None: any ports. Raises OptionError."""
+    if given is None:
+        return 0, 0
+    ports = tuple(given) if isinstance(given, tuple | list) else ()
+    if (
+        len(ports) != 2
+        or not all(isinstance(port, int) and not isinstance(port, bool) for port in ports)
+        or not 1 <= ports[0] <= ports[1] <= _PORT_MAX
+    ):
+        raise OptionError(
+            "{ports=}; it must be the first and the last port at which processes of the job may listen, such as "
+            "(20000, 20999), from 1 to 65535",
+            {"ports": given},
+        )
+    return ports[0], ports[1]

@@ -1,0 +1,205 @@
+"""The agent of a node: it knows how the processes of its machine end, tells the time, and ends them when nobody asks
+any more. Here both ends are on one machine, and speak TCP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock.runtime.host.node_agent import NodeAgent, NodeLine
+from penstock.runtime.transport.endpoint import Ports
+from penstock.runtime.worker.blackbox import Note
+from tests.e2e.processes import LIMIT_S, wait_until
+
+LOOPBACK = Ports("127.0.0.1")
+
+_WORKER = """
+import sys
+from penstock.runtime.worker.blackbox import BlackBox
+box = BlackBox()
+print(box.address, flush=True)
+sys.stdin.readline()
+box.note(7)
+print("noted", flush=True)
+sys.stdin.readline()
+"""
+
+_AGENT = """
+import sys
+from penstock.runtime.transport.endpoint import Ports
+from penstock.runtime.host.node_agent import NodeAgent, leave_process
+agent = NodeAgent("job", Ports("127.0.0.1"), float(sys.argv[1]), leave_process)
+print(agent.end[0], agent.end[1].hex(), flush=True)
+sys.stdin.readline()
+"""
+
+Started = Callable[..., "Process"]
+
+
+class Process:
+    """A child process that talks by lines."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        pipe = subprocess.PIPE
+        self.child = subprocess.Popen([sys.executable, "-c", program, *arguments], stdin=pipe, stdout=pipe, text=True)
+        self.pid = self.child.pid
+
+    def says(self) -> str:
+        assert self.child.stdout is not None
+        return self.child.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.write("\n")
+        self.child.stdin.flush()
+
+
+@pytest.fixture
+def started() -> Iterator[Started]:
+    processes: list[Process] = []
+
+    def start(program: str, *arguments: str) -> Process:
+        processes.append(Process(program, *arguments))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.child.kill()
+        process.child.wait()
+        for pipe in (process.child.stdin, process.child.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def line() -> Iterator[NodeLine]:
+    """A line to an agent of this process."""
+    agent = NodeAgent("job", LOOPBACK, LIMIT_S, lambda: None)
+    lost: list[str] = []
+    line = NodeLine("there", agent.end, LIMIT_S, lost.append)
+    yield line
+    line.close()
+    agent.close()
+    assert not lost
+
+
+def test_the_agent_tells_how_a_process_ended(line: NodeLine, started: Started) -> None:
+    worker = started(_WORKER)
+    process = line.process(worker.pid, worker.says())
+    assert process.last_words() == (None, None), "it lives, and runs no step"
+    process = line.process(worker.pid, f"/proc/{worker.pid}/fd/none")
+    assert process.last_words() == (None, None), "a black box that cannot be opened says nothing"
+    other = started(_WORKER)
+    process = line.process(other.pid, other.says())
+    other.go_on()
+    assert other.says() == "noted"
+    assert not process.is_stopped()
+    os.kill(other.pid, signal.SIGSTOP)
+    os.waitpid(other.pid, os.WUNTRACED)
+    assert process.is_stopped()
+    process.kill()
+    assert other.child.wait() == -signal.SIGKILL
+    assert process.last_words() == (Note(7), None)
+    wait_until(lambda: process.last_words() == (None, None), "the agent has forgotten the dead process")
+
+
+def test_the_clock_of_the_same_machine_is_not_ahead(line: NodeLine) -> None:
+    offset = line.wait_for_clock(LIMIT_S)
+    assert offset is not None
+    assert abs(offset.ahead_ns) <= offset.uncertainty_ns
+    status = line.status()
+    assert status["name"] == "there"
+    assert status["clock_uncertainty_ms"] > 0
+    assert status["round_trip_ms"] > 0
+
+
+def test_a_file_is_seen_only_with_its_contents(line: NodeLine, tmp_path: object) -> None:
+    path = f"{tmp_path}/seen"
+    assert line.ask("sees", path, "text") is False
+    with open(path, "w") as file:
+        file.write("text")
+    assert line.ask("sees", path, "text") is True
+    assert line.ask("sees", path, "tex") is False
+
+
+def test_an_agent_that_is_started_again_looks_after_the_same_processes(started: Started) -> None:
+    worker = started(_WORKER)
+    first, second = (NodeAgent("job", LOOPBACK, LIMIT_S, lambda: None) for _ in range(2))
+    line = NodeLine("there", first.end, LIMIT_S, lambda reason: None)
+    process = line.process(worker.pid, worker.says())
+    first.close()
+    line.connect(second.end)
+    worker.go_on()
+    assert worker.says() == "noted"
+    wait_until(lambda: worker.pid in second._processes, "it is told of the process")
+    process.kill()
+    assert worker.child.wait() == -signal.SIGKILL
+    assert process.last_words() == (Note(7), None)
+    line.close()
+    second.close()
+
+
+def test_a_node_that_does_not_answer_is_lost_once(started: Started) -> None:
+    agent = started(_AGENT, "1000")
+    address, key = agent.says().split()
+    lost: list[str] = []
+    line = NodeLine("there", (address, bytes.fromhex(key)), 1.0, lost.append)
+    assert line.wait_for_clock(LIMIT_S) is not None
+    os.kill(agent.pid, signal.SIGSTOP)
+    wait_until(lambda: line.status()["state"] == "silent" or lost, "it is silent")
+    wait_until(lambda: lost, "it is lost")
+    assert lost == ["its node there has not answered for 1 s"]
+    line.close()
+
+
+def test_a_pause_within_the_limit_is_slow_and_no_loss(started: Started) -> None:
+    agent = started(_AGENT, "1000")
+    address, key = agent.says().split()
+    lost: list[str] = []
+    line = NodeLine("there", (address, bytes.fromhex(key)), LIMIT_S, lost.append)
+    assert line.wait_for_clock(LIMIT_S) is not None
+    os.kill(agent.pid, signal.SIGSTOP)
+    wait_until(lambda: line.status()["state"] == "silent", "it is silent")
+    os.kill(agent.pid, signal.SIGCONT)
+    wait_until(lambda: line.status()["state"] != "silent", "its answer comes late")
+    wait_until(lambda: line.status()["state"] == "ok", "it is as quick as before")
+    assert not lost
+    line.close()
+
+
+def test_an_agent_that_hears_nothing_ends_its_processes_and_itself(started: Started) -> None:
+    worker = started(_WORKER)
+    left = threading.Event()
+    agent = NodeAgent("job", LOOPBACK, 1.0, left.set)
+    line = NodeLine("there", agent.end, LIMIT_S, lambda reason: None)
+    line.process(worker.pid, worker.says())
+    begun = time.monotonic()
+    while time.monotonic() < begun + 2.0:  # while it hears something, it stays
+        assert not left.is_set()
+        time.sleep(0.05)
+    line.close()
+    assert left.wait(LIMIT_S)
+    assert worker.child.wait() == -signal.SIGKILL
+    agent.close()
+
+
+def test_an_agent_that_was_paused_with_its_machine_listens_on(started: Started) -> None:
+    """A pause longer than the limit is no silence of the JobMaster."""
+    agent = started(_AGENT, "2")
+    address, key = agent.says().split()
+    line = NodeLine("there", (address, bytes.fromhex(key)), LIMIT_S, lambda reason: None)
+    assert line.wait_for_clock(LIMIT_S) is not None
+    os.kill(agent.pid, signal.SIGSTOP)
+    stopped = time.monotonic()
+    wait_until(lambda: time.monotonic() > stopped + 3.0, "the pause is longer than the limit")
+    os.kill(agent.pid, signal.SIGCONT)
+    wait_until(lambda: line.status()["state"] == "ok", "it answers")
+    assert agent.child.poll() is None
+    line.close()
