@@ -41,6 +41,7 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── PeerGone                  nobody is at another worker's address any more
     ├── NoPort                    no port of the range that was given for the job's processes is free
     ├── BadFrame                  a peer has sent a frame that cannot be part of its stream
+    ├── NoRdma                    this machine has no device for RDMA that can be used; says what is missing
     ├── LoopEnded                 a run loop was asked for something after its end
     ├── MessagesLost              a worker died while it wrote to this one; recovery sends the messages again
     └── RingError                 a ring, the shared-memory channel, cannot be made or opened as asked

@@ -103,6 +103,7 @@ class Guests:
     def _told(self, number: int) -> bytes:
         addresses = [_address(other) for other in range(len(self.commands))]
         names = {"GUEST": str(number), "GUESTS": ",".join(addresses), "PATH": "/usr/bin:/bin", "HOME": "/root"}
+        names["GUEST_ADDRESS"] = addresses[number]
         names |= {"PYTHONPATH": f"{HOME}:{HOME}/libraries", "PYTHONUNBUFFERED": "1", **self.environment}
         command = list(self.commands[number])
         told = {"command": command, "address": addresses[number], "directory": HOME, "environment": names, "mtu": _MTU}

@@ -32,3 +32,11 @@ def _possible() -> None:
 def test_a_guest_has_an_active_device_and_hands_on_output_and_status() -> None:
     (ended,) = Guests([["python3", "-c", OPEN_DEVICE]]).run(LIMIT_S)
     assert (ended.status, ended.output.split()) == (7, ["active", "at", "10.99.0.1"]), ended.console
+
+
+def test_rdma_passes_the_conformance_suite_of_all_transports() -> None:
+    suite = ["python3", "-m", "tests.guests.suite", "tests/transport/test_conformance.py"]
+    (ended,) = Guests([suite]).run(LIMIT_S)
+    assert ended.status == 0, ended.output + ended.console
+    assert "skipped" not in ended.output
+    assert int(ended.output.split(" passed")[0].split()[-1]) > 20

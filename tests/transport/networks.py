@@ -5,12 +5,14 @@ To add a transport, derive from Network and enter the class in NETWORKS.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.runtime.transport.base import PeerTransport, Transport
 from penstock.runtime.transport.memory import MemoryNetwork
+from penstock.runtime.transport.rdma import RdmaTransport
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.transport.tcp import TcpTransport
 
@@ -18,6 +20,8 @@ from penstock.runtime.transport.tcp import TcpTransport
 INBOX_BYTES = 256 * 1024
 #: A test that takes so long hangs.
 LIMIT_S = 60.0
+#: The address of the device for RDMA. Only guests have one (tests/guests/).
+RDMA_HOST = os.environ.get("GUEST_ADDRESS", "")
 KEY = b"the secret of one job, 32 bytes."
 
 
@@ -137,4 +141,11 @@ class Tcp(Network):
         return TcpTransport(worker, KEY, "127.0.0.1", region_bytes=INBOX_BYTES)
 
 
+class Rdma(Network):
+    def make_one(self, worker: int) -> Transport:
+        return RdmaTransport(worker, KEY, RDMA_HOST, region_bytes=INBOX_BYTES)
+
+
 NETWORKS: dict[str, type[Network]] = {"memory": Memory, "shm": SharedMemory, "tcp": Tcp}
+if RDMA_HOST:  # a guest has no native core
+    NETWORKS = {"rdma": Rdma}

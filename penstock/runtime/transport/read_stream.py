@@ -220,11 +220,10 @@ class ReadStream:
             return None
         if under_way and waiting < MMS_BYTES and now - self._waiting_since < WTL_S:
             return None
-        place = under_way[-1].place + under_way[-1].size if under_way else self._stop
-        size = min(waiting, MMS_BYTES, len(self._landing) - place)
+        size = min(waiting, MMS_BYTES, self._room())
         if size <= 0:
             return None
-        read = Read(self._requested, size, place)
+        read = Read(self._requested, size, len(self._landing) - self._room())
         under_way.append(read)
         self._requested = (self._requested + size) & WRAP
         self._waiting_since = now
@@ -232,8 +231,14 @@ class ReadStream:
 
     def due(self) -> float | None:
         """Returns the time at which a READ may leave that does not leave yet; None: it waits for something else."""
-        under_way = len(self._under_way)
-        return self._waiting_since + WTL_S if self.waiting and 0 < under_way < READS_MAX else None
+        waits = self.waiting and 0 < len(self._under_way) < READS_MAX and self._room() > 0
+        return self._waiting_since + WTL_S if waits else None
+
+    def _room(self) -> int:
+        """Returns the number of bytes behind what has landed and what is under way."""
+        under_way = self._under_way
+        last = under_way[-1].place + under_way[-1].size if under_way else self._stop
+        return len(self._landing) - last
 
     def completed(self, messages: list[tuple[int, Buffer]]) -> None:
         """The oldest READ is complete. Appends the messages that are complete. Raises BadFrame."""

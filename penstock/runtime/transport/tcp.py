@@ -67,9 +67,9 @@ _EVENTS = 64
 _LINKS_PARKED = 4  # for each worker
 
 # For how long `close` waits until the peers have received everything.
-_CLOSE_S = 5.0
+CLOSE_S = 5.0
 
-_OUTGOING_EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
+OUTGOING_EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 
 class TcpTransport(NetworkTransport):
@@ -100,8 +100,8 @@ class TcpTransport(NetworkTransport):
         self._process = os.getpid()
         listener, at = listen(Ports(host, *ports))
         self._address = f"{at}/{self._own.incarnation.hex()}"
-        self._out: dict[int, _Outgoing] = {}
-        self._in: dict[int, _Incoming] = {}
+        self._out: dict[int, Outgoing] = {}
+        self._in: dict[int, Incoming] = {}
         self._peers: dict[int, Process] = {}
         self._parked: dict[int, deque[Link]] = {}  # connections of processes that this worker does not know yet
         self._dropped: set[bytes] = set()  # incarnations
@@ -113,7 +113,7 @@ class TcpTransport(NetworkTransport):
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # there is something in _arrived or _again
         self._arrived: deque[Link] = deque()
-        self._again: list[_Incoming] = []  # streams with bytes of which the kernel does not know
+        self._again: list[Incoming] = []  # streams with bytes of which the kernel does not know
         self._handlers: dict[int, Callable[[int, list[tuple[int, Buffer]]], None]] = {
             self._wake: self._on_wake,
             self._bell: self._on_bell,
@@ -149,11 +149,17 @@ class TcpTransport(NetworkTransport):
             host, port, incarnation = peer_address(address)
             peer = self._peers[worker] = Process(worker, incarnation)
             capacity = self._regions.get(worker, self._region_bytes)
-            self._out[worker] = _Outgoing(self, worker, SendStream(capacity, self._first, self._first))
-            self._in[worker] = _Incoming(self, worker, FrameDecoder(LARGEST_BODY, self._first, self._first))
+            self._out[worker] = self._make_outgoing(worker, SendStream(capacity, self._first, self._first))
+            self._in[worker] = self._make_incoming(worker, FrameDecoder(LARGEST_BODY, self._first, self._first))
             self._links.want(peer, host, port, capacity)
             for link in self._parked.pop(worker, ()):
                 self._adopt(link)
+
+    def _make_outgoing(self, worker: int, stream: SendStream) -> Outgoing:
+        return Outgoing(self, worker, stream)
+
+    def _make_incoming(self, worker: int, decoder: FrameDecoder) -> Incoming:
+        return Incoming(self, worker, decoder)
 
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
         """See PeerTransport. A worker's next process needs no inbox of a certain size."""
@@ -162,8 +168,8 @@ class TcpTransport(NetworkTransport):
             peer = self._peers.pop(worker, None)
             if peer is not None:
                 self._dropped.add(peer.incarnation)
-                self._out.pop(worker).end()
-                self._in.pop(worker).end()
+                self._out.pop(worker).discard()
+                self._in.pop(worker).discard()
         return {}
 
     def max_message(self, worker: int) -> int:
@@ -242,7 +248,7 @@ class TcpTransport(NetworkTransport):
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    def close(self, wait_s: float = _CLOSE_S) -> None:
+    def close(self, wait_s: float = CLOSE_S) -> None:
         """See Transport. After a `leave` that has not found all peers at the end of the streams, waits for those that
         can be reached, at most `wait_s` seconds."""
         if self._closed:
@@ -254,9 +260,9 @@ class TcpTransport(NetworkTransport):
             self._finish(time.monotonic() + wait_s)
             self._links.close()
         for out in self._out.values():
-            out.end()
+            out.discard()
         for incoming in self._in.values():
-            incoming.end()
+            incoming.discard()
         for link in [*self._arrived, *(link for links in self._parked.values() for link in links)]:
             link.connection.close()
         self._arrived.clear()
@@ -351,7 +357,7 @@ class TcpTransport(NetworkTransport):
         """An outgoing connection is gone."""
         self._links.lost(worker, connection)
 
-    def read_again(self, incoming: _Incoming) -> None:
+    def read_again(self, incoming: Incoming) -> None:
         """A stream has bytes of which the kernel does not know."""
         self._again.append(incoming)
         self._ring()
@@ -361,7 +367,7 @@ class TcpTransport(NetworkTransport):
         self._links.forget(worker)
 
 
-class _Outgoing:
+class Outgoing:
     """The stream to one peer, and its connection when there is one."""
 
     __slots__ = ("_owner", "_worker", "connection", "stream", "writable")
@@ -376,7 +382,7 @@ class _Outgoing:
     def adopt(self, connection: Connection) -> None:
         self.end()
         self.connection = connection
-        self._owner.watch(connection, _OUTGOING_EVENTS, self.on_event)
+        self._owner.watch(connection, OUTGOING_EVENTS, self.on_event)
 
     def end(self) -> None:
         """Closes the connection."""
@@ -386,7 +392,12 @@ class _Outgoing:
             connection, self.connection = self.connection, None
             self._owner.unwatch(connection)
 
-    def _lost(self) -> None:
+    def discard(self) -> None:
+        """Ends for good."""
+        self.end()
+
+    def lost(self) -> None:
+        """The connection cannot be used any more. Another one is made."""
         connection = self.connection
         self.end()
         if connection is not None:
@@ -402,7 +413,7 @@ class _Outgoing:
                 while True:
                     data = connection.recv(4096)
                     if not data:
-                        self._lost()
+                        self.lost()
                         return
                     stream.answered(data)
                     if len(data) < 4096 and not event & ~(select.EPOLLIN | select.EPOLLOUT):
@@ -410,11 +421,11 @@ class _Outgoing:
             except BlockingIOError:
                 pass
             except OSError:
-                self._lost()
+                self.lost()
                 return
             except BadFrame as error:
                 logger.error("worker %d does not follow the protocol: %s", self._worker, error)
-                self._lost()
+                self.lost()
                 return
             if stream.closed:
                 self.end()
@@ -438,10 +449,10 @@ class _Outgoing:
         except BlockingIOError:
             self.writable = False
         except OSError:
-            self._lost()
+            self.lost()
 
 
-class _Incoming:
+class Incoming:
     """The stream from one peer, and its connection when there is one."""
 
     __slots__ = (
@@ -481,11 +492,19 @@ class _Incoming:
         self.end()
         self._number = link.number
         self.connection = link.connection
+        self._owner.watch(link.connection, select.EPOLLIN | select.EPOLLRDHUP, self.read)
+        self.begin(link.capacity)
+
+    def begin(self, capacity: int) -> None:
+        """Tells the sender where to go on. `capacity`: of its send region."""
         if not self._usual:
             self._usual = memoryview(bytearray(_BUFFER_BYTES))
-        self._step = max(_ACKNOWLEDGED_AT_LEAST, min(link.capacity, REGION_BYTES) // _ACKNOWLEDGED_SHARE)
-        self._owner.watch(link.connection, select.EPOLLIN | select.EPOLLRDHUP, self.read)
+        self._step = max(_ACKNOWLEDGED_AT_LEAST, min(capacity, REGION_BYTES) // _ACKNOWLEDGED_SHARE)
         self._acknowledge()
+
+    def discard(self) -> None:
+        """Ends for good."""
+        self.end()
 
     def end(self) -> None:
         """Closes the connection. What has come of an incomplete frame will come again."""
