@@ -7,12 +7,14 @@ bytes as they come, and every message has a fixed size. So a stranger can make a
 have nothing decoded but the fields of HELLO.
 
     connecting end                                 end that was connected to
-    HELLO: nonce, both workers and incarnations ->
+    HELLO: nonce, both workers and incarnations,
+           proof                                ->
                                                 <- nonce, proof
     proof                                       ->
 
-The end that was connected to proves itself first, so the connecting end can choose, among several connections that it
-tries, the first one that is answered.
+The first proof can be replayed, and proves nothing about the one who sends it: it tells processes with another key, and
+saves the second one. The end that was connected to proves itself before its peer has to, so the connecting end can
+choose, among several connections that it tries, the first one that is answered.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Introducing:
     def __init__(self, key: bytes, own: Process, peer: Process, number: int, capacity: int) -> None:
         """`number`: higher for each connection. `capacity`: of the send region."""
         self._key = key
-        self._hello = self.output = _HELLO.pack(
+        hello = _HELLO.pack(
             _MAGIC,
             os.urandom(_NONCE_BYTES),
             own.worker,
@@ -59,6 +61,7 @@ class Introducing:
             number,
             capacity,
         )
+        self._hello = self.output = hello + proof(key, b"hello", hello)
         self.need = _NONCE_BYTES + _PROOF_BYTES
 
     def take(self, data: bytes) -> None:
@@ -78,8 +81,8 @@ class Admitting:
         self._own = own
         self._said = b""
         self.output = b""
-        self.need = _HELLO.size
-        self.meant = False  # the stranger has named this process, as peers do
+        self.need = _HELLO.size + _PROOF_BYTES
+        self.known = False  # the stranger has said, or repeated, what a process of the job says
         self.peer = Process(0, b"")
         self.number = 0
         self.capacity = 0
@@ -91,10 +94,15 @@ class Admitting:
                 raise NotProved("the peer does not know the job's key")
             self.need = 0
             return
-        magic, _, worker, incarnation, to_worker, to_incarnation, self.number, self.capacity = _HELLO.unpack(data)
-        if magic != _MAGIC or Process(to_worker, to_incarnation) != self._own:
-            raise NotProved("the peer does not speak to this process")
-        self.meant = True
+        hello = data[: _HELLO.size]
+        if not hmac.compare_digest(data[_HELLO.size :], proof(self._key, b"hello", hello)):
+            raise NotProved("the peer does not know the job's key")
+        magic, _, worker, incarnation, to_worker, to_incarnation, self.number, self.capacity = _HELLO.unpack(hello)
+        if magic != _MAGIC:
+            raise NotProved("the peer speaks another version of the protocol")
+        self.known = True
+        if Process(to_worker, to_incarnation) != self._own:
+            raise EOFError("the peer means an earlier process at this port")
         self.peer = Process(worker, incarnation)
         nonce = os.urandom(_NONCE_BYTES)
         self._said = data + nonce

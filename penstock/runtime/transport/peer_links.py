@@ -430,8 +430,8 @@ class PeerLinks:
                 )
             return
         assert isinstance(meeting.talk, Admitting)
-        if meeting.talk.meant and not isinstance(error, NotProved):
-            return  # a peer that has connected in another way meanwhile
+        if meeting.talk.known and not isinstance(error, NotProved):
+            return  # a peer that means an earlier process, or has connected in another way meanwhile
         if self._may_tell(meeting.host):
             logger.warning(
                 "a process of %s has connected to worker %d at %s and was refused, because it has not proved that it "

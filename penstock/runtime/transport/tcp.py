@@ -1,4 +1,4 @@
-"""The transport between workers of different machines, over TCP.
+"""The transport between workers of different machines, over TCP (docs/papers.md: T8, W8).
 
 Each worker listens at a port of its own. There is one connection for each direction between two workers: the sender
 connects, sends frames, and the receiver sends acknowledgements back. (With one connection for both directions, an
@@ -69,6 +69,7 @@ _LINKS_PARKED = 4  # for each worker
 # For how long `close` waits until the peers have received everything.
 CLOSE_S = 5.0
 
+_INCOMING_EVENTS = select.EPOLLIN | select.EPOLLRDHUP
 OUTGOING_EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 
 
@@ -103,6 +104,7 @@ class TcpTransport(NetworkTransport):
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
         self._peers: dict[int, Process] = {}
+        self._places: dict[int, str] = {}  # the host and port of each peer
         self._parked: dict[int, deque[Link]] = {}  # connections of processes that this worker does not know yet
         self._dropped: set[bytes] = set()  # incarnations
         self._regions: dict[int, int] = {}  # the capacity of each worker's region, if it has grown
@@ -139,7 +141,8 @@ class TcpTransport(NetworkTransport):
     def silent(self) -> dict[int, float]:
         """Returns for how many seconds each connected worker has not answered; 0: it answers. Any thread may call
         this."""
-        return self._links.silent()
+        silent = self._links.silent()
+        return {worker: silent.get(worker, 0.0) for worker in list(self._peers)}
 
     def connect(self, addresses: Mapping[int, str]) -> None:
         """See PeerTransport. It never fails because a worker cannot be reached at present."""
@@ -148,6 +151,7 @@ class TcpTransport(NetworkTransport):
                 continue
             host, port, incarnation = peer_address(address)
             peer = self._peers[worker] = Process(worker, incarnation)
+            self._places[worker] = address.rpartition("/")[0]
             capacity = self._regions.get(worker, self._region_bytes)
             self._out[worker] = self._make_outgoing(worker, SendStream(capacity, self._first, self._first))
             self._in[worker] = self._make_incoming(worker, FrameDecoder(LARGEST_BODY, self._first, self._first))
@@ -341,6 +345,10 @@ class TcpTransport(NetworkTransport):
         self._handlers[fd] = handler
         self._epoll.register(fd, events)
 
+    def watch_also(self, connection: Connection, events: int) -> None:
+        """Changes what is looked for on a connection."""
+        self._epoll.modify(connection.fileno(), events)
+
     def unwatch(self, connection: Connection) -> None:
         """Closes a connection."""
         fd = connection.fileno()
@@ -352,6 +360,10 @@ class TcpTransport(NetworkTransport):
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         connection.close()
+
+    def where(self, worker: int) -> str:
+        """Returns the host and port of a peer, for the log."""
+        return self._places.get(worker, "an unknown address")
 
     def lost_connection(self, worker: int, connection: Connection) -> None:
         """An outgoing connection is gone."""
@@ -370,13 +382,14 @@ class TcpTransport(NetworkTransport):
 class Outgoing:
     """The stream to one peer, and its connection when there is one."""
 
-    __slots__ = ("_owner", "_worker", "connection", "stream", "writable")
+    __slots__ = ("_owner", "_told", "_worker", "connection", "stream", "writable")
 
     def __init__(self, owner: TcpTransport, worker: int, stream: SendStream) -> None:
         self._owner = owner
         self._worker = worker
         self.stream = stream
         self.connection: Connection | None = None
+        self._told = False  # that the peer has sent an acknowledgement that cannot be
         self.writable = False  # the receiver has said where it is, and the kernel takes bytes
 
     def adopt(self, connection: Connection) -> None:
@@ -424,7 +437,14 @@ class Outgoing:
                 self.lost()
                 return
             except BadFrame as error:
-                logger.error("worker %d does not follow the protocol: %s", self._worker, error)
+                if not self._told:
+                    self._told = True
+                    logger.error(
+                        "worker %d at %s does not follow the protocol: %s",
+                        self._worker,
+                        self._owner.where(self._worker),
+                        error,
+                    )
                 self.lost()
                 return
             if stream.closed:
@@ -457,6 +477,7 @@ class Incoming:
 
     __slots__ = (
         "_acknowledged",
+        "_blocked",
         "_buffer",
         "_number",
         "_owner",
@@ -465,6 +486,7 @@ class Incoming:
         "_start",
         "_step",
         "_stop",
+        "_told",
         "_usual",
         "_worker",
         "connection",
@@ -483,6 +505,8 @@ class Incoming:
         self._step = 0  # the number of bytes after which an acknowledgement is due
         self._rest = b""  # of an acknowledgement
         self._said = RECEIVED
+        self._told = False  # that the peer has sent a bad frame
+        self._blocked = False  # acknowledgements wait until the kernel takes them
 
     def adopt(self, link: Link) -> None:
         """Takes a connection, unless a later one was taken before."""
@@ -492,7 +516,7 @@ class Incoming:
         self.end()
         self._number = link.number
         self.connection = link.connection
-        self._owner.watch(link.connection, select.EPOLLIN | select.EPOLLRDHUP, self.read)
+        self._owner.watch(link.connection, _INCOMING_EVENTS, self.read)
         self.begin(link.capacity)
 
     def begin(self, capacity: int) -> None:
@@ -514,9 +538,12 @@ class Incoming:
         self._buffer = self._usual
         self._start = self._stop = 0
         self._rest = b""
+        self._blocked = False
 
     def read(self, event: int, messages: list[tuple[int, Buffer]]) -> None:
         """Reads once, and appends the messages that are complete."""
+        if self._blocked and event & select.EPOLLOUT:
+            self._unblock()
         connection, decoder = self.connection, self.decoder
         if connection is None:
             return
@@ -542,7 +569,14 @@ class Incoming:
         try:
             start = decoder.decode(buffer, start, stop, messages)
         except BadFrame as error:
-            logger.error("worker %d does not follow the protocol, and is disconnected: %s", self._worker, error)
+            if not self._told:  # the peer may connect, and send the same, again and again
+                self._told = True
+                logger.error(
+                    "worker %d at %s does not follow the protocol, and is disconnected: %s",
+                    self._worker,
+                    self._owner.where(self._worker),
+                    error,
+                )
             self.end()
             return
         self._buffer, self._start, self._stop = buffer, start, stop
@@ -565,22 +599,38 @@ class Incoming:
     def say_closed(self) -> None:
         """Tells the sender that nothing more is taken."""
         self._said = CLOSED
-        if self.connection is not None:
-            self._acknowledge()
+        self._acknowledge()
 
     def _acknowledge(self) -> None:
-        assert self.connection is not None
+        """Tells the sender what has come. When the kernel takes no more, because the sender does not read, this is
+        called again as soon as it does."""
+        connection, rest = self.connection, self._rest
+        if connection is None or self._blocked:
+            return
         position = self.decoder.position
-        data = self._rest + ACKNOWLEDGEMENT.pack(position, self._said)
+        data = rest + ACKNOWLEDGEMENT.pack(position, self._said)
         try:
-            self._rest = data[self.connection.send(data) :]
+            sent = connection.send(data)
         except BlockingIOError:
-            return  # the sender does not read; a later one says the same and more
+            sent = 0
         except OSError:
             self.end()
             return
-        self._acknowledged = position
-        self.decoder.asked = False
+        if sent > len(rest):
+            self._rest = data[sent:]
+            self._acknowledged = position
+            self.decoder.asked = False
+        else:
+            self._rest = rest[sent:]
+        if sent < len(data):
+            self._blocked = True
+            self._owner.watch_also(connection, _INCOMING_EVENTS | select.EPOLLOUT)
+
+    def _unblock(self) -> None:
+        assert self.connection is not None
+        self._blocked = False
+        self._owner.watch_also(self.connection, _INCOMING_EVENTS)
+        self._acknowledge()
 
 
 def _power_of_two(size: int) -> int:
