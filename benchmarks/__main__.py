@@ -14,6 +14,7 @@ from benchmarks.common import RESULTS, Bench, Case, about, print_cases, stop_ray
 # Name -> (module, what it measures). In the order in which they run.
 BENCHMARKS = {
     "record_path": ("record_path", "ns a record in each step between two workers; the codec beside others"),
+    "exchange": ("exchange", "us a message from output to inbox: by key, to all tasks; encodings, bytes"),
     "ring_peers": ("ring_channels", "the ring beside sockets, ZeroMQ, iceoryx2: latency, messages a second"),
     "ring_paper": ("ring_paper", "the ring experiments of the paper (T13): message size, rate, ring size"),
     "hosts_links": ("hosts_links", "plain sockets and trees of plain forwarders over shaped links between hosts"),

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.runtime.exchange.grouping import Key
-from penstock.runtime.exchange.message import decode_batch, encode_batch
+from penstock.runtime.exchange.message import decode_body, encode_body
 from penstock.runtime.operators.aggregated import Aggregated
 from penstock.runtime.operators.base import Operator, Stage, StageContext, run_stages
 from penstock.runtime.operators.micro_batch import MicroBatchResult
@@ -202,7 +202,7 @@ ANSWER_SCHEMA = "batch binary, greatest bigint"
 def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
     """Returns a partition's answer as rows."""
     errors = ErrorHandler("bridge", "fail")
-    batches: list[bytes | None] = [b"".join(encode_batch(0, batch, 0, errors)[1]) for batch in answer.batches]
+    batches: list[bytes | None] = [b"".join(encode_body(batch, 0, errors)[1]) for batch in answer.batches]
     batches = batches or [None]
     return pa.record_batch(
         [pa.array(batches, pa.binary()), pa.array([answer.greatest] * len(batches), pa.int64())], ["batch", "greatest"]
@@ -211,8 +211,6 @@ def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
 
 def answer_of(rows: pa.Table) -> MicroBatchResult:
     """Returns the answer of all partitions, in their order."""
-    batches = [
-        batch for row in rows.column("batch").to_pylist() if row is not None and (batch := decode_batch(row).batch)
-    ]
+    batches = [batch for row in rows.column("batch").to_pylist() if row is not None and (batch := decode_body(row))]
     greatest = [time for time in rows.column("greatest").to_pylist() if time is not None]
     return MicroBatchResult(batches, max(greatest, default=None))

@@ -8,6 +8,7 @@ The first line of each class's own docstring says more. A test compares this tre
     │   ├── OptionError           an option of `run` or `resume` cannot be used as it was given
     │   └── NoSuchMethod          a stream has no method of this name (also an AttributeError)
     ├── CodecError                a record cannot be encoded, or received bytes cannot be decoded
+    │   ├── BadMessage            what came from another worker is no message
     │   ├── CorruptGzip           a gzip file is damaged or ends early
     │   └── KeysNowEqual          keys of a map that differed when they were saved have become equal
     ├── KeyTypeError              a key has no stable hash (also a TypeError)
@@ -43,8 +44,10 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── NotReached                no agent could be started on a node
     ├── BadFrame                  a peer has sent a frame that cannot be part of its stream
     ├── NoRdma                    this machine has no device for RDMA that can be used; says what is missing
+    ├── NotReached                no agent could be started on a node
     ├── LoopEnded                 a run loop was asked for something after its end
     ├── MessagesLost              a worker died while it wrote to this one; recovery sends the messages again
+    ├── OutOfStep                 a message of a channel is missing or has come twice, and no loss is known
     └── RingError                 a ring, the shared-memory channel, cannot be made or opened as asked
         ├── RingFull              a write found no room in time; the consumer lives
         ├── ConsumerDied          a write found no room, and nobody is left to make any

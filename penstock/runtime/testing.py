@@ -77,9 +77,12 @@ def run(
 
     The run is as strict as a job. RecordError is raised for an error of a user's function, for records and state that
     cannot be pickled, and for keys whose hash differs between processes. FlowError is raised when the flow cannot be
-    pickled. As in a worker, functions run as copies: what they assign to variables of the program is not visible
-    there. The flow itself is not changed, and can be run again. As at the end of a job, a warning is logged when
-    records were dropped because they came too late for their windows.
+    pickled. As in a worker, functions run as copies: what they assign to variables of the program is not visible there.
+    The flow itself is not changed, and can be run again. As at the end of a job, a warning is logged when records were
+    dropped because they came too late for their windows.
+
+    The run is stricter in one thing: RecordError is raised when a function changes a record that several tasks have,
+    because the record came through broadcast(). In a job, the tasks of a worker share these records.
     """
     check_flow(flow, "testing.run()")
     if parallelism is not None and not (is_whole(parallelism) and parallelism >= 1):
@@ -117,6 +120,7 @@ def run(
         on_snapshot=epochs.on_snapshot,
         wall=clock.wall,
         apart=True,
+        check_shared=True,
         # The size of steps, and so which records are processed together, must not depend on the real time. Records that
         # enter one by one are processed one by one. Nobody goes back to these epochs, and they must not have any
         # effect.

@@ -329,13 +329,17 @@ class Checks:
 
     def not_held_up(self, task: Task) -> None:
         """A task that has just tried to send is blocked."""
-        for channel in task._waiting:
-            assert channel.connected, f"{task.name} is held up by one that is taken back"
-            assert not channel.catching_up, f"{task.name} is held up by one that has been taken back"
+        for log in task._waiting:
+            assert any(channel.connected for channel in log.channels), (
+                f"{task.name} is held up by one that is taken back"
+            )
+            assert any(not channel.catching_up for channel in log.channels if channel.connected), (
+                f"{task.name} is held up by one that has been taken back"
+            )
 
     def delivered(self, process: Process) -> None:
         """A process has taken in messages."""
-        for channel in process.loop.wiring.remote_out.values():
+        for channel in process.loop.wiring.out.values():
             assert channel.outstanding >= 0, f"channel {channel.number} was granted more than it has sent"
 
     def after(self, process: Process) -> None:
@@ -347,7 +351,7 @@ class Checks:
         self._passes += 1
         if self._passes % 16:
             return
-        caches = [channel.cache for task in process.loop.tasks for channel in task.channels]
+        caches = [log.cache for task in process.loop.tasks for log in task.logs]
         assert output_caches.used == sum(cache.in_memory for cache in caches)
         assert output_caches.spilled == sum(
             entry[3] for cache in caches for entry in cache.entries if isinstance(entry[4], OnDisk)
@@ -378,10 +382,11 @@ class Checks:
                 assert not inbox.ready, f"{task.name} has taken something in after its end"
                 assert not inbox._held, f"{task.name} has taken something in after its end"
                 assert not task.queued, f"{task.name}: {task.queued} records counted in an empty inbox"
-                for channel in task.channels:
-                    kinds = [entry[0] for entry in channel.cache.entries]
-                    assert kinds in ([END], [WATERMARK, END]), f"channel {channel.number} still keeps {kinds}"
-                    assert not channel.queue, f"channel {channel.number} has something left to send"
+                for log in task.logs:
+                    kinds = [entry[0] for entry in log.cache.entries]
+                    assert kinds in ([END], [WATERMARK, END]), f"{task.name} still keeps {kinds}"
+                    assert not log.queue, f"{task.name} has something left to send"
+                    assert all(channel.next == log.cache.end for channel in log.channels)
             assert process.output_caches.used == process.output_caches.spilled == 0
         outside = self._cluster.outside
         left = {key: records for key, records in outside.open.items() if key not in outside.stale}

@@ -17,10 +17,11 @@ from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import StoreUnreachable
 from penstock.runtime.event_time.watermark import Watermark
-from penstock.runtime.exchange import channel as channels
-from penstock.runtime.exchange.channel import LocalChannel, OutChannel
+from penstock.runtime.exchange import log as log_module
+from penstock.runtime.exchange.channel import InChannel, OutChannel
 from penstock.runtime.exchange.inbox import Inbox
-from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, decode_batch
+from penstock.runtime.exchange.log import OutLog
+from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, WATERMARK, decode_payload, read_head
 from penstock.runtime.exchange.output_cache import Entry, OutputCache
 from penstock.runtime.host.store_keeper import StoreKeeper
 from penstock.runtime.operators.windowing import _Windowing, _WindowMap
@@ -31,7 +32,7 @@ from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
 from tests.epochs.sim import Faults, MemoryStore
-from tests.planting import Seeds, planted_fault
+from tests.planting import Seeds, Test, planted_fault
 
 
 def _somebody_dies(faults: Faults) -> bool:
@@ -42,8 +43,18 @@ def _several_epochs(faults: Faults) -> bool:
     return _somebody_dies(faults) and faults.interval_s < 0.1
 
 
+def _moves(faults: Faults) -> bool:
+    return faults.migrations > 0 and faults.rescales == 0
+
+
 def _patch(owner: Any, name: str, new: Any) -> Any:
     return mock.patch.object(owner, name, new)
+
+
+@contextlib.contextmanager
+def _both(one: Any, other: Any) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 # --- tasks and channels ----------------------------------------------------------------------------------------------
@@ -59,18 +70,19 @@ def _skip_alignment() -> Any:
     return _patch(Inbox, "put", put)
 
 
-@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(9, _several_epochs))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(9, _several_epochs))
 def _drop_at_barrier() -> Any:
-    """A channel drops what is before a barrier when it has sent the barrier, not when the epoch is complete."""
-    sent = OutputCache.sent
+    """A log drops what is before a barrier when all have been sent it, not when the epoch is complete."""
+    flush = OutLog.flush
 
-    def early(self: OutputCache) -> None:
-        entry = self.entries[self.next]
-        sent(self)
-        if entry[0] == BARRIER and self.keeps:
-            self._drop(self.next, self._signals[0][1])
+    def early(self: OutLog) -> bool:
+        free = flush(self)
+        last = self.cache.entries[-1] if self.cache.entries else None
+        if last is not None and last[0] == BARRIER and all(channel.next == self.cache.end for channel in self.channels):
+            self.complete(last[1])
+        return free
 
-    return _patch(OutputCache, "sent", early)
+    return _patch(OutLog, "flush", early)
 
 
 @planted_fault("penstock/runtime/epochs/participant.py", Seeds(9, _several_epochs))
@@ -82,23 +94,26 @@ def _drop_at_acknowledgement() -> Any:
         done = write(self, snapshot, parts)
         task = self.loop.wiring.tasks.get(snapshot.task.number)
         if done and task is not None and task.generation == snapshot.generation:
-            for channel in task.channels:
-                channel.complete(snapshot.epoch)
+            for log in task.logs:
+                log.complete(snapshot.epoch)
         return done
 
     return _patch(Participant, "_write", early)
 
 
-@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(1, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(1, _somebody_dies))
 def _no_second_end() -> Any:
     """What a channel sends again leaves out its end, which its receiver had before."""
+    connect = OutChannel.connect
 
-    def rewind(self: OutputCache) -> None:
-        self.next = 0
-        if self.entries and self.entries[-1][0] == channels.END:
-            self.entries.pop()
+    def connect_(self: OutChannel, generation: int) -> None:
+        cache = self.log.cache
+        if cache.entries and cache.entries[-1][0] == END and len(self.log.channels) == 1:
+            cache.entries.pop()
+            cache.end -= 1
+        connect(self, generation)
 
-    return _patch(OutputCache, "rewind", rewind)
+    return _patch(OutChannel, "connect", connect_)
 
 
 @planted_fault(
@@ -108,22 +123,23 @@ def _old_generations() -> Any:
     """Messages are taken from whoever sent them, also from a task that was taken back."""
 
     def deliver(self: RunLoop, messages: Any) -> None:
-        for number, message in messages:
-            kind, channel, stamp, _, batch = decode_batch(message)
-            task = self.wiring.tasks.get(number)
-            if kind == CREDIT:
-                if (out := self.wiring.remote_out.get(channel)) is not None:
-                    out.outstanding -= stamp
-            elif task is None:
-                continue
-            elif kind == DATA:
-                task.receive(channel, batch, stamp, len(message))
-            elif kind == BARRIER:
-                task.receive_barrier(channel, stamp)
-            elif kind == channels.WATERMARK:
-                task.receive_watermark(channel, stamp)
-            else:
-                task.receive_end(channel)
+        for _, message in messages:
+            head = read_head(message)
+            for channel, _ in head.destinations:
+                task, _ = self.wiring.remote_in.get(channel, (None, None))
+                if head.kind == CREDIT:
+                    if (out := self.wiring.out.get(channel)) is not None:
+                        out.outstanding -= head.stamp
+                elif task is None:
+                    continue
+                elif head.kind == DATA:
+                    task.receive(channel, decode_payload(message, head), head.stamp, head.body_bytes)
+                elif head.kind == BARRIER:
+                    task.receive_barrier(channel, head.stamp)
+                elif head.kind == WATERMARK:
+                    task.receive_watermark(channel, head.stamp)
+                else:
+                    task.receive_end(channel)
         for due in list(self.wiring.grants_due.values()):
             due.grant()
 
@@ -141,12 +157,12 @@ def _old_credit() -> Any:
     def careless(self: RunLoop, messages: Any) -> None:
         others = []
         for number, message in messages:
-            kind, channel, stamp, _, _ = decode_batch(message)
-            out = self.wiring.remote_out.get(channel)
-            if kind != CREDIT:
+            head = read_head(message)
+            out = self.wiring.out.get(head.destinations[0][0])
+            if head.kind != CREDIT:
                 others.append((number, message))
             elif out is not None:
-                out.outstanding -= stamp
+                out.outstanding -= head.stamp
         deliver(self, others)
 
     return _patch(RunLoop, "_deliver", careless)
@@ -174,22 +190,20 @@ def _held_up() -> Any:
 def _kept_records_shared() -> Any:
     """What a channel inside a worker keeps is what its receiver got, and may change."""
 
-    def shared(self: LocalChannel, batch: Any, stamp: int) -> None:
-        kept[id(self.cache), self.cache.first + len(self.cache.entries)] = batch
-        cache(self, batch, stamp)
+    def append(self: OutLog, batch: Any, *rest: Any) -> None:
+        kept[id(self.cache), self.cache.end] = batch
+        append_(self, batch, *rest)
 
-    def send(self: LocalChannel, entry: Entry) -> bool:
-        if entry[0] != DATA or self._receiver is None:
-            return sent(self, entry)
-        batch = kept[id(self.cache), self.cache.first + self.cache.next]
-        self._receiver.receive(self.number, batch, entry[1], entry[3])
-        return True
+    def hand_over(self: OutLog, to: list[OutChannel], number: int, entry: Entry) -> None:
+        if (id(self.cache), number) in kept:
+            self._made, self._made_number, self._made_cost = kept[id(self.cache), number], number, entry[3]
+        hand_over_(self, to, number, entry)
 
     kept: dict[tuple[int, int], Any] = {}
-    cache, sent = LocalChannel._cache_batch, LocalChannel._send
+    append_, hand_over_ = OutLog._append, OutLog._hand_over
     stack = contextlib.ExitStack()
-    stack.enter_context(_patch(LocalChannel, "_cache_batch", shared))
-    stack.enter_context(_patch(LocalChannel, "_send", send))
+    stack.enter_context(_patch(OutLog, "_append", append))
+    stack.enter_context(_patch(OutLog, "_hand_over", hand_over))
     return stack
 
 
@@ -199,6 +213,7 @@ def _no_limit_on_memory() -> Any:
 
     def append(self: OutputCache, entry: Any) -> None:
         self.entries.append(entry)
+        self.end += 1
         if self._output_caches is not None:
             self.in_memory += entry[3]
             self._output_caches.used += entry[3]
@@ -211,6 +226,113 @@ def _slabs_too_soon() -> Any:
     """A slab is written to again while a message in it may still be sent again."""
     free = OutputCache._free_slabs
     return _patch(OutputCache, "_free_slabs", lambda self, first: free(self, first + 1))
+
+
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(1))
+def _one_left_out() -> Any:
+    """A message for several tasks of a worker does not name the last of them."""
+
+    def address(destinations: Any, *rest: Any) -> bytes:
+        return logs_address(destinations[:-1] if len(destinations) > 1 else destinations, *rest)
+
+    logs_address = log_module.address
+    return _patch(log_module, "address", address)
+
+
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(1, _somebody_dies))
+def _siblings_go_back() -> Any:
+    """When a receiver goes back, the cursors of its siblings go back too."""
+    connect = OutChannel.connect
+
+    def all_of_them(self: OutChannel, generation: int) -> None:
+        connect(self, generation)
+        for channel in self.log.channels:
+            channel.next = self.log.cache.first
+
+    return _patch(OutChannel, "connect", all_of_them)
+
+
+@planted_fault(
+    "penstock/runtime/exchange/log.py",
+    Test("tests/runtime/test_log.py::test_entries_that_nobody_needs_are_passed_over"),
+)
+def _cursors_not_renumbered() -> Any:
+    """When an epoch is complete, cursors stay where they were, although a watermark that is kept has another number."""
+
+    def complete(self: OutLog, epoch: int) -> None:
+        self.cache.complete(BARRIER, END, WATERMARK, epoch)
+
+    return _patch(OutLog, "complete", complete)
+
+
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(1, _somebody_dies))
+def _behind_is_with_the_others() -> Any:
+    """Who catches up gets what its siblings are sent, and nothing of what it has missed."""
+
+    def together(self: OutLog, channels: list[OutChannel]) -> None:
+        front = max(channel.next for channel in self.channels if channel.connected)
+        for channel in channels:
+            if channel.catching_up and len(self.channels) > 1:
+                channel.next = min(front, self.cache.end)
+                channel.passed()
+        send(self, channels)
+
+    send = OutLog._send_together
+    return _patch(OutLog, "_send_together", together)
+
+
+@planted_fault(
+    "penstock/runtime/exchange/log.py",
+    Test("tests/runtime/test_log.py::test_siblings_run_a_window_ahead_of_the_slowest_and_no_further"),
+)
+def _the_quickest_decides() -> Any:
+    """A sender goes on while any of its receivers has credit."""
+
+    def has_credit(self: OutLog) -> bool:
+        return any(channel.outstanding < channel.credit_window for channel in self.channels)
+
+    return _both(_patch(OutLog, "_has_credit", has_credit), _patch(OutLog, "_send_to_all", _sends_and_goes_on))
+
+
+def _sends_and_goes_on(self: OutLog) -> bool:
+    for channel in self.channels:
+        if channel.next != self.cache.end:
+            self._send_together([channel])
+    return True
+
+
+@planted_fault(
+    "penstock/runtime/exchange/log.py",
+    Test("tests/runtime/test_log.py::test_a_batch_is_encoded_once_and_sent_once_to_each_worker"),
+)
+def _one_message_a_task() -> Any:
+    """Tasks of one worker get a message each."""
+    send = OutLog._send_together
+
+    def alone(self: OutLog, channels: list[OutChannel]) -> None:
+        for channel in channels:
+            send(self, [channel])
+
+    return _patch(OutLog, "_send_together", alone)
+
+
+@planted_fault(
+    "penstock/runtime/exchange/channel.py",
+    Test("tests/runtime/test_log.py::test_a_receiver_that_moves_gets_large_entries_in_pieces"),
+)
+def _numbers_not_looked_at() -> Any:
+    """A receiver takes messages whatever their number."""
+    return _patch(InChannel, "accept", lambda self, head: True)
+
+
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(1, _moves))
+def _local_as_before() -> Any:
+    """A channel to a receiver that has moved goes where it went before."""
+
+    def move(self: OutChannel, worker: int, *, local: bool) -> None:
+        self.log.channels_moved()
+
+    return _patch(OutChannel, "move", move)
 
 
 @planted_fault("penstock/runtime/worker/wiring.py", Seeds(1, lambda faults: faults.kills > 0))
@@ -308,10 +430,10 @@ def _builds_on_what_was_lost() -> Any:
 # --- event time ------------------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(223))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(223))
 def _watermark_overtakes() -> Any:
     """A watermark, which needs no credit, does not wait for the records that do."""
-    return _patch(OutChannel, "watermark", lambda self, value: self.queue.appendleft((Watermark(value), 0)))
+    return _patch(OutLog, "watermark", lambda self, value: self.queue.appendleft((Watermark(value), 0)))
 
 
 @planted_fault("penstock/runtime/worker/task.py", Seeds(4))
@@ -330,8 +452,8 @@ def _watermark_forgotten() -> Any:
     """When an epoch is complete a channel drops all that is before its barrier, the last watermark too."""
     complete = OutputCache.complete
 
-    def forgetful(self: OutputCache, barrier: int, end: int, watermark: int, epoch: int) -> None:
-        complete(self, barrier, end, -1, epoch)
+    def forgetful(self: OutputCache, barrier: int, end: int, watermark: int, epoch: int) -> int | None:
+        return complete(self, barrier, end, -1, epoch)
 
     return _patch(OutputCache, "complete", forgetful)
 
@@ -378,10 +500,10 @@ def _group_of_another() -> Any:
     return _patch(restore, "_keyed", more)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(11, _rescales))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(11, _rescales))
 def _nothing_dealt() -> Any:
     """Who sends to tasks of a changed plan does not send them what it has kept."""
-    return _patch(OutChannel, "kept", lambda self: iter(()))
+    return _patch(OutLog, "kept", lambda self: iter(()))
 
 
 @planted_fault("penstock/runtime/worker/run_loop.py", Seeds(20, _rescales))
@@ -391,9 +513,9 @@ def _old_channels_fail() -> Any:
 
     def strict(self: RunLoop, messages: Any) -> None:
         for number, message in messages:
-            kind, channel, _, _, _ = decode_batch(message)
-            if number in self.wiring.tasks and kind != channels.CREDIT:
-                self.wiring.tasks[number].inputs[channel]
+            head = read_head(message)
+            if number in self.wiring.tasks and head.kind != CREDIT:
+                self.wiring.tasks[number].inputs[head.destinations[0][0]]
         deliver(self, messages)
 
     return _patch(RunLoop, "_deliver", strict)
@@ -414,12 +536,6 @@ def _early_commit() -> Any:
         return [command for command in saved(self, epoch) if not isinstance(command, Complete) or command.final]
 
     return _both(_patch(Coordinator, "_save", early), _patch(Coordinator, "saved", late))
-
-
-@contextlib.contextmanager
-def _both(one: Any, other: Any) -> Iterator[None]:
-    with one, other:
-        yield
 
 
 @planted_fault("penstock/runtime/epochs/participant.py", Seeds(1))
@@ -591,10 +707,6 @@ def _unanswered_is_forgotten() -> Any:
 # --- migration -------------------------------------------------------------------------------------------------------
 
 
-def _moves(faults: Faults) -> bool:
-    return faults.migrations > 0 and faults.rescales == 0
-
-
 @planted_fault("penstock/runtime/worker/task.py", Seeds(19, _moves))
 def _says_that_it_stops() -> Any:
     """A task that is to migrate continues after its barrier."""
@@ -627,7 +739,21 @@ def _stays_stopped() -> Any:
 @planted_fault("penstock/runtime/exchange/channel.py", Seeds(52, _moves))
 def _nothing_redirected() -> Any:
     """What was kept for a task that moves to or from this worker is forgotten."""
-    return _patch(OutChannel, "kept", lambda self: iter(()))
+    move, connect = OutChannel.move, OutChannel.connect
+
+    def moved(self: OutChannel, worker: int, *, local: bool) -> None:
+        move(self, worker, local=local)
+        moving.add(id(self))
+
+    def connected(self: OutChannel, generation: int) -> None:
+        connect(self, generation)
+        if id(self) in moving:
+            moving.discard(id(self))
+            self.next = self.log.cache.end
+            self.passed()
+
+    moving: set[int] = set()
+    return _both(_patch(OutChannel, "move", moved), _patch(OutChannel, "connect", connected))
 
 
 @planted_fault("penstock/runtime/worker/wiring.py", Seeds(110, _moves))

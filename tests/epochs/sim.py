@@ -610,7 +610,7 @@ class Process:
     def close(self) -> None:
         """Let go of the files that its channels keep messages in, long before the garbage collector would."""
         for channel in self.loop.wiring.out.values():
-            channel.cache.clear()
+            channel.log.cache.clear()
 
 
 class _Bridge(Bridge):
@@ -1694,10 +1694,10 @@ class EpochCluster:
                     f"held {sorted(task.inbox._held)}, {task.state}"
                 )
                 lines += [
-                    f"    -> {type(channel).__name__} {channel.number}: outstanding {channel.outstanding}, queued "
-                    f"{channel.queued()}, cached {len(channel.cache.entries)} from {channel.cache.next}, ended "
-                    f"{channel.ended}, connected {channel.connected}, catching up {channel.catching_up}, "
-                    f"generation {channel.generation}"
+                    f"    -> {'local' if channel.local else 'remote'} {channel.number}: outstanding "
+                    f"{channel.outstanding}, queued {channel.queued()}, cached {channel.log.cache.first} to "
+                    f"{channel.log.cache.end}, next {channel.next}, ended {channel.log.ended}, connected "
+                    f"{channel.connected}, catching up {channel.catching_up}, generation {channel.generation}"
                     for channel in task.channels
                 ]
         return "\n".join(lines)

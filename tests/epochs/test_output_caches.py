@@ -69,7 +69,7 @@ class Modelled:
     def __init__(self, output_caches: OutputCaches) -> None:
         self.cache = output_caches.cache()
         self.entries: list[tuple[int, int, bytes]] = []
-        self.next = 0
+        self.first = 0
         self.completed = 0
         self.epoch = 0
         self.ended = False
@@ -93,6 +93,7 @@ class Modelled:
     def complete(self, epoch: int) -> None:
         """The model's own: the barrier of an epoch and what came before it goes, or all but the end; the last watermark
         before that stays."""
+        self.kept_mark: int | None = None
         if epoch > self.completed:
             self.completed = epoch
             stamps = [stamp if kind == BARRIER else 0 for kind, stamp, _ in self.entries]
@@ -100,27 +101,28 @@ class Modelled:
                 self.drop_but_watermark(stamps.index(epoch) + 1)
             elif self.ended and self.entries:
                 self.drop_but_watermark(len(self.entries) - 1)
-        self.cache.complete(BARRIER, END, WATERMARK, epoch)
+        assert self.cache.complete(BARRIER, END, WATERMARK, epoch) == self.kept_mark
 
     def drop_but_watermark(self, count: int) -> None:
         marks = [at for at in range(count) if self.entries[at][0] == WATERMARK]
         last = self.entries[marks[-1]] if marks else None
-        sent = bool(marks) and marks[-1] < self.next
+        self.kept_mark = self.first + marks[-1] if marks else None
         self.drop(count)
         if last is not None:
             self.entries.insert(0, last)
-            self.next += sent
+            self.first -= 1
 
     def drop(self, count: int) -> None:
         del self.entries[:count]
-        self.next = max(0, self.next - count)
+        self.first += count
 
     def check(self) -> None:
         cache = self.cache
         assert [(entry[0], entry[1], b"".join(cache.parts(entry))) for entry in cache.entries] == self.entries
-        assert cache.next == self.next
-        assert cache.unsent == (self.next < len(self.entries))
-        assert cache.unsent_records() == sum(kind == DATA for kind, _, _ in self.entries[self.next :])
+        assert (cache.first, cache.end) == (self.first, self.first + len(self.entries))
+        for some in (0, len(self.entries) // 2, len(self.entries)):
+            records = sum(kind == DATA for kind, _, _ in self.entries[some:])
+            assert cache.unsent_records(cache.first + some) == records
         assert cache.in_memory == held_bytes(cache.entries)
         assert all(type(entry) is tuple for entry in cache.entries), "the garbage collector would look through them"
 
@@ -162,7 +164,7 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
     most_spilled = 0
     for _ in range(200):
         chosen = rng.choice(caches)
-        act = rng.choices(("append", "sent", "complete", "rewind", "spill", "clear"), (60, 30, 5, 3, 2, 0.3))[0]
+        act = rng.choices(("append", "complete", "spill", "clear"), (60, 5, 2, 0.3))[0]
         if act == "append":
             before = [cache.cache.in_memory for cache in caches]
             made_before = [len(cache.entries) for cache in caches]
@@ -180,14 +182,8 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
                 assert after[gone[0]] == 0
             else:
                 assert not gone
-        elif act == "sent" and chosen.cache.unsent:
-            chosen.next += 1
-            chosen.cache.sent()
         elif act == "complete":
             chosen.complete(rng.randint(0, chosen.epoch + 2) if rng.random() < 0.5 else chosen.epoch)
-        elif act == "rewind":
-            chosen.next = 0
-            chosen.cache.rewind()
         elif act == "spill":
             chosen.cache.spill()
             assert chosen.cache.in_memory == 0
@@ -239,11 +235,9 @@ def test_without_epochs_nothing_is_kept(seed: int) -> None:
             waiting.append(b"%d" % i)
             cache.append(entry_of(DATA, 0, waiting[-1]))
         elif waiting:
-            assert b"".join(cache.parts(cache.entries[cache.next])) == waiting.pop(0)
-            cache.sent()
-        cache.rewind()
-        assert len(cache.entries) == len(waiting)
-        assert cache.unsent == bool(waiting)
+            assert b"".join(cache.parts(cache.entries[0])) == waiting.pop(0)
+            cache.drop_before(cache.first + 1)
+        assert len(cache.entries) == len(waiting) == cache.end - cache.first
     cache.clear()
     assert not cache.entries
 
@@ -266,16 +260,13 @@ def held(cache: OutputCache) -> list[tuple[int, int, bytes]]:
 def test_a_sender_that_ended_before_the_epoch_keeps_only_its_end(memory: int, tmp_path: Path) -> None:
     output_caches = OutputCaches(memory, directory=str(tmp_path))
     cache = filled(output_caches, (DATA, 0, b"one"), (BARRIER, 4, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
-    for _ in range(3):
-        cache.sent()
-    cache.complete(BARRIER, END, WATERMARK, 5)
+    assert cache.complete(BARRIER, END, WATERMARK, 5) is None
     assert held(cache) == [(END, 0, b"e")]
-    assert cache.next == 0, "the end is still to be sent"
+    assert cache.first == 3, "its number stays"
     assert (output_caches.used, output_caches.spilled, cache.in_memory, open_files(tmp_path)) == (0, 0, 0, 0)
-    cache.sent()
     cache.complete(BARRIER, END, WATERMARK, 6)
     assert held(cache) == [(END, 0, b"e")], "later epochs change nothing"
-    assert not cache.unsent
+    assert cache.first == 3
 
 
 def test_a_sender_that_ended_after_the_epoch_keeps_what_followed(tmp_path: Path) -> None:
@@ -291,14 +282,11 @@ def test_the_same_epoch_again_or_an_older_one_changes_nothing(again: int) -> Non
     """Above all not for a sender that has ended since: only its end would be kept."""
     output_caches = OutputCaches()
     cache = filled(output_caches, (BARRIER, 2, b"b"), (BARRIER, 3, b"b"), (DATA, 0, b"two"), (END, 0, b"e"))
-    cache.sent()
-    cache.sent()
-    cache.sent()
     cache.complete(BARRIER, END, WATERMARK, 3)
-    before = held(cache), cache.next, output_caches.used
-    assert before == ([(DATA, 0, b"two"), (END, 0, b"e")], 1, 3 + module.ENTRY_BYTES)
+    before = held(cache), cache.first, output_caches.used
+    assert before == ([(DATA, 0, b"two"), (END, 0, b"e")], 2, 3 + module.ENTRY_BYTES)
     cache.complete(BARRIER, END, WATERMARK, again)
-    assert (held(cache), cache.next, output_caches.used) == before
+    assert (held(cache), cache.first, output_caches.used) == before
     assert cache.completed == 3
 
 
@@ -321,17 +309,16 @@ def test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later
     """A receiver that goes back must learn it, and it takes no memory."""
     output_caches = OutputCaches()
     cache = filled(output_caches, (DATA, 0, b"one"), (WATERMARK, 5, b"v"), (WATERMARK, 6, b"w"), (BARRIER, 1, b"b"))
-    cache.sent()
-    cache.complete(BARRIER, END, WATERMARK, 1)
+    assert cache.complete(BARRIER, END, WATERMARK, 1) == 2, "it was entry 2"
     assert held(cache) == [(WATERMARK, 6, b"w")]
-    assert (output_caches.used, cache.next) == (0, 0), "it is still to be sent"
-    cache.sent()
+    assert (output_caches.used, cache.first, cache.end) == (0, 3, 4)
     for epoch in (2, 3):
         cache.append(entry_of(DATA, 0, b"two"))
         cache.append(entry_of(BARRIER, epoch, b"b"))
-        cache.complete(BARRIER, END, WATERMARK, epoch)
+        before = cache.first
+        assert cache.complete(BARRIER, END, WATERMARK, epoch) == before
         assert held(cache) == [(WATERMARK, 6, b"w")]
-        assert cache.next == 1, "it was sent"
+        assert cache.first == cache.end - 1 == before + 2
         assert output_caches.used == 0
     cache.append(entry_of(WATERMARK, 7, b"x"))
     cache.append(entry_of(BARRIER, 4, b"b"))
@@ -340,8 +327,6 @@ def test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later
     assert held(cache) == [(WATERMARK, 7, b"x"), (END, 0, b"e")]
     cache.complete(BARRIER, END, WATERMARK, 5)
     assert held(cache) == [(WATERMARK, 7, b"x"), (END, 0, b"e")]
-    cache.rewind()
-    assert cache.next == 0
 
 
 # --- disks ------------------------------------------------------------------------------------------------------
@@ -387,7 +372,7 @@ class State:
         self.of = [
             output_caches.used,
             output_caches.spilled,
-            [(held(cache), cache.next, cache.in_memory, places(cache.entries)) for cache in caches],
+            [(held(cache), cache.first, cache.in_memory, places(cache.entries)) for cache in caches],
         ]
 
 

@@ -17,19 +17,23 @@ from typing import Any
 
 import pytest
 
-from penstock.runtime.exchange.channel import (
-    InChannel,
-    LocalChannel,
-    LocalInChannel,
-    OutChannel,
-    RemoteChannel,
-    RemoteInChannel,
+from penstock.runtime.exchange.channel import InChannel, LocalInChannel, RemoteInChannel
+from penstock.runtime.exchange.log import OutLog
+from penstock.runtime.exchange.message import (
+    ADDRESS_BYTES,
+    BARRIER,
+    CREDIT,
+    DATA,
+    DESTINATION_BYTES,
+    END,
+    read_head,
 )
-from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, HEAD, decode_batch
 from penstock.runtime.exchange.output_cache import OutputCache, OutputCaches
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.userfunc import ErrorHandler, OnError
 from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.transport.memory import MemoryNetwork
+from tests.runtime.test_channel import one_log, read
 
 NUMBER = 7
 CREDIT_FROM = 99  # task number of the sender
@@ -158,11 +162,8 @@ class Model:
         self.due: dict[int, RemoteInChannel] = {}
         cache = self.output_caches.cache()
         errors = errors_of()
-        self.channel: OutChannel
-        if local:
-            self.channel = LocalChannel(NUMBER, None, errors, self.window, cache)  # type: ignore[arg-type]
-        else:
-            self.channel = RemoteChannel(NUMBER, 1, 0, self.to_receiver, errors, self.window, cache)
+        self.channel = OutLog(self.to_receiver, errors, cache)
+        self.cursor = self.channel.channel(NUMBER, 0, 1, local=local, credit_window=self.window)
         self.maker = MAKERS[rng.choice(list(MAKERS))]
         self.keyed = rng.random() < 0.3
         self.made: list[Any] = []
@@ -180,12 +181,11 @@ class Model:
     def new_receiver(self) -> Receiver:
         inbound: InChannel
         if self.local:
-            inbound = LocalInChannel(self.channel, self.generation)
+            inbound = LocalInChannel(self.cursor, self.generation)
         else:
             inbound = RemoteInChannel(NUMBER, 0, CREDIT_FROM, self.to_sender, self.due, self.window, self.generation)
         receiver = Receiver(inbound, list(self.complete_got))
-        if isinstance(self.channel, LocalChannel):
-            self.channel.deliver_to(receiver)
+        self.cursor.deliver_to(receiver)
         return receiver
 
     # --- the sender ---------------------------------------------------------------------------------------------
@@ -220,14 +220,14 @@ class Model:
             self.channel.end()
 
     def flush(self) -> None:
-        behind = self.channel.catching_up
+        behind = self.cursor.catching_up
         self.free = self.channel.flush()
-        if not self.channel.connected or (behind and self.channel.catching_up):
+        if not self.cursor.connected or (behind and self.cursor.catching_up):
             assert self.free, "a task is not held up while its receiver is away or catching up"
             assert not self.channel.queue
             self.seen["free while behind"] += 1
         if self.free and not behind:
-            assert self.channel.queued() == 0
+            assert self.cursor.queued() == 0
         self.seen["held up"] += not self.free
 
     # --- the way, and the receiver ------------------------------------------------------------------------------
@@ -237,15 +237,16 @@ class Model:
         if not self.to_receiver.messages:
             return
         message = self.to_receiver.messages.popleft()
-        kind, channel, stamp, generation, batch = decode_batch(message)
+        kind, channel, stamp, generation, batch = read(message)
         receiver = self.receiver
         if receiver is None or receiver.inbound.generation != generation:
             self.seen["dropped"] += 1
             return
+        assert receiver.inbound.accept(read_head(message)), "a message is missing or came twice"
         if kind == DATA:
             assert batch is not None
             self.largest = max(self.largest, len(message))
-            receiver.receive(channel, batch, stamp, len(message))
+            receiver.receive(channel, batch, stamp, read_head(message).body_bytes)
         elif kind == BARRIER:
             receiver.receive_barrier(channel, stamp)
         else:
@@ -260,10 +261,10 @@ class Model:
 
     def credit(self) -> None:
         if self.to_sender.messages:
-            kind, channel, stamp, generation, _ = decode_batch(self.to_sender.messages.popleft())
+            kind, channel, stamp, generation, _ = read(self.to_sender.messages.popleft())
             assert (kind, channel) == (CREDIT, NUMBER)
-            if self.channel.generation == generation:
-                self.channel.outstanding -= stamp
+            if self.cursor.generation == generation:
+                self.cursor.granted(stamp)
             else:
                 self.seen["old credit"] += 1
 
@@ -287,9 +288,9 @@ class Model:
 
     def stale(self) -> None:
         """What is known already is told again."""
-        before = len(self.channel.cache.entries), self.channel.cache.next
+        before = len(self.channel.cache.entries), self.cursor.next
         self.channel.complete(self.rng.randint(0, self.channel.cache.completed))
-        assert (len(self.channel.cache.entries), self.channel.cache.next) == before
+        assert (len(self.channel.cache.entries), self.cursor.next) == before
 
     def disconnect(self) -> None:
         """The receiver dies or is taken back, as in RunLoop.remove_tasks; sometimes twice before it is back."""
@@ -297,9 +298,8 @@ class Model:
             return
         self.receiver = None
         self.due.clear()
-        if isinstance(self.channel, LocalChannel):
-            self.channel.deliver_to(Nobody())
-        self.channel.disconnect()
+        self.cursor.deliver_to(Nobody())  # type: ignore[arg-type]
+        self.cursor.disconnect()
         self.channel.complete(self.complete)
         self.seen["disconnect"] += 1
 
@@ -308,7 +308,7 @@ class Model:
             return
         self.generation += self.rng.randint(1, 3)
         self.receiver = self.new_receiver()
-        self.channel.connect(self.generation)
+        self.cursor.connect(self.generation)
         self.seen["ended before"] += [entry[0] for entry in self.channel.cache.entries] == [END]
 
     # ------------------------------------------------------------------------------------------------------------
@@ -320,13 +320,14 @@ class Model:
             self.other.act(self.rng)
         else:
             getattr(self, name)()
-        channel, cache, output_caches = self.channel, self.channel.cache, self.output_caches
+        channel, cache, output_caches = self.cursor, self.channel.cache, self.output_caches
         assert cache.in_memory + self.elsewhere.in_memory == output_caches.used <= output_caches.memory_bytes
         self.seen["spilled"] += output_caches.spilled > 0
         assert channel.outstanding >= 0
         if self.receiver is not None:
-            self.largest = max([self.largest, *(entry[3] for entry in cache.entries)])
-            assert sum(cost for _, _, cost in self.receiver.inbox) <= self.window + self.largest, "more than a window"
+            costs = [cost for _, _, cost in self.receiver.inbox]
+            self.largest = max([self.largest, *(entry[3] for entry in cache.entries), *costs])
+            assert sum(costs) <= self.window + self.largest, "more than a window"
             got = self.receiver.got
             assert got == self.made[: len(got)], "not what was made"
 
@@ -347,8 +348,8 @@ class Model:
         assert self.receiver.ended, f"stuck: {self.state()}"
         assert self.receiver.got == self.made
         assert self.channel.flush()
-        assert not self.channel.catching_up
-        assert self.channel.queued() == 0
+        assert not self.cursor.catching_up
+        assert self.cursor.queued() == 0
         self.finish()
 
     def state(self) -> tuple[Any, ...]:
@@ -356,10 +357,10 @@ class Model:
         return (
             receiver and (len(receiver.got), len(receiver.inbox), receiver.ended),
             len(self.channel.queue),
-            self.channel.cache.next,
+            self.cursor.next,
             len(self.to_receiver.messages),
             len(self.to_sender.messages),
-            self.channel.outstanding,
+            self.cursor.outstanding,
         )
 
     def finish(self) -> None:
@@ -378,8 +379,8 @@ class OutChannelOf:
     """Another channel of the same worker, whose receiver is away for good."""
 
     def __init__(self, cache: OutputCache) -> None:
-        self.channel = LocalChannel(NUMBER + 1, Nobody(), errors_of(), cache=cache)  # type: ignore[arg-type]
-        self.channel.disconnect()
+        self.channel = one_log(MemoryNetwork(1).transport(0), errors_of(), cache=cache, receiver=Nobody())
+        self.channel.channels[0].disconnect()
         self.epoch = 0
 
     def act(self, rng: Random) -> None:
@@ -454,22 +455,22 @@ class Recorder:
 
 def remote(
     output_caches: OutputCaches, errors: ErrorHandler | None = None, max_message: int = 10_000
-) -> tuple[RemoteChannel, Open]:
+) -> tuple[OutLog, Open]:
     wire = Open(max_message)
-    return RemoteChannel(NUMBER, 1, 0, wire, errors or errors_of(), 10**9, output_caches.cache()), wire
+    return one_log(wire, errors or errors_of(), 10**9, output_caches.cache(), NUMBER), wire
 
 
-def local(output_caches: OutputCaches, errors: ErrorHandler | None = None) -> tuple[LocalChannel, Recorder]:
+def local(output_caches: OutputCaches, errors: ErrorHandler | None = None) -> tuple[OutLog, Recorder]:
     task = Recorder()
-    channel = LocalChannel(NUMBER, task, errors or errors_of(), 10**9, output_caches.cache())  # type: ignore[arg-type]
-    return channel, task
+    log = one_log(Open(), errors or errors_of(), 10**9, output_caches.cache(), NUMBER, task)
+    return log, task
 
 
-def rejoin(channel: LocalChannel, generation: int) -> Recorder:
+def rejoin(channel: OutLog, generation: int) -> Recorder:
     task = Recorder()
-    channel.disconnect()
-    channel.deliver_to(task)
-    channel.connect(generation)
+    channel.channels[0].disconnect()
+    channel.channels[0].deliver_to(task)
+    channel.channels[0].connect(generation)
     assert channel.flush()
     return task
 
@@ -484,24 +485,24 @@ def test_messages_come_again_byte_for_byte_but_for_their_generation(
         channel.push(batch, 10 * i)
         assert channel.flush()
         channel.barrier(i)
-    channel.disconnect()
+    channel.channels[0].disconnect()
     channel.push(["while away"], 99)
     assert channel.flush()
-    assert decode_batch(wire.sent[-1]).kind == DATA, "nothing is sent while the receiver is away, not even a barrier"
-    before = [decode_batch(message) for message in wire.sent]
-    assert {decoded.generation for decoded in before} == {0}
+    assert read(wire.sent[-1])[0] == DATA, "nothing is sent while the receiver is away, not even a barrier"
+    before = [read(message) for message in wire.sent]
+    assert {decoded[3] for decoded in before} == {0}
     if spill:
         channel.cache.spill()
     first, wire.sent = wire.sent, []
-    channel.connect(generation)
+    channel.channels[0].connect(generation)
     channel.push(["after"], 100)
     channel.end()
     assert channel.flush()
-    again = [decode_batch(message) for message in wire.sent]
-    assert {decoded.generation for decoded in again} == {generation}
-    head = HEAD.size - 4
-    assert [m[:head] + m[head + 4 :] for m in wire.sent[: len(first)]] == [m[:head] + m[head + 4 :] for m in first]
-    assert [(decoded.kind, decoded.stamp) for decoded in again[len(first) :]] == [
+    again = [read(message) for message in wire.sent]
+    assert {decoded[3] for decoded in again} == {generation}
+    body = ADDRESS_BYTES + DESTINATION_BYTES
+    assert [message[body:] for message in wire.sent[: len(first)]] == [message[body:] for message in first]
+    assert [(kind, stamp) for kind, _, stamp, _, _ in again[len(first) :]] == [
         (BARRIER, 4),
         (DATA, 99),
         (DATA, 100),
@@ -541,7 +542,7 @@ def test_a_receiver_of_the_same_worker_gets_what_was_made_and_not_what_another_m
 def test_what_is_made_while_the_receiver_is_away_is_not_spoiled_by_others_that_got_it() -> None:
     """A broadcast gives the same records to all; some of its receivers do not go back."""
     channel, _ = local(OutputCaches())
-    channel.disconnect()
+    channel.channels[0].disconnect()
     records = [{"n": 1}, {"n": 2}]
     channel.push(records, 0)
     assert channel.flush()
@@ -561,7 +562,7 @@ def test_a_batch_is_handed_over_as_it_is_and_kept_as_bytes() -> None:
     assert all(isinstance(part, bytes) for part in entry[4:])
     gc.collect()
     assert not gc.is_tracked(entry), "the garbage collector looks through it again and again"
-    assert not channel._made
+    assert channel._made is None
     assert rejoin(channel, 1).records() == batch
 
 
@@ -584,7 +585,7 @@ def test_inside_a_worker_what_cannot_come_again_does_not_come_at_all() -> None:
     assert len(errors.dead_letters) == 2
     assert task.records() == [{"n": 1}, {"n": 2}]
     assert rejoin(channel, 1).records() == [{"n": 1}, {"n": 2}]
-    assert channel.queued() == 0
+    assert channel.channels[0].queued() == 0
     assert errors.skipped == 2
 
 
@@ -605,8 +606,8 @@ def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: P
     """As before the failure. A file is read quicker than any flow takes it: all of it would go to disk, and each
     barrier after what waits there, so that epochs take longer and longer."""
     channel, task = local(OutputCaches(10_000, directory=str(tmp_path)))
-    channel.credit_window = 1000
-    inbound = LocalInChannel(channel, 1)
+    channel.channels[0].credit_window = 1000
+    inbound = LocalInChannel(channel.channels[0], 1)
     held_up = 0
 
     def run(steps: int) -> None:
@@ -622,12 +623,12 @@ def test_a_quicker_sender_is_held_up_again_some_time_after_a_failure(tmp_path: P
     run(200)
     assert held_up
     task = Recorder()
-    channel.disconnect()
-    channel.deliver_to(task)
-    channel.connect(1)
+    channel.channels[0].disconnect()
+    channel.channels[0].deliver_to(task)
+    channel.channels[0].connect(1)
     held_up = 0
     run(5000)
-    assert held_up, f"{channel.queued():,} records wait, and more with each step"
+    assert held_up, f"{channel.channels[0].queued():,} records wait, and more with each step"
 
 
 def test_a_record_that_failed_on_the_way_is_told_once() -> None:
@@ -638,17 +639,17 @@ def test_a_record_that_failed_on_the_way_is_told_once() -> None:
     assert errors.skipped == 2
     for generation in (1, 2):
         wire.sent.clear()
-        channel.disconnect()
-        channel.connect(generation)
+        channel.channels[0].disconnect()
+        channel.channels[0].connect(generation)
         assert channel.flush()
-        batches = [decode_batch(message).batch for message in wire.sent]
+        batches = [read(message)[4] for message in wire.sent]
         assert [record for batch in batches if isinstance(batch, list) for record in batch] == ["a", "b"]
     assert errors.skipped == 2
 
 
 def test_nothing_is_kept_in_a_job_without_epochs() -> None:
     task = Recorder()
-    channel = LocalChannel(NUMBER, task, errors_of())  # type: ignore[arg-type]
+    channel = one_log(Open(), errors_of(), receiver=task)
     thing = Unpicklable()
     channel.push([thing], 0)
     assert channel.flush()

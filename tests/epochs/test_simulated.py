@@ -251,10 +251,10 @@ def counted() -> RandomFlow:
     """read > count > last, with a count of each key after each record: state that grows by deltas."""
     made = RandomFlow(Flow("counted", chaining=False))
     sink = Collect()
-    stream = made.flow.read(Trickle([list(range(400))], 1), name="read", parallelism=1)
+    stream = made.flow.read(Trickle([list(range(480))], 1), name="read", parallelism=1)
     counts = stream.key_by(lambda record: record % 40).count(emit="every", name="count", parallelism=2)
     counts.write(sink, name="last", parallelism=1)
-    made.expected[sink.channel] = ("last", Counter((key, n) for key in range(40) for n in range(1, 11)))
+    made.expected[sink.channel] = ("last", Counter((key, n) for key in range(40) for n in range(1, 13)))
     return made
 
 

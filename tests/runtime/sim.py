@@ -22,7 +22,7 @@ from unittest import mock
 from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.exchange import output
 from penstock.runtime.exchange import output_cache as output_caches
-from penstock.runtime.exchange.channel import OutChannel
+from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.operators import aggregated, processing, stateless, step_size, windowing
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.batch import Batch, KeyedBatch
@@ -217,8 +217,8 @@ class Cluster:
                     f"open inputs {task.inbox.open}, {task.state}"
                 )
                 lines += [
-                    f"    -> {type(channel).__name__} {channel.number}: outstanding {channel.outstanding}, "
-                    f"queued {channel.queued()}, ended {channel.ended}"
+                    f"    -> {'local' if channel.local else 'remote'} {channel.number}: outstanding "
+                    f"{channel.outstanding}, queued {channel.queued()}, ended {channel.log.ended}"
                     for channel in task.channels
                 ]
         return "\n".join(lines)
@@ -226,7 +226,9 @@ class Cluster:
 
 def _unsent(task: Task) -> list[int]:
     """What waits in a blocked task's channels."""
-    return [2 * len(channel.queue) + channel.stopped_by_room for channel in task.channels] if task.blocked else []
+    if not task.blocked:
+        return []
+    return [2 * len(log.queue) + log.stopped_by_room + sum(2 * out.next for out in log.channels) for log in task.logs]
 
 
 class Ledger:
@@ -240,25 +242,28 @@ class Ledger:
         self.ended: list[int] = []
         for task in cluster.tasks:
             self._watch_task(task)
-            for channel in task.channels:
-                self._watch_channel(channel)
+            for log in task.logs:
+                self._watch_log(log)
 
-    def _watch_channel(self, channel: OutChannel) -> None:
-        push, watermark = channel.push, channel.watermark
+    def _watch_log(self, log: OutLog) -> None:
+        push, watermark = log.push, log.watermark
+        numbers = [channel.number for channel in log.channels]
 
         def watched(batch: Batch, stamp: int) -> None:
-            assert len(batch), f"channel {channel.number}: an empty batch was pushed"
-            assert not channel.ended, f"channel {channel.number}: a batch was pushed after the end"
-            self.pushed[channel.number] += _records(batch)
+            assert len(batch), f"channels {numbers}: an empty batch was pushed"
+            assert not log.ended, f"channels {numbers}: a batch was pushed after the end"
+            for number in numbers:
+                self.pushed[number] += _records(batch)
             push(batch, stamp)
 
         def watched_watermark(value: int) -> None:
-            assert not channel.ended, f"channel {channel.number}: a watermark was pushed after the end"
-            self.pushed[channel.number].append(("watermark", value))
+            assert not log.ended, f"channels {numbers}: a watermark was pushed after the end"
+            for number in numbers:
+                self.pushed[number].append(("watermark", value))
             watermark(value)
 
-        channel.push = watched  # type: ignore[method-assign]
-        channel.watermark = watched_watermark  # type: ignore[method-assign]
+        log.push = watched  # type: ignore[method-assign]
+        log.watermark = watched_watermark  # type: ignore[method-assign]
 
     def _watch_task(self, task: Task) -> None:
         receive, receive_watermark, receive_end = task.receive, task.receive_watermark, task.receive_end
@@ -296,9 +301,9 @@ class Ledger:
             assert rests <= 1, f"{task.name}: {rests} rests of taken batches, at most one is accounted for"
             # Of a step: a piece or a batch, what was combined, and side outputs of the same records.
             bound = 2 * LIMIT_RECORDS + EXPAND_RECORDS + COMBINED_KEYS
-            for channel in task.channels:
-                queued = channel.queued() if channel.queue else 0
-                assert queued <= bound, f"{task.name}: {queued} records wait in channel {channel.number}"
+            for log in task.logs:
+                queued = max(channel.queued() for channel in log.channels) if log.queue else 0
+                assert queued <= bound, f"{task.name}: {queued} records wait in channel {log.channels[0].number}"
 
     def check_end(self) -> None:
         """Every channel carried what was pushed, watermarks too, once and in order, and then ended."""

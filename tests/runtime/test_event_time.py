@@ -19,9 +19,9 @@ from penstock.runtime.epochs.restore import read_changed
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX, Watermark, Watermarks, as_ms, duration_ms
-from penstock.runtime.exchange.channel import LocalChannel, OutChannel, RemoteChannel
 from penstock.runtime.exchange.inbox import Inbox
-from penstock.runtime.exchange.message import HEAD, WATERMARK, decode_batch
+from penstock.runtime.exchange.log import OutLog
+from penstock.runtime.exchange.message import WATERMARK, address, signal
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage, StageContext
 from penstock.runtime.operators.process import Process, ProcessContext
@@ -31,7 +31,7 @@ from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.state.keyed import SavedState
 from tests.runtime.sim import Cluster, Trickle, small_steps
-from tests.runtime.test_channel import Wire
+from tests.runtime.test_channel import Wire, one_log, read
 
 # --- a task's watermark --------------------------------------------------------------------------------------------
 
@@ -213,28 +213,26 @@ class Target:
         return [one.value if isinstance(one, Watermark) else one for one in got]
 
 
-def channel_of(
-    local: bool, window: int, output_caches: OutputCaches | None
-) -> tuple[OutChannel, Callable[[], list[Any]]]:
-    """A channel, and a function that says what has come by it since it was asked last: records, barriers as pairs,
-    watermarks as numbers."""
+def channel_of(local: bool, window: int, output_caches: OutputCaches | None) -> tuple[OutLog, Callable[[], list[Any]]]:
+    """The log of a channel, and a function that says what has come by it since it was asked last: records, barriers as
+    pairs, watermarks as numbers."""
     errors = ErrorHandler("a -> b", "fail", None, None)
     cache = output_caches.cache() if output_caches is not None else None
     target = Target()
     if local:
-        return LocalChannel(1, target, errors, window, cache), target.said  # type: ignore[arg-type]
+        return one_log(Wire(), errors, window, cache, receiver=target), target.said
     wire = Wire()
 
     def said() -> list[Any]:
         for _, message in wire.receive(0):
-            kind, channel, stamp, _, batch = decode_batch(message)
+            kind, channel, stamp, _, batch = read(message)
             if batch is not None:
                 target.receive(channel, batch, stamp, 0)  # type: ignore[arg-type]
             else:
                 (target.receive_watermark if kind == WATERMARK else target.receive_barrier)(channel, stamp)
         return target.said()
 
-    return RemoteChannel(1, 0, 0, wire, errors, window, cache), said
+    return one_log(wire, errors, window, cache), said
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -253,13 +251,13 @@ def test_a_watermark_overtakes_no_records_that_wait_for_credit(local: bool, wind
         assert got == pushed[: len(got)]
         if done:
             break
-        channel.outstanding = 0
+        channel.channels[0].outstanding = 0
     assert got == pushed
 
 
 @pytest.mark.parametrize("value", [0, -1, 1_700_000_000_123, -(1 << 61), IDLE, END_OF_TIME])
 def test_a_watermark_on_the_wire(value: int) -> None:
-    assert decode_batch(HEAD.pack(WATERMARK, 0, 0, 7, value, 0, 9)) == (WATERMARK, 7, value, 9, None)
+    assert read(address([(7, 9)], 1) + signal(WATERMARK, value)) == (WATERMARK, 7, value, 9, None)
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -277,20 +275,20 @@ def test_a_receiver_that_goes_back_learns_the_last_watermark_of_a_complete_epoch
         channel.flush()
         assert said() == ["a", 4, 5, "b", ("barrier", 1), "c", 8]
     else:
-        channel.disconnect()
+        channel.channels[0].disconnect()
         channel.flush()
     channel.complete(1)
     for generation in (2, 3):
-        channel.disconnect()
-        channel.connect(generation)
+        channel.channels[0].disconnect()
+        channel.channels[0].connect(generation)
         assert channel.flush()
         assert said() == [5, "c", 8]
     channel.barrier(2)
     channel.barrier(3)
     channel.flush()
     channel.complete(3)
-    channel.disconnect()
-    channel.connect(4)
+    channel.channels[0].disconnect()
+    channel.channels[0].connect(4)
     channel.flush()
     assert [one for one in said() if not isinstance(one, tuple)] == [8], "also when it is epochs old"
 

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.runtime.errors import RecordError
+from penstock.runtime.exchange.channel import OutOfStep
+from penstock.runtime.exchange.message import BadMessage
+from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.call import Call, Null
@@ -330,6 +333,65 @@ def test_lost_messages_end_the_loop() -> None:
     loop, _ = loop_of(flow, Lossy(MemoryNetwork(1), 0))
     with pytest.raises(MessagesLost, match="process 7 died"):
         loop.run()
+
+
+def two_workers(epochs: bool) -> tuple[RunLoop, RunLoop, list[tuple[int, bytes]]]:
+    """A sender in worker 0 that has sent three batches to both tasks of worker 1; what came there."""
+    flow = Flow("f", chaining=False)
+    flow.read(Memory([]), parallelism=1).broadcast().write(Collect(), parallelism=2)
+    plan = flow.plan(1)
+    network = MemoryNetwork(2)
+    caches = OutputCaches if epochs else lambda: None
+    loops = []
+    for worker in (0, 1):
+        wiring = build(
+            plan,
+            {0: 0, 1: 1, 2: 1},
+            worker,
+            network.transport(worker),
+            clock=time.monotonic_ns,
+            report=lambda _: None,
+            output_caches=caches(),
+        )
+        loops.append(RunLoop(wiring, wiring._transport, time.monotonic_ns))
+    (log,) = loops[0].tasks[0].logs
+    for i in range(3):
+        log.push([[i]], 0)
+        assert log.flush()
+    return loops[0], loops[1], list(loops[1].transport.receive(0))  # type: ignore[arg-type]
+
+
+def test_a_message_for_several_tasks_is_decoded_once() -> None:
+    _, loop, messages = two_workers(False)
+    assert len(messages) == 3
+    loop._deliver(messages)
+    one, other = (task.inbox.ready for task in loop.tasks)
+    assert [batch for _, batch, _, _ in one] == [[[0]], [[1]], [[2]]]
+    assert all(mine[1] is theirs[1] for mine, theirs in zip(one, other, strict=True))
+    assert [cost for *_, cost in one] == [cost for *_, cost in other]
+
+
+@pytest.mark.parametrize("which", ["missing", "twice"])
+def test_a_message_that_is_missing_or_comes_twice_is_told_with_both_tasks(which: str) -> None:
+    _, loop, messages = two_workers(True)
+    wrong = [messages[0], messages[2]] if which == "missing" else [messages[0], messages[1], messages[1]]
+    with pytest.raises(OutOfStep, match=r"write\[0\] expected message \d from read\[0\] .* and got message \d"):
+        loop._deliver(wrong)
+
+
+def test_messages_that_the_transport_has_lost_are_left_to_recovery() -> None:
+    _, loop, messages = two_workers(True)
+    loop.transport.lost = lambda: ["process 7 died"]  # type: ignore[method-assign]
+    loop._deliver([messages[0], messages[2]])
+    assert [len(task.inbox.ready) for task in loop.tasks] == [1, 1], "what follows the gap is not taken"
+    assert loop.lost
+
+
+def test_what_is_no_message_is_refused() -> None:
+    _, loop, messages = two_workers(False)
+    for garbage in (b"", b"x" * 10, b"x" * 100, messages[0][1][:20]):
+        with pytest.raises(BadMessage):
+            loop._deliver([(1, garbage)])
 
 
 def test_status_is_plain_and_complete() -> None:

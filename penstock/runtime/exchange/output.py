@@ -1,4 +1,6 @@
-"""A task's outputs: divide lists of records among the channels of an exchange (docs/papers.md: A2, W1).
+"""A task's outputs: divide lists of records among the logs of an exchange (docs/papers.md: A2, W1).
+
+An exchange to all has one log for all receivers, and every other exchange has a log for each receiver.
 
 `emit` takes a batch from the chain, and `flush` sends it. Between the two calls an output may combine records by key
 (two-phase aggregation). The task flushes at the end of each step, so no record waits for a timer. An output must never
@@ -11,8 +13,8 @@ import random
 from typing import Any
 
 from penstock.runtime.errors import KeyTypeError
-from penstock.runtime.exchange.channel import OutChannel
 from penstock.runtime.exchange.grouping import All, Custom, Global, Grouping, Key, Rebalance, Shuffle
+from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import partition, without_bad_keys
 from penstock.runtime.records.userfunc import ErrorHandler, select
@@ -23,57 +25,51 @@ COMBINED_KEYS_MAX = 32_768
 
 
 class Output:
-    """Sends everything to the first channel: for forward, global, and every grouping except by key when there is one
+    """Sends everything to the first log: for all, forward, global, and every grouping except by key when there is one
     receiver."""
 
-    def __init__(self, channels: list[OutChannel]) -> None:
-        self.channels = channels
+    def __init__(self, logs: list[OutLog]) -> None:
+        self.logs = logs
 
     def emit(self, batch: Batch, stamp: int) -> None:
-        """Divides a batch, which is not empty and which the output may keep, among the queues of the channels."""
-        self.channels[0].push(batch, stamp)
+        """Divides a batch, which is not empty and which the output may keep, among the queues of the logs."""
+        self.logs[0].push(batch, stamp)
 
     def flush(self) -> None:
         """Sends what a combiner still holds."""
 
     def repartition(self, batch: Batch, stamp: int) -> None:
         """Divides a batch of cached messages once more. An output of the same exchange had divided it among other
-        channels."""
+        logs."""
         self.emit(batch, stamp)
 
 
-class _Broadcast(Output):
-    def emit(self, batch: Batch, stamp: int) -> None:
-        for channel in self.channels:
-            channel.push(batch, stamp)
-
-
 class _InTurn(Output):
-    """In turn over the channels. With a `chance`, each batch starts at a random channel."""
+    """In turn over the logs. With a `chance`, each batch starts at a random log."""
 
-    def __init__(self, channels: list[OutChannel], start: int, chance: random.Random | None) -> None:
-        super().__init__(channels)
-        self._next = start % len(channels)
+    def __init__(self, logs: list[OutLog], start: int, chance: random.Random | None) -> None:
+        super().__init__(logs)
+        self._next = start % len(logs)
         self._chance = chance
 
     def emit(self, batch: Batch, stamp: int) -> None:
         assert isinstance(batch, list)
-        n = len(self.channels)
+        n = len(self.logs)
         first = self._chance.randrange(n) if self._chance else self._next
         for i in range(min(n, len(batch))):
-            self.channels[(first + i) % n].push(batch[i::n], stamp)
+            self.logs[(first + i) % n].push(batch[i::n], stamp)
         self._next = (first + len(batch)) % n
 
 
 class _Chosen(Output):
-    def __init__(self, channels: list[OutChannel], grouping: Custom, errors: ErrorHandler) -> None:
-        super().__init__(channels)
+    def __init__(self, logs: list[OutLog], grouping: Custom, errors: ErrorHandler) -> None:
+        super().__init__(logs)
         self._chooser = grouping.chooser
         self._errors = errors
 
     def emit(self, batch: Batch, stamp: int) -> None:
         assert isinstance(batch, list)
-        n = len(self.channels)
+        n = len(self.logs)
         chooser = self._chooser
 
         def choose(record: Any) -> int:
@@ -86,9 +82,9 @@ class _Chosen(Output):
         shares: list[list[Any]] = [[] for _ in range(n)]
         for record, index in zip(batch, indices, strict=True):
             shares[index].append(record)
-        for channel, records in zip(self.channels, shares, strict=True):
+        for log, records in zip(self.logs, shares, strict=True):
             if records:
-                channel.push(records, stamp)
+                log.push(records, stamp)
 
 
 class _Keyed(Output):
@@ -97,13 +93,13 @@ class _Keyed(Output):
 
     def __init__(
         self,
-        channels: list[OutChannel],
+        logs: list[OutLog],
         grouping: Key,
         combiner: Aggregate | None,
         table: bytes,
         errors: ErrorHandler,
     ) -> None:
-        super().__init__(channels)
+        super().__init__(logs)
         self._selector = grouping.selector
         self._combiner = combiner
         self._errors = errors
@@ -142,7 +138,7 @@ class _Keyed(Output):
         self._divide(batch, stamp)
 
     def _divide(self, batch: KeyedBatch, stamp: int) -> None:
-        n = len(self.channels)
+        n = len(self.logs)
         try:
             # Keys must have a hash even when there is only one receiver, or a later rescale could not assign them.
             shares = partition(batch.keys, (batch.values,), self._table, n)
@@ -151,32 +147,30 @@ class _Keyed(Output):
             named = batch.keys if batch.partial else batch.values
             keys, values = without_bad_keys(batch.keys, batch.values, self._errors, named)
             shares = partition(keys, (values,), self._table, n)
-        for channel, (keys, values) in zip(self.channels, shares, strict=True):
+        for log, (keys, values) in zip(self.logs, shares, strict=True):
             if keys:
-                channel.push(KeyedBatch(keys, values, batch.partial), stamp)
+                log.push(KeyedBatch(keys, values, batch.partial), stamp)
 
 
 def make_output(
     grouping: Grouping,
-    channels: list[OutChannel],
+    logs: list[OutLog],
     *,
     sender: int,
     combiner: Aggregate | None,
     errors: ErrorHandler,
     table: bytes | None,
 ) -> Output:
-    """Creates the output of a sender task over its channels of an exchange. `sender` makes the tasks start their turns
-    at different channels. `table` says which receiver owns each key group, and only a grouping by key needs it."""
+    """Creates the output of a sender task over its logs of an exchange. `sender` makes the tasks start their turns
+    at different logs. `table` says which receiver owns each key group, and only a grouping by key needs it."""
     if isinstance(grouping, Key):
         assert table is not None
-        return _Keyed(channels, grouping, combiner, table, errors)
+        return _Keyed(logs, grouping, combiner, table, errors)
     if isinstance(grouping, Custom):
-        return _Chosen(channels, grouping, errors)
-    if len(channels) == 1 or isinstance(grouping, Global):
-        return Output(channels)
-    if isinstance(grouping, All):
-        return _Broadcast(channels)
+        return _Chosen(logs, grouping, errors)
+    if len(logs) == 1 or isinstance(grouping, All | Global):
+        return Output(logs)
     if isinstance(grouping, Shuffle):
-        return _InTurn(channels, sender, random.Random(sender))
+        return _InTurn(logs, sender, random.Random(sender))
     assert isinstance(grouping, Rebalance), grouping
-    return _InTurn(channels, sender, None)
+    return _InTurn(logs, sender, None)

@@ -1,9 +1,9 @@
-"""Output caches: keep what each channel has sent since the last complete epoch, so that it can be sent again.
+"""Output caches: keep the entries of each log since the last complete epoch, so that they can be sent again.
 
-Each channel has an `OutputCache` with its messages in order, and the barriers between them. When an epoch is complete,
-no receiver will go back to a time before it, and the older messages are dropped. When a receiver fails, or goes back
-because a task upstream of it failed, the channel sends its cache again from the start, and the sender computes nothing
-again.
+Each log (runtime/exchange/log.py) has an `OutputCache` with its messages in order, and the barriers between them. A
+message is there once, however many channels the log has. When an epoch is complete, no receiver will go back to a time
+before it, and the older messages are dropped for all channels. When a receiver fails, or goes back because a task
+upstream of it failed, its channel sends from the start of the cache again, and the sender computes nothing again.
 
 This is the replay-able up- and downstream of docs/papers.md: D5. The paper gives every operator an input cache and an
 output cache. Here the two ends of a channel share one cache. It is at the sender, where it survives the receiver's
@@ -58,10 +58,11 @@ class OnDisk(NamedTuple):
     size: int
 
 
-#: One message of a channel: (kind, stamp or the epoch of a barrier, number of records, number of bytes), and then
-#: either the parts of the message, or OnDisk, or slab, start, end. An entry is one flat tuple, because a tuple of bytes
-#: and numbers cannot be part of a cycle, and the garbage collector stops tracking it at its first visit. Objects or
-#: nested tuples, of which there are a hundred thousand, would be visited again and again, in pauses of milliseconds.
+#: One entry of a log: (kind, stamp or the epoch of a barrier, number of records, number of bytes), and then either the
+#: parts of the message's body, or OnDisk, or slab, start, end. A body that nobody needs as bytes has no parts. An entry
+#: is one flat tuple, because a tuple of bytes and numbers cannot be part of a cycle, and the garbage collector stops
+#: tracking it at its first visit. Objects or nested tuples, of which there are a hundred thousand, would be visited
+#: again and again, in pauses of milliseconds.
 Entry = tuple[Any, ...]
 
 # After this many new messages, twice as many dropped ones are freed. Freeing all of them at once would stop the task
@@ -95,7 +96,7 @@ class OutputCaches:
         return self.spilled >= self.disk_bytes or self.spilled_messages >= DISK_MESSAGES
 
     def cache(self) -> OutputCache:
-        """Creates a cache for a channel of this worker."""
+        """Creates a cache for a log of this worker."""
         cache = OutputCache(self)
         self._caches.add(cache)
         return cache
@@ -139,15 +140,15 @@ class OutputCaches:
 
 
 class OutputCache:
-    """See the module's docstring. The entries before `next` have been sent. Without `output_caches` (in a job without
-    epochs) an entry is dropped when it is sent."""
+    """See the module's docstring. All entries are numbered: those in the cache from `first` to before `end`. Without
+    `output_caches` (in a job without epochs) the log drops an entry when all its channels have sent it."""
 
     def __init__(self, output_caches: OutputCaches | None = None) -> None:
         self.entries: list[Entry] = []
-        self.next = 0
+        self.first = 0
+        self.end = 0
         self.in_memory = 0
         self.completed = 0  # the last epoch whose messages were dropped
-        self.first = 0  # the number of the first entry; all entries are numbered
         self._signals: list[tuple[int, int]] = []  # for each barrier and end: its number, and `_total` before it
         self._total = 0  # the memory of all entries so far, dropped ones included
         self._on_disk = 0  # the number of entries on disk
@@ -156,24 +157,16 @@ class OutputCache:
         self._slabs: deque[tuple[int, bytearray]] = deque()
         self._slab_used = 0  # the used bytes of the last slab
         self._output_caches = output_caches
+        self.keeps = output_caches is not None  # whether entries stay after they were sent
 
-    @property
-    def keeps(self) -> bool:
-        """Whether entries stay after they were sent."""
-        return self._output_caches is not None
-
-    @property
-    def unsent(self) -> bool:
-        """Whether there is an entry to send."""
-        return self.next < len(self.entries)
-
-    def unsent_records(self) -> int:
-        """Returns the number of records in the entries that are not sent yet."""
-        return sum(entry[2] for entry in self.entries[self.next :])
+    def unsent_records(self, number: int) -> int:
+        """Returns the number of records in the entries from this number on. Other threads may ask."""
+        return sum(entry[2] for entry in self.entries[max(0, number - self.first) :])
 
     def append(self, entry: Entry) -> None:
         """Adds an entry after all others."""
         output_caches = self._output_caches
+        self.end += 1
         if output_caches is None:
             self.entries.append(entry)
             return
@@ -182,7 +175,7 @@ class OutputCache:
         if self._dropped and not len(self.entries) % _LET_GO:
             del self._dropped[-2 * _LET_GO :]
         if not size:
-            self._signals.append((self.first + len(self.entries) - 1, self._total))
+            self._signals.append((self.end - 1, self._total))
         else:
             size += ENTRY_BYTES
             self._total += size
@@ -196,7 +189,7 @@ class OutputCache:
         parts = entry[4:]
         start = self._slab_used
         end = start + sum(map(len, parts))
-        number = self.first + len(self.entries) + 1
+        number = self.end
         if not self._slabs or end > len(self._slabs[-1][1]):
             size = end - start
             if 2 * size > _SLAB_MOST:
@@ -221,49 +214,47 @@ class OutputCache:
             assert output_caches is not None
             output_caches.free(slabs.popleft()[1])
 
-    def sent(self) -> None:
-        """Notes that the next entry has been sent."""
-        self.next += 1
-        if self._output_caches is None:
-            del self.entries[: self.next]
-            self.first += self.next
-            self.next = 0
+    def drop_before(self, number: int) -> None:
+        """Drops the entries before this number. Only without epochs."""
+        del self.entries[: number - self.first]
+        self.first = number
 
-    def complete(self, barrier: int, end: int, watermark: int, epoch: int) -> None:
+    def complete(self, barrier: int, end: int, watermark: int, epoch: int) -> int | None:
         """Drops the entries before the barrier of `epoch`, and the barrier itself. It keeps the last watermark before
         it, because a receiver that goes back must learn it. `barrier`, `end` and `watermark` are the kinds of these
-        entries. When the sender ended before the epoch, there is no such barrier, and only the end is kept."""
+        entries. When the sender ended before the epoch, there is no such barrier, and only the end is kept.
+
+        A watermark that it keeps becomes the first entry. Returns the number that this watermark had before, or None
+        when it keeps none.
+        """
         if epoch <= self.completed:
-            return
+            return None
         self.completed = epoch
         entries = self.entries
         last: Entry | None = None
-        was_sent = False
+        before = 0
         for number, total in self._signals:
             entry = entries[number - self.first]
             if entry[0] == watermark:
-                last, was_sent = entry, number - self.first < self.next
+                last, before = entry, number
             elif entry[0] == end or (entry[0] == barrier and entry[1] == epoch):
                 self._drop(number - self.first + (entry[0] == barrier), total)
                 break
         else:
-            return
-        if last is not None:
-            self.entries.insert(0, last)
-            self.first -= 1
-            self.next += was_sent
-            self._signals.insert(0, (self.first, total))
-
-    def rewind(self) -> None:
-        """Starts again with the first entry."""
-        self.next = 0
+            return None
+        if last is None:
+            return None
+        self.entries.insert(0, last)
+        self.first -= 1
+        self._signals.insert(0, (self.first, total))
+        return before
 
     def clear(self) -> None:
         """Drops all entries."""
         self._drop(len(self.entries), self._total)
 
     def parts(self, entry: Entry) -> tuple[Buffer, ...]:
-        """Returns the bytes of an entry's message."""
+        """Returns the bytes of an entry's body."""
         place = entry[4]
         if isinstance(place, bytearray):
             return (memoryview(place)[entry[5] : entry[6]],)
@@ -294,7 +285,7 @@ class OutputCache:
             self._on_disk += 1
             output_caches.spilled += size
             output_caches.spilled_messages += 1
-        self._free_slabs(self.first + len(entries))
+        self._free_slabs(self.end)
 
     def _drop(self, some: int, total: int) -> None:
         """Drops the first entries. `total` is the value of `_total` after the last of them, so that their sizes need
@@ -314,7 +305,6 @@ class OutputCache:
         # No list of the dropped entries is created, because the garbage collector would visit every entry of a long new
         # list.
         self.entries = old[some:]
-        self.next = max(0, self.next - some)
         self.first += some
         self._free_slabs(self.first)
         self._signals = [signal for signal in self._signals if signal[0] >= self.first]

@@ -24,12 +24,26 @@ from typing import Any, TypeVar
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
-from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, WATERMARK, decode_batch
+from penstock.runtime.exchange.channel import InChannel, OutOfStep
+from penstock.runtime.exchange.message import (
+    ADDRESS_OF_ONE,
+    BARRIER,
+    CREDIT,
+    DATA,
+    NUMBERS_MASK,
+    WATERMARK,
+    WHOLE,
+    Head,
+    decode_payload,
+    decode_records,
+    read_head,
+)
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
+from penstock.runtime.records.batch import Batch
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
-from penstock.runtime.transport.base import Transport
+from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, task_load
 from penstock.runtime.worker.source_task import SourceTask
@@ -41,6 +55,10 @@ from penstock.runtime.worker.wiring import Wiring
 # trying costs it nothing.
 _ROOM_WAIT_FIRST_S = 0.0001
 _ROOM_WAIT_MAX_S = 0.002
+
+
+#: Where a message goes whose channel is not known.
+_NOBODY: tuple[Task | None, InChannel | None] = (None, None)
 
 
 class LoopEnded(PenstockError):
@@ -142,8 +160,8 @@ class RunLoop:
                 "busy_ns": task.busy_ns,
                 "queued": task.queued + task.held,
                 "sent": [
-                    (self.wiring.target_of(channel.number), channel.records, channel.bytes)
-                    for channel in list(task.channels)
+                    (self.wiring.target_of(channel.number), channel.log.records, channel.log.bytes)
+                    for channel in task.channels
                 ],
             }
             for task in self.tasks
@@ -206,41 +224,91 @@ class RunLoop:
 
     def _deliver(self, messages: Any) -> None:
         wiring = self.wiring
-        tasks = wiring.tasks
-        for number, message in messages:
-            kind, channel, stamp, generation, batch = decode_batch(message)
+        inputs = wiring.remote_in
+        for _, message in messages:
+            if len(message) >= WHOLE.size:
+                n, marks, number, channel, generation, kind, flags, codec, count, stamp = WHOLE.unpack_from(message)
+                if n == 1 and kind == DATA and count and not marks:
+                    # Most messages: a whole batch for one task.
+                    task, input_ = inputs.get(channel, _NOBODY)
+                    if input_ is None or input_.generation != generation:
+                        # It is for or from a task that has been removed, or of a plan that is no longer valid.
+                        continue
+                    if number == input_.expected:
+                        input_.expected = number + 1 & NUMBERS_MASK
+                        batch = decode_records(message, flags, codec, count, WHOLE.size)
+                        task.receive(channel, batch, stamp, len(message) - ADDRESS_OF_ONE.size)  # type: ignore[union-attr]
+                        continue
+            self._deliver_other(message)
+        if wiring.grants_due:
+            for due in list(wiring.grants_due.values()):
+                due.grant()
+        self._note_lost()
+
+    def _deliver_other(self, message: Buffer) -> None:
+        """Delivers a message of any kind, to any number of tasks. The batch is decoded once for all of them."""
+        wiring = self.wiring
+        head = read_head(message)
+        kind, stamp, number = head.kind, head.stamp, head.number
+        whole = not head.marks and not head.piece
+        batch: Batch | None = None
+        for channel, generation in head.destinations:
             if kind == CREDIT:
-                out = wiring.remote_out.get(channel)
+                out = wiring.out.get(channel)
                 if out is not None and out.generation == generation:
                     out.granted(stamp)
                 continue
-            task = tasks.get(number)
-            input_ = None if task is None else task.inputs.get(channel)
+            task, input_ = wiring.remote_in.get(channel, _NOBODY)
             if task is None or input_ is None or input_.generation != generation:
-                # The message is for or from a task that has been removed, or of a plan that is no longer valid.
+                continue  # as above
+            if whole and number == input_.expected:
+                input_.expected = number + 1 & NUMBERS_MASK
+            elif not input_.accept(head):
+                self._out_of_step(task, input_, head)
                 continue
             if kind == DATA:
-                assert batch is not None
-                task.receive(channel, batch, stamp, len(message))
+                if batch is None:
+                    batch = decode_payload(message, head)
+                    if wiring.shared_batches is not None and len(head.destinations) > 1:
+                        wiring.shared_batches.add(batch)
+                if head.records:
+                    task.receive(channel, batch, stamp, head.body_bytes)
+                else:  # all records were too large for the place to which the task has moved
+                    input_.take(head.body_bytes)
             elif kind == BARRIER:
                 task.receive_barrier(channel, stamp)
             elif kind == WATERMARK:
                 task.receive_watermark(channel, stamp)
             else:
                 task.receive_end(channel)
-        if wiring.grants_due:
-            for due in list(wiring.grants_due.values()):
-                due.grant()
+
+    def _note_lost(self) -> None:
         lost = self.transport.lost()
         if lost:
-            if not wiring.epochs:
+            if not self.wiring.epochs:
                 raise MessagesLost("; ".join(lost))
             self.lost += lost
+
+    def _out_of_step(self, task: Task, input_: InChannel, head: Head) -> None:
+        """A message of a channel is not the one that comes next. When the transport has lost messages, recovery sends
+        them again, and the message is dropped. Otherwise something is wrong."""
+        self._note_lost()
+        if self.lost:
+            return
+        plan = self.wiring.plan
+        sender = self.wiring.sender_of(input_.number)
+        expected = "the first message" if input_.expected is None else f"message {input_.expected}"
+        raise OutOfStep(
+            f"{task.name} expected {expected} from {plan.task_name(sender) if sender else 'a task that is gone'} in "
+            f"channel {input_.number}, generation {input_.generation}, and got message {head.number} (piece "
+            f"{head.piece}, marks {head.marks}). A message is missing or has come twice, and the transport has not "
+            "reported a loss; please report this as an error in Penstock"
+        )
 
     def _catch_up(self) -> None:
         catching_up = self.wiring.catching_up
         for number, channel in list(catching_up.items()):
-            if channel.flush() and not channel.catching_up:
+            if channel.log.flush() and not channel.catching_up:
                 del catching_up[number]
 
     # --- epochs; called in the loop's thread, between two passes -----------------------------------------------
@@ -341,8 +409,8 @@ class RunLoop:
                 wait = ready
         if (
             self.wiring.grants_due
-            or any(channel.stopped_by_room for task in self.tasks if task.blocked for channel in task.channels)
-            or any(channel.stopped_by_room for channel in self.wiring.catching_up.values())
+            or any(log.stopped_by_room for task in self.tasks if task.blocked for log in task.logs)
+            or any(channel.log.stopped_by_room for channel in self.wiring.catching_up.values())
         ):
             self._room_wait = min(_ROOM_WAIT_MAX_S, 2 * self._room_wait or _ROOM_WAIT_FIRST_S)
             wait = self._room_wait if wait is None else min(wait, self._room_wait)

@@ -32,6 +32,7 @@ from penstock.runtime.errors import RecordError
 from penstock.runtime.event_time.watermark import END_OF_TIME, Watermark, Watermarks
 from penstock.runtime.exchange.channel import InChannel, OutChannel
 from penstock.runtime.exchange.inbox import Inbox
+from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.output import Output
 from penstock.runtime.lifecycle import Machine
 from penstock.runtime.operators.base import Gathering, Stage, run_stages
@@ -108,7 +109,7 @@ class Task:
         self.clock = clock
         self.inputs: dict[int, InChannel] = {}
         self.outputs: dict[tuple[str, str | None], list[Output]] = {}
-        self.channels: list[OutChannel] = []
+        self.logs: list[OutLog] = []
         self._stopwatch = options.steps.stopwatch or perf_counter_ns
         self._waits_for_more = options.steps.waits_for_more
         self._barriers_let_go = options.steps.barriers_let_go
@@ -153,9 +154,9 @@ class Task:
         self.park_at: int | None = None  # the epoch after whose barrier the task must stop, because it migrates
         # Whether the last snapshot was quiet; epochs are then rare until the next record is reported.
         self._rested = False
-        # The channels that wait for room or credit. Being blocked is no state of the task: it may be blocked in every
+        # The logs that wait for room or credit. Being blocked is no state of the task: it may be blocked in every
         # state.
-        self._waiting: list[OutChannel] = []
+        self._waiting: list[OutLog] = []
         self._size = StepSize()
         self._unflushed = False
         self._main: list[Output] = []
@@ -181,27 +182,26 @@ class Task:
         """Adds an output for what an operator, or one of its side outputs, emits. It may replace another output.
         `errors` handles failures between this task and the next."""
         self.edge_errors.append(errors)
-        self.channels += output.channels
+        self.logs += output.logs
         outputs = self.outputs.setdefault((operator, side), [])
         if instead_of is None:
             outputs.append(output)
         else:
             outputs[outputs.index(instead_of)] = output
 
-    def remove_channels(self, channels: Iterable[OutChannel]) -> None:
-        """Stops sending into these channels."""
-        for channel in channels:
-            self.channels.remove(channel)
+    @property
+    def channels(self) -> list[OutChannel]:
+        """The channels to all receivers. Other threads may ask for them."""
+        return [channel for log in list(self.logs) for channel in log.channels]
 
-    def replace_channel(self, old: OutChannel, new: OutChannel) -> None:
-        """Sends into another channel from now on what went into this one."""
-        self.channels[self.channels.index(old)] = new
-        for output in (output for outputs in self.outputs.values() for output in outputs):
-            output.channels[:] = [new if channel is old else channel for channel in output.channels]
+    def remove_logs(self, logs: Iterable[OutLog]) -> None:
+        """Stops sending by these logs."""
+        for log in logs:
+            self.logs.remove(log)
 
     def channels_changed(self) -> None:
-        """Must be called when channels were replaced."""
-        self._waiting = [channel for channel in self.channels if not channel.flush()]
+        """Must be called when logs were replaced."""
+        self._waiting = [log for log in self.logs if not log.flush()]
 
     def open(self) -> None:
         """Opens the stages. Errors count as the operator's own."""
@@ -277,7 +277,7 @@ class Task:
         if state is _FINISHED or state is _CLOSED:
             return False
         if self._waiting:
-            self._waiting = [channel for channel in self._waiting if not channel.flush()]
+            self._waiting = [log for log in self._waiting if not log.flush()]
             if self._waiting:
                 return False
         if state is not _RUNNING and state is not _READY:
@@ -526,8 +526,8 @@ class Task:
         self._mark_sent = self._mark_out
         assert self._mark_out is not None
         self._emit_sides()
-        for channel in self.channels:
-            channel.watermark(self._mark_out)
+        for log in self.logs:
+            log.watermark(self._mark_out)
 
     def _through(self, batch: Batch) -> Iterator[Batch]:
         """Yields the outputs for a batch, and then those that a watermark releases which the batch has brought."""
@@ -612,8 +612,8 @@ class Task:
         """Tells the receivers that all outputs were made. The task is finished when this was sent."""
         if self._life.state is _ENDING:
             self._life.move("say the end")
-            for channel in self.channels:
-                channel.end()
+            for log in self.logs:
+                log.end()
             if self.on_snapshot is not None:
                 self._save(self.epoch + 1, finished=True)
         if not self._flush_channels():
@@ -644,8 +644,8 @@ class Task:
 
     def complete(self, epoch: int) -> None:
         """Notes that an epoch is complete: commits it, and drops what was kept for going back before it."""
-        for channel in self.channels:
-            channel.complete(epoch)
+        for log in self.logs:
+            log.complete(epoch)
         for stage in self.stages:
             stage.commit(epoch)
         if self.record_by_record is not None and not self.record_by_record.completed(epoch):
@@ -813,8 +813,8 @@ class Task:
             self._life.move("park", f"epoch {epoch}")
         self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, parked, states))
         if not finished:
-            for channel in self.channels:
-                channel.barrier(epoch)
+            for log in self.logs:
+                log.barrier(epoch)
             self._flush_channels()
 
     def skipped_on_the_way(self) -> dict[str, int]:
@@ -834,9 +834,9 @@ class Task:
                 output.flush()
 
     def _flush_channels(self) -> bool:
-        """Sends what the channels have queued. Returns True when the task is blocked."""
+        """Sends what the logs have queued. Returns True when the task is blocked."""
         self._emit_sides()
-        self._waiting = [channel for channel in self.channels if not channel.flush()]
+        self._waiting = [log for log in self.logs if not log.flush()]
         return bool(self._waiting)
 
     def _emit_sides(self) -> None:

@@ -18,13 +18,13 @@ from typing import Any
 
 from penstock.runtime.exchange.channel import (
     CREDIT_WINDOW_BYTES,
-    LocalChannel,
+    InChannel,
     LocalInChannel,
     OutChannel,
-    RemoteChannel,
     RemoteInChannel,
 )
 from penstock.runtime.exchange.grouping import All
+from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.message import END, WATERMARK
 from penstock.runtime.exchange.output import Output, make_output
 from penstock.runtime.exchange.output_cache import OutputCaches
@@ -35,6 +35,7 @@ from penstock.runtime.records.userfunc import DEAD_LETTERS, ErrorHandler
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sources.base import Reader, SourceContext, Split
 from penstock.runtime.transport.base import Transport
+from penstock.runtime.worker.shared_batches import SharedBatches
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Snapshot, Steps, Task, TaskOptions
 
@@ -57,7 +58,8 @@ class Wiring:
     """One worker's part of a job: the tasks that `workers` (task number -> worker) assigns to `worker`.
 
     `output_caches` and `on_snapshot` are None in a job without epochs. With `apart`, records pass between two tasks of
-    this worker as if the tasks ran in different workers.
+    this worker as if the tasks ran in different workers. With `check_shared`, it finds functions that change records of
+    other tasks.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Wiring:
         on_motion: Callable[[TaskId, int], None] | None = None,
         wall: Callable[[], float] = time,
         apart: bool = False,
+        check_shared: bool = False,
         steps: Steps | None = None,
     ) -> None:
         self.plan = plan
@@ -82,9 +85,10 @@ class Wiring:
         self.worker = worker
         self.tasks: dict[int, Task] = {}  # by task number, in the plan's order
         self.out: dict[int, OutChannel] = {}  # by channel number
-        self.remote_out: dict[int, RemoteChannel] = {}
+        # By channel number: the receiving task, for channels from other workers.
+        self.remote_in: dict[int, tuple[Task, InChannel]] = {}
         self.grants_due: dict[int, RemoteInChannel] = {}
-        self.catching_up: dict[int, OutChannel] = {}  # channels that are catching up, and block no task
+        self.catching_up: dict[int, OutChannel] = {}  # channels that were catching up at the last look
         self.output_caches = output_caches
         self._transport = transport
         self._clock = clock
@@ -93,6 +97,7 @@ class Wiring:
         self._on_snapshot = on_snapshot
         self._on_motion = on_motion
         self._wall = wall
+        self.shared_batches = SharedBatches() if check_shared else None
         self._apart = apart
         self._steps = steps or Steps()
         self._targets: dict[int, int] = {}  # by channel number: the number of the receiving task
@@ -110,6 +115,14 @@ class Wiring:
     def target_of(self, channel: int) -> int | None:
         """Returns the number of the task that a channel leads to, or None when the plan no longer has the channel."""
         return self._targets.get(channel)
+
+    def sender_of(self, channel: int) -> TaskId | None:
+        """Returns the task that a channel comes from, or None when the plan no longer has the channel."""
+        for exchange in self.plan.exchanges:
+            sender = (channel - exchange.first_channel) // exchange.receivers
+            if 0 <= sender < exchange.senders:
+                return self.plan.task(exchange.source, sender)
+        return None
 
     def build_tasks(
         self,
@@ -150,13 +163,14 @@ class Wiring:
                 self.out[channel].disconnect()
         gone = [self.tasks.pop(task.number) for task in self.mine(numbers) if task.number in self.tasks]
         for task in gone:
+            for log in task.logs:
+                log.cache.clear()
             for out in task.channels:
-                out.cache.clear()
                 self.out.pop(out.number, None)
-                self.remote_out.pop(out.number, None)
                 self.catching_up.pop(out.number, None)
             for number in task.inputs:
                 self.grants_due.pop(number, None)
+                self.remote_in.pop(number, None)
         return gone
 
     def connect_tasks(self, numbers: set[int], generation: int) -> None:
@@ -220,6 +234,8 @@ class Wiring:
         context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._wall)
         context.time_grain = self.plan.time_grain or 1
         stage: Stage = operator.stage(context)
+        if self.shared_batches is not None:
+            self.shared_batches.watch(stage)
         return stage
 
     def replan(self, plan: Plan, workers: dict[int, int]) -> None:
@@ -238,58 +254,38 @@ class Wiring:
             if channel in self.out and target in workers and there.get(target, workers[target]) != workers[target]:
                 self._redirect(self.out[channel], target)
 
-    def _redirect(self, old: OutChannel, target: int) -> None:
-        """Replaces a channel whose receiver migrates to another worker: the new channel gets everything that the old
-        one's cache keeps."""
-        new = self._channel(old.number, target, old.errors)
-        new.cache.completed = old.cache.completed
-        new.disconnect()
-        for kind, stamp, batch in old.kept():
-            if batch is not None:
-                new.push(batch, stamp)
-            elif kind == END:
-                new.end()
-            elif kind == WATERMARK:
-                new.watermark(stamp)
-            else:
-                new.barrier(stamp)
-        new.flush()
-        old.cache.clear()
-        self.catching_up.pop(old.number, None)
-        self.out[old.number] = new
-        for task in self.tasks.values():
-            if old in task.channels:
-                task.replace_channel(old, new)
-                task.channels_changed()
+    def _redirect(self, channel: OutChannel, target: int) -> None:
+        """Makes a channel lead to the new place of its receiver, which migrates. The log stays as it is."""
+        worker = self.workers[target]
+        channel.move(worker, local=self._is_here(worker))
+        self.catching_up.pop(channel.number, None)
 
-    def _channel(self, number: int, receiver: int, errors: ErrorHandler) -> OutChannel:
-        """Creates a channel to a task, whether the task runs in this worker or in another one."""
+    def _is_here(self, worker: int) -> bool:
+        """Whether records pass to a task of a worker as they are."""
+        return worker == self.worker and not self._apart
+
+    def _log(self, errors: ErrorHandler) -> OutLog:
         cache = self.output_caches.cache() if self.output_caches is not None else None
-        worker = self.workers[receiver]
-        if worker == self.worker and not self._apart:
-            self.remote_out.pop(number, None)
-            # While the plan changes, the receiver may not be built yet. It sets itself as the target when it is.
-            return LocalChannel(number, self.tasks.get(receiver), errors, self._credit_window, cache)
-        channel = RemoteChannel(number, worker, receiver, self._transport, errors, self._credit_window, cache)
-        self.remote_out[number] = channel
-        return channel
+        log = OutLog(self._transport, errors, cache)
+        if self.shared_batches is not None:
+            log.on_shared = self.shared_batches.add
+        return log
 
     def _repartition(self, old: Exchange, new: Exchange, sender: TaskId) -> None:
         task = self.tasks[sender.number]
         output = self._outputs.pop((old.index, sender.number))
         output.flush()  # send what the combiner has kept from a step that was interrupted
-        channels = output.channels
-        parts = [deque(channel.kept()) for channel in channels]
-        if isinstance(new.grouping, All):
-            del parts[1:]  # every channel has the same records
-        completed = max(channel.cache.completed for channel in channels)
-        task.remove_channels(channels)
-        for channel in channels:
-            channel.cache.clear()
-            for where in (self.out, self.remote_out, self.catching_up, self._targets):
-                where.pop(channel.number, None)
+        logs = output.logs
+        parts = [deque(log.kept()) for log in logs]
+        completed = max(log.cache.completed for log in logs)
+        task.remove_logs(logs)
+        for log in logs:
+            log.cache.clear()
+            for channel in log.channels:
+                for where in (self.out, self.catching_up, self._targets):
+                    where.pop(channel.number, None)
         fresh = self._connect_sender(new, sender, 1, completed, instead_of=output)
-        # All channels have the same barriers and watermarks. So the records between two of them are repartitioned
+        # All logs have the same barriers and watermarks. So the records between two of them are repartitioned
         # first, and then the barrier or watermark is sent.
         while any(parts):
             mark: tuple[int, int, Batch | None] | None = None
@@ -301,14 +297,14 @@ class Wiring:
                         break
                     fresh.repartition(batch, stamp)
             fresh.flush()
-            for channel in fresh.channels:
+            for log in fresh.logs:
                 if mark is not None and mark[0] == END:
-                    channel.end()
+                    log.end()
                 elif mark is not None and mark[0] == WATERMARK:
-                    channel.watermark(mark[1])
+                    log.watermark(mark[1])
                 elif mark is not None:
-                    channel.barrier(mark[1])
-                channel.flush()
+                    log.barrier(mark[1])
+                log.flush()
         task.channels_changed()
 
     def _connect_sender(
@@ -322,20 +318,26 @@ class Wiring:
         step = f" (on the way from {exchange.operator!r})"
         letters = _side(task, exchange, letters_of(target.name))
         errors = ErrorHandler(target.name, target.on_error, target.declared_at, letters, step)
-        channels: list[OutChannel] = []
+        logs: list[OutLog] = []
         for index in exchange.targets(sender.index):
             receiver = plan.task(exchange.target, index)
             number = exchange.channel(sender.index, index)
-            channel = self._channel(number, receiver.number, errors)
-            channel.cache.completed = epoch
+            worker = self.workers[receiver.number]
+            if not logs or not isinstance(exchange.grouping, All):
+                logs.append(self._log(errors))
+                logs[-1].cache.completed = epoch
+            # While the plan changes, the receiver may not be built yet. It sets itself as the target when it is.
+            channel = logs[-1].channel(
+                number, receiver.number, worker, local=self._is_here(worker), credit_window=self._credit_window
+            )
+            channel.receiver = self.tasks.get(receiver.number) if channel.local else None
             if generation:
                 channel.disconnect()
             self.out[number] = channel
             self._targets[number] = receiver.number
-            channels.append(channel)
         output: Output = make_output(
             exchange.grouping,
-            channels,
+            logs,
             sender=sender.index,
             combiner=exchange.combiner,
             errors=errors,
@@ -350,17 +352,17 @@ class Wiring:
         number = exchange.channel(sender.index, receiver.index)
         worker = self.workers[sender.number]
         self.grants_due.pop(number, None)
-        if worker == self.worker and not self._apart:
+        self.remote_in.pop(number, None)
+        if self._is_here(worker):
             channel = self.out[number]
-            assert isinstance(channel, LocalChannel)
             channel.deliver_to(task)
             task.add_input(LocalInChannel(channel, generation))
         else:
-            task.add_input(
-                RemoteInChannel(
-                    number, worker, sender.number, self._transport, self.grants_due, self._credit_window, generation
-                )
+            input_ = RemoteInChannel(
+                number, worker, sender.number, self._transport, self.grants_due, self._credit_window, generation
             )
+            task.add_input(input_)
+            self.remote_in[number] = task, input_
 
 
 def _name_failures(stages: list[Stage]) -> None:

@@ -1,0 +1,457 @@
+"""Logs: the numbered entries that a sender task sends, and how they reach the receivers of their channels.
+
+An exchange whose records go to one receiver each (by key, in turn, to the first, ...) has a log for each receiver. An
+exchange to all has one log for all its receivers, so that a batch is merged, divided and encoded once, however many
+tasks, workers and nodes it goes to (docs/papers.md: W1, W2). In both cases a log has a *channel* for each of its
+receivers, which is a cursor: it knows the number of the entry that comes next, the outstanding bytes, and the
+generation (runtime/exchange/channel.py).
+
+Everything begins in the queue: batches, watermarks, barriers and the end. An entry is made of the queue's head when all
+channels that hold up the sender have sent every entry before, and have credit. So the siblings of an exchange to all
+run at most a credit window ahead of the slowest one; then the sender stops. A channel that is disconnected or catches
+up does not hold up the sender, and takes no memory besides what the cache keeps anyway. It sends alone, until its
+cursor meets the others.
+
+Channels to the same worker whose cursors are at the same entry send it in one message, which names all of them. Tasks
+of the sender's own worker get the batch itself. In both cases several tasks have the same batch, which nobody may
+change. `runtime/worker/shared_batches.py` finds functions that do.
+
+In a job with epochs, a log keeps its entries until the next complete epoch, encoded (runtime/exchange/output_cache.py,
+docs/papers.md: D5). Otherwise it drops an entry when all channels have sent it. Every receiver must get every entry
+once in each generation, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from penstock.runtime.event_time.watermark import Watermark
+from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES, OutChannel
+from penstock.runtime.exchange.message import (
+    ADDRESS_BYTES,
+    ADDRESS_OF_ONE,
+    BARRIER,
+    DATA,
+    DESTINATION_BYTES,
+    END,
+    FIRST,
+    MORE,
+    NUMBERS_MASK,
+    PIECES_MAX,
+    WATERMARK,
+    address,
+    decode_body,
+    encode_body,
+    signal,
+)
+from penstock.runtime.exchange.output_cache import Entry, OutputCache
+from penstock.runtime.records.batch import Batch, approximate_bytes, concat, split
+from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
+from penstock.runtime.transport.base import Transport
+
+
+class OutLog:
+    """See the module's docstring. `push`, `barrier`, `watermark` and `end` put something into the queue, and `flush`
+    sends as much as credit and room allow."""
+
+    def __init__(self, transport: Transport, errors: ErrorHandler, cache: OutputCache | None = None) -> None:
+        self.errors = errors
+        self.channels: list[OutChannel] = []
+        self.queue: deque[tuple[Batch | Watermark | None, int]] = deque()  # None stands for a barrier, with its epoch
+        self.cache = cache or OutputCache()
+        self.ended = False  # the cache has the end
+        # The last flush found no room in the transport, and no message will tell when there is room.
+        self.stopped_by_room = False
+        self.records = 0  # produced so far
+        self.bytes = 0  # of these records: encoded size if they are kept or sent, else an estimate
+        self.on_shared: Callable[[Batch], None] | None = None  # called with each batch that several tasks get
+        self._transport = transport
+        self._ending = False
+        self._one: OutChannel | None = None  # the only channel
+        # For each worker with receivers besides the sender's: the bytes of an address that names them all.
+        self._workers: dict[int, int] = {}
+        self._local: list[OutChannel] = []
+        self._all_sent = 0  # all channels have sent the entries before this number
+        self._record_bytes = 64.0  # a smoothed mean, which decides how many records go into a message
+        # The last batch as it was produced, the number of its entry, and what it costs. It is for tasks of this worker.
+        self._made: Batch | None = None
+        self._made_number = -1
+        self._made_cost = 0
+
+    def channel(
+        self, number: int, task: int, worker: int, *, local: bool, credit_window: int = CREDIT_WINDOW_BYTES
+    ) -> OutChannel:
+        """Adds a channel to a task. All channels are added before the first entry is made."""
+        assert not self.cache.end
+        channel = OutChannel(self, number, task, worker, local=local, credit_window=credit_window)
+        self.channels.append(channel)
+        self._one = channel if len(self.channels) == 1 else None
+        self.channels_moved()
+        return channel
+
+    def channels_moved(self) -> None:
+        """Must be called when a channel leads to another worker."""
+        self._workers = {}
+        self._local = [channel for channel in self.channels if channel.local]
+        for channel in self.channels:
+            if not channel.local:
+                self._workers[channel.worker] = self._workers.get(channel.worker, ADDRESS_BYTES) + DESTINATION_BYTES
+
+    def channel_goes_back(self) -> None:
+        """Must be called when a cursor has gone back."""
+        self._all_sent = -1
+
+    # --- the queue -----------------------------------------------------------------------------------------------
+
+    def push(self, batch: Batch, stamp: int) -> None:
+        """Adds a batch to the end of the queue. The caller then flushes, and runs no further while `flush` returns
+        False."""
+        self.queue.append((batch, stamp))
+
+    def barrier(self, epoch: int) -> None:
+        """Adds a barrier to the queue."""
+        self.queue.append((None, epoch))
+
+    def watermark(self, value: int) -> None:
+        """Adds a watermark to the queue."""
+        self.queue.append((Watermark(value), 0))
+
+    def end(self) -> None:
+        """Adds the end of the stream to the queue."""
+        self._ending = True
+
+    def queued(self) -> int:
+        """Returns the number of records in the queue. Other threads may ask."""
+        return sum(len(batch) for batch, _ in list(self.queue) if batch is not None)
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def flush(self) -> bool:
+        """Sends what is queued. Returns True when the task may run, and False when `flush` must be called again
+        before."""
+        self.stopped_by_room = False
+        one, cache, queue = self._one, self.cache, self.queue
+        while True:
+            if one is None:
+                if not self._send_to_all():
+                    return False
+            elif one.next != cache.end and not self._send_to_one(one):
+                return False
+            if queue:
+                if queue[0][0] and not self._has_credit():  # records
+                    return False
+            elif not self._ending:
+                return True
+            self._make_entry()
+
+    def _has_credit(self) -> bool:
+        """Whether all channels that hold up the sender may send records."""
+        for channel in self.channels:
+            if channel.outstanding >= channel.credit_window and not channel.catching_up:
+                return False
+        return True
+
+    def _send_to_one(self, channel: OutChannel) -> bool:
+        """Sends what the log has to its only channel. Returns whether this channel does not hold up the sender."""
+        if not channel.connected:
+            return channel.catching_up
+        cache, transport = self.cache, self._transport
+        while channel.next != cache.end:
+            number = channel.next
+            entry = cache.entries[number - cache.first]
+            size = entry[3]  # a signal has none
+            if size and channel.outstanding >= channel.credit_window:
+                return channel.catching_up
+            if channel.local:
+                self._hand_over([channel], number, entry)
+            elif channel.moved:
+                if not self._send_pieces(channel, number, entry):
+                    self.stopped_by_room = True
+                    return channel.catching_up
+            else:
+                head = ADDRESS_OF_ONE.pack(
+                    1, FIRST if channel.fresh else 0, number & NUMBERS_MASK, channel.number, channel.generation
+                )
+                if not transport.send(channel.worker, channel.task, (head, *cache.parts(entry))):
+                    self.stopped_by_room = True
+                    return channel.catching_up
+                channel.outstanding += size
+            channel.fresh = False
+            channel.next = number + 1
+            if channel.catching_up:
+                channel.passed()
+            if not cache.keeps:
+                cache.drop_before(number + 1)
+        return True
+
+    def _send_to_all(self) -> bool:
+        """Sends what the log has to several channels. Returns whether none of them holds up the sender."""
+        cache = self.cache
+        end = cache.end
+        if self._all_sent == end:
+            return True
+        behind: dict[tuple[object, ...], list[OutChannel]] = {}
+        for channel in self.channels:
+            if channel.next != end and channel.connected:
+                place = -1 if channel.local else channel.worker
+                key = (place, channel.next, channel.fresh, channel.number if channel.moved else -1)
+                behind.setdefault(key, []).append(channel)
+        for channels in behind.values():
+            self._send_together(channels)
+        if not cache.keeps:
+            cache.drop_before(min(channel.next for channel in self.channels))
+        waiting = [channel for channel in self.channels if channel.next != end]
+        if not waiting:
+            self._all_sent = end
+        elif not all(channel.catching_up for channel in waiting):
+            return False
+        self._let_go()
+        return True
+
+    def _send_together(self, channels: list[OutChannel]) -> None:
+        """Sends what the log has to channels of one worker whose cursors are at the same entry. A channel without
+        credit is left behind."""
+        cache, transport = self.cache, self._transport
+        first = channels[0]
+        while first.next != cache.end:
+            number = first.next
+            entry = cache.entries[number - cache.first]
+            size = entry[3]  # a signal has none
+            if size:
+                channels = [channel for channel in channels if channel.outstanding < channel.credit_window]
+                if not channels:
+                    return
+                first = channels[0]
+            if first.local:
+                self._hand_over(channels, number, entry)
+                size = 0
+            elif first.moved:
+                if not self._send_pieces(first, number, entry):
+                    self.stopped_by_room = True
+                    return
+                size = 0
+            else:
+                destinations = [(channel.number, channel.generation) for channel in channels]
+                head = address(destinations, number, FIRST if first.fresh else 0)
+                if not transport.send(first.worker, first.task, (head, *cache.parts(entry))):
+                    self.stopped_by_room = True
+                    return
+            for channel in channels:
+                channel.outstanding += size
+                channel.fresh = False
+                channel.next = number + 1
+                if channel.catching_up:
+                    channel.passed()
+
+    def _hand_over(self, channels: list[OutChannel], number: int, entry: Entry) -> None:
+        """Hands an entry to tasks of this worker."""
+        kind, stamp = entry[:2]
+        if kind != DATA:
+            for channel in channels:
+                receiver = channel.receiver
+                assert receiver is not None
+                if kind == BARRIER:
+                    receiver.receive_barrier(channel.number, stamp)
+                elif kind == END:
+                    receiver.receive_end(channel.number)
+                else:
+                    receiver.receive_watermark(channel.number, stamp)
+            return
+        if number == self._made_number:
+            batch, cost = self._made, self._made_cost
+            assert batch is not None
+        else:
+            batch = decode_body(b"".join(self.cache.parts(entry)))
+            cost = max(approximate_bytes(batch), entry[3])
+        if self.on_shared is not None and len(channels) > 1:
+            self.on_shared(batch)
+        for channel in channels:
+            assert channel.receiver is not None
+            channel.outstanding += cost
+            channel.receiver.receive(channel.number, batch, stamp, cost)
+        if self._one is not None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._made, self._made_number = None, -1
+
+    def _send_pieces(self, channel: OutChannel, number: int, entry: Entry) -> bool:
+        """Sends an entry to a receiver that has moved, in pieces when it is too large for the receiver's new place.
+        Returns False when there is no room."""
+        pieces = channel.pieces
+        if not pieces:
+            parts = tuple(bytes(part) for part in self.cache.parts(entry))
+            limit = self._transport.largest_message(channel.worker) - ADDRESS_BYTES - DESTINATION_BYTES
+            if entry[0] != DATA or sum(map(len, parts)) <= limit:
+                pieces.append(parts)
+            else:
+                pieces += self._pieces(decode_body(b"".join(parts)), entry[1], limit)
+                # All records may have been too large. The receiver expects a message nevertheless.
+                if not pieces:
+                    pieces.append(encode_body([], entry[1], self.errors)[1])
+        while pieces:
+            marks = (FIRST if channel.fresh else 0) | (MORE if len(pieces) > 1 else 0)
+            head = address([(channel.number, channel.generation)], number, marks, channel.piece % PIECES_MAX)
+            if not self._transport.send(channel.worker, channel.task, (head, *pieces[0])):
+                return False
+            if entry[0] == DATA:
+                channel.outstanding += sum(map(len, pieces[0]))
+            channel.fresh = False
+            channel.piece += 1
+            pieces.popleft()
+        channel.piece = 0
+        return True
+
+    def _pieces(self, batch: Batch, stamp: int, limit: int) -> Iterator[tuple[bytes, ...]]:
+        """Yields bodies of at most `limit` bytes for the records of a batch."""
+        batch, parts = encode_body(batch, stamp, self.errors)
+        size = sum(map(len, parts))
+        if not batch:
+            return
+        if size <= limit:
+            yield parts
+        elif len(batch) > 1:
+            for half in split(batch, len(batch) // 2):
+                yield from self._pieces(half, stamp, limit)
+        else:
+            self._refuse(batch, size, limit)
+
+    # --- entries -------------------------------------------------------------------------------------------------
+
+    def _make_entry(self) -> None:
+        """Makes an entry of the queue's head."""
+        if not self.queue:
+            self._ending, self.ended = False, True
+            self.cache.append((END, 0, 0, 0, signal(END, 0)))
+            return
+        batch, stamp = self.queue.popleft()
+        if batch is None:
+            self.cache.append((BARRIER, stamp, 0, 0, signal(BARRIER, stamp)))
+        elif isinstance(batch, Watermark):
+            self.cache.append((WATERMARK, batch.value, 0, 0, signal(WATERMARK, batch.value)))
+        elif self._workers:
+            self._encode_next(batch, stamp)
+        else:
+            self._take_whole(batch, stamp)
+
+    def _take_whole(self, batch: Batch, stamp: int) -> None:
+        """Makes an entry of a batch that goes to tasks of this worker only."""
+        parts: tuple[bytes, ...] = ()
+        encoded = 0
+        if self.cache.keeps:
+            # The receivers get the records themselves, and may change them. So the cache keeps an encoded copy, even of
+            # records that cannot change: the batch would keep all its objects in memory, and new objects would then lie
+            # in memory that is not in the processor's caches, which costs WordCount a fifth of its throughput
+            # (benchmarks/checkpoint_cost.py). Records that cannot be encoded are not sent, because they could not be
+            # sent again.
+            batch, parts = encode_body(batch, stamp, self.errors)
+            if not batch:
+                return
+            encoded = sum(map(len, parts))
+        estimate = approximate_bytes(batch)
+        # Nested records are larger than they look.
+        self._append(batch, stamp, encoded or estimate, max(encoded, estimate), parts)
+
+    def _append(self, batch: Batch, stamp: int, size: int, cost: int, parts: tuple[bytes, ...]) -> None:
+        """Makes an entry of `size` bytes, which costs a task of this worker `cost` bytes of its credit window."""
+        records = len(batch)
+        self.bytes += size
+        self.records += records
+        if self._local:
+            if all(channel.catching_up for channel in self._local):
+                self._let_go()
+            else:
+                self._made, self._made_number, self._made_cost = batch, self.cache.end, cost
+        self.cache.append((DATA, stamp, records, size, *parts))
+
+    def _encode_next(self, batch: Batch, stamp: int) -> None:
+        """Makes an entry that fits into a message to each receiver. It contains the batch, and as much of what follows
+        in the queue as fits."""
+        transport, queue = self._transport, self.queue
+        limit = int(transport.target_message / self._record_bytes) or 1
+        if len(batch) < limit and queue and queue[0][0]:
+            batches, count = [batch], len(batch)
+            while (
+                queue
+                and (following := queue[0][0])
+                and not isinstance(following, Watermark)
+                and count + len(following) <= limit
+            ):
+                later = queue.popleft()[1]
+                batches.append(following)
+                count += len(following)
+                stamp = min(stamp, later)
+            batch = concat(batches)
+        while True:
+            if len(batch) > limit:
+                batch, rest = split(batch, limit)
+                queue.appendleft((rest, stamp))
+            batch, parts = encode_body(batch, stamp, self.errors)
+            if not batch:
+                return
+            size = sum(map(len, parts))
+            one = self._one
+            if size <= (
+                self._room(transport.max_message)
+                if one is None
+                else transport.max_message(one.worker) - ADDRESS_BYTES - DESTINATION_BYTES
+            ):
+                break
+            if len(batch) == 1:
+                largest = self._room(transport.largest_message)
+                if size <= largest:
+                    break
+                self._too_large(batch, size, stamp, largest)
+                return
+            limit = max(1, len(batch) // 2)
+        self._record_bytes += 0.25 * (size / max(1, len(batch)) - self._record_bytes)
+        self._append(batch, stamp, size, size, parts)
+
+    def _room(self, limit: Callable[[int], int]) -> int:
+        """Returns the size of the largest body that fits into a message to each receiver, where `limit` gives the size
+        of a message to a worker."""
+        return min(limit(worker) - size for worker, size in self._workers.items())
+
+    def _too_large(self, batch: Batch, size: int, stamp: int, largest: int) -> None:
+        record = batch[0] if isinstance(batch, list) else batch.values[0]
+        if isinstance(record, DeadLetter) and record != (shortened := record.shortened()):
+            self.queue.appendleft(([shortened], stamp))
+        else:
+            self._refuse(batch, size, largest)
+
+    def _refuse(self, batch: Batch, size: int, largest: int) -> None:
+        self.errors.handle(
+            batch[0] if isinstance(batch, list) else batch.values[0],
+            ValueError(
+                f"the record takes {size:,} bytes encoded, a message of this channel at most {largest:,}; "
+                f"{self._transport.remedy(size + ADDRESS_BYTES + DESTINATION_BYTES)}"
+            ),
+        )
+
+    def kept(self) -> Iterator[tuple[int, int, Batch | None]]:
+        """Yields everything that was produced since the last complete epoch, in order, as (kind, stamp or epoch,
+        batch). The log itself is given up."""
+        while self.queue or self._ending:
+            self._make_entry()
+        for entry in self.cache.entries:
+            kind, stamp = entry[:2]
+            yield kind, stamp, decode_body(b"".join(self.cache.parts(entry))) if kind == DATA else None
+
+    # --- epochs --------------------------------------------------------------------------------------------------
+
+    def complete(self, epoch: int) -> None:
+        """Drops what the cache keeps for epochs before this one, because no receiver will go back further."""
+        cache = self.cache
+        first = cache.first
+        mark = cache.complete(BARRIER, END, WATERMARK, epoch)
+        if cache.first == first and mark is None:
+            return
+        for channel in self.channels:
+            # The watermark that is kept has another number now, that of the first entry.
+            at = max(channel.next, cache.first + 1) if mark is not None and channel.next > mark else cache.first
+            if at > channel.next:
+                # Its receiver had ended before the epoch, and was being sent again what it had received.
+                channel.next = at
+                channel.fresh = True
+                channel.passed()
