@@ -693,7 +693,9 @@ def campaign(
                 f"[{done + len(run.kills):4}/{options.kills}] {time.monotonic() - begun:6.0f} s  {run.flow} seed "
                 f"{run.seed} at {kill.at_s:5.1f} s: {kill.kind:6} {' + '.join(kill.victims):34} running "
                 f"{seconds(kill.running_s)} s  full rate {seconds(kill.full_s)} s  sources elsewhere stood "
-                f"{seconds(kill.gap_before_s)} s, tasks downstream {seconds(kill.gap_downstream_s)} s",
+                f"{seconds(kill.gap_before_s)} s, tasks downstream {seconds(kill.gap_downstream_s)} s"
+                f"{f'  {kill.replaced} workers replaced' if kill.replaced else ''}"
+                f"{f'  Ray noticed after {kill.node_dead_s:.1f} s' if kill.node_dead_s else ''}",
                 flush=True,
             )
 

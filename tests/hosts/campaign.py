@@ -10,12 +10,12 @@ share. Beside its "worker", "master" and "two" there are:
 
     host       a host without the driver and the head of Ray loses its power; another comes at its address
     cut-0.2    the link of a host is cut for 0.2 s; also cut-3
-    cut-30     for 30 s, in which Ray gives the host up; what runs there has to end by itself
+    cut-30     for 30 s, after which nothing may run there that was given up meanwhile
     cut-out    for 3 s nothing of what a host sends arrives; cut-in: nothing arrives at it
     loss       for 10 s a host's link loses 5 % of the frames of each direction
 
-Times are from the fault, and where it has an end (cut, loss) from that. After each job its output must be exact, and no
-process and no segment of it may be left on any host.
+Times are from the fault, and those of short cuts and of losses from their end. After each job its output must be exact,
+and no process and no segment of it may be left on any host.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from typing import Any
 
 from tests.e2e.kill_campaign import (
     GONE_S,
+    KILL_LIMIT_S,
     RATE,
     SECONDS,
     Fault,
@@ -44,10 +45,10 @@ from tests.e2e.kill_campaign import (
     Tormentor,
     Watch,
     campaign,
-    ended,
     machine,
     master_process,
     show,
+    silent,
 )
 from tests.e2e.processes import wait_until
 from tests.e2e.recovery_flows import FLOWS
@@ -61,8 +62,6 @@ CUTS_S = {"cut-0.2": 0.2, "cut-3": 3.0, "cut-30": 30.0, "cut-out": 3.0, "cut-in"
 KINDS = (*PROCESSES, "host", *CUTS_S, "loss")
 LOSS, LOSS_S = 0.05, 10.0
 FAULTS_A_RUN = 6
-# Ray declares a node dead 5 s after it was heard of last; on a busy machine that takes longer.
-_DEAD_S = 60.0
 # Processes of Ray's that belong to no job.
 _OF_RAY = re.compile(r"ray::(IDLE|DashboardAgent|RuntimeEnvAgent)")
 
@@ -87,7 +86,17 @@ class HostsPlace:
 
     def of_job(self, host: int) -> list[str]:
         """What runs on a host for jobs."""
-        return [line for line in self.remote.processes(host) if line.startswith("ray::") and not _OF_RAY.match(line)]
+        return [line for line in self.remote.processes(host).values() if self._of_job(line)]
+
+    def stale(self, host: int, now: set[Process]) -> list[str]:
+        """The workers on a host that the job has replaced."""
+        pids = {str(pid) for node, pid in now if self.host_of(node) == host}
+        found = self.remote.processes(host)
+        return [line for pid, line in found.items() if line.startswith("ray::Worker") and pid not in pids]
+
+    @staticmethod
+    def _of_job(line: str) -> bool:
+        return line.startswith("ray::") and not _OF_RAY.match(line)
 
     def check_empty(self, seen: set[Process]) -> None:
         for host in range(self.count):
@@ -111,44 +120,55 @@ class HostTormentor(Tormentor):
         if kind in PROCESSES:
             return super()._fault(job, watch, kind)
         before = watch.samples[-1].processes
-        lost = kind in ("host", "cut-30")  # the driver and Ray's head are on host 0
-        host = self.rng.choice(range(1 if lost else 0, self.place.count))
-        try:
-            master = master_process(job)
-        except Exception:
-            if job.status()["state"] != "FINISHED":
-                raise
-            return None
-        going = {one for one in {*before, master} if self.place.host_of(one[0]) == host} if lost else set()
-        if master in going:
-            going |= before
+        far = kind in ("host", "cut-30")  # host 0 has the driver and Ray's head
+        host = self.rng.choice(range(1 if far else 0, self.place.count))
+        names = [f"host {host}"]
+        self._watch_ray(host)
         began = time.monotonic()
         if kind == "host":
-            self._dead_s(host, began)
+            going = {process for process in before if self.place.host_of(process[0]) == host}
+            try:
+                if self.place.host_of(master_process(job)[0]) == host:
+                    going = before
+            except Exception:
+                if job.status()["state"] != "FINISHED":
+                    raise
+                return None
+            began = time.monotonic()
             self.place.remote.crash(host)
-            return Fault([f"host {host}"], going, before, began, began)
-        self._dead_s(host, began)
+            return Fault(names, going, before, began, began)
         if kind == "loss":
             self.place.remote.loss(host, LOSS)
             time.sleep(LOSS_S)
             self.place.remote.loss(host, 0.0)
-        else:
-            self.place.remote.cut(host, kind[4:] if kind in ("cut-out", "cut-in") else "both")
+            return Fault(names, set(), before, began, time.monotonic())
+        self.place.remote.cut(host, kind[4:] if kind in ("cut-out", "cut-in") else "both")
+        if kind != "cut-30":
             time.sleep(CUTS_S[kind])
             self.place.remote.restore(host)
-        return Fault([f"host {host}"], going, before, began, time.monotonic())
+            return Fault(names, set(), before, began, time.monotonic())
+        self._restoring = threading.Timer(CUTS_S[kind], self.place.remote.restore, (host,))
+        self._restoring.start()
+        until = began + CUTS_S[kind]
+        noticed = watch.wait(
+            lambda s: silent(s.status) or s.status["state"] != "RUNNING" or s.processes != before or s.at > until,
+            began,
+            2 * KILL_LIMIT_S,
+        )
+        return Fault(names, set(), before, began, noticed.at)
 
-    def _dead_s(self, host: int, began: float) -> None:
-        """Find out when Ray declares the node of a host dead, in a thread; the result is for `_follow`."""
+    def _watch_ray(self, host: int) -> None:
+        """Note, in a thread, when Ray declares the node of a host dead."""
         import ray
 
-        nodes = [n["NodeID"] for n in ray.nodes() if n["Alive"] and self.place.host_of(n["NodeID"]) == host]
+        (node,) = {n["NodeID"] for n in ray.nodes() if n["Alive"] and self.place.host_of(n["NodeID"]) == host}
+        began = time.monotonic()
         self._node_dead_s: float | None = None
-        self._seen_dead = threading.Event()
+        self._looked_enough = threading.Event()
 
         def look() -> None:
-            while time.monotonic() - began < _DEAD_S and not self._seen_dead.wait(0.1):
-                if not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] in nodes):
+            while not self._looked_enough.wait(0.1):
+                if not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] == node):
                     self._node_dead_s = time.monotonic() - began
                     return
 
@@ -159,22 +179,21 @@ class HostTormentor(Tormentor):
         super()._follow(job, watch, kill, fault)
         if kill.kind in PROCESSES:
             return
-        if kill.kind in ("host", "cut-30"):
-            self._looking.join()
-        self._seen_dead.set()
+        host = int(fault.names[0].split()[1])
+        if kill.kind == "cut-30":
+            noticed_s = fault.over - fault.began
+            kill.running_s = None if kill.running_s is None else kill.running_s + noticed_s
+            kill.full_s = None if kill.full_s is None else kill.full_s + noticed_s
+            self._restoring.join()
+            wait_until(
+                lambda: not self.place.stale(host, watch.samples[-1].processes),
+                f"nothing that was given up runs on host {host}",
+            )
+        self._looked_enough.set()
         self._looking.join()
         kill.node_dead_s = self._node_dead_s
-        if kill.node_dead_s is None:
-            return
-        host = int(fault.names[0].split()[1])
-        if kill.kind != "host":  # it is up, and what was given up there must have noticed
-            stale = {pid for node, pid in fault.going if self.place.host_of(node) == host}
-            wait_until(
-                lambda: not self.place.of_job(host) or ended(watch.samples[-1]),
-                f"what ran on host {host} ({sorted(stale)}), which was given up, ends by itself",
-                2 * GONE_S,
-            )
-        self.place.remote.boot(host)
+        if kill.kind == "host" or kill.node_dead_s is not None:
+            self.place.remote.boot(host)
 
 
 def driver(settings: dict[str, Any]) -> int:

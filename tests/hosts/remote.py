@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -49,9 +50,10 @@ class Harm:
         """See Link.loss."""
         self._hosts[host].link.loss(share)
 
-    def processes(self, host: int) -> list[str]:
-        """The commands of the host's processes."""
-        return sorted(self._hosts[host].processes().values())
+    def processes(self, host: int) -> dict[int, str]:
+        """See Host.processes. JSON makes texts of the ids."""
+        found: dict[int, str] = self._hosts[host].processes()
+        return found
 
     def segments(self, host: int) -> list[str]:
         """See Host.segments."""
@@ -71,16 +73,18 @@ class Harm:
 
 
 class Remote:
-    """Asks for it, from a host. For one thread."""
+    """Asks for it, from a host."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)  # or Ray's processes would keep it
         self._lines = socket.socket(fileno=descriptor).makefile("rw")
+        self._lock = threading.Lock()
 
     def __getattr__(self, what: str) -> Callable[..., Any]:
         def ask(*arguments: Any) -> Any:
-            print(json.dumps({"what": what, "arguments": arguments}), file=self._lines, flush=True)
-            answer = json.loads(self._lines.readline())
+            with self._lock:
+                print(json.dumps({"what": what, "arguments": arguments}), file=self._lines, flush=True)
+                answer = json.loads(self._lines.readline())
             if "error" in answer:
                 raise RuntimeError(f"{what}{arguments}: {answer['error']}")
             return answer["result"]
