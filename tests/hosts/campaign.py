@@ -62,6 +62,7 @@ CUTS_S = {"cut-0.2": 0.2, "cut-3": 3.0, "cut-30": 30.0, "cut-out": 3.0, "cut-in"
 KINDS = (*PROCESSES, "host", *CUTS_S, "loss")
 LOSS, LOSS_S = 0.05, 10.0
 FAULTS_A_RUN = 6
+RAY_KNOWS_S = 300.0  # see tests/hosts/ray_cluster.py
 # Processes of Ray's that belong to no job.
 _OF_RAY = re.compile(r"ray::(IDLE|DashboardAgent|RuntimeEnvAgent)")
 
@@ -79,6 +80,20 @@ class HostsPlace:
 
         (address,) = (entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node)
         return int(address.rsplit(".", 1)[1]) - 1
+
+    def all_there(self) -> None:
+        """Each host has a node of Ray's, and Ray knows that earlier ones are dead; returns when that is so."""
+        import ray
+
+        for host in range(1, self.count):
+            if not any("/raylet/raylet " in line for line in self.remote.processes(host).values()):
+                self.remote.boot(host)
+
+        def one_each() -> bool:
+            addresses = [entry["NodeManagerAddress"] for entry in ray.nodes() if entry["Alive"]]
+            return len(addresses) == len(set(addresses)) == self.count
+
+        wait_until(one_each, "Ray has one living node on each host", RAY_KNOWS_S)
 
     def kill(self, processes: Any) -> None:
         for node, pid in processes:
@@ -110,6 +125,10 @@ class HostTormentor(Tormentor):
 
     place: HostsPlace
 
+    def run(self, kills: int, pause_s: float = 2.0) -> None:
+        self.place.all_there()
+        super().run(kills, pause_s)
+
     def _note(self, watch: Watch, job: Any) -> None:
         last = watch.samples[-1]
         self._placed = {task["number"]: task["worker"] for task in last.status["tasks"]}
@@ -121,9 +140,12 @@ class HostTormentor(Tormentor):
             return super()._fault(job, watch, kind)
         before = watch.samples[-1].processes
         far = kind in ("host", "cut-30")  # host 0 has the driver and Ray's head
-        host = self.rng.choice(range(1 if far else 0, self.place.count))
+        among = {self.place.host_of(node) for node, _ in before} - ({0} if far else set())
+        if not among:  # a job whose host was lost uses one host less
+            return None
+        host = self.rng.choice(sorted(among))
         names = [f"host {host}"]
-        self._watch_ray(host)
+        self._watch_ray({node for node, _ in before if self.place.host_of(node) == host})
         began = time.monotonic()
         if kind == "host":
             going = {process for process in before if self.place.host_of(process[0]) == host}
@@ -157,18 +179,17 @@ class HostTormentor(Tormentor):
         )
         return Fault(names, set(), before, began, noticed.at)
 
-    def _watch_ray(self, host: int) -> None:
-        """Note, in a thread, when Ray declares the node of a host dead."""
+    def _watch_ray(self, nodes: set[str]) -> None:
+        """Note, in a thread, when Ray declares these nodes dead."""
         import ray
 
-        (node,) = {n["NodeID"] for n in ray.nodes() if n["Alive"] and self.place.host_of(n["NodeID"]) == host}
         began = time.monotonic()
         self._node_dead_s: float | None = None
         self._looked_enough = threading.Event()
 
         def look() -> None:
             while not self._looked_enough.wait(0.1):
-                if not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] == node):
+                if not any(entry["Alive"] for entry in ray.nodes() if entry["NodeID"] in nodes):
                     self._node_dead_s = time.monotonic() - began
                     return
 
