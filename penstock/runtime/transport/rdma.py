@@ -112,6 +112,7 @@ class Port(NamedTuple):
     number: int
     gid_index: int
     gid: str
+    link: str  # "RoCE" or "InfiniBand"
 
 
 class _Pyverbs:
@@ -157,16 +158,14 @@ class _Pyverbs:
             if port.state != enums.IBV_PORT_ACTIVE:
                 continue
             gids = [(index, context.query_gid(number, index).gid) for index in range(port.gid_tbl_len)][:256]
+            infiniband = port.link_layer == enums.IBV_LINK_LAYER_INFINIBAND
             # RoCE: only version 2 can be routed, and all devices have it. Addresses of IPv4 first: others are often of
             # the link only.
             usable = [
-                Port(name, number, index, gid)
+                Port(name, number, index, gid, "InfiniBand" if infiniband else "RoCE")
                 for index, gid in gids
                 if int(ipaddress.ip_address(gid))
-                and (
-                    port.link_layer == enums.IBV_LINK_LAYER_INFINIBAND
-                    or context.query_gid_type(number, index) == enums.IBV_GID_TYPE_SYSFS_ROCE_V2
-                )
+                and (infiniband or context.query_gid_type(number, index) == enums.IBV_GID_TYPE_SYSFS_ROCE_V2)
             ]
             usable.sort(key=lambda one: ipaddress.IPv6Address(one.gid).ipv4_mapped is None)
             ports += usable
