@@ -2,17 +2,19 @@
 
 A contestant's sources and sinks leave one small file each in a folder; `collect` reads them. CLOCK_MONOTONIC is the
 same for all processes of a machine, so the time between the first read anywhere and the last result anywhere is
-measured alike for every system, and none pays for its start.
+measured alike for every system, and none pays for its start. The CPU time that a process used in between, in the
+kernel too, is noted in the same places.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import socket
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic_ns, process_time_ns
 from typing import Any
 
 from benchmarks.common import WrongResult
@@ -29,11 +31,12 @@ class FirstRead:
         """To be called before every read."""
         if self._first is None:
             self._first = monotonic_ns()
+            self._cpu = process_time_ns()
 
     def save(self) -> None:
         """Leave the file."""
         if self._first is not None:
-            _save(self._out, "source", self._first)
+            _save(self._out, "source", self._first, self._cpu)
             self._first = None
 
 
@@ -82,6 +85,7 @@ class Outcome:
     seconds: float
     counts: dict[Any, int]
     received: int
+    cpu_s: float  # of all processes that read
 
     def check(self, expected: Counter[str], who: str) -> None:
         """WrongResult unless the counts are as expected."""
@@ -90,10 +94,12 @@ class Outcome:
             raise WrongResult(f"{who}: {wrong} of {len(expected)} counts are wrong")
 
 
-def _save(out: str, kind: str, what: Any) -> None:
-    name = f"{kind}-{os.getpid()}-{monotonic_ns()}"
+def _save(out: str, kind: str, what: Any, cpu: int | None = None) -> None:
+    """`cpu`: of this process when it read first."""
+    name = f"{kind}-{socket.gethostname()}-{os.getpid()}-{monotonic_ns()}"
+    now = process_time_ns()
     partial = Path(out, f".{name}")
-    partial.write_bytes(pickle.dumps(what))
+    partial.write_bytes(pickle.dumps((what, (socket.gethostname(), os.getpid()), now if cpu is None else cpu, now)))
     partial.rename(Path(out, name))
 
 
@@ -103,8 +109,11 @@ def collect(out: Path) -> Outcome:
     last: list[int] = []
     counts: dict[Any, int] = {}
     received = 0
+    used: dict[tuple[str, int], tuple[int, int]] = {}
     for path in sorted(out.iterdir()):
-        what = pickle.loads(path.read_bytes())
+        what, process, before, after = pickle.loads(path.read_bytes())
+        least, most = used.get(process, (before, after))
+        used[process] = min(least, before), max(most, after)
         if path.name.startswith("source"):
             first.append(what)
         else:
@@ -118,4 +127,5 @@ def collect(out: Path) -> Outcome:
         path.unlink()
     if not first or not last:
         raise WrongResult(f"nothing was read or nothing arrived ({len(first)} sources, {len(last)} sinks)")
-    return Outcome((max(last) - min(first)) / 1e9, counts, received)
+    cpu_s = sum(most - least for least, most in used.values()) / 1e9
+    return Outcome((max(last) - min(first)) / 1e9, counts, received, cpu_s)

@@ -1,0 +1,150 @@
+"""Jobs over two hosts beside the same jobs on one: WordCount's throughput and CPU time, Bytewax over the same link, and
+how long a record is under way; see README.md. The hosts are network namespaces of this machine (tests/hosts)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pacing, stamps, text
+from benchmarks.common import Bench, median, quantile
+from benchmarks.hosts_links import round_trips
+from benchmarks.throughput import Input
+from tests.hosts import spaces
+from tests.hosts.hosts import ROOT, Hosts
+from tests.hosts.ray_cluster import RayCluster
+
+RATE = 1_000
+RECORD_BYTES = 100
+_PORT = 9200
+
+
+class _Place:
+    """Two hosts with Ray, and programs on them."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        self.hosts = hosts
+        self._env = RayCluster(hosts, cpus=8).environment
+
+    def job(self, **settings: Any) -> None:
+        self._start(0, "benchmarks.hosts_peer", settings)()
+
+    def bytewax(self, settings: dict[str, Any]) -> None:
+        addresses = [f"{host.address}:{_PORT}" for host in self.hosts]
+        both = [
+            self._start(number, "benchmarks.bytewax_peer", {**settings, "addresses": addresses, "process": number})
+            for number in range(2)
+        ]
+        for end in both:
+            end()
+
+    def _start(self, host: int, module: str, settings: dict[str, Any]) -> Any:
+        program = self.hosts[host].start(
+            [sys.executable, "-m", module, json.dumps(settings)], env=self._env, directory=ROOT
+        )
+
+        def end() -> None:
+            code = program.wait(600)
+            if code:
+                raise RuntimeError(f"{module} on host {host} ended with {code}")
+
+        return end
+
+
+def _throughput(bench: Bench, place: _Place, folder: Path) -> None:
+    lines = text.sentences(bench.pick(1_000_000, 20_000))
+    data = Input(folder, text.write_text(folder, lines), len(lines), text.count_words(lines), None)
+    settings = {"flow": "wordcount", "folder": str(folder), "paths": data.paths, "out": str(data.out)}
+
+    def measured(who: str) -> tuple[float, float]:
+        outcome = stamps.collect(data.out)
+        assert data.counts is not None
+        outcome.check(data.counts, who)
+        return data.lines / outcome.seconds, outcome.cpu_s / data.lines * 1e6
+
+    def penstock(hosts: int) -> tuple[float, float]:
+        place.job(**settings, hosts=hosts)
+        return measured(f"penstock on {hosts} hosts")
+
+    def bytewax(form: str) -> tuple[float, float]:
+        place.bytewax({**settings, "input": form, "count": "final"})
+        return measured("bytewax")
+
+    two, one, theirs = "penstock, 2 hosts", "penstock, 1 host", "bytewax, 2 hosts"
+    results = bench.take_turns(
+        {two: lambda: penstock(2), one: lambda: penstock(1), theirs: lambda: bytewax("batch")},
+        unit="sentences/s, us CPU a sentence",
+    )
+    for peer, goal in ((one, ">= 0.75"), (theirs, ">= 3")):
+        bench.case(
+            f"WordCount over 2 hosts beside {peer}",
+            median(rate for rate, _ in results[two]),
+            "sentences/s",
+            peer=peer,
+            peer_figure=median(rate for rate, _ in results[peer]),
+            goal=goal,
+            config="2 workers",
+            runs=[rate for rate, _ in results[two]],
+            peer_runs=[rate for rate, _ in results[peer]],
+        )
+    bench.case(
+        f"CPU time of WordCount over 2 hosts beside {one}",
+        median(cpu for _, cpu in results[two]),
+        "us a sentence",
+        peer=one,
+        peer_figure=median(cpu for _, cpu in results[one]),
+        goal="<= 1.33",
+        config="of both workers, from the first read to the end",
+        runs=[cpu for _, cpu in results[two]],
+        peer_runs=[cpu for _, cpu in results[one]],
+    )
+
+
+def _latency(bench: Bench, place: _Place, folder: Path) -> None:
+    seconds = bench.pick(8.0, 1.0)
+    texts = [f"{number:0{RECORD_BYTES}}" for number in range(1000)]
+    out, file = folder / "arrived", folder / "texts.txt"
+    out.mkdir()
+    file.write_text("\n".join(texts) + "\n")
+    records = int(RATE * seconds)
+
+    def p50_us(hosts: int) -> float:
+        place.job(flow="one_way", hosts=hosts, rate=RATE, records=records, texts=str(file), out=str(out))
+        expected = dict.fromkeys(texts[:records], 1)
+        return pacing.collect(out, expected, records, f"penstock on {hosts} hosts", seconds / 4)["p50"] * 1000
+
+    def round_trip_us() -> float:
+        return quantile(round_trips(place.hosts, bench.pick(2000, 100)), 0.5)
+
+    link, ring, bare = "2 hosts", "1 host", "a byte there and back"
+    found = bench.take_turns({link: lambda: p50_us(2), ring: lambda: p50_us(1), bare: round_trip_us}, unit="us")
+    allowed = median(found[ring]) + 2.5 * median(found[bare]) / 2
+    bench.case(
+        f"a record of {RECORD_BYTES} bytes at {RATE:,}/s from host to host, p50",
+        median(found[link]),
+        "us",
+        peer="the ring + 2.5 x half a round trip of plain TCP",
+        peer_figure=allowed,
+        goal="<= 1",
+        note=f"the ring {median(found[ring]):.0f} us, the round trip {median(found[bare]):.0f} us",
+        runs=found[link],
+    )
+    place.hosts[1].link.delay(0.005)
+    far = [p50_us(2) / 1000 for _ in range(bench.runs)]
+    place.hosts[1].link.delay(0)
+    bench.case("the same with 5 ms each way on the link, p50", median(far), "ms", goal="<= 6", runs=far)
+
+
+def run(bench: Bench) -> None:
+    """Measures, where hosts can be made."""
+    if reason := spaces.why_not():
+        bench.say(f"{bench.name} is left out: {reason}")
+        return
+    # Not in /dev/shm, of which each host has its own.
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, Hosts(2, one_clock=True) as hosts:
+        place = _Place(hosts)
+        _throughput(bench, place, Path(folder))
+        _latency(bench, place, Path(folder))
