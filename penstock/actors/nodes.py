@@ -224,6 +224,12 @@ class Nodes:
             group = self._replace(worker)
         return group.strategy(0) if group is not None else self._group.strategy(worker)
 
+    def node_id(self, worker: int) -> str:
+        """Returns the id of the node on which a worker runs, or is to run."""
+        with self._lock:
+            here: str = ray.get_runtime_context().get_node_id()
+            return self._at[worker].node_id if self._at else here
+
     def lose(self, node_id: str) -> None:
         """Notes that a node is lost for the job, whatever Ray knows of it."""
         with self._lock:

@@ -7,6 +7,7 @@ ProcessDied, and the next process of the worker starts on another node.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors.node_agents import NodeAgents, NotReached
 from penstock.actors.nodes import Nodes
@@ -26,6 +28,8 @@ from penstock.runtime.host.node_agent import NodeLine
 from penstock.runtime.host.processes import CannotStart, ProcessDied
 from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
 from penstock.runtime.host.worker_process import Outcome, WorkerOptions
+
+logger = logging.getLogger(__name__)
 
 
 class RayWorker:
@@ -90,38 +94,82 @@ class RayProcesses:
         self._lock = threading.Lock()
         self._closed = False
         self._actors: dict[int, Any] = {}
+        self._spares: dict[str, Any] = {}  # actors that are no worker yet, by node id
+        self._spares_failed = False
         # Workers that have never had a process that was there, and those whose first process loads the program.
         self._not_there = set(range(workers))
         self._loading: set[int] = set()
 
     def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> RayWorker:
         """See Processes."""
-        actor = self._new_actor(worker)
+        try:
+            strategy = self._nodes.strategy(worker)
+        except NotPlaced as error:  # and never will be
+            raise CannotStart(str(error), "resources") from error
+        spare = self._spare(worker)
+        if spare is not None:
+            try:
+                return self._started(spare, worker, incarnation, ring_bytes, program, deadline)
+            except CannotStart as error:
+                ray.kill(spare)
+                if error.kind != "died":
+                    raise
+        actor = ray.remote(Worker).options(num_cpus=self._cpus, scheduling_strategy=strategy).remote()
+        self._keep(worker, actor)
         try:
             return self._started(actor, worker, incarnation, ring_bytes, program, deadline)
         except CannotStart:
             ray.kill(actor)
             raise
 
-    def _new_actor(self, worker: int) -> Any:
-        try:
-            strategy = self._nodes.strategy(worker)
-        except NotPlaced as error:  # and never will be
-            raise CannotStart(str(error), "resources") from error
-        actor = ray.remote(Worker).options(num_cpus=self._cpus, scheduling_strategy=strategy).remote(worker)
+    def _spare(self, worker: int) -> Any:
+        """Returns the spare process of the node on which a worker is to run, if there is one. The worker's CPUs stay
+        reserved for the job, although Ray does not count the process."""
+        node_id = self._nodes.node_id(worker)
+        with self._lock:
+            spare = self._spares.pop(node_id, None)
+        if spare is not None:
+            self._keep(worker, spare)
+        return spare
+
+    def keep_spares(self, program: bytes) -> None:
+        """See Processes."""
+        wanted = {self._nodes.node_id(worker) for worker in range(self._workers)}
+        for node_id in wanted - self._spares.keys():
+            where = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            spare = ray.remote(Worker).options(num_cpus=0, scheduling_strategy=where).remote()
+            try:
+                ray.get(spare.warm.remote(program), timeout=self._start_timeout_s)
+            except Exception as error:  # whatever Ray, or a user's module, raises
+                ray.kill(spare)
+                if not self._spares_failed:
+                    logger.info("no spare process could be started on node %s: %s", node_id[:8], first_line(error))
+                self._spares_failed = True
+                continue
+            with self._lock:
+                self._spares[node_id] = spare
+                closed = self._closed
+            if closed:  # the job has ended meanwhile
+                ray.kill(spare)
+
+    def spares(self) -> int:
+        """See Processes."""
+        return len(self._spares)
+
+    def _keep(self, worker: int, actor: Any) -> None:
+        """Notes the actor of a worker, which ends with the job."""
         with self._lock:
             self._actors[worker] = actor
             closed = self._closed
         if closed:  # the job has ended meanwhile
             ray.kill(actor)
-        return actor
 
     def _started(
         self, actor: Any, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float
     ) -> RayWorker:
         first = worker in self._not_there
         try:
-            info = _get(actor.prepare.remote(self._options, ring_bytes), deadline)
+            info = _get(actor.prepare.remote(worker, self._options, ring_bytes), deadline)
         except GetTimeoutError as error:
             if first:
                 with self._lock:
@@ -232,7 +280,7 @@ class RayProcesses:
         """See Processes."""
         with self._lock:
             self._closed = True
-            actors = list(self._actors.values())
+            actors = [*self._actors.values(), *self._spares.values()]
         for actor in actors:
             ray.kill(actor)
         if self._agents is not None:

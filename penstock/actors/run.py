@@ -70,6 +70,7 @@ def run(
     placement: Method | PlacementOptions = "round-robin",
     nodes: int | None = None,
     replan_s: float | timedelta | None = None,
+    spares: bool = True,
     transport: TransportName = "auto",
     ports: tuple[int, int] | None = None,
     node_timeout_s: float | timedelta = NODE_TIMEOUT_S,
@@ -103,8 +104,10 @@ def run(
     decides. (Two further deaths are needed to find out which record it is. A death by a signal from outside, or for
     lack of memory, counts half, and only until an epoch completes.) `hang_timeout_s`: a worker or JobMaster whose
     process does not answer for this time is killed, and counts as dead. It must be longer than any call into native
-    code that keeps the interpreter. `savepoint`: start from what `job.savepoint` has saved there. The flow may have
-    other parallelism and other operators, but it must have all operators with state, under the same names.
+    code that keeps the interpreter. `spares`: keep a spare process on each node, which takes the place of a worker that
+    has died. It is started when the job has run for some seconds. `savepoint`: start from what `job.savepoint` has
+    saved there. The flow may have other parallelism and other operators, but it must have all operators with state,
+    under the same names.
 
     Spark:
 
@@ -188,6 +191,7 @@ def run(
         flow if store is not None else None,
         attempts=max_attempts,
         hang_timeout_s=hang_timeout_s,
+        spares=flag(spares, "spares"),
         savepoint=origin,
         cpus_per_worker=cpus_per_worker,
         network=network,

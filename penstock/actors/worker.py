@@ -19,15 +19,18 @@ from penstock.runtime.operators.micro_batch import Bridge
 
 
 class Worker:
-    """See the module's docstring. Calls come in the order prepare, connect, run."""
+    """See the module's docstring. Calls come in the order warm (of a spare process only), prepare, connect, run."""
 
-    def __init__(self, index: int) -> None:
-        self._process = WorkerProcess(index, _connect_bridge)
+    def __init__(self) -> None:
+        self._process = WorkerProcess(_connect_bridge)
 
-    def prepare(self, options: WorkerOptions, ring_at_least: int = 0) -> dict[str, Any]:
-        """See WorkerProcess."""
+    def warm(self, program: bytes) -> None:
+        """See WorkerProcess, also for the methods that follow."""
+        self._process.warm(program)
+
+    def prepare(self, index: int, options: WorkerOptions, ring_at_least: int = 0) -> dict[str, Any]:
         node = ray.get_runtime_context().get_node_id()
-        return self._process.prepare(options, ring_at_least, node, ray.util.get_node_ip_address())
+        return self._process.prepare(index, options, ring_at_least, node, ray.util.get_node_ip_address())
 
     def connect(self, program: bytes, master: Any, incarnation: int, watched: tuple[int, str, float]) -> Outcome:
         """See WorkerProcess. `watched`: the process and the machine of the JobMaster `master`, and the number of

@@ -173,6 +173,7 @@ def _run(options: argparse.Namespace) -> int:
         placement=options.placement,
         nodes=options.nodes,
         replan_s=options.replan,
+        spares=not options.no_spares,
         transport=options.transport,
         ports=options.ports,
         **{name: value for name, value in given.items() if value is not None or name == "epoch_interval_s"},
@@ -697,6 +698,11 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=seconds,
         help="measure the traffic, and move tasks when it is worth it, every S seconds (never)",
+    )
+    parser.add_argument(
+        "--no-spares",
+        action="store_true",
+        help="keep no spare processes, from which dead workers come back sooner",
     )
     parser.add_argument(
         "--transport",

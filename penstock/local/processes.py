@@ -25,7 +25,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.local import start_worker
-from penstock.local.worker import REPORT, StartMessage
+from penstock.local.worker import REPORT, SPARE, StartMessage
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.processes import CannotStart, ProcessDied
 from penstock.runtime.host.reporting import Report
@@ -36,6 +36,8 @@ from penstock.runtime.transport.handshake import receive_frame, send_frame
 
 # A process that has been killed is gone within this time, unless the kernel holds it.
 _GONE_S = 5.0
+# A new process reads what it is sent within this time, even if the machine is busy.
+_SPARE_S = 60.0
 
 
 class LocalProcesses:
@@ -49,13 +51,16 @@ class LocalProcesses:
         self._lock = threading.Lock()
         self._closed = False
         self._handles: list[LocalWorker] = []
+        self._spare: LocalWorker | None = None  # it is one of `_handles` too
         self._wanted: queue.SimpleQueue[tuple[list[str], int, Future[subprocess.Popen[bytes]]] | None]
         self._wanted = queue.SimpleQueue()
         threading.Thread(target=self._spawn, name="penstock-starter", daemon=True).start()
 
     def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> LocalWorker:
         """See Processes."""
-        handle = self._started(worker)
+        with self._lock:
+            spare, self._spare = self._spare, None
+        handle = spare if spare is not None and spare.lives() else self._started(f"worker {worker}")
         message = StartMessage(worker, incarnation, self._options, ring_bytes, (self._server.address, self._server.key))
         try:
             answer = handle.exchange(dumps(message), program, deadline)
@@ -73,6 +78,20 @@ class LocalProcesses:
         handle.process = ProcessHere(answer["pid"], answer["blackbox"])
         return handle
 
+    def keep_spares(self, program: bytes) -> None:
+        """See Processes. Does not wait until the process has loaded the program."""
+        with self._lock:
+            if self._closed or (self._spare is not None and self._spare.lives()):
+                return
+        spare = self._started("a spare process")
+        spare.warm(program)
+        with self._lock:
+            self._spare = spare
+
+    def spares(self) -> int:
+        """See Processes."""
+        return int(self._spare is not None)
+
     def close(self) -> None:
         """See Processes. Returns when the processes have ended."""
         with self._lock:
@@ -85,9 +104,10 @@ class LocalProcesses:
         self._wanted.put(None)
         self._server.close()
 
-    def _started(self, worker: int) -> LocalWorker:
+    def _started(self, name: str) -> LocalWorker:
+        """Starts a process. Its command line shows the name of the job, and the name given here."""
         ours, theirs = socket.socketpair()
-        command = [sys.executable, os.path.abspath(start_worker.__file__), self._job, str(worker)]
+        command = [sys.executable, os.path.abspath(start_worker.__file__), self._job, name]
         command += [str(theirs.fileno()), str(os.getpid())]
         process: Future[subprocess.Popen[bytes]] = Future()
         with theirs, self._lock:
@@ -99,7 +119,7 @@ class LocalProcesses:
                 handle = LocalWorker(process.result(), ours)
             except OSError as error:
                 ours.close()
-                raise CannotStart(f"worker {worker} cannot be started: {error}", "resources") from error
+                raise CannotStart(f"{name} cannot be started: {error}", "resources") from error
             self._handles.append(handle)
             return handle
 
@@ -120,13 +140,32 @@ class LocalWorker:
     def __init__(self, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         self._process = process
         self._channel = channel
+        self._has_path = False
         self.info: dict[str, Any] = {}
         self.process: WatchedProcess  # from the time at which the process is ready
+
+    def lives(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def warm(self, program: bytes) -> None:
+        """Lets the process load the program before it becomes a worker."""
+        with suppress(OSError):  # it has died, and `lives` will tell
+            self._channel.settimeout(_SPARE_S)
+            self._send_path()
+            send_frame(self._channel, SPARE)
+            send_frame(self._channel, program)
+
+    def _send_path(self) -> None:
+        """Sends the program's module search path, once."""
+        if not self._has_path:
+            self._has_path = True
+            send_frame(self._channel, b"\0".join(os.fsencode(entry) for entry in sys.path if isinstance(entry, str)))
 
     def exchange(self, message: bytes, program: bytes, deadline: float) -> Any:
         """Sends the process its start message, and returns its answer. Raises TimeoutError, EOFError or OSError."""
         self._channel.settimeout(max(0.001, deadline - time.monotonic()))
-        send_frame(self._channel, b"\0".join(os.fsencode(entry) for entry in sys.path if isinstance(entry, str)))
+        self._send_path()
         send_frame(self._channel, message)
         send_frame(self._channel, program)
         answer = loads(receive_frame(self._channel))

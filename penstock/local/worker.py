@@ -1,7 +1,8 @@
 """Runs a worker in a child process of the program.
 
 The program and the process share a socket pair, which nobody else can reach. It carries four messages: the start
-message, the result of WorkerProcess.prepare, the word to run, and how the run has ended. Everything else goes by the
+message, the result of WorkerProcess.prepare, the word to run, and how the run has ended. A spare process gets the word
+SPARE and the job's program before the start message, and loads the program meanwhile. Everything else goes by the
 control sockets: commands to the worker, and in the other direction the worker's reports.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,9 @@ from penstock.runtime.transport.handshake import receive_frame, send_frame
 
 #: The node of all processes of a local job, as the status shows it.
 NODE = "local"
+
+#: What a process gets in place of its start message when it is no worker yet.
+SPARE = b"spare"
 
 #: The method of the program's control server that takes reports.
 REPORT = "report"
@@ -51,11 +56,16 @@ def serve(fd: int) -> None:
 
 
 def _serve(program: socket.socket) -> None:
-    message: StartMessage = loads(receive_frame(program))
+    process = WorkerProcess()
+    first = receive_frame(program)
+    if first == SPARE:
+        with suppress(Exception):  # when the process becomes a worker, `connect` raises the same error
+            process.warm(receive_frame(program))
+        first = receive_frame(program)
+    message: StartMessage = loads(first)
     plan = receive_frame(program)
-    process = WorkerProcess(message.worker)
     try:
-        info = process.prepare(message.options, message.ring_bytes, NODE, "127.0.0.1")
+        info = process.prepare(message.worker, message.options, message.ring_bytes, NODE, "127.0.0.1")
         outcome = process.connect(plan, _Reports(message.reports), message.incarnation, None)
     except Exception as error:
         outcome = Outcome(message.worker, f"worker {message.worker} cannot start: {describe(error)}")

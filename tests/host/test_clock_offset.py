@@ -15,6 +15,8 @@ def test_nothing_is_known_before_a_measurement() -> None:
     assert offset.now(1) is None
     offset.add(0, 1_000, 10)
     assert offset.now(10) == (995, 6)
+    later_ns = 10_000_000_000
+    assert offset.now(later_ns) == (995, 6 + later_ns * DRIFT_PPM // 1_000_000)
     offset.forget()
     assert offset.now(11) is None
 

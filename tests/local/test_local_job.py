@@ -70,6 +70,34 @@ def test_results_are_those_of_a_loop(
     assert not workers_here()
 
 
+def test_a_spare_process_takes_the_place_of_a_killed_worker(fresh_name: Callable[[], str]) -> None:
+    """The next worker is the process that was there before, and another spare process comes. One that was killed is
+    none."""
+    flow = ticking(fresh_name(), 1 << 40)
+    job = ps.run(flow, local=True, workers=2, epoch_interval_s=0.2)
+    for spare_lives in (True, False):
+        wait_until(lambda: job.status()["spares"], "a spare process is ready")
+        (spare,) = set(workers_here()) - set(pids(job).values())
+        if not spare_lives:
+            os.kill(spare, signal.SIGKILL)
+            wait_until(lambda pid=spare: not alive(pid), "the spare process has died")  # type: ignore[misc]
+        kill_after(job, 1, 0)
+        assert (pids(job)[1] == spare) is spare_lives
+    everybody = {*pids(job).values(), *workers_here()}
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)
+    wait_until(lambda: not any(map(alive, everybody)), "no process is left, no spare process either")
+
+
+def test_without_spares_there_are_none(fresh_name: Callable[[], str]) -> None:
+    job = ps.run(ticking(fresh_name(), 1 << 40), local=True, workers=2, epoch_interval_s=0.2, spares=False)
+    kill_after(job, 0, 20)
+    assert job.status()["spares"] == 0
+    assert set(workers_here()) == set(pids(job).values())
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)
+
+
 def test_a_killed_worker_is_started_again(fresh_name: Callable[[], str]) -> None:
     job = ps.run(ticking(fresh_name(), 4000), workers=2, local=True, epoch_interval_s=0.2)
     for worker in (0, 1):

@@ -25,7 +25,7 @@ class Offset(NamedTuple):
 class _Sample(NamedTuple):
     ahead_ns: int
     uncertainty_ns: int
-    at_ns: int
+    since_ns: int  # the clocks may have drifted apart since then
 
 
 class ClockOffset:
@@ -38,7 +38,7 @@ class ClockOffset:
         """Takes a measurement: we asked at `asked_ns` and had the answer at `answered_ns`, by our clock, and the other
         machine read its clock between the two."""
         half = (answered_ns - asked_ns + 1) // 2
-        self._samples.append(_Sample(theirs_ns - (asked_ns + answered_ns) // 2, half, answered_ns))
+        self._samples.append(_Sample(theirs_ns - (asked_ns + answered_ns) // 2, half, asked_ns))
 
     def now(self, now_ns: int) -> Offset | None:
         """Returns the offset as well as it is known at `now_ns`, by our clock; None when nothing was measured."""
@@ -53,4 +53,4 @@ class ClockOffset:
 
 
 def _uncertainty(sample: _Sample, now_ns: int) -> int:
-    return sample.uncertainty_ns + 1 + max(0, now_ns - sample.at_ns) * DRIFT_PPM // 1_000_000
+    return sample.uncertainty_ns + 1 + max(0, now_ns - sample.since_ns) * DRIFT_PPM // 1_000_000

@@ -51,6 +51,7 @@ from penstock.runtime.host.commands import (
 )
 from penstock.runtime.host.hangs import SilenceDetector
 from penstock.runtime.host.job_host import HostOptions, JobHost
+from penstock.runtime.host.job_state import JobState
 from penstock.runtime.host.linger import Driver, Drivers
 from penstock.runtime.host.links import AllWorkers, Link
 from penstock.runtime.host.opening import STORE_RETRY_S, Opening
@@ -87,6 +88,9 @@ _STATUS_S = 1.0
 # worker has the command by then. A task that has one barrier and waits for another one holds up records meanwhile.
 _TRIGGER_AHEAD_NS = 10_000_000
 _CONSOLE_LINES_MAX = 10_000
+# The time between two looks at the spare processes, and the time that a job has run when it gets the first ones.
+_SPARES_S = 1.0
+_SPARES_AFTER_S = 3.0
 # How long the store keeper may take to end before the job's epochs are deleted: as long as a store may take to answer.
 _KEEPER_END_S = 60.0
 
@@ -105,6 +109,7 @@ class RunnerOptions:
     hang_timeout_s: float = 60.0  # the silence after which a process is killed
     resume: bool = False  # whether to continue from the store's last complete epoch
     savepoint: Store | None = None  # the store of the savepoint from which the job starts
+    spares: bool = True  # whether to keep a spare process on each node
     program: bytes | None = None  # the encoded flow and options, which `resume` reads from the store
 
 
@@ -475,6 +480,8 @@ class JobRunner:
         assert host is not None
         self._carry(host, host.start(time.monotonic()))
         threading.Thread(target=self._ping, name="penstock-ping", daemon=True).start()
+        if self.options.store is not None and self.options.spares:
+            threading.Thread(target=self._keep_spares, name="penstock-spares", daemon=True).start()
         while host.end is None:
             due = host.due()
             timeout = None if due is None else max(0.0, due - time.monotonic())
@@ -639,6 +646,23 @@ class JobRunner:
                 stopped = self._handles[worker].process.is_stopped()
                 self._events.put(partial(self._hangs, worker=worker, incarnation=incarnation, stopped=stopped))
 
+    def _keep_spares(self) -> None:
+        """Keeps spare processes, from which dead workers are replaced at once. A job that has run for a moment only has
+        none, so that short jobs do not pay for them."""
+        running_s = 0.0
+        while not self.ended.wait(_SPARES_S):
+            host = self._host
+            assert host is not None
+            running_s = running_s + _SPARES_S if host.life.state == JobState.RUNNING else 0.0
+            if running_s < _SPARES_AFTER_S or self._packed is None or host.end is not None:
+                continue
+            assert self._processes is not None
+            try:
+                self._processes.keep_spares(self._packed[2])
+            except Exception as error:  # the job runs without spare processes too
+                logger.warning("job %s: no spare processes can be kept: %s", self._name, first_line(error))
+                return
+
     def _hangs(self, host: JobHost, worker: int, incarnation: int, stopped: bool) -> list[HostCommand]:
         return host.process_hangs(worker, incarnation, stopped, time.monotonic())
 
@@ -786,7 +810,8 @@ class JobRunner:
                 if self._last_status is None:
                     raise
                 return self._last_status
-        return {**status, **self._waiting(), **self._epochs_status(), **self._placement(), **self._spark()}
+        more = {**self._waiting(), **self._epochs_status(), **self._placement(), **self._spark()}
+        return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}
 
     def _waiting(self) -> dict[str, Any]:
         return {"waits_for": self._opening.waits_for or self._carrier.waits_for()} if self._waits else {}

@@ -49,6 +49,16 @@ class Processes(Protocol):
         messages have been made for a ring of this size. `program`: see WorkerProcess.connect. Raises CannotStart."""
         ...
 
+    def keep_spares(self, program: bytes) -> None:
+        """Makes sure that each node of the job has a spare process, which has loaded the program and waits to become a
+        worker. Waits until the spare processes are ready. Raises nothing: without a spare process, a worker that has
+        died just takes longer to come back."""
+        ...
+
+    def spares(self) -> int:
+        """Returns the number of spare processes that are ready."""
+        ...
+
     def close(self) -> None:
         """End all processes, and give back what was reserved for them."""
         ...

@@ -76,11 +76,12 @@ class Watched:
 
 
 class WorkerProcess:
-    """See the module's docstring. The calls come in the order prepare, connect, run."""
+    """See the module's docstring. The calls come in the order warm (for a spare process only), prepare, connect,
+    run."""
 
-    def __init__(self, index: int, connect_bridge: Callable[[str, str], Bridge] | None = None) -> None:
+    def __init__(self, connect_bridge: Callable[[str, str], Bridge] | None = None) -> None:
         """`connect_bridge` connects to the bridge to Spark with this name on this node. None: there is no Spark."""
-        self._index = index
+        self._index = -1
         self._connect_bridge = connect_bridge
         self._loop: RunLoop | None = None
         self._transport: PeerTransport | None = None
@@ -91,9 +92,15 @@ class WorkerProcess:
         self._made = False
         self._ahead_ns: dict[int, int] = {}  # by worker: how far its machine's clock is ahead of the JobMaster's
 
-    def prepare(self, options: WorkerOptions, ring_at_least: int, node: str, host: str) -> dict[str, Any]:
-        """Creates the ring, and returns where this worker can be reached. `ring_at_least`: messages have been made for
-        a ring of this size. `node`: the node on which this process runs. `host`: the numeric address of its machine."""
+    def warm(self, program: bytes) -> None:
+        """Loads the modules of a program ahead, for a spare process that may become any worker of the job."""
+        join(program)
+
+    def prepare(self, index: int, options: WorkerOptions, ring_at_least: int, node: str, host: str) -> dict[str, Any]:
+        """Becomes the worker of this index: creates the ring, and returns where this worker can be reached.
+        `ring_at_least`: messages have been made for a ring of this size. `node`: the node on which this process runs.
+        `host`: the numeric address of its machine."""
+        self._index = index
         self._options = options
         self._box = BlackBox()
         network = options.network
