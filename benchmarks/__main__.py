@@ -16,6 +16,7 @@ BENCHMARKS = {
     "record_path": ("record_path", "ns a record in each step between two workers; the codec beside others"),
     "exchange": ("exchange", "us a message from output to inbox: by key, to all tasks; encodings, bytes"),
     "ring_peers": ("ring_channels", "the ring beside sockets, ZeroMQ, iceoryx2: latency, messages a second"),
+    "transport_link": ("transport_link", "messages between machines: TCP beside a bare socket pair and the ring"),
     "ring_paper": ("ring_paper", "the ring experiments of the paper (T13): message size, rate, ring size"),
     "hosts_links": ("hosts_links", "plain sockets and trees of plain forwarders over shaped links between hosts"),
     "hosts_jobs": ("hosts_jobs", "WordCount and single records over two hosts, beside one host and Bytewax"),

@@ -157,7 +157,10 @@ class Run:
         body = rng.randbytes(size)
         task = len(self.sent) % 1000
         cut = rng.randint(0, size)
-        if self.out.stream.put(task, (body[:cut], body[cut:]), size):
+        parts = (body[:cut], body[cut:])
+        if self.out.writable and rng.random() < 0.5 and self.out.send_now(task, parts, size):
+            self.sent.append((task, body))
+        elif self.out.stream.put(task, parts, size):
             self.sent.append((task, body))
             if self.out.writable:
                 self.out.write()

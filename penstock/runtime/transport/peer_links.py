@@ -127,6 +127,13 @@ class _Meeting:
         except BlockingIOError:
             return select.EPOLLOUT if talk.output else select.EPOLLIN
 
+    def say_hello(self) -> None:
+        """Lets a peer know, before this end hangs up, that it is no stranger."""
+        talk = self.talk
+        if self.target is not None and self._tls is None and talk.need and talk.output:
+            with suppress(OSError):
+                self.connection.send(talk.output)
+
 
 @dataclass
 class _Target:
@@ -316,7 +323,8 @@ class PeerLinks:
     def _try(self, target: _Target, now: float) -> None:
         """Begins to connect to a peer."""
         since = now - target.heard_at
-        first = _AGAIN_FIRST_S if target.connection is None else _AGAIN_WHILE_SILENT_S
+        # Where nobody listens, the answer comes at once. Silence calls for another try beside those under way.
+        first = _AGAIN_FIRST_S if target.refused else _AGAIN_WHILE_SILENT_S
         target.next_at = now + min(_AGAIN_MAX_S, max(first, since * _AGAIN_SHARE))
         if len(target.tries) >= _TRIES_MAX:
             self._hang_up(target.tries[0])
@@ -389,6 +397,7 @@ class PeerLinks:
 
     def _hang_up(self, meeting: _Meeting) -> None:
         self._unwatch(meeting)
+        meeting.say_hello()
         meeting.connection.close()
 
     def _go_on(self, meeting: _Meeting) -> None:

@@ -556,6 +556,10 @@ class _RdmaOutgoing(Outgoing):
         else:
             raise BadFrame("the receiver's set-up has no known form")
 
+    def send_now(self, task: int, parts: Sequence[Buffer], size: int) -> bool:
+        """See Outgoing. What the receiver reads is published by `write`."""
+        return self._over_tcp and super().send_now(task, parts, size)
+
     def write(self) -> None:
         """Publishes what was put into the region, and tells a receiver that waits for it."""
         if self._over_tcp:

@@ -19,9 +19,6 @@ from penstock.runtime.transport.base import Buffer
 #: Positions and numbers are taken modulo 2**64.
 WRAP = (1 << 64) - 1
 
-# Up to this size the parts are joined first: one copy of all is quicker than a copy of each.
-_JOINED_BYTES = 4096
-
 
 class SendRegion:
     """See the module's docstring. Both positions begin at `position`."""
@@ -55,14 +52,26 @@ class SendRegion:
         at = head & self._index
         if at + size > self.capacity:
             self._put_around(at, parts)
-        elif size <= _JOINED_BYTES:
-            self._view[at : at + size] = b"".join(parts)
         else:
             view = self._view
             for part in parts:
                 stop = at + len(part)
                 view[at:stop] = part
                 at = stop
+        self.head = (head + size) & WRAP
+        return True
+
+    def append(self, data: bytes) -> bool:
+        """Appends some bytes; as `put`, but quicker for few of them."""
+        head = self.head
+        size = len(data)
+        if size > self.capacity - ((head - self.tail) & WRAP):
+            return False
+        at = head & self._index
+        if at + size <= self.capacity:
+            self._view[at : at + size] = data
+        else:
+            self._put_around(at, (data,))
         self.head = (head + size) & WRAP
         return True
 

@@ -23,11 +23,16 @@ from penstock.runtime.transport.framing import (
 )
 from penstock.runtime.transport.send_region import WRAP, SendRegion
 
+#: A message of up to this size is copied once more, which is quicker than several steps for each of its parts.
+SMALL_BYTES = 4096
+
+_pack = FRAME_HEAD.pack
+
 
 class SendStream:
     """See the module's docstring."""
 
-    __slots__ = ("_asked_at", "_rest", "closed", "left", "number", "region", "resumed", "written")
+    __slots__ = ("_asked_at", "_rest", "closed", "left", "number", "over", "region", "resumed", "written")
 
     def __init__(self, capacity: int, number: int = 0, position: int = 0) -> None:
         self.region = SendRegion(capacity, position)
@@ -36,20 +41,31 @@ class SendStream:
         self.resumed = False  # the receiver has said on this connection where it is
         self.closed = False  # the receiver takes nothing more
         self.left = False  # LEFT is in the region
+        self.over = False  # one of both: nothing more is sent
         self._rest = b""  # the beginning of an acknowledgement
         self._asked_at = -1  # the position after the last ACKNOWLEDGE
 
     def put(self, task: int, parts: Sequence[Buffer], size: int) -> bool:
         """Appends a frame. `size`: the number of bytes of the parts. Returns False when there is no room."""
         number = self.number
-        if not self.region.put((FRAME_HEAD.pack(size, task, number), *parts), size + HEAD_BYTES):
+        if not self.region.put((_pack(size, task, number), *parts), size + HEAD_BYTES):
             return False
         self.number = (number + 1) & WRAP
         return True
 
+    def put_small(self, task: int, parts: Sequence[Buffer], size: int) -> bytes | None:
+        """As `put`, for a message of up to SMALL_BYTES. Returns the frame, or None when there is no room."""
+        number = self.number
+        data = b"".join((_pack(size, task, number), *parts))
+        if not self.region.append(data):
+            return None
+        self.number = (number + 1) & WRAP
+        return data
+
     def leave(self) -> bool:
         """Appends, once, the frame that says that nothing more comes. Returns False when there is no room."""
         self.left = self.left or self.put(LEFT, (), 0)
+        self.over = self.over or self.left
         return self.left
 
     def ask(self) -> None:
@@ -58,14 +74,6 @@ class SendStream:
         region = self.region
         if region.head not in (region.tail, self._asked_at) and self.put(ACKNOWLEDGE, (), 0):
             self._asked_at = region.head
-
-    def unwritten(self) -> list[memoryview]:
-        """Returns what the present connection has still to take, in at most two pieces."""
-        return self.region.between(self.written, self.region.head)
-
-    def wrote(self, size: int) -> None:
-        """The connection has taken so many bytes."""
-        self.written = (self.written + size) & WRAP
 
     def disconnect(self) -> None:
         """The connection is gone. The next one begins where the receiver says."""
@@ -93,4 +101,4 @@ class SendStream:
             raise BadFrame(f"an acknowledgement ({said}) of {position}, where only {self.written} was reached")
         region.tail = position
         if said == CLOSED:
-            self.closed = True
+            self.closed = self.over = True

@@ -45,7 +45,7 @@ from penstock.runtime.transport.peer_handshake import INCARNATION_BYTES, Process
 from penstock.runtime.transport.peer_links import Connection, Link, PeerLinks, peer_address
 from penstock.runtime.transport.peer_tls import PeerTls, TlsConnection
 from penstock.runtime.transport.send_region import WRAP
-from penstock.runtime.transport.send_stream import SendStream
+from penstock.runtime.transport.send_stream import SMALL_BYTES, SendStream
 
 logger = logging.getLogger(__name__)
 
@@ -193,12 +193,12 @@ class TcpTransport(NetworkTransport):
         out = self._out.get(worker)
         if out is None:
             return False
-        size = 0
-        for part in parts:
-            size += len(part)
+        size = sum(map(len, parts))
         stream = out.stream
-        if stream.closed or stream.left:
+        if stream.over:
             return False
+        if out.writable and size <= SMALL_BYTES and out.send_now(task, parts, size):
+            return True
         if not stream.put(task, parts, size):
             if size <= self.max_message(worker):
                 return False
@@ -228,24 +228,16 @@ class TcpTransport(NetworkTransport):
         messages: list[tuple[int, Buffer]] = []
         handlers = self._handlers
         poll = self._epoll.poll
-        for fd, event in poll(0, _EVENTS):
-            if fd in handlers:
-                handlers[fd](event, messages)
-        if messages or timeout == 0:
-            self._woken = False
-            return messages
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._woken:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            for fd, event in poll(left, _EVENTS):
+        deadline = time.monotonic() + timeout if timeout else None
+        while True:
+            for fd, event in poll(timeout, _EVENTS):
                 if fd in handlers:
                     handlers[fd](event, messages)
-            if messages:
-                break
-        self._woken = False
-        return messages
+            if messages or self._woken or timeout == 0:
+                self._woken = False
+                return messages
+            if deadline is not None:
+                timeout = max(0, deadline - time.monotonic())
 
     def wake(self) -> None:
         with self._waking:
@@ -455,17 +447,40 @@ class Outgoing:
             self.writable = True
             self.write()
 
+    def send_now(self, task: int, parts: Sequence[Buffer], size: int) -> bool:
+        """Sends a small message, when nothing waits before it: the quicker way of what `put` and `write` do. Returns
+        False, and does nothing, when there is no room."""
+        data = self.stream.put_small(task, parts, size)
+        if data is None:
+            return False
+        connection, stream = self.connection, self.stream
+        assert connection is not None
+        try:
+            sent = connection.send(data)
+        except BlockingIOError:
+            self.writable = False
+            return True
+        except OSError:
+            self.lost()
+            return True
+        stream.written = (stream.written + sent) & WRAP
+        if sent < len(data):
+            self.write()
+        return True
+
     def write(self) -> None:
         """Hands to the kernel what it takes."""
         connection, stream = self.connection, self.stream
         assert connection is not None
+        region = stream.region
+        start = stream.written
         try:
-            while True:
-                views = stream.unwritten()
-                if not views:
+            while size := (region.head - start) & WRAP:
+                pieces = region.between(start, region.head)
+                sent = connection.send(pieces[0]) if len(pieces) == 1 else connection.sendmsg(pieces)
+                start = stream.written = (start + sent) & WRAP
+                if sent == size:
                     return
-                sent = connection.send(views[0]) if len(views) == 1 else connection.sendmsg(views)
-                stream.wrote(sent)
         except BlockingIOError:
             self.writable = False
         except OSError:
