@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switch campaign-placement campaign-trees campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switch campaign-placement campaign-trees campaign-rdma campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,10 @@ campaign-placement: setup ## plans beside the best there is, on N (200) topologi
 
 campaign-trees: setup ## run N (10000) simulated multicast trees with switches and faults, starting from SEED
 	$(BIN)/python -m tests.multicast.campaign --seeds $(or $(N),10000) --seed $(SEED) $(ARGS)
+
+campaign-rdma: setup ## torment RDMA in guests with N (2000) messages a step from SEED, and send a million messages
+	$(BIN)/python -m tests.guests --guests 2 --limit 3600 -- python3 -m tests.guests.torture $(or $(N),2000) $(SEED)
+	$(BIN)/python -m tests.guests --guests 2 --limit 3600 -- python3 -m tests.guests.memory 1000000
 
 campaign-properties: setup ## try N (2000) examples of each property that the suite tries a few of
 	PENSTOCK_EXAMPLES=$(or $(N),2000) $(BIN)/python -m pytest -n $(JOBS) -m hypothesis --timeout 0 $(ARGS)

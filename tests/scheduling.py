@@ -21,6 +21,7 @@ APART = (
     "tests/e2e/test_recovery.py",
     "tests/e2e/test_shapes.py",
     "tests/e2e/test_store_faults.py",
+    "tests/guests/test_guests.py",
     "tests/hosts/test_hosts.py",
     "tests/ring/test_stress.py",
 )
