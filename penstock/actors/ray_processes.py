@@ -248,7 +248,7 @@ class RayProcesses:
         return [] if self._agents is None else self._agents.status()
 
     def clocks(self) -> dict[int, int]:
-        """Returns how far the clock of each worker's machine is ahead of this one's, in ns, as far as it is known."""
+        """See Processes."""
         if self._agents is None:
             return {}
         ahead_ns = self._agents.clocks()

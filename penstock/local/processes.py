@@ -88,6 +88,10 @@ class LocalProcesses:
         with self._lock:
             self._spare = spare
 
+    def clocks(self) -> dict[int, int]:
+        """See Processes. There is one clock."""
+        return {}
+
     def spares(self) -> int:
         """See Processes."""
         return int(self._spare is not None)

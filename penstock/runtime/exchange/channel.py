@@ -143,6 +143,7 @@ class InChannel:
         self._credit_window = credit_window
         self._owed = 0
         self.expected: int | None = None  # the number of the next message; None: none has come
+        self.ahead_ns = 0  # how far the clock of the sender's machine is ahead of this machine's
         self._piece = 0  # of this message
 
     def accept(self, head: Head) -> bool:
@@ -201,7 +202,7 @@ class RemoteInChannel(InChannel):
         generation: int = 0,
     ) -> None:
         super().__init__(number, credit_window, generation)
-        self._worker = worker
+        self.worker = worker
         self._task = task
         self._transport = transport
         self._due = due
@@ -210,7 +211,7 @@ class RemoteInChannel(InChannel):
         if self.ended:
             self._due.pop(self.number, None)
             return
-        if self._transport.send(self._worker, self._task, credit(self.number, self.generation, self._owed)):
+        if self._transport.send(self.worker, self._task, credit(self.number, self.generation, self._owed)):
             self._owed = 0
             self._due.pop(self.number, None)
         else:

@@ -20,7 +20,8 @@ because an epoch is complete and nobody needs them. A body that is larger than i
 *pieces*, which have the same number. All pieces but the last have the mark MORE, and the upper byte of the marks counts
 the pieces.
 
-`stamp` is the time at which the oldest record of the batch entered the job, by time.monotonic_ns() of this machine. For
+`stamp` is the time at which the oldest record of the batch entered the job, by time.monotonic_ns() of the machine of
+the task that sends the batch. The receiver translates the stamp to the clock of its own machine. For
 a barrier it is the epoch, for a watermark its time, for a grant the number of bytes. One head for a list of records is
 docs/papers.md: T4.
 

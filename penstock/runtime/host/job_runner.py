@@ -571,6 +571,9 @@ class JobRunner:
         if call.method == "trigger":
             epoch, parking = arguments
             arguments = (epoch, begin_ns, parking)
+        elif call.method == "build_tasks":
+            assert self._processes is not None
+            arguments = (*arguments, self._processes.clocks())
 
         def answered(answer: Any) -> None:
             self._events.put(lambda host: host.answered(worker, incarnation, number, answer, time.monotonic()))

@@ -55,6 +55,11 @@ class Processes(Protocol):
         died just takes longer to come back."""
         ...
 
+    def clocks(self) -> dict[int, int]:
+        """Returns how far the clock of each worker's machine is ahead of this machine's, in ns, by worker. A worker
+        that is missing is on this machine, or its clock is not known yet."""
+        ...
+
     def spares(self) -> int:
         """Returns the number of spare processes that are ready."""
         ...

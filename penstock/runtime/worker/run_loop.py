@@ -237,7 +237,9 @@ class RunLoop:
                     if number == input_.expected:
                         input_.expected = number + 1 & NUMBERS_MASK
                         batch = decode_records(message, flags, codec, count, WHOLE.size)
-                        task.receive(channel, batch, stamp, len(message) - ADDRESS_OF_ONE.size)  # type: ignore[union-attr]
+                        task.receive(  # type: ignore[union-attr]
+                            channel, batch, stamp - input_.ahead_ns, len(message) - ADDRESS_OF_ONE.size
+                        )
                         continue
             self._deliver_other(message)
         if wiring.grants_due:
@@ -272,7 +274,7 @@ class RunLoop:
                     if wiring.shared_batches is not None and len(head.destinations) > 1:
                         wiring.shared_batches.add(batch)
                 if head.records:
-                    task.receive(channel, batch, stamp, head.body_bytes)
+                    task.receive(channel, batch, stamp - input_.ahead_ns, head.body_bytes)
                 else:  # all records were too large for the place to which the task has moved
                     input_.take(head.body_bytes)
             elif kind == BARRIER:

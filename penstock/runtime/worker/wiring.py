@@ -86,7 +86,7 @@ class Wiring:
         self.tasks: dict[int, Task] = {}  # by task number, in the plan's order
         self.out: dict[int, OutChannel] = {}  # by channel number
         # By channel number: the receiving task, for channels from other workers.
-        self.remote_in: dict[int, tuple[Task, InChannel]] = {}
+        self.remote_in: dict[int, tuple[Task, RemoteInChannel]] = {}
         self.grants_due: dict[int, RemoteInChannel] = {}
         self.catching_up: dict[int, OutChannel] = {}  # channels that were catching up at the last look
         self.output_caches = output_caches
@@ -100,6 +100,7 @@ class Wiring:
         self.shared_batches = SharedBatches() if check_shared else None
         self._apart = apart
         self._steps = steps or Steps()
+        self._ahead_ns: dict[int, int] = {}
         self._targets: dict[int, int] = {}  # by channel number: the number of the receiving task
         self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and number of the sending task
 
@@ -107,6 +108,13 @@ class Wiring:
     def epochs(self) -> bool:
         """Whether the job has epochs."""
         return self.output_caches is not None
+
+    def clocks(self, ahead_ns: dict[int, int]) -> None:
+        """Takes how far the clock of each other worker's machine is ahead of this machine's, by worker. The stamps of
+        what these workers send are translated by it from now on."""
+        self._ahead_ns = ahead_ns
+        for _, input_ in self.remote_in.values():
+            input_.ahead_ns = ahead_ns.get(input_.worker, 0)
 
     def mine(self, numbers: Iterable[int]) -> list[TaskId]:
         """Returns those of the tasks that this worker runs, in the order of the plan."""
@@ -361,6 +369,7 @@ class Wiring:
             input_ = RemoteInChannel(
                 number, worker, sender.number, self._transport, self.grants_due, self._credit_window, generation
             )
+            input_.ahead_ns = self._ahead_ns.get(worker, 0)
             task.add_input(input_)
             self.remote_in[number] = task, input_
 
