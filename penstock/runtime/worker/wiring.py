@@ -18,7 +18,6 @@ from typing import Any
 
 from penstock.runtime.exchange.channel import (
     CREDIT_WINDOW_BYTES,
-    InChannel,
     LocalInChannel,
     OutChannel,
     RemoteInChannel,
