@@ -20,6 +20,7 @@ BENCHMARKS = {
     "ring_paper": ("ring_paper", "the ring experiments of the paper (T13): message size, rate, ring size"),
     "hosts_links": ("hosts_links", "plain sockets and trees of plain forwarders over shaped links between hosts"),
     "hosts_jobs": ("hosts_jobs", "WordCount and single records over two hosts, beside one host and Bytewax"),
+    "rdma_verbs": ("rdma_verbs", "READ, WRITE, send/recv, and RDMA beside TCP, in guests with software RoCE"),
     "wordcount_throughput": ("wordcount_throughput", "sentences a second, beside Bytewax, Ray actors, a plain loop"),
     "wordcount_latency": ("wordcount_latency", "due time to sink at 20,000 and 1,000 sentences a second"),
     "grep_throughput": ("grep_throughput", "lines a second through a regular expression, beside the same peers"),

@@ -80,11 +80,12 @@ class Peer:
         self.digest, self.count = hashlib.sha256(), 0
 
     def send(self, seed: int, count: int) -> None:
-        """Sends all messages, and receives meanwhile."""
+        """Sends all messages, and receives meanwhile, until the other end has everything."""
         for task, body in messages(seed, count):
             while not self.transport.send(1 - self.worker, task, (body[:8], body[8:])):
                 self.take(0.01)
             self.take(0)
+        self.settle()
 
     def send_for_ever(self, seed: int) -> None:
         print(json.dumps("sends"), flush=True)

@@ -15,6 +15,9 @@ once too: pyverbs gives the memory of a discarded one back in some versions only
 without a system call. Only a worker that has found nothing asks the device for an event, which makes `fileno` readable.
 (Software RoCE needs a system call for each post. A device that is made for RDMA needs none.)
 
+A receiver that has read everything waits for an answer of the sender, which `send` and `receive` give. So a worker must
+serve its descriptor as long as it has peers, as run loops do: over TCP the kernel would go on sending by itself.
+
 Only this module imports pyverbs, and only when a device is to be opened.
 
 What must not happen: that the device writes into memory that has been given back, so the registration of a buffer is
