@@ -25,6 +25,7 @@ ENTRIES = (
     "tests.epochs.planted_host",
     "tests.bridge.planted_scheduler",
     "tests.multicast.planted",
+    "tests.transport.planted",
     "tests.planted_elsewhere",
 )
 #: A fault that is to be found by seeds must be found within so many.

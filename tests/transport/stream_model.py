@@ -121,7 +121,7 @@ class Owner:
         raise AssertionError("the receiver has closed its inbox")
 
     def where(self, worker: int) -> str:
-        return "the model"
+        raise AssertionError("an end does not follow the protocol")
 
     def read_again(self, incoming: Any) -> None:
         raise AssertionError("this is not TLS")

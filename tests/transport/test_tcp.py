@@ -439,8 +439,8 @@ def test_a_thousand_strangers_hold_up_nobody(net: Network) -> None:
         if i == 500:
             net.replace(0)
     net.settle()
-    assert most <= peer_links._STRANGERS_MAX + 1
-    wait_until(lambda: len(net.b.transport._links._strangers) <= peer_links._STRANGERS_MAX, "most are refused")
+    assert most <= 65
+    wait_until(lambda: len(net.b.transport._links._strangers) <= 64, "most are refused")
     for stranger in strangers:
         stranger.close()
 
@@ -556,6 +556,29 @@ def _gone(connection: socket.socket) -> bool:
         return False
     except ConnectionError:
         return True
+
+
+def test_a_late_connection_of_a_process_that_was_dropped_is_closed(bad: BadPeer) -> None:
+    """It has proved that it belongs to the job, but the worker has another process now."""
+    bad.transport.drop([0])
+    next_one = TcpTransport(0, KEY, LOCAL)
+    bad.transport.connect({0: next_one.address})
+    connection = bad.connect()
+    connection.sendall(FRAME_HEAD.pack(4, 3, 0) + b"late")
+    connection.settimeout(0.001)
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        assert time.monotonic() < deadline, "it stays connected"
+        assert not bad.transport.receive(0)
+        try:
+            assert not connection.recv(100), "it is answered"
+            break
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            break
+    connection.close()
+    next_one.close()
 
 
 def test_a_key_has_some_length() -> None:
