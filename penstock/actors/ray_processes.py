@@ -48,7 +48,7 @@ class RayWorker:
         run.future().add_done_callback(lambda _: self._over.set())
         self._over.wait()
         if self._lost is not None:
-            raise ProcessDied(self._lost)
+            raise ProcessDied(self._lost, with_node=True)
         try:
             outcome: Outcome = ray.get(run)
         except Exception as error:  # whatever Ray makes of a process's end

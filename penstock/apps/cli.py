@@ -818,6 +818,8 @@ def _spelled(option: str, *value: object) -> str:
     if not value or value[0] is True:
         return flag
     given = value[0]
+    if isinstance(given, tuple):  # a range of ports
+        given = "-".join(map(str, given))
     if given is None:  # which turns epochs off in `run`
         given = 0
     return f"{flag} {given:g}" if isinstance(given, float) else f"{flag} {shlex.quote(str(given))}"

@@ -63,6 +63,14 @@ def test_a_number_that_is_none_or_too_small_is_named(name: str, value: Any) -> N
         ({"cache_bytes": None}, "cache_bytes=None; it must be a whole number, 1 or more"),
         ({"ring_bytes": 1_000_000}, "ring_bytes=1000000; it must be a power of two, .*, such as 1048576"),
         ({"ring_bytes": 1 << 50}, "it must be a power of two, 1,024 to 17,179,869,184"),
+        ({"transport": "udp"}, "transport='udp'; it must be one of auto, tcp"),
+        ({"ports": 5}, "ports=5; it must be the first and the last port"),
+        ({"ports": (20_000,)}, r"ports=\(20000,\); it must be the first and the last port"),
+        ({"ports": (20_999, 20_000)}, "from 1 to 65535"),
+        ({"ports": (True, 20_000)}, "from 1 to 65535"),
+        ({"ports": (0, 20_000)}, "from 1 to 65535"),
+        ({"node_timeout_s": 0}, "node_timeout_s=0; it must be above 0"),
+        ({"spares": 1}, "spares=1; it must be True or False"),
         ({"start_timeout_s": 0}, "start_timeout_s=0; it must be above 0"),
         ({"epoch_interval_s": 0}, "epoch_interval_s=0; it must be above 0, or None for a job without epochs"),
         ({"placement": PlacementOptions(nodes="1")}, "nodes='1'; it must be 1 to 1"),  # type: ignore[arg-type]
@@ -78,6 +86,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
     "options",
     [
         {"workers": 2, "parallelism": 3, "ring_bytes": 1024, "window_bytes": 1024, "cache_bytes": 1},
+        {"transport": "tcp", "ports": [20_000, 20_999], "node_timeout_s": timedelta(seconds=3), "spares": False},
         {"cpus_per_worker": 0, "max_restarts": 0, "max_attempts": 1, "detached": True, "address": "local"},
         {"cpus_per_worker": 0.5, "start_timeout_s": timedelta(seconds=1), "ring_bytes": ring.MAX_CAPACITY},
     ],

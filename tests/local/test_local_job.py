@@ -19,6 +19,7 @@ import pytest
 import penstock as ps
 from penstock.bridge.session import SparkOptions
 from penstock.runtime.epochs.manifest import FORMAT, decode, encode
+from penstock.runtime.host.network import TransportName
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here
 
@@ -98,8 +99,10 @@ def test_without_spares_there_are_none(fresh_name: Callable[[], str]) -> None:
     job.wait(LIMIT_S, progress=False)
 
 
-def test_a_killed_worker_is_started_again(fresh_name: Callable[[], str]) -> None:
-    job = ps.run(ticking(fresh_name(), 4000), workers=2, local=True, epoch_interval_s=0.2)
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_killed_worker_is_started_again(transport: TransportName, fresh_name: Callable[[], str]) -> None:
+    flow = ticking(fresh_name(), 4000)
+    job = ps.run(flow, workers=2, local=True, epoch_interval_s=0.2, transport=transport)
     for worker in (0, 1):
         kill_after(job, worker, epochs=worker)
     status = job.wait(LIMIT_S, progress=False)

@@ -256,10 +256,18 @@ class JobHost:
         return self._settled(now)
 
     def process_died(
-        self, worker: int, incarnation: int, reason: str, note: Note | None, crash: Crash | None, now: float
+        self,
+        worker: int,
+        incarnation: int,
+        reason: str,
+        note: Note | None,
+        crash: Crash | None,
+        now: float,
+        *,
+        with_node: bool = False,
     ) -> list[HostCommand]:
         """Notes that a worker's process has died. `note` says what it was doing, and `crash` how it ended if it
-        crashed."""
+        crashed. `with_node`: its node is lost, whatever the process does."""
         if not self._is_present(worker, incarnation, "death", now):
             return self._settled(now)
         hung, as_crash = self.lives.hung(worker, incarnation)
@@ -267,7 +275,7 @@ class JobHost:
         if self.end is None and self.coordinator.state != "ENDED":
             crash = crash or as_crash
             self.suspects.died(note, crash)
-            text = f"worker {worker} (process {pid}) died: {reason.rstrip('.')}"
+            text = f"worker {worker} (process {pid}) {'is lost' if with_node else 'died'}: {reason.rstrip('.')}"
             if hung:
                 text = (
                     f"worker {worker} (process {pid}) did not answer for hang_timeout_s="
@@ -276,7 +284,9 @@ class JobHost:
                 )
             if note is not None and note.task in self.plan.by_number:
                 text += f"; it was running {self.plan.task_name(self.plan.by_number[note.task])}"
-            if not hung:  # a carrier guesses at reasons, and only this distinguishes a crash from a kill
+            if (
+                not hung and not with_node
+            ):  # a carrier guesses at reasons, and only this distinguishes a crash from a kill
                 text += f"; its own doing: {crash.what}" if crash else "; killed from outside, or for want of memory"
             stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
             logger.warning("job %s: %s%s", self.plan.name, text, stack)

@@ -611,9 +611,9 @@ class JobRunner:
         try:
             outcome = handle.run()
         except Exception as error:  # ProcessDied, or whatever else the carrier raises when the process is not there
-            reason = str(error) if isinstance(error, ProcessDied) else f"{type(error).__name__}: {error}"
-            words = handle.process.last_words()
-            self._events.put(lambda host: self._died(host, worker, incarnation, reason, words))
+            died = error if isinstance(error, ProcessDied) else ProcessDied(f"{type(error).__name__}: {error}")
+            words = LastWords() if died.with_node else handle.process.last_words()
+            self._events.put(lambda host: self._died(host, worker, incarnation, died, words))
             return
         self._events.put(
             lambda host: host.run_ended(worker, incarnation, outcome.error, outcome.operator, time.monotonic())
@@ -633,11 +633,15 @@ class JobRunner:
         self._workers.connect(worker, handle.info["control"], incarnation)
         return host.process_ready(worker, incarnation, handle.info, time.monotonic())
 
-    def _died(self, host: JobHost, worker: int, incarnation: int, reason: str, words: LastWords) -> list[HostCommand]:
+    def _died(
+        self, host: JobHost, worker: int, incarnation: int, died: ProcessDied, words: LastWords
+    ) -> list[HostCommand]:
         """Disconnects from a process that has died, and tells the JobHost, with what the black box says."""
         self._links[worker].close()
         self._workers.disconnect(worker)
-        return host.process_died(worker, incarnation, reason, words.note, words.crash, time.monotonic())
+        return host.process_died(
+            worker, incarnation, str(died), words.note, words.crash, time.monotonic(), with_node=died.with_node
+        )
 
     def _ping(self) -> None:
         """Pings the workers, and tells the JobHost about each worker that has been silent for too long. A worker whose

@@ -22,7 +22,12 @@ class CannotStart(PenstockError):
 
 
 class ProcessDied(PenstockError):
-    """A worker's process has ended before its run did; the text is what is known of the reason."""
+    """A worker's process has ended before its run did, or is lost with its node. The text is what is known of the
+    reason. `with_node`: the node is lost, which says nothing against what the process was doing."""
+
+    def __init__(self, message: str, *, with_node: bool = False) -> None:
+        super().__init__(message)
+        self.with_node = with_node
 
 
 class WorkerHandle(Protocol):
