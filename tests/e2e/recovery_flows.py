@@ -231,6 +231,41 @@ def timers(name: str, directory: Path, records: int, rate: float, seed: int = 0)
     return RecoveryFlow(flow, directory, check, collected=sampled, records=records)
 
 
+def to_all(name: str, directory: Path, records: int, rate: float, seed: int = 0) -> RecoveryFlow:
+    """Records that go to each of five tasks, so that several of them run in one worker. Some are far larger than a
+    message is at first."""
+    word = word_of()
+    tasks, sources = 5, 2
+    large = "x" * (LARGE_BYTES // 20)
+
+    def line(i: int) -> str:
+        return f"{i} {large if i % LARGE_EVERY == 5 else word(i)}"
+
+    flow = ps.Flow(name)
+    sampled = ps.sinks.Collect()
+    source = flow.read(ps.sources.Generator(line, rate=rate, limit=records), name="source", parallelism=sources)
+    every = source.broadcast().map(lambda text: text, name="every", parallelism=tasks)
+    every.write(files_sink(directory, seed), parallelism=tasks)
+    every.filter(lambda text: text.endswith("7"), parallelism=tasks).write(sampled)
+
+    def check() -> None:
+        expected = Counter(line(i) for i in range(records))
+        written = parts(directory)
+        assert sorted(written) == list(range(tasks))
+        for index, lines in written.items():
+            problem = differences(f"Files, task {index}", Counter(lines), expected)
+            assert not problem, problem
+            last: dict[int, int] = {}
+            for i in (int(text.split()[0]) for text in lines):
+                assert i > last.get(i % sources, -1), f"task {index}: record {i} came after {last[i % sources]}"
+                last[i % sources] = i
+        sevens = Counter({text: tasks for text in expected if text.endswith("7")})
+        problem = differences("Collect", Counter(sampled.records()), sevens)
+        assert not problem, problem
+
+    return RecoveryFlow(flow, directory, check, collected=sampled, records=records)
+
+
 def few(name: str, directory: Path, records: int, rate: float, seed: int = 0) -> RecoveryFlow:
     """Records of which most are equal: one constant and three words. However often a process dies while some task has
     one of them, none is to be taken for a record that kills, neither where such records are skipped nor where one would
@@ -280,6 +315,7 @@ FLOWS: dict[str, Callable[..., RecoveryFlow]] = {
     "wordcount": word_count,
     "grep": grep,
     "timers": timers,
+    "to all": to_all,
     "few": few,
     "main": in_main,
 }

@@ -117,6 +117,16 @@ def test_killed_at_random(
     assert all(recovered.gap_before_s is None or recovered.gap_before_s < 5.0 for recovered in tormentor.kills)
 
 
+def test_receivers_of_all_records_are_killed(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    """Five tasks in three workers get every record. Those that go back are sent it again alone, the others are not."""
+    chosen = seed()
+    made = FLOWS["to all"](fresh_name(), tmp_path / "out", int(4 * RATE), RATE, chosen)
+    kinds = iter(("worker", "worker"))
+    tormentor = Tormentor(made, 3, kinds, random.Random(chosen), RATE, tmp_path / "epochs", local=True)
+    tormentor.run(2, pause_s=0.7)
+    assert tormentor.kills
+
+
 # --- at awkward moments --------------------------------------------------------------------------------------------
 
 

@@ -70,7 +70,7 @@ def _skip_alignment() -> Any:
     return _patch(Inbox, "put", put)
 
 
-@planted_fault("penstock/runtime/exchange/log.py", Seeds(9, _several_epochs))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(2, _several_epochs))
 def _drop_at_barrier() -> Any:
     """A log drops what is before a barrier when all have been sent it, not when the epoch is complete."""
     flush = OutLog.flush
@@ -101,7 +101,7 @@ def _drop_at_acknowledgement() -> Any:
     return _patch(Participant, "_write", early)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(1, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(27, _somebody_dies))
 def _no_second_end() -> Any:
     """What a channel sends again leaves out its end, which its receiver had before."""
     connect = OutChannel.connect
@@ -228,7 +228,7 @@ def _slabs_too_soon() -> Any:
     return _patch(OutputCache, "_free_slabs", lambda self, first: free(self, first + 1))
 
 
-@planted_fault("penstock/runtime/exchange/log.py", Seeds(1))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(40))
 def _one_left_out() -> Any:
     """A message for several tasks of a worker does not name the last of them."""
 
@@ -239,7 +239,7 @@ def _one_left_out() -> Any:
     return _patch(log_module, "address", address)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(1, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(11, _somebody_dies))
 def _siblings_go_back() -> Any:
     """When a receiver goes back, the cursors of its siblings go back too."""
     connect = OutChannel.connect
@@ -265,7 +265,7 @@ def _cursors_not_renumbered() -> Any:
     return _patch(OutLog, "complete", complete)
 
 
-@planted_fault("penstock/runtime/exchange/log.py", Seeds(1, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(6, _somebody_dies))
 def _behind_is_with_the_others() -> Any:
     """Who catches up gets what its siblings are sent, and nothing of what it has missed."""
 
@@ -325,7 +325,7 @@ def _numbers_not_looked_at() -> Any:
     return _patch(InChannel, "accept", lambda self, head: True)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(1, _moves))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(31, _moves))
 def _local_as_before() -> Any:
     """A channel to a receiver that has moved goes where it went before."""
 
@@ -736,7 +736,7 @@ def _stays_stopped() -> Any:
     return _patch(RunLoop, "unpark", lambda self: None)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(52, _moves))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(110, _moves))
 def _nothing_redirected() -> Any:
     """What was kept for a task that moves to or from this worker is forgotten."""
     move, connect = OutChannel.move, OutChannel.connect
