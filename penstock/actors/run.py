@@ -56,6 +56,7 @@ def run(
     ring_bytes: int | None = None,
     window_bytes: int = CREDIT_WINDOW_BYTES,
     cache_bytes: int = MEMORY_BYTES,
+    check_shared: bool = False,
     cpus_per_worker: float = 1.0,
     start_timeout_s: float | timedelta = 60.0,
     epoch_interval_s: float | timedelta | None = 1.0,
@@ -89,7 +90,8 @@ def run(
     `ring_bytes`: the size of each worker's inbox, a power of two; no record may be larger than about half of it. By
     default it is 2 MiB, and grows for larger records. `window_bytes`: how much may be on its way from one task to
     another. `cache_bytes`: how much a worker keeps in memory of what it has sent since the last complete epoch; the
-    rest goes to a file in TMPDIR.
+    rest goes to a file in TMPDIR. `check_shared`: for debugging; a function that changes a record which other tasks
+    have too, because it came through broadcast(), fails the job. It makes such jobs much slower.
 
     Recovery:
 
@@ -143,6 +145,7 @@ def run(
     ring_bytes = None if ring_bytes is None else _ring_bytes(ring_bytes)
     window_bytes = whole(window_bytes, "window_bytes", _LEAST_WINDOW_BYTES)
     cache_bytes = whole(cache_bytes, "cache_bytes")
+    check_shared = flag(check_shared, "check_shared")
     cpus_per_worker = number(cpus_per_worker, "cpus_per_worker")
     max_restarts = whole(max_restarts, "max_restarts", 0)
     max_attempts = whole(max_attempts, "max_attempts")
@@ -185,7 +188,9 @@ def run(
     options = JobOptions(
         workers,
         start_timeout_s,
-        WorkerOptions(ring_bytes, window_bytes, cache_bytes, network if local and network.everywhere else None),
+        WorkerOptions(
+            ring_bytes, window_bytes, cache_bytes, network if local and network.everywhere else None, check_shared
+        ),
         EpochOptions(epoch_interval_s, epoch_timeout_s, max_restarts),
         store,
         flow if store is not None else None,

@@ -117,7 +117,7 @@ def _no_second_end() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/worker/run_loop.py", Seeds(145, lambda faults: faults.kills >= 3 and faults.workers > 1)
+    "penstock/runtime/worker/run_loop.py", Seeds(280, lambda faults: faults.kills >= 3 and faults.workers > 1)
 )
 def _old_generations() -> Any:
     """Messages are taken from whoever sent them, also from a task that was taken back."""
@@ -148,7 +148,7 @@ def _old_generations() -> Any:
 
 @planted_fault(
     "penstock/runtime/worker/run_loop.py",
-    Seeds(145, lambda faults: faults.kills >= 5 and faults.window < 1000 and faults.workers > 2 and faults.mixed),
+    Test("tests/runtime/test_loop.py::test_credit_of_another_generation_has_no_effect"),
 )
 def _old_credit() -> Any:
     """A grant is taken from a receiver that was taken back."""
@@ -506,7 +506,10 @@ def _nothing_dealt() -> Any:
     return _patch(OutLog, "kept", lambda self: iter(()))
 
 
-@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(20, _rescales))
+@planted_fault(
+    "penstock/runtime/worker/run_loop.py",
+    Test("tests/runtime/test_loop.py::test_messages_of_channels_that_the_plan_has_no_more_are_dropped"),
+)
 def _old_channels_fail() -> Any:
     """A message by a channel that the plan has no more ends its receiver's process."""
     deliver = RunLoop._deliver

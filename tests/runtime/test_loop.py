@@ -11,7 +11,16 @@ import pytest
 
 from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.channel import OutOfStep
-from penstock.runtime.exchange.message import BadMessage
+from penstock.runtime.exchange.message import (
+    ADDRESS_BYTES,
+    BARRIER,
+    DESTINATION_BYTES,
+    FIRST,
+    BadMessage,
+    address,
+    credit,
+    signal,
+)
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
@@ -359,6 +368,25 @@ def two_workers(epochs: bool) -> tuple[RunLoop, RunLoop, list[tuple[int, bytes]]
         log.push([[i]], 0)
         assert log.flush()
     return loops[0], loops[1], list(loops[1].transport.receive(0))  # type: ignore[arg-type]
+
+
+def test_credit_of_another_generation_has_no_effect() -> None:
+    """The receiver that grants it has been taken back, and the channel has forgotten what it had sent to it."""
+    loop, _, _ = two_workers(True)
+    channel, other = loop.tasks[0].channels
+    sent = channel.outstanding
+    assert sent == other.outstanding > 10
+    for generation, left in ((1, sent), (0, sent - 10)):
+        loop._deliver([(0, b"".join(credit(channel.number, generation, 10)))])
+        assert (channel.outstanding, other.outstanding) == (left, sent)
+
+
+def test_messages_of_channels_that_the_plan_has_no_more_are_dropped() -> None:
+    _, loop, messages = two_workers(True)
+    body = messages[0][1][ADDRESS_BYTES + 2 * DESTINATION_BYTES :]
+    for destinations in ([(999, 0)], [(999, 0), (1, 0)]):
+        loop._deliver([(1, address(destinations, 0, FIRST) + body), (1, address(destinations, 1) + signal(BARRIER, 1))])
+    assert [len(task.inbox.ready) for task in loop.tasks] == [0, 1], "only those who have the channel get it"
 
 
 def test_a_message_for_several_tasks_is_decoded_once() -> None:

@@ -56,6 +56,7 @@ class WorkerOptions:
     window_bytes: int
     cache_bytes: int = MEMORY_BYTES
     network: Network | None = None  # None: all processes of the job share memory
+    check_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ class WorkerProcess:
                 output_caches=OutputCaches(self._options.cache_bytes) if store is not None else None,
                 on_snapshot=self._participant.on_snapshot if store is not None else None,
                 on_motion=self._participant.on_motion if store is not None else None,
+                check_shared=self._options.check_shared,
             )
             self._loop = self._participant.loop = RunLoop(
                 wiring, self._transport, time.monotonic_ns, self._box if store is not None else None

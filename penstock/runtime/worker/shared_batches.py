@@ -5,7 +5,7 @@ function that changes a record changes it for all of them, and which of them see
 and when. The runtime itself never changes a batch that it was given.
 
 `SharedBatches` remembers what the last shared batches were, as bytes, and compares after each call of a stage. That
-costs far more than the calls, so no job does it, but `penstock.testing.run` does.
+costs far more than the calls, so only `penstock.testing.run` does it, and jobs that are run with `check_shared`.
 """
 
 from __future__ import annotations
