@@ -121,6 +121,12 @@ def _whoever_is_meant() -> Any:
     return mock.patch.object(Admitting, "take", as_meant)
 
 
+@planted_fault(LINKS, Test(f"{TESTS}::test_a_peer_that_is_of_no_use_is_not_asked_without_end"))
+def _no_pauses() -> Any:
+    """A peer is connected to at once, whatever came of the last connections to it."""
+    return mock.patch.object(peer_links, "_USELESS_FREE", 1 << 30)
+
+
 @planted_fault(LINKS, Test(f"{TESTS}::test_a_thousand_strangers_hold_up_nobody"))
 def _strangers_without_limit() -> Any:
     """Strangers may be as many as the process has descriptors."""

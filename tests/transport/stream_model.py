@@ -114,7 +114,7 @@ class Owner:
     def unwatch(self, connection: Any) -> None:
         connection.pipe.break_()
 
-    def lost_connection(self, worker: int, connection: Any) -> None:
+    def lost_connection(self, worker: int, connection: Any, useful: bool) -> None:
         """The model connects again when it likes."""
 
     def stop_connecting(self, worker: int) -> None:

@@ -548,6 +548,17 @@ def test_a_peer_with_a_wrong_acknowledgement_frees_nothing(
     assert len([message for message in _told(caplog) if "does not follow the protocol" in message]) == 1
 
 
+def test_a_peer_that_is_of_no_use_is_not_asked_without_end(bad: BadPeer) -> None:
+    """The pauses between its connections grow: they last 0.01, 0.02, 0.04, 0.08 and 0.16 s after the first ones."""
+    started = time.monotonic()
+    for _ in range(9):
+        connection = bad.accept()
+        connection.sendall(b"\1" * 16)
+        wait_until(lambda c=connection: bad.transport.receive(0.001) or _gone(c), "it is disconnected")
+        connection.close()
+    assert time.monotonic() - started >= 0.31
+
+
 def _gone(connection: socket.socket) -> bool:
     connection.settimeout(0.001)
     try:

@@ -28,6 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.transport.endpoint import host_and_port
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
@@ -56,6 +57,8 @@ _AGAIN_MAX_S = 1.0
 _AGAIN_WHILE_SILENT_S = 0.2
 _AGAIN_SHARE = 0.08
 _TRY_S = 2.0
+# So many connections in a row that were of no use need no pause.
+_USELESS_FREE = 3
 _TRIES_MAX = 8
 
 # The kernel probes an idle connection in this interval. It never ends one: this module does.
@@ -148,6 +151,7 @@ class _Target:
     refused: bool = False  # nobody listens at its address
     next_at: float = 0.0  # of the next try
     tries: list[_Meeting] = field(default_factory=list)
+    useless: Backoff = field(default_factory=lambda: Backoff(_AGAIN_FIRST_S, _AGAIN_MAX_S, free=_USELESS_FREE))
 
 
 class PeerLinks:
@@ -200,9 +204,10 @@ class PeerLinks:
         """Connects to a worker no more."""
         self._do(lambda: self._end(worker))
 
-    def lost(self, worker: int, connection: Connection) -> None:
-        """This connection to a worker is gone."""
-        self._do(lambda: self._lost(worker, connection))
+    def lost(self, worker: int, connection: Connection, useful: bool) -> None:
+        """This connection to a worker is gone. `useful`: the peer has received something over it. After several that
+        were not, as with a peer that does not keep to the protocol, there are pauses."""
+        self._do(lambda: self._lost(worker, connection, useful))
 
     def silent(self) -> dict[int, float]:
         """Returns for how many seconds each worker has not answered; 0: it answers."""
@@ -289,14 +294,16 @@ class PeerLinks:
             for meeting in target.tries[:]:
                 self._hang_up(meeting)
 
-    def _lost(self, worker: int, connection: Connection) -> None:
+    def _lost(self, worker: int, connection: Connection, useful: bool) -> None:
         target = self._targets.get(worker)
         if target is not None and target.connection is connection:
             now = time.monotonic()
             target.connection = None
             target.silent = True
             target.heard_at = max(target.heard_at, now - _LOOK_S)
-            target.next_at = now
+            if useful:
+                target.useless.succeeded()
+            target.next_at = now + target.useless.failed()
 
     def _look(self, target: _Target, now: float) -> None:
         """Asks the kernel whether a peer answers."""

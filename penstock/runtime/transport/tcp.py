@@ -357,9 +357,9 @@ class TcpTransport(NetworkTransport):
         """Returns the host and port of a peer, for the log."""
         return self._places.get(worker, "an unknown address")
 
-    def lost_connection(self, worker: int, connection: Connection) -> None:
-        """An outgoing connection is gone."""
-        self._links.lost(worker, connection)
+    def lost_connection(self, worker: int, connection: Connection, useful: bool) -> None:
+        """An outgoing connection is gone. `useful`: the peer has received something over it."""
+        self._links.lost(worker, connection, useful)
 
     def read_again(self, incoming: Incoming) -> None:
         """A stream has bytes of which the kernel does not know."""
@@ -374,19 +374,21 @@ class TcpTransport(NetworkTransport):
 class Outgoing:
     """The stream to one peer, and its connection when there is one."""
 
-    __slots__ = ("_owner", "_told", "_worker", "connection", "stream", "writable")
+    __slots__ = ("_began_at", "_owner", "_told", "_worker", "connection", "stream", "writable")
 
     def __init__(self, owner: TcpTransport, worker: int, stream: SendStream) -> None:
         self._owner = owner
         self._worker = worker
         self.stream = stream
         self.connection: Connection | None = None
+        self._began_at = stream.region.tail  # what was acknowledged when the connection came
         self._told = False  # that the peer has sent an acknowledgement that cannot be
         self.writable = False  # the receiver has said where it is, and the kernel takes bytes
 
     def adopt(self, connection: Connection) -> None:
         self.end()
         self.connection = connection
+        self._began_at = self.stream.region.tail
         self._owner.watch(connection, OUTGOING_EVENTS, self.on_event)
 
     def end(self) -> None:
@@ -406,7 +408,8 @@ class Outgoing:
         connection = self.connection
         self.end()
         if connection is not None:
-            self._owner.lost_connection(self._worker, connection)
+            useful = self.stream.region.tail != self._began_at
+            self._owner.lost_connection(self._worker, connection, useful)
 
     def on_event(self, event: int, messages: list[tuple[int, Buffer]]) -> None:
         """Reads acknowledgements, and writes what waits."""
