@@ -122,7 +122,7 @@ class Guests:
         for name, path in (("output", "/dev/stdout"), ("status", f"{place}/{number}.status")):
             command += ["-chardev", f"file,id={name},path={path}"]
             command += ["-device", f"virtserialport,chardev={name},name={name}"]
-        command += ["-netdev", "hubport,id=net,hubid=0" if cable is None else f"socket,id=net,fd={cable.fileno()}"]
+        command += ["-netdev", "user,id=net,restrict=on" if cable is None else f"socket,id=net,fd={cable.fileno()}"]
         command += ["-device", f"virtio-net-pci,netdev=net,romfile=,mac=52:54:00:00:00:{number + 1:02x}"]
         with (place / f"{number}.emulator").open("w") as errors:
             process = subprocess.Popen(

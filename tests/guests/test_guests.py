@@ -19,8 +19,9 @@ def _possible() -> None:
         pytest.skip(str(error))
 
 
-def test_rdma_passes_the_conformance_suite_of_all_transports() -> None:
-    suite = ["python3", "-m", "tests.guests.suite", "tests/transport/test_conformance.py"]
+def test_rdma_passes_the_conformance_suite_of_all_transports_and_its_own_tests() -> None:
+    tests = ("tests/transport/test_conformance.py", "tests/transport/test_rdma.py")
+    suite = ["python3", "-m", "tests.guests.suite", *tests, "-k", "not missing"]
     (ended,) = Guests([suite]).run(LIMIT_S)
     assert ended.status == 0, ended.output + ended.console
     assert "skipped" not in ended.output

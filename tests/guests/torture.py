@@ -208,17 +208,19 @@ class Other:
                     time.sleep(0.05)
         self.connection = connection
         self.patience(LIMIT_S)
-        self.file: IO[str] = connection.makefile("rw")
+        # One file for both would lose what it has read ahead when something is written.
+        self.reading: IO[str] = connection.makefile("r")
+        self.writing: IO[str] = connection.makefile("w")
 
     def patience(self, seconds: float) -> None:
         self.connection.settimeout(seconds)
 
     def tell(self, what: Any) -> None:
-        self.file.write(json.dumps(what) + "\n")
-        self.file.flush()
+        self.writing.write(json.dumps(what) + "\n")
+        self.writing.flush()
 
     def hear(self) -> Any:
-        line = self.file.readline()
+        line = self.reading.readline()
         if not line:
             raise EOFError("the other guest has gone")
         return json.loads(line)
