@@ -131,7 +131,7 @@ def run(
 
     Several machines:
 
-    `transport`: what carries records between machines. "auto": the best that both machines have. "tcp": TCP, also
+    `transport`: what carries records between machines. "auto": the best that both machines have. "tcp", "rdma": also
     between the workers of one machine. `ports`: the first and the last port at which the job's processes may listen
     (default: any). `node_timeout_s`: a machine that has not answered for this time is lost, and its tasks continue on
     other machines; a shorter cut of the network is a pause.

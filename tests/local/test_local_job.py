@@ -150,6 +150,12 @@ def test_a_failing_function_fails_the_job_with_its_operator(fresh_name: Callable
     assert caught.value.operator == "divide"
 
 
+def test_a_transport_that_the_machine_does_not_have(fresh_name: Callable[[], str]) -> None:
+    job = ps.run(ticking(fresh_name(), 10), local=True, workers=2, transport="rdma")
+    with pytest.raises(ps.JobFailed, match=r'transport="rdma" was given, but .*\. docs/rdma\.md says what RDMA needs'):
+        job.wait(LIMIT_S, progress=False)
+
+
 def test_a_job_is_stopped_and_cancelled(fresh_name: Callable[[], str]) -> None:
     for word, state in (("stop", "FINISHED"), ("cancel", "CANCELLED")):
         job = ps.run(ticking(fresh_name(), 10**6), workers=2, local=True)

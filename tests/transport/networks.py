@@ -13,6 +13,7 @@ from typing import Any
 from penstock.runtime.transport.base import PeerTransport, Transport
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.transport.rdma import RdmaTransport
+from penstock.runtime.transport.routed import RoutedTransport
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.transport.tcp import TcpTransport
 
@@ -141,11 +142,21 @@ class Tcp(Network):
         return TcpTransport(worker, KEY, "127.0.0.1", region_bytes=INBOX_BYTES)
 
 
+class Routed(Tcp):
+    """Workers with even numbers are on one machine, the others on another one."""
+
+    refuses_dropped = False
+
+    def make_one(self, worker: int) -> Transport:
+        tcp = TcpTransport(worker, KEY, "127.0.0.1", region_bytes=INBOX_BYTES)
+        return RoutedTransport(ShmTransport(worker, INBOX_BYTES), {"tcp": tcp}, f"machine {worker % 2}")
+
+
 class Rdma(Network):
     def make_one(self, worker: int) -> Transport:
         return RdmaTransport(worker, KEY, RDMA_HOST, region_bytes=INBOX_BYTES)
 
 
-NETWORKS: dict[str, type[Network]] = {"memory": Memory, "shm": SharedMemory, "tcp": Tcp}
+NETWORKS: dict[str, type[Network]] = {"memory": Memory, "shm": SharedMemory, "tcp": Tcp, "routed": Routed}
 if RDMA_HOST:  # a guest has no native core
     NETWORKS = {"rdma": Rdma}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from penstock.runtime.errors import OptionError
+from penstock.runtime.errors import OptionError, PenstockError
 
 if TYPE_CHECKING:  # the command's --help needs no sockets and no rings
-    from penstock.runtime.transport.base import PeerTransport
+    from penstock.runtime.transport.base import NetworkTransport, PeerTransport
     from penstock.runtime.transport.endpoint import Ports
 
+logger = logging.getLogger(__name__)
+
 #: What carries messages between machines. "auto": the best that both have.
-TransportName = Literal["auto", "tcp"]
+TransportName = Literal["auto", "tcp", "rdma"]
 TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 
 #: The silence after which a node is lost, by default. Ray itself declares a node that it cannot reach dead after about
@@ -20,6 +23,10 @@ TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 NODE_TIMEOUT_S = 5.0
 
 _PORT_MAX = 65_535
+
+
+class NoTransport(PenstockError):
+    """A machine does not have the transport that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -58,15 +65,34 @@ def make_transport(
 
     if network is None:
         return ShmTransport(worker, ring_bytes, at_least=at_least)
-    from penstock.runtime.transport.tcp import TcpTransport  # most jobs do not span machines
+    from penstock.runtime.transport.choose import Abilities, Kind, probe  # most jobs do not span machines
+    from penstock.runtime.transport.tcp import TcpTransport
 
-    tcp = TcpTransport(worker, network.secret, host, (network.first_port, network.last_port))
+    ports = network.first_port, network.last_port
+    abilities = probe(host) if network.transport != "tcp" else None
+    if network.transport == "rdma" and abilities is not None and not abilities.rdma:
+        raise NoTransport(f'transport="rdma" was given, but {abilities.lacks}. docs/rdma.md says what RDMA needs')
+    networks: dict[Kind, NetworkTransport] = {}
+    if abilities is not None and abilities.rdma:
+        from penstock.runtime.transport.rdma import RdmaTransport
+
+        try:
+            networks["rdma"] = RdmaTransport(worker, network.secret, host, ports)
+        except Exception as error:  # a driver may raise anything
+            if network.transport == "rdma":
+                raise
+            logger.warning("worker %d uses TCP, because RDMA could not be opened: %s", worker, error)
+            abilities = Abilities("", f"RDMA could not be opened at {host}: {error}")
+    if network.transport == "rdma":
+        return networks["rdma"]
+    networks["tcp"] = TcpTransport(worker, network.secret, host, ports)
     if network.everywhere:
-        return tcp
+        return networks["tcp"]
     from penstock.runtime.host.machine import machine_id
     from penstock.runtime.transport.routed import RoutedTransport
 
-    return RoutedTransport(ShmTransport(worker, ring_bytes, at_least=at_least), tcp, machine_id())
+    assert abilities is not None
+    return RoutedTransport(ShmTransport(worker, ring_bytes, at_least=at_least), networks, machine_id(), abilities)
 
 
 def checked_ports(given: object) -> tuple[int, int]:

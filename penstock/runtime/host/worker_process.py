@@ -201,8 +201,14 @@ class WorkerProcess:
     def status(self) -> dict[str, Any]:
         """Returns the counters of this worker's tasks."""
         tasks = self._loop.status() if self._loop is not None else []
-        ring_bytes = self._transport.ring_bytes if self._transport is not None else 0
-        return {"index": self._index, "time_ns": time.monotonic_ns(), "tasks": tasks, "ring_bytes": ring_bytes}
+        transport = self._transport
+        return {
+            "index": self._index,
+            "time_ns": time.monotonic_ns(),
+            "tasks": tasks,
+            "ring_bytes": 0 if transport is None else transport.ring_bytes,
+            "transports": {} if transport is None else transport.reasons(),
+        }
 
     def load(self) -> list[TaskLoad]:
         """Returns the load of this worker's tasks."""

@@ -93,6 +93,11 @@ class PeerTransport(Transport):
         """Forgets workers that have died. Returns the sizes of their inboxes as far as they are known, by worker index,
         because messages may have been made for them."""
 
+    def reasons(self) -> dict[int, str]:
+        """Returns, for each connected worker, a sentence that says what carries messages to it, and why; empty when
+        there was nothing to choose. Any thread may call this."""
+        return {}
+
 
 class NetworkTransport(PeerTransport):
     """A transport between machines. A thread can wait for its messages while the run loop sleeps elsewhere."""

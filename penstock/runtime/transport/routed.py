@@ -1,65 +1,118 @@
 """The transport of a worker in a job that spans several machines: shared memory to the workers of its own machine, and
-a network to all others (docs/papers.md: T1, W7).
+to each other worker the best that both machines have (docs/papers.md: T1, W7).
 
-The run loop sleeps in the ring, where the messages of its own machine arrive. So a thread waits for the network in its
+The run loop sleeps in the ring, where the messages of its own machine arrive. So a thread waits for the networks in its
 place, and wakes the ring. The run loop *arms* the thread before it sleeps, and while it does not sleep it looks at the
-network itself. A message must never wait for a run loop that sleeps.
+networks itself. A message must never wait for a run loop that sleeps.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from penstock.runtime.transport.base import Buffer, NetworkTransport, PeerTransport
+from penstock.runtime.transport.choose import Abilities, Kind, choose
 from penstock.runtime.transport.shm import ShmTransport
+
+_SHARED = "Shared memory, because both workers run on one machine."
+_NO_RDMA = Abilities("", "nobody has looked for RDMA")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is, as its address says: the id of its machine, the address of each of its transports, and what
+    its machine has for RDMA."""
+
+    machine: str
+    memory: str
+    networks: dict[Kind, str]
+    abilities: Abilities
+
+    @classmethod
+    def of(cls, address: str) -> Place:
+        """Returns the place that an address names."""
+        found = json.loads(address)
+        return cls(found["machine"], found["memory"], found["networks"], Abilities(**found["abilities"]))
+
+    @property
+    def address(self) -> str:
+        """The address that names this place."""
+        return json.dumps(asdict(self))
 
 
 class RoutedTransport(PeerTransport):
-    """The end of one worker; see the module's docstring. `machine`: the id of the worker's machine."""
+    """The end of one worker; see the module's docstring. `machine`: the id of the worker's machine. `abilities`: what
+    it has for RDMA. `networks`: the transports to other machines, by kind; TCP is always among them."""
 
-    def __init__(self, near: ShmTransport, far: NetworkTransport, machine: str) -> None:
+    def __init__(
+        self,
+        near: ShmTransport,
+        networks: Mapping[Kind, NetworkTransport],
+        machine: str,
+        abilities: Abilities = _NO_RDMA,
+    ) -> None:
         self._near = near
-        self._far = far
+        self._networks = dict(networks)
+        self._far = list(networks.values())
         self._machine = machine
+        self._abilities = abilities
         self._by_worker: dict[int, PeerTransport] = {}
-        self.target_message = min(near.target_message, far.target_message)
+        self._reasons: dict[int, str] = {}
+        self.target_message = min(transport.target_message for transport in (near, *self._far))
         self._armed = False
         self._closed = False
         self._end = os.eventfd(0, os.EFD_CLOEXEC)  # readable when the thread is to end
         self._epoll = select.epoll()
         self._epoll.register(self._end, select.EPOLLIN)
-        self._epoll.register(far.fileno(), 0)
+        for far in self._far:
+            self._epoll.register(far.fileno(), 0)
         self._bell = threading.Thread(target=self._watch, name="penstock-bell", daemon=True)
         self._bell.start()
 
     @property
     def address(self) -> str:
         """See PeerTransport, also for the methods that follow."""
-        return f"{self._machine} {self._near.address} {self._far.address}"
+        networks = {kind: far.address for kind, far in self._networks.items()}
+        return Place(self._machine, self._near.address, networks, self._abilities).address
 
     @property
     def ring_bytes(self) -> int:
         return self._near.ring_bytes
 
     def connect(self, addresses: Mapping[int, str]) -> None:
-        near: dict[int, str] = {}
-        far: dict[int, str] = {}
         for worker, address in addresses.items():
-            machine, in_memory, at_port = address.split(" ")
-            here = machine == self._machine
-            (near if here else far)[worker] = in_memory if here else at_port
-            self._by_worker[worker] = self._near if here else self._far
-        self._near.connect(near)
-        self._far.connect(far)
+            if worker in self._by_worker:
+                continue
+            place = Place.of(address)
+            if place.machine == self._machine:
+                self._near.connect({worker: place.memory})
+                self._by_worker[worker] = self._near
+                self._reasons[worker] = _SHARED
+                continue
+            choice = choose(self._abilities, place.abilities)
+            far = self._networks[choice.kind]
+            far.connect({worker: place.networks[choice.kind]})
+            self._by_worker[worker] = far
+            self._reasons[worker] = choice.reason
+
+    def reasons(self) -> dict[int, str]:
+        """See PeerTransport."""
+        return dict(self._reasons)
 
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
         gone = list(workers)
+        sizes: dict[int, int] = {}
+        for transport in (*self._far, self._near):
+            sizes |= transport.drop(gone)
         for worker in gone:
             self._by_worker.pop(worker, None)
-        return {**self._far.drop(gone), **self._near.drop(gone)}
+            self._reasons.pop(worker, None)
+        return sizes
 
     def max_message(self, worker: int) -> int:
         return self._by_worker.get(worker, self._near).max_message(worker)
@@ -71,34 +124,40 @@ class RoutedTransport(PeerTransport):
         return self._near.remedy(size)
 
     def leave(self) -> bool:
-        near, far = self._near.leave(), self._far.leave()
-        return near and far
+        left = [transport.leave() for transport in (self._near, *self._far)]
+        return all(left)
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         transport = self._by_worker.get(worker)
         return transport is not None and transport.send(worker, task, parts)
 
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
-        far = self._far.receive(0)
+        far = self._receive_far()
         if far or timeout == 0:
             near = self._near.receive(0)
             return [*far, *near] if far and near else far or near
         if not self._armed:
             self._armed = True
-            # A descriptor that is readable already rings at once.
-            self._epoll.modify(self._far.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+            for transport in self._far:
+                # A descriptor that is readable already rings at once.
+                self._epoll.modify(transport.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
         near = self._near.receive(timeout)
-        self.target_message = min(self._near.target_message, self._far.target_message)
+        self.target_message = min(transport.target_message for transport in (self._near, *self._far))
         if self._armed:
             return near
-        far = self._far.receive(0)
+        far = self._receive_far()
         return [*far, *near] if far and near else far or near
+
+    def _receive_far(self) -> Sequence[tuple[int, Buffer]]:
+        if len(self._far) == 1:
+            return self._far[0].receive(0)
+        return [message for transport in self._far for message in transport.receive(0)]
 
     def wake(self) -> None:
         self._near.wake()
 
     def lost(self) -> list[str]:
-        return self._near.lost() + self._far.lost()
+        return [what for transport in (self._near, *self._far) for what in transport.lost()]
 
     def close(self) -> None:
         if self._closed:
@@ -108,8 +167,8 @@ class RoutedTransport(PeerTransport):
         self._bell.join()
         self._epoll.close()
         os.close(self._end)
-        self._far.close()
-        self._near.close()
+        for transport in (*self._far, self._near):
+            transport.close()
 
     def _watch(self) -> None:
         while not self._closed:

@@ -1,0 +1,82 @@
+"""A transport that is made of shared memory and networks: it chooses for each peer, and sleeps in the ring only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.runtime.transport.choose import Abilities, Kind
+from penstock.runtime.transport.routed import Place, RoutedTransport
+from penstock.runtime.transport.shm import ShmTransport
+from penstock.runtime.transport.tcp import TcpTransport
+from tests.e2e.processes import wait_until
+from tests.transport.networks import KEY, LIMIT_S
+
+DEVICE = Abilities("rxe0 port 1", "", "RoCE")
+NOTHING = Abilities("", "b has no RDMA: there is no device")
+
+
+def made(worker: int, machine: str, abilities: Abilities) -> RoutedTransport:
+    """A worker whose transport for RDMA, where its machine has a device, is a second one over TCP."""
+    kinds: list[Kind] = ["rdma", "tcp"] if abilities.rdma else ["tcp"]
+    networks = {kind: TcpTransport(worker, KEY, "127.0.0.1") for kind in kinds}
+    return RoutedTransport(ShmTransport(worker), networks, machine, abilities)
+
+
+@pytest.fixture
+def four() -> Iterator[list[RoutedTransport]]:
+    """Two workers on machine a, one on c, which have devices, and one on b, which has none."""
+    places = [("a", DEVICE), ("a", DEVICE), ("c", DEVICE), ("b", NOTHING)]
+    transports = [made(worker, machine, abilities) for worker, (machine, abilities) in enumerate(places)]
+    addresses = {worker: transport.address for worker, transport in enumerate(transports)}
+    for own, transport in enumerate(transports):
+        transport.connect({worker: address for worker, address in addresses.items() if worker != own})
+    yield transports
+    for transport in transports:
+        transport.close()
+        transport.close()
+
+
+def test_an_address_names_a_place() -> None:
+    place = Place("machine", "/proc/1/fd/3", {"tcp": "tcp://10.0.0.1:5/ab"}, DEVICE)
+    assert Place.of(place.address) == place
+
+
+def test_each_peer_has_the_best_that_both_machines_have(four: list[RoutedTransport]) -> None:
+    assert four[0].reasons() == {
+        1: "Shared memory, because both workers run on one machine.",
+        2: "RDMA, because both machines have an active device (rxe0 port 1).",
+        3: "TCP, because b has no RDMA: there is no device.",
+    }
+    assert four[3].reasons()[0] == four[0].reasons()[3], "both ends choose the same"
+    four[0].drop([2, 3])
+    assert set(four[0].reasons()) == {1}
+    assert not four[0].send(2, 0, (b"to nobody",))
+
+
+@pytest.mark.parametrize("sender", [1, 2, 3], ids=["shared memory", "rdma", "tcp"])
+def test_a_message_wakes_a_worker_that_sleeps_for_good(four: list[RoutedTransport], sender: int) -> None:
+    """Again and again, because the thread that waits for the networks must be armed each time."""
+    for number in range(50):
+        found: list[bytes] = []
+
+        def sleep(found: list[bytes] = found) -> None:
+            while not found:
+                found += [bytes(message) for _, message in four[0].receive(None)]
+
+        sleeper = threading.Thread(target=sleep, daemon=True)
+        sleeper.start()
+        while not four[sender].send(0, 7, (b"%d" % number,)):
+            four[sender].receive(0.01)
+        wait_until(lambda at=sleeper: four[sender].receive(0.01) or not at.is_alive(), "it is awake")  # type: ignore[misc]
+        assert found == [b"%d" % number]
+
+
+def test_a_wake_up_ends_a_sleep_without_a_message(four: list[RoutedTransport]) -> None:
+    sleeper = threading.Thread(target=four[0].receive, args=(None,), daemon=True)
+    sleeper.start()
+    four[0].wake()
+    sleeper.join(LIMIT_S)
+    assert not sleeper.is_alive()
