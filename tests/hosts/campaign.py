@@ -8,10 +8,12 @@ It makes hosts on this machine (tests/hosts/hosts.py), starts Ray on each, and r
 (tests/e2e/kill_campaign.py) on host 0 over all hosts, with their checkpoints and outputs in a directory that all hosts
 share. Beside its "worker", "master" and "two" there are:
 
+    agent      the process that looks after the workers of a host is killed; no worker is to notice
     host       a host without the driver and the head of Ray loses its power; another comes at its address
     cut-0.2    the link of a host is cut for 0.2 s; also cut-3
     cut-30     for 30 s, after which nothing may run there that was given up meanwhile
     cut-out    for 3 s nothing of what a host sends arrives; cut-in: nothing arrives at it
+    head       once, before the others: host 0 loses its power, and the job is resumed on a new cluster (lost_head.py)
     loss       for 10 s a host's link loses 5 % of the frames of each direction
 
 Times are from the fault, and those of short cuts and of losses from their end. After each job its output must be exact,
@@ -54,12 +56,14 @@ from tests.e2e.processes import wait_until
 from tests.e2e.recovery_flows import FLOWS
 from tests.hosts import spaces
 from tests.hosts.hosts import ROOT, Hosts
+from tests.hosts.lost_head import lose_head
 from tests.hosts.ray_cluster import RayCluster
 from tests.hosts.remote import Harm, Remote
 
 PROCESSES = ("worker", "master", "two")
 CUTS_S = {"cut-0.2": 0.2, "cut-3": 3.0, "cut-30": 30.0, "cut-out": 3.0, "cut-in": 3.0}
-KINDS = (*PROCESSES, "host", *CUTS_S, "loss")
+KINDS = (*PROCESSES, "agent", "host", *CUTS_S, "loss")
+ALL_KINDS = ("head", *KINDS)
 LOSS, LOSS_S = 0.05, 10.0
 FAULTS_A_RUN = 6
 RAY_KNOWS_S = 300.0  # see tests/hosts/ray_cluster.py
@@ -105,9 +109,13 @@ class HostsPlace:
 
     def stale(self, host: int, now: set[Process]) -> list[str]:
         """The workers on a host that the job has replaced."""
-        pids = {str(pid) for node, pid in now if self.host_of(node) == host}
+        pids = {pid for node, pid in now if self.host_of(node) == host}
+        return [line for pid, line in self.named(host, "ray::Worker").items() if pid not in pids]
+
+    def named(self, host: int, name: str) -> dict[int, str]:
+        """The processes on a host whose names begin so."""
         found = self.remote.processes(host)
-        return [line for pid, line in found.items() if line.startswith("ray::Worker") and pid not in pids]
+        return {int(pid): line for pid, line in found.items() if line.startswith(name)}
 
     @staticmethod
     def _of_job(line: str) -> bool:
@@ -139,7 +147,8 @@ class HostTormentor(Tormentor):
         if kind in PROCESSES:
             return super()._fault(job, watch, kind)
         before = watch.samples[-1].processes
-        far = kind in ("host", "cut-30")  # host 0 has the driver and Ray's head
+        # Host 0 has the driver, the JobMaster, and Ray's head.
+        far = kind in ("host", "cut-30", "agent")
         among = {self.place.host_of(node) for node, _ in before} - ({0} if far else set())
         if not among:  # a job whose host was lost uses one host less
             return None
@@ -159,6 +168,11 @@ class HostTormentor(Tormentor):
             began = time.monotonic()
             self.place.remote.crash(host)
             return Fault(names, going, before, began, began)
+        if kind == "agent":
+            agents = self.place.named(host, "ray::Agent")
+            for pid in agents:
+                self.place.remote.kill(host, pid)
+            return Fault(names, set(), before, began, time.monotonic()) if agents else None
         if kind == "loss":
             self.place.remote.loss(host, LOSS)
             time.sleep(LOSS_S)
@@ -266,7 +280,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--flow", choices=list(FLOWS), default="wordcount")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--kinds", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--kinds", help=f"of {','.join(ALL_KINDS)}")
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of records in a run")
     parser.add_argument("--interval", type=float, default=1.0, help="between epochs, s")
@@ -275,13 +289,20 @@ def main() -> int:
     parser.add_argument("--go-on", action="store_true", help="after a run that failed, too")
     parser.add_argument("--json", type=Path, help="append the figures to this file, as one line")
     options = parser.parse_args()
-    options.kinds = options.kinds or ",".join(KINDS if options.hosts > 1 else PROCESSES)
-    allowed = KINDS if options.hosts > 1 else PROCESSES
-    if wrong := set(options.kinds.split(",")) - set(allowed):
+    allowed = ALL_KINDS if options.hosts > 1 else PROCESSES
+    kinds = options.kinds.split(",") if options.kinds else list(allowed)
+    if wrong := set(kinds) - set(allowed):
         parser.error(f"--kinds: {', '.join(sorted(wrong))}; with {options.hosts} hosts there are {', '.join(allowed)}")
     if reason := spaces.why_not():
         parser.error(reason)
     place = Path(tempfile.mkdtemp(prefix="penstock-hosts-"))
+    if "head" in kinds:
+        kinds.remove("head")
+        took_s = lose_head(place / "head", options.seed, options.hosts)
+        print(f"lost head, seed {options.seed}: exact, resumed and finished after {took_s:.1f} s", flush=True)
+    if not kinds:
+        return 0
+    options.kinds = ",".join(kinds)
     with Hosts(options.hosts) as hosts:
         cluster = RayCluster(hosts, cpus=2 * options.workers + 4)
         print(f"{options.hosts} hosts with Ray; files in {place}", flush=True)
