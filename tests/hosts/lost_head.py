@@ -55,6 +55,19 @@ print(ps.resume(name, checkpoints=epochs).wait(progress=False)["state"])
 """
 
 
+def wait_gone_from(host: Host) -> None:
+    """Return when a host has no worker any more of a job that has gone."""
+
+    def left() -> list[str]:
+        return [line for line in host.processes().values() if line.startswith("ray::Worker")]
+
+    try:
+        wait_until(lambda: not left(), "no worker is left", _LIMIT_S)
+    except AssertionError as error:
+        names = [line for line in host.processes().values() if line.startswith("ray::")]
+        raise AssertionError(f"{host.name} still has {left()} among {names}") from error
+
+
 def lose_head(place: Path, seed: int, count: int = 3) -> float:
     """Lose it, and resume the job; the seconds from the loss until the new cluster's job has finished. AssertionError
     when its output is wrong, or something of it is left."""
@@ -74,11 +87,7 @@ def lose_head(place: Path, seed: int, count: int = 3) -> float:
         hosts[0].crash()
         others: list[Host] = hosts[1:]
         for host in others:
-            wait_until(
-                lambda host=host: not any(line.startswith("ray::Worker") for line in host.processes().values()),
-                f"{host.name} has no worker of a job that has gone",
-                _LIMIT_S,
-            )
+            wait_gone_from(host)
             host.run(["ray", "stop", "--force"])
         again = RayCluster(others, CPUS)
         text = others[0].python(RESUME, NAME, str(epochs), env=again.environment, directory=ROOT, limit_s=_LIMIT_S)
