@@ -120,6 +120,9 @@ class Owner:
     def stop_connecting(self, worker: int) -> None:
         raise AssertionError("the receiver has closed its inbox")
 
+    def has_room(self) -> None:
+        """The model looks for room by itself."""
+
     def where(self, worker: int) -> str:
         raise AssertionError("an end does not follow the protocol")
 

@@ -57,11 +57,12 @@ def descriptors() -> int:
 @pytest.mark.parametrize("block", range(2))
 def test_a_bad_network_loses_doubles_and_reorders_nothing(block: int) -> None:
     """Every connection goes through a proxy that splits and delays what it forwards, and cuts at any byte."""
-    for seed in random.SystemRandom().sample(range(1 << 30), 4):
-        _through_bad_network(seed)
+    seeds = random.SystemRandom().sample(range(1 << 30), 4)
+    assert sum(_through_bad_network(seed) for seed in seeds), f"nothing was cut in {seeds}"
 
 
-def _through_bad_network(seed: int) -> None:
+def _through_bad_network(seed: int) -> int:
+    """Returns the number of connections that were cut."""
     rng = random.Random(seed)
     first = rng.choice((0, (1 << 64) - rng.randint(1, 100_000)))
     region = rng.choice((8192, 65536, 1 << 20))
@@ -88,7 +89,7 @@ def _through_bad_network(seed: int) -> None:
         for i, end in enumerate(ends):
             assert end.mail == list(enumerate(bodies[1 - i])), f"seed {seed}"
             assert end.transport.lost() == []
-        assert sum(proxy.cuts for proxy in proxies), f"seed {seed}: nothing was cut"
+        return sum(proxy.cuts for proxy in proxies)
     finally:
         for proxy in proxies:
             proxy.close()
@@ -162,6 +163,27 @@ def test_the_descriptor_is_readable_when_there_is_something_to_do(net: Network) 
     assert not poll.poll(0)
 
 
+def test_a_worker_that_has_found_no_room_need_not_wait_until_a_message_comes(net: Network) -> None:
+    net.b.asleep = True
+    while net.a.transport.send(1, 0, (b"x" * 1000,)):
+        net.a.receive()
+    assert not net.a.transport.send(1, 0, (b"x" * 1000,))
+    over = threading.Event()
+
+    def take() -> None:
+        while not over.is_set():
+            net.b.receive()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        while not net.a.transport.send(1, 0, (b"x" * 1000,)):
+            assert net.a.transport.receive(None) == []
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_an_idle_connection_sends_nothing(net: Network) -> None:
     """The kernel probes it; neither run loop has anything to do."""
     poll = select.poll()
@@ -180,6 +202,20 @@ def test_nothing_is_left_after_closing() -> None:
     net.settle()
     net.close()
     assert (descriptors(), threads()) == before
+
+
+def test_a_fork_that_closes_leaves_the_connections_alone(net: Network) -> None:
+    """As when a user's function makes a fork, which ends with all that it has inherited."""
+    child = os.fork()
+    if not child:
+        try:
+            net.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    connections = [end.transport._out[1 - i].connection for i, end in enumerate(net.ends)]
+    net.settle()
+    assert [end.transport._out[1 - i].connection for i, end in enumerate(net.ends)] == connections
 
 
 def test_a_transport_that_was_never_used_closes() -> None:

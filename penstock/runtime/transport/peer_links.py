@@ -410,7 +410,7 @@ class PeerLinks:
     def _go_on(self, meeting: _Meeting) -> None:
         try:
             events = meeting.go_on()
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:  # TLS raises ValueError for contexts that do not fit
             self._fail(meeting, error)
             return
         if events:

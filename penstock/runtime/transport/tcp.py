@@ -110,6 +110,8 @@ class TcpTransport(NetworkTransport):
         self._regions: dict[int, int] = {}  # the capacity of each worker's region, if it has grown
         self._closed = False
         self._woken = False
+        self._refused = False  # a send has found no room
+        self._freed = False  # a peer has received something since then
         self._waking = threading.Lock()
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -201,12 +203,14 @@ class TcpTransport(NetworkTransport):
             return True
         if not stream.put(task, parts, size):
             if size <= self.max_message(worker):
+                self._refused, self._freed = True, False
                 return False
             if size > self.largest_message(worker):
                 raise ValueError(f"a message of {size:,} bytes; the most is {self.largest_message(worker):,}")
             self._regions[worker] = _power_of_two(2 * (size + HEAD_BYTES))
             stream.region.grow(self._regions[worker])
             if not stream.put(task, parts, size):
+                self._refused, self._freed = True, False
                 return False
         if out.writable:
             out.write()
@@ -222,9 +226,12 @@ class TcpTransport(NetworkTransport):
             waiting = not stream.leave() or stream.region.outstanding > 0 or waiting
             if out.writable:
                 out.write()
+        self._refused, self._freed = waiting, False
         return not waiting
 
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
+        """See Transport. When a `send` or `leave` has found no room, this also returns, without messages, as soon as a
+        peer has received something."""
         messages: list[tuple[int, Buffer]] = []
         handlers = self._handlers
         poll = self._epoll.poll
@@ -233,8 +240,8 @@ class TcpTransport(NetworkTransport):
             for fd, event in poll(timeout, _EVENTS):
                 if fd in handlers:
                     handlers[fd](event, messages)
-            if messages or self._woken or timeout == 0:
-                self._woken = False
+            if messages or self._woken or timeout == 0 or (self._refused and self._freed):
+                self._woken = self._refused = False
                 return messages
             if deadline is not None:
                 timeout = max(0, deadline - time.monotonic())
@@ -361,6 +368,10 @@ class TcpTransport(NetworkTransport):
         """An outgoing connection is gone. `useful`: the peer has received something over it."""
         self._links.lost(worker, connection, useful)
 
+    def has_room(self) -> None:
+        """A peer has received something."""
+        self._freed = True
+
     def read_again(self, incoming: Incoming) -> None:
         """A stream has bytes of which the kernel does not know."""
         self._again.append(incoming)
@@ -442,6 +453,7 @@ class Outgoing:
                     )
                 self.lost()
                 return
+            self._owner.has_room()
             if stream.closed:
                 self.end()
                 self._owner.stop_connecting(self._worker)
