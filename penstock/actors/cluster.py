@@ -311,6 +311,13 @@ def _answers_unix(path: str) -> bool:
     return True
 
 
+def patience_s() -> float:
+    """Returns for how long Ray itself bears with a node that refuses each of its checks. A node that just does not
+    answer has longer, because each check then waits for its time limit."""
+    limits = ray._raylet.Config
+    return float(limits.health_check_failure_threshold() * limits.health_check_period_ms()) / 1000
+
+
 def where() -> str:
     """Describes the cluster that this process is connected to, for people."""
     if _connection is None:

@@ -17,7 +17,7 @@ from penstock.actors.job import Job, known_job, silent_status
 from penstock.actors.job_master import CONCURRENCY_GROUPS, JobMaster, in_parts
 from penstock.actors.ray_link import RayLink
 from penstock.placement.groups import machines
-from penstock.runtime.errors import JobExists, JobNotFound, NoCluster
+from penstock.runtime.errors import JobExists, JobNotFound, NoCluster, OptionError
 from penstock.runtime.host.job_state import ENDED
 from penstock.runtime.operators.ends import Write
 
@@ -53,6 +53,7 @@ def connect(
 
 
 def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: Program) -> Job:
+    _check_node_timeout(options.network.node_timeout_s)
     restarts = -1 if options.store is not None and options.epochs.max_restarts else 0
     actor = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(JobMaster).options(
         name=cluster.master_name(flow.name),
@@ -81,6 +82,20 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
     if not detached:
         farewell.remember(job)
     return job
+
+
+def _check_node_timeout(node_timeout_s: float) -> None:
+    """Raises OptionError when Ray would declare a node dead that the job still waits for."""
+    limit_s = cluster.patience_s()
+    if node_timeout_s > limit_s:
+        raise OptionError(
+            "{node_timeout_s=} is longer than Ray itself waits for a node that it cannot reach, which is {limit} s; "
+            "give less, or make Ray wait longer: set RAY_health_check_failure_threshold (now {threshold}) in the "
+            "environment of ray start on all nodes, and of this program",
+            {"node_timeout_s": node_timeout_s},
+            limit=f"{limit_s:g}",
+            threshold=ray._raylet.Config.health_check_failure_threshold(),
+        )
 
 
 def _masters_node(detached: bool) -> str:

@@ -290,6 +290,11 @@ def test_detached_job_outlives_its_driver(
     assert_gone(name, pids)
 
 
+def test_a_job_cannot_wait_longer_for_a_node_than_ray(cluster: str, fresh_name: Callable[[], str]) -> None:
+    with pytest.raises(ps.FlowError, match=r"node_timeout_s=16.0 is longer than Ray itself waits .* which is 15 s"):
+        ps.run(busy_flow(fresh_name()), node_timeout_s=16)
+
+
 def test_not_enough_resources(cluster: str, fresh_name: Callable[[], str]) -> None:
     flow = busy_flow(fresh_name())
     job = ps.run(flow, workers=2, cpus_per_worker=1000, start_timeout_s=3)
