@@ -164,7 +164,13 @@ class OutLog:
             if size and channel.outstanding >= channel.credit_window:
                 return channel.catching_up
             if channel.local:
-                self._hand_over([channel], number, entry)
+                if number == self._made_number:
+                    batch, cost = self._made, self._made_cost
+                    self._made, self._made_number = None, -1
+                    channel.outstanding += cost
+                    channel.receiver.receive(channel.number, batch, entry[1], cost)  # type: ignore[union-attr, arg-type]
+                else:
+                    self._hand_over([channel], number, entry)
             elif channel.moved:
                 if not self._send_pieces(channel, number, entry):
                     self.stopped_by_room = True
@@ -270,8 +276,6 @@ class OutLog:
             assert channel.receiver is not None
             channel.outstanding += cost
             channel.receiver.receive(channel.number, batch, stamp, cost)
-        if self._one is not None:
-            self._let_go()
 
     def _let_go(self) -> None:
         self._made, self._made_number = None, -1
@@ -359,8 +363,9 @@ class OutLog:
         self.bytes += size
         self.records += records
         if self._local:
-            if all(channel.catching_up for channel in self._local):
-                self._let_go()
+            one = self._one
+            if one.catching_up if one is not None else all(channel.catching_up for channel in self._local):
+                self._made, self._made_number = None, -1
             else:
                 self._made, self._made_number, self._made_cost = batch, self.cache.end, cost
         self.cache.append((DATA, stamp, records, size, *parts))
