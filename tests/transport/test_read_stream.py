@@ -58,7 +58,7 @@ class Wire:
         self.sender.publish()
         self.reads: deque[Posted] = deque()
         self.to_sender: deque[tuple[int, int]] = deque()
-        self.to_receiver: deque[tuple[int, int, bytes]] = deque()
+        self.to_receiver: deque[tuple[int, int]] = deque()
         self.receiver.resume(self.stream.region.capacity, self.trusted)
         self.act()
 
@@ -107,7 +107,7 @@ class Wire:
             self.receiver.completed(messages)
             self.receiver.saw(posted.words, self.now)
         elif self.to_receiver:
-            self.receiver.told(*self.to_receiver.popleft(), self.now, messages)
+            self.receiver.told(*self.to_receiver.popleft(), self.now)
         self.received += [(task, bytes(body)) for task, body in messages]
         self.act()
 
@@ -186,27 +186,13 @@ def test_what_is_published_arrives_while_the_sender_stands_still() -> None:
 
 def told(receiver: ReadStream, head: int, now: float) -> None:
     assert receiver.message() == (0, ARMED)
-    receiver.told(head, 0, b"", now, [])
+    receiver.told(head, 0, now)
 
 
 def receiver() -> ReadStream:
     made = ReadStream(FrameDecoder(), memoryview(bytearray(4 * MMS_BYTES)))
     made.resume(64 * MMS_BYTES, True)
     return made
-
-
-def test_a_small_message_of_an_idle_stream_comes_without_a_read() -> None:
-    wire = Wire(random.Random(1), landing=1 << 16)
-    wire.settle()
-    assert wire.put(100)
-    wire.turn()
-    assert wire.received == wire.expected
-    assert [posted.read.size for posted in wire.reads] == [0]  # only the words: more may have been published
-    wire.settle()
-    assert wire.stream.region.outstanding == 0
-    assert wire.put(1000)
-    wire.turn()
-    assert [posted.read.size for posted in wire.reads] == [1000 + HEAD_BYTES]
 
 
 def test_a_read_leaves_at_once_when_none_is_under_way() -> None:
@@ -260,7 +246,7 @@ def test_an_answer_that_nobody_asked_for_is_refused() -> None:
     one = receiver()
     told(one, 17, 5.0)
     with pytest.raises(BadFrame, match="without being asked"):
-        one.told(18, 0, b"", 5.0, [])
+        one.told(18, 0, 5.0)
 
 
 def test_an_acknowledgement_of_bytes_that_were_not_published_is_refused() -> None:

@@ -47,7 +47,6 @@ from penstock.runtime.transport.base import Buffer
 from penstock.runtime.transport.framing import BadFrame, FrameDecoder
 from penstock.runtime.transport.peer_links import Connection, Link
 from penstock.runtime.transport.read_stream import (
-    INLINE_BYTES,
     MMS_BYTES,
     READS_MAX,
     RECEIVES,
@@ -89,9 +88,8 @@ _LOOK_EVERY_S = 20e-6
 # After so many failures in a row, which have carried nothing, a stream goes over TCP.
 _FAILURES_MAX = 3
 
-#: Two numbers, and few bytes of the stream may follow: see read_stream.py.
+#: Two numbers: see read_stream.py.
 _MESSAGE = struct.Struct("<QQ")
-_MESSAGE_MAX = _MESSAGE.size + INLINE_BYTES
 
 # What the ends tell each other over TCP: the form of the stream (RDMA or TCP); queue pair, first packet number, MTU,
 # local identifier, READs at once, whether the words can be trusted, GID; address and key of the region, and of the
@@ -241,10 +239,9 @@ class _Requests:
         self.sends = [_Request(verbs, enums.IBV_WR_SEND, flag) for flag in (inline, inline | enums.IBV_SEND_SIGNALED)]
         self.reads = [_ReadRequests(verbs) for _ in range(READS_MAX)]
         # What is to be sent is copied when it is posted.
-        message = ctypes.create_string_buffer(_MESSAGE_MAX)
-        self.view = memoryview(message).cast("B")
+        self.message = ctypes.create_string_buffer(_MESSAGE.size)
         for send in self.sends:
-            send.set(ctypes.addressof(message), _MESSAGE.size, 0)
+            send.set(ctypes.addressof(self.message), _MESSAGE.size, 0)
 
     @classmethod
     def take(cls, verbs: _Pyverbs) -> _Requests:
@@ -366,7 +363,7 @@ class _QueuePair:
         self._device = device
         self.key = device.new_key(end)
         capacity = verbs.qp.QPCap(
-            max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=_MESSAGE_MAX
+            max_send_wr=sends, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1, max_inline_data=_MESSAGE.size
         )
         enums = verbs.enums
         attributes = verbs.qp.QPInitAttr(
@@ -424,14 +421,12 @@ class _QueuePair:
         """Returns the number of a work request, by which its completion is known."""
         return self.key << 32 | kind << 16 | about
 
-    def send(self, requests: _Requests, first: int, second: int, more: bytes = b"") -> None:
-        """Sends a message of two numbers, and what follows them."""
-        send = requests.sends[self._sent % _SIGNALLED_EVERY == 0]
-        size = _MESSAGE.size + len(more)
-        requests.view[:size] = _MESSAGE.pack(first, second) + more
-        send.piece.length = size
-        send.request.wr_id = self.name(_SEND, 0)
-        self.pair.post_send(send.request)
+    def send(self, requests: _Requests, first: int, second: int) -> None:
+        """Sends a message of two numbers."""
+        send = requests.sends[self._sent % _SIGNALLED_EVERY == 0].request
+        _MESSAGE.pack_into(requests.message, 0, first, second)
+        send.wr_id = self.name(_SEND, 0)
+        self.pair.post_send(send)
         self._sent += 1
 
     def close(self) -> None:
@@ -441,16 +436,13 @@ class _QueuePair:
 
 
 class _Receives:
-    """Receives for messages, each with its place in a buffer. They are made once for each peer."""
+    """Receives for messages of two numbers, each with its place in a buffer. They are made once for each peer."""
 
     def __init__(self, device: _Device, count: int) -> None:
         wr = device.verbs.wr
-        self._memory = _Memory(device, memoryview(mmap.mmap(-1, count * _MESSAGE_MAX)), readable=False)
-        address, key = self._memory.address, self._memory.local_key
-        self.requests = [
-            wr.RecvWR(num_sge=1, sg=[wr.SGE(address + _MESSAGE_MAX * index, _MESSAGE_MAX, key)])
-            for index in range(count)
-        ]
+        self._memory = _Memory(device, memoryview(mmap.mmap(-1, mmap.PAGESIZE)), readable=False)
+        address, key, size = self._memory.address, self._memory.local_key, _MESSAGE.size
+        self.requests = [wr.RecvWR(num_sge=1, sg=[wr.SGE(address + size * index, size, key)]) for index in range(count)]
 
     def post(self, pair: _QueuePair, index: int) -> None:
         request = self.requests[index]
@@ -461,13 +453,8 @@ class _Receives:
         for index in range(len(self.requests)):
             self.post(pair, index)
 
-    def read(self, index: int, size: int) -> tuple[int, int, bytes]:
-        """Returns the numbers of a message of so many bytes, and what follows them."""
-        if not _MESSAGE.size <= size <= _MESSAGE_MAX:
-            raise BadFrame(f"a message of {size} bytes")
-        at = _MESSAGE_MAX * index
-        first, second = _MESSAGE.unpack_from(self._memory.view, at)
-        return first, second, bytes(self._memory.view[at + _MESSAGE.size : at + size])
+    def read(self, index: int) -> tuple[int, int]:
+        return _MESSAGE.unpack_from(self._memory.view, _MESSAGE.size * index)
 
     def close(self) -> None:
         self._memory.close()
@@ -601,13 +588,13 @@ class _RdmaOutgoing(Outgoing):
             except self._device.verbs.error as error:
                 self.fail(error)
 
-    def completed(self, kind: int, about: int, size: int, messages: list[tuple[int, Buffer]]) -> None:
-        """A work request is done; `size`: of a message that has come."""
+    def completed(self, kind: int, about: int, messages: list[tuple[int, Buffer]]) -> None:
+        """A work request is done."""
         pair = self._pair
         if kind != _RECEIVE or pair is None:
             return
+        position, said = self._receives.read(about)
         try:
-            position, said, _ = self._receives.read(about, size)
             self._receives.post(pair, about)
             self._published.take(position, said)
         except BadFrame as error:
@@ -744,8 +731,8 @@ class _RdmaIncoming(Incoming):
         self._pair.connect(self._peer)
         connection.send(self._pair.setup(None, None))
 
-    def completed(self, kind: int, about: int, size: int, messages: list[tuple[int, Buffer]]) -> None:
-        """A work request is done; `size`: of a message that has come."""
+    def completed(self, kind: int, about: int, messages: list[tuple[int, Buffer]]) -> None:
+        """A work request is done."""
         pair, reader = self._pair, self._reader
         if pair is None or kind == _SEND:
             return
@@ -756,9 +743,9 @@ class _RdmaIncoming(Incoming):
                 reader.completed(messages)
                 reader.saw(self._words.view[WORDS_BYTES * about : WORDS_BYTES * (about + 1)].cast("Q").tolist(), now)
             else:
-                head, processed, more = self._receives.read(about, size)
+                head, processed = self._receives.read(about)
                 self._receives.post(pair, about)
-                reader.told(head, processed, more, now, messages)
+                reader.told(head, processed, now)
             self._act(now)
         except BadFrame as error:
             logger.error("worker %d does not follow the protocol, and is disconnected: %s", self._worker, error)
@@ -792,14 +779,15 @@ class _RdmaIncoming(Incoming):
         """Posts the READs and the message that are due."""
         pair, reader, requests = self._pair, self._reader, self._requests
         assert pair is not None
-        now = time.monotonic() if now is None else now
-        while (read := reader.next_read(now)) is not None:
-            self._post(pair, requests, read)
         if reader.waiting:
-            if not reader.under_way:
-                self._rdma.turn_later(self)
-            elif (due := reader.due()) is not None:
-                self._rdma.turn_at(self, due)
+            now = time.monotonic() if now is None else now
+            while (read := reader.next_read(now)) is not None:
+                self._post(pair, requests, read)
+            if reader.waiting:
+                if not reader.under_way:
+                    self._rdma.turn_later(self)
+                elif (due := reader.due()) is not None:
+                    self._rdma.turn_at(self, due)
         message = reader.message()
         if message is not None:
             pair.send(requests, *message)
@@ -822,7 +810,7 @@ class _RdmaIncoming(Incoming):
         name = pair.name(_READ, slot)
         for one in chain:
             one.request.wr_id = name
-        pair.pair.post_send((chain[0] if read.size else chain[-1]).request)
+        pair.pair.post_send(chain[0].request)
 
     def say_closed(self) -> None:
         self._reader.closed = True
@@ -913,7 +901,7 @@ class RdmaTransport(TcpTransport):
             if one.status:
                 end.fail(f"a work request has failed with status {one.status}")
             else:
-                end.completed(name >> 16 & 0xFFFF, name & 0xFFFF, one.byte_len, messages)
+                end.completed(name >> 16 & 0xFFFF, name & 0xFFFF, messages)
 
     def _on_incoming(self, event: int, messages: list[tuple[int, Buffer]]) -> None:
         incoming = self.device.incoming

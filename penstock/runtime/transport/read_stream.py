@@ -8,7 +8,7 @@ of more, and it never asks by READs in a loop: it *arms* itself, and the sender 
 as it has published more.
 
     receiver: READ data, READ words ... nothing more   -> ARMED, position
-    sender:   (puts frames)                            -> head, and the bytes themselves if they are few
+    sender:   (puts frames)                            -> head
     receiver: READ data, READ words ...
 
 A READ leaves at once when none is under way. Otherwise it leaves when MMS_BYTES wait, or when the oldest byte has
@@ -47,10 +47,6 @@ WTL_S = 0.001
 RECEIVES = 64
 #: So many READs may be under way. Each one takes a resource of the other end's device, which has 16 or more.
 READS_MAX = 4
-
-#: Up to so many bytes are sent with the answer to ARMED, so that a message of an idle stream waits for no READ. Devices
-#: take some hundred bytes inline.
-INLINE_BYTES = 200
 
 #: The words: the head, the number of messages that the sender has processed, and a check, because a READ is not bound
 #: to copy all of them at the same instant.
@@ -96,21 +92,18 @@ class Published:
         self.armed = said & ARMED != 0
         self.publish()
 
-    def answer(self) -> tuple[int, int, bytes] | None:
-        """Returns the head, the number of messages processed, and what was published, if that is little, when the
-        receiver must be told of more."""
+    def answer(self) -> tuple[int, int] | None:
+        """Returns the head and the number of messages processed, when the receiver must be told of more."""
         region = self.stream.region
         # The receiver has acknowledged everything that it has read when it arms itself.
         if not self.armed or region.head == region.tail:
             return None
         self.armed = False
-        more = b"".join(region.between(region.tail, region.head)) if region.outstanding <= INLINE_BYTES else b""
-        return region.head, self.processed, more
+        return region.head, self.processed
 
 
 class Read(NamedTuple):
-    """A READ to be posted: so many bytes from a position of the stream, to a place in the landing buffer, and then the
-    words. No bytes: the words only."""
+    """A READ to be posted: so many bytes from a position of the stream, to a place in the landing buffer."""
 
     position: int
     size: int
@@ -127,7 +120,6 @@ class ReadStream:
         "_close_said",
         "_known",
         "_landing",
-        "_look",
         "_processed",
         "_requested",
         "_sent",
@@ -158,7 +150,7 @@ class ReadStream:
         self._under_way: deque[Read] = deque()
         self._start = self._stop = 0  # of what has landed and is not decoded
         self._waiting_since = 0.0
-        self._armed = self._close_said = self._look = False
+        self._armed = self._close_said = False
         self._sent = self._processed = 0  # messages to the sender
         return position
 
@@ -186,23 +178,13 @@ class ReadStream:
         self._landing = landing
         self._start, self._stop = 0, size
 
-    def told(self, head: int, processed: int, more: bytes, now: float, messages: list[tuple[int, Buffer]]) -> None:
-        """The sender has answered ARMED. Appends the messages of `more`, if the answer brought the bytes themselves.
-        Raises BadFrame for an answer that cannot be."""
+    def told(self, head: int, processed: int, now: float) -> None:
+        """The sender has answered ARMED. Raises BadFrame for an answer that cannot be."""
         if not self._armed:
             raise BadFrame("the sender has told of more without being asked")
         self._armed = False
         self._processed = processed
         self._learn(head, now)
-        size = len(more)
-        if size and size == self.waiting and size <= self._room():
-            start = self._stop
-            self._landing[start : start + size] = more
-            self._requested = head
-            self._stop = start + size
-            self._start = self.decoder.decode(self._landing, self._start, self._stop, messages)
-            # More may have been published since. If the sender's process stands still, only the words can tell.
-            self._look = self._words_trusted
 
     def saw(self, words: Sequence[int], now: float) -> None:
         """A READ of the words is complete."""
@@ -234,11 +216,6 @@ class ReadStream:
     def next_read(self, now: float) -> Read | None:
         """Returns the READ that leaves now, which is under way from then on."""
         waiting, under_way = self.waiting, self._under_way
-        if self._look and not waiting:
-            self._look = False
-            read = Read(self._requested, 0, self._stop)
-            under_way.append(read)
-            return read
         if not waiting or len(under_way) >= READS_MAX:
             return None
         if under_way and waiting < MMS_BYTES and now - self._waiting_since < WTL_S:
@@ -248,7 +225,6 @@ class ReadStream:
             return None
         read = Read(self._requested, size, len(self._landing) - self._room())
         under_way.append(read)
-        self._look = False
         self._requested = (self._requested + size) & WRAP
         self._waiting_since = now
         return read
@@ -273,8 +249,8 @@ class ReadStream:
         """Returns a position, and what is said about it, if the sender must be told something now."""
         decoder = self.decoder
         position = decoder.position
-        # The words of a READ may tell of more.
-        arm = not (self._armed or self.closed or self._look or self._under_way) and position == self._known
+        # No READ is under way then, whose words may tell of more.
+        arm = not (self._armed or self.closed) and position == self._known
         close = self.closed and not self._close_said
         if not (arm or close or decoder.asked or ((position - self._acknowledged) & WRAP) >= self._step):
             return None
