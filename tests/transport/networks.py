@@ -48,6 +48,8 @@ class Network:
     refuses_dropped = True
     #: The number of bytes that may be under way to a worker that does not receive.
     most_under_way = 2 * INBOX_BYTES
+    #: Whether a message may wait until its sender calls `receive`, as run loops do all the time.
+    sender_serves = False
 
     def __init__(self, workers: int = 2) -> None:
         self.ends = [End(transport) for transport in self.make(workers)]
@@ -81,12 +83,12 @@ class Network:
         self._connect(range(len(self.ends)))
         return old
 
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        """Lets all ends receive until the condition holds."""
+    def until(self, condition: Callable[[], object], what: str, ends: Sequence[End] | None = None) -> None:
+        """Lets all ends, or some, receive until the condition holds."""
         deadline = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < deadline, f"not within {LIMIT_S:g} s: {what}"
-            for end in self.ends:
+            for end in self.ends if ends is None else ends:
                 if not end.asleep:
                     end.receive()
 
@@ -153,6 +155,8 @@ class Routed(Tcp):
 
 
 class Rdma(Network):
+    sender_serves = True
+
     def make_one(self, worker: int) -> Transport:
         return RdmaTransport(worker, KEY, RDMA_HOST, region_bytes=INBOX_BYTES)
 

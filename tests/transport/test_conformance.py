@@ -204,6 +204,8 @@ def test_a_message_ends_the_wait(net: Network) -> None:
     for _ in range(20):
         thread, result = in_thread(lambda: [bytes(m) for _, m in net.b.transport.receive(None)])
         assert net.a.transport.send(1, 0, (b"hello",))
+        if net.sender_serves:
+            net.until(lambda thread=thread: not thread.is_alive(), "the message", [net.a])
         thread.join(LIMIT_S)
         assert result == [[b"hello"]]
 
