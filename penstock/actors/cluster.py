@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -117,7 +117,7 @@ class _Connection:
         actor has died."""
         until = time.monotonic() + _GOING_S
         while time.monotonic() < until and self.gone is None:
-            if _answers_tcp(self.address) and _answers_unix(self._raylet):
+            if answers_tcp(self.address) and _answers_unix(self._raylet):
                 return None
             _look_again.wait(0.2)
         return self.gone
@@ -136,7 +136,7 @@ class _Connection:
                     return
             except Exception:  # Ray is disconnecting in another thread
                 return
-            if _answers_tcp(self.address):
+            if answers_tcp(self.address):
                 silent_s = 0.0
                 continue
             silent_s += _LOOK_S
@@ -271,7 +271,8 @@ def _on_this_machine() -> list[str]:
     return sorted(ray._private.services.find_gcs_addresses())
 
 
-def _answers_tcp(address: str) -> bool:
+def answers_tcp(address: str) -> bool:
+    """Returns whether somebody accepts a connection at this address within a second."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
@@ -316,6 +317,31 @@ def patience_s() -> float:
     answer has longer, because each check then waits for its time limit."""
     limits = ray._raylet.Config
     return float(limits.health_check_failure_threshold() * limits.health_check_period_ms()) / 1000
+
+
+def leave_without_head(before: Callable[[], None]) -> None:
+    """In an actor that may outlive its cluster because it runs on another machine than the head: starts a thread that
+    ends this process when the head has been silent for so long that nobody will start it again, after calling
+    `before`. When the head's machine vanishes without a word, Ray's own processes notice only after minutes."""
+    context = ray.get_runtime_context()
+    address = str(context.gcs_address)
+    own = str(ray.util.get_node_ip_address())
+    if address.rpartition(":")[0].strip("[]") == own:
+        return
+
+    def watch() -> None:
+        silent_s = 0.0
+        while silent_s < _HEAD_BACK_S:
+            begun = time.monotonic()
+            _look_again.wait(_LOOK_S)
+            answers = answers_tcp(address)
+            # A pause of this process, or of its machine, is no silence of the head.
+            silent_s = 0.0 if answers else silent_s + min(time.monotonic() - begun, 3 * _LOOK_S)
+        logger.error("the head of the Ray cluster at %s has gone, and this process ends", address)
+        before()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="penstock-head", daemon=True).start()
 
 
 def where() -> str:

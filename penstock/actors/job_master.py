@@ -147,12 +147,28 @@ class _RayCarrier:
             warnings.simplefilter("ignore", DeprecationWarning)  # of what Ray itself uses there
             self.again = bool(context.was_current_actor_reconstructed)
         self.notes = Notes(plan.name, context.get_actor_id(), HeadMemory())
-        self._nodes = Nodes(options.placement, options.workers)
+        self._nodes = Nodes(options.placement, options.workers, continues=self.again or options.resume)
         self.placer = Placer(options.placement, self._nodes)
         self._processes: RayProcesses | None = None
 
     def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, Processes, Placing]:
-        """See Carrier."""
+        """See Carrier. Ray may take a node for alive that was cut off before this JobMaster has started. Such a node is
+        lost, and nodes are chosen again."""
+        from penstock.actors import cluster
+        from penstock.actors.node_agents import NotReached
+
+        while True:
+            try:
+                found = self._reserve(cancelled)
+                cluster.leave_without_head(found[1].kill_all)
+                return found
+            except NotReached as error:
+                logger.warning("job %s: %s; other nodes are chosen", self._plan.name, error)
+                if self._processes is not None:
+                    self._processes.close()
+                self._nodes.lose(error.node_id)
+
+    def _reserve(self, cancelled: Callable[[], bool]) -> tuple[int, RayProcesses, Placing]:
         from penstock.actors.ray_processes import RayProcesses  # knows placement, as Nodes does
         from penstock.actors.shared_directories import check_shared
 

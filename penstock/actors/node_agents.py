@@ -30,7 +30,11 @@ _AGAIN_MAX_S = 2.0
 
 
 class NotReached(PenstockError):
-    """No agent could be started on a node."""
+    """No agent could be started on a node, although Ray takes the node for alive. `node_id` says on which one."""
+
+    def __init__(self, message: str, node_id: str) -> None:
+        super().__init__(message)
+        self.node_id = node_id
 
 
 class Agent:
@@ -124,7 +128,7 @@ class _Node:
                 try:
                     end = self._start(timeout_s)
                 except Exception as error:  # Ray raises errors of many classes
-                    raise NotReached(f"node {self._name} cannot be reached: {first_line(error)}") from error
+                    raise NotReached(f"node {self._name} cannot be reached: {first_line(error)}", self._id) from error
                 limit_s = self._network.node_timeout_s
                 self.known = NodeLine(self._name, end, limit_s, lambda reason: self._lost(self._id, reason))
                 threading.Thread(target=self._keep, name="penstock-agents", daemon=True).start()

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Ray counts CPUs in ten-thousandths.
 _LEAST_CPUS = 1e-6
+# For how long it counts that a node has answered, or has not.
+_ASKED_S = 3.0
 # As many workers as take no CPU at all have room on a node.
 _MANY = 1 << 30
 
@@ -37,8 +39,10 @@ _MANY = 1 << 30
 class Nodes:
     """The nodes of a job. The JobMaster's supervising thread calls `reserve` once, before anything else is called."""
 
-    def __init__(self, options: PlacementOptions, workers: int) -> None:
+    def __init__(self, options: PlacementOptions, workers: int, *, continues: bool = False) -> None:
+        """`continues`: the job has run before. It then makes do with fewer nodes, because some may have been lost."""
         self._options = options
+        self._continues = continues
         self.workers = workers  # the number of workers; less than was asked for if the job may be smaller
         self.nodes: tuple[Node, ...] = (Node("here", workers),)
         self.machines: list[Machine] = []  # of `nodes`; empty when all workers are on the JobMaster's node
@@ -50,6 +54,7 @@ class Nodes:
         self._timeout_s = 0.0
         self._lock = threading.Lock()  # of what follows, which changes when nodes are lost
         self._lost: set[str] = set()
+        self._asked: dict[str, tuple[float, bool]] = {}  # by node id: when it was asked, and whether it has answered
         self._replaced: dict[int, Group] = {}  # by worker
         self._replacements = 0
 
@@ -123,10 +128,27 @@ class Nodes:
         here = _here(machines())
         return [machine for machine in self.machines if machine.host != here.host]
 
+    def _usable(self) -> list[Machine]:
+        """Returns the nodes that are alive. Ray also takes a node for alive that has just been cut off, and would wait
+        for it without end. So nodes of other machines have to answer."""
+        known = machines()
+        here = _here(known)
+        with self._lock:
+            known = [machine for machine in known if machine.node_id not in self._lost]
+        return [machine for machine in known if machine.host == here.host or self._answers(machine)]
+
+    def _answers(self, machine: Machine) -> bool:
+        now = time.monotonic()
+        asked = self._asked.get(machine.node_id)
+        if asked is None or now - asked[0] > _ASKED_S:
+            answers = not machine.port or cluster.answers_tcp(f"{machine.address}:{machine.port}")
+            asked = self._asked[machine.node_id] = (now, answers)
+        return asked[1]
+
     def _all_fit_here(self) -> bool:
         """Returns whether the JobMaster's node has enough CPUs for all workers, in use or free. Raises NotPlaced when
         no other node could help."""
-        known = machines()
+        known = self._usable()
         here = _here(known)
         if self._cpus * self.workers <= here.cpus + _LEAST_CPUS:
             return True
@@ -137,7 +159,7 @@ class Nodes:
     def _fewest(self) -> list[tuple[Machine, int]]:
         """Returns the fewest nodes that have room for all workers, and the number of workers for each. Nodes of the
         JobMaster's machine come first, then those with the most room."""
-        known = machines()
+        known = self._usable()
         here = _here(known)
         for cpus in ({m.node_id: m.free_cpus for m in known}, {m.node_id: m.cpus for m in known}):
 
@@ -181,10 +203,10 @@ class Nodes:
         """Returns the nodes to use: first a node for each pinned operator, then nodes that the cluster has added for
         the job, then those with the most room. Returns fewer than `count` when the cluster has fewer and the job may be
         smaller."""
-        known = machines()
+        known = self._usable()
         host = _here(known).host
         if len(known) < count:
-            if self._options.at_least is None:
+            if self._options.at_least is None and not self._continues:
                 raise NotPlaced(
                     f"the job is to run on {count} nodes, and the cluster has {len(known)}. Give fewer nodes, or "
                     "PlacementOptions(at_least=...) to allow fewer, or PlacementOptions(grow=True) to wait for more"
@@ -249,10 +271,10 @@ class Nodes:
             self._replacements += 1
             name = replacement_name(cluster.workers_group(self._job), worker, self._replacements)
             before = self._replaced.pop(worker, None)
-            lost, used = set(self._lost), Counter(machine.node_id for machine in self._at)
+            used = Counter(machine.node_id for machine in self._at)
         if before is not None:
             before.remove()
-        fit = [m for m in machines() if m.node_id not in lost and m.free_cpus >= self._cpus - _LEAST_CPUS]
+        fit = [m for m in self._usable() if m.free_cpus >= self._cpus - _LEAST_CPUS]
         try:
             group = self._room_on(fit, used, name)
         except NotPlaced as error:

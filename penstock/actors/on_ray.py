@@ -60,7 +60,7 @@ def start(flow: Flow, plan: Plan, options: JobOptions, detached: bool, program: 
         namespace=cluster.NAMESPACE,
         lifetime="detached" if detached else None,
         num_cpus=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(_masters_node(detached), soft=detached),
+        scheduling_strategy=NodeAffinitySchedulingStrategy(_masters_node(detached), soft=False),
         max_concurrency=64,
         max_restarts=restarts,
         max_task_retries=-1 if restarts else 0,

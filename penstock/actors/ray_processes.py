@@ -21,7 +21,6 @@ from penstock.actors.node_agents import NodeAgents, NotReached
 from penstock.actors.nodes import Nodes
 from penstock.actors.worker import Worker
 from penstock.placement.groups import NotPlaced
-from penstock.runtime.errors import NotEnoughResources
 from penstock.runtime.host.job_runner import first_line
 from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.node_agent import NodeLine
@@ -30,6 +29,9 @@ from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
 from penstock.runtime.host.worker_process import Outcome, WorkerOptions
 
 logger = logging.getLogger(__name__)
+
+# A node on which no agent has started within this time cannot be reached, whatever Ray knows of it.
+_AGENT_S = 20.0
 
 
 class RayWorker:
@@ -230,18 +232,22 @@ class RayProcesses:
         for handle in lost:
             handle.lose(reason)
 
+    def kill_all(self) -> None:
+        """Kills all present workers, without Ray."""
+        with self._lock:
+            handles = list(self._handles.values())
+        for handle in handles:
+            handle.kill()
+
     def connect_nodes(self) -> dict[str, NodeLine]:
-        """Starts the agents of all nodes on other machines. Returns the lines to them by node id. Raises
-        NotEnoughResources when a node cannot be reached."""
+        """Starts the agents of all nodes on other machines. Returns the lines to them by node id. Raises NotReached."""
         if self._agents is None:
             return {}
-        try:
-            return {
-                machine.node_id: self._agents.line(machine.node_id, str(machine), self._start_timeout_s)
-                for machine in self._nodes.elsewhere()
-            }
-        except NotReached as error:
-            raise NotEnoughResources(str(error)) from error
+        limit_s = min(self._start_timeout_s, _AGENT_S)
+        return {
+            machine.node_id: self._agents.line(machine.node_id, str(machine), limit_s)
+            for machine in self._nodes.elsewhere()
+        }
 
     def nodes_status(self) -> list[dict[str, Any]]:
         """Returns what the heartbeats say of the nodes on other machines."""

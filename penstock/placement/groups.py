@@ -98,6 +98,7 @@ class Machine:
     resources: Mapping[str, float]
     totals: Mapping[str, float]
     address: str = ""  # the numeric network address
+    port: int = 0  # at this address, of the node's raylet; 0: unknown
 
     @property
     def host(self) -> tuple[str, str]:
@@ -130,6 +131,7 @@ def machines() -> list[Machine]:
                 {name: amount for name, amount in left.items() if "_group_" not in name},
                 dict(totals),
                 node["NodeManagerAddress"],
+                node["NodeManagerPort"],
             )
         )
     return sorted(found, key=lambda machine: (_HEAD not in machine.totals, machine.name, machine.node_id))
