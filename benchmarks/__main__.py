@@ -18,6 +18,7 @@ BENCHMARKS = {
     "ring_peers": ("ring_channels", "the ring beside sockets, ZeroMQ, iceoryx2: latency, messages a second"),
     "transport_link": ("transport_link", "messages between machines: TCP beside a bare socket pair and the ring"),
     "ring_paper": ("ring_paper", "the ring experiments of the paper (T13): message size, rate, ring size"),
+    "multicast_model": ("multicast_model", "multicast to 480 tasks and 10,000 nodes: a model, calibrated here"),
     "hosts_links": ("hosts_links", "plain sockets and trees of plain forwarders over shaped links between hosts"),
     "hosts_jobs": ("hosts_jobs", "WordCount and single records over two hosts, beside one host and Bytewax"),
     "rdma_verbs": ("rdma_verbs", "READ, WRITE, send/recv, and RDMA beside TCP, in guests with software RoCE"),

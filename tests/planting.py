@@ -24,6 +24,7 @@ ENTRIES = (
     "tests.epochs.planted",
     "tests.epochs.planted_host",
     "tests.bridge.planted_scheduler",
+    "tests.benchmarks.planted",
     "tests.multicast.planted",
     "tests.transport.planted",
     "tests.planted_elsewhere",
