@@ -19,6 +19,7 @@ import pytest
 import penstock as ps
 from penstock.bridge.session import SparkOptions
 from penstock.runtime.epochs.manifest import FORMAT, decode, encode
+from penstock.runtime.host import job_runner
 from penstock.runtime.host.network import TransportName
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here
@@ -71,9 +72,12 @@ def test_results_are_those_of_a_loop(
     assert not workers_here()
 
 
-def test_a_spare_process_takes_the_place_of_a_killed_worker(fresh_name: Callable[[], str]) -> None:
+def test_a_spare_process_takes_the_place_of_a_killed_worker(
+    fresh_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next worker is the process that was there before, and another spare process comes. One that was killed is
     none."""
+    monkeypatch.setattr(job_runner, "_SPARES_AFTER_S", 0.5)
     flow = ticking(fresh_name(), 1 << 40)
     job = ps.run(flow, local=True, workers=2, epoch_interval_s=0.2)
     for spare_lives in (True, False):
@@ -90,7 +94,8 @@ def test_a_spare_process_takes_the_place_of_a_killed_worker(fresh_name: Callable
     wait_until(lambda: not any(map(alive, everybody)), "no process is left, no spare process either")
 
 
-def test_without_spares_there_are_none(fresh_name: Callable[[], str]) -> None:
+def test_without_spares_there_are_none(fresh_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_runner, "_SPARES_AFTER_S", 0.5)
     job = ps.run(ticking(fresh_name(), 1 << 40), local=True, workers=2, epoch_interval_s=0.2, spares=False)
     kill_after(job, 0, 20)
     assert job.status()["spares"] == 0

@@ -88,9 +88,10 @@ _STATUS_S = 1.0
 # worker has the command by then. A task that has one barrier and waits for another one holds up records meanwhile.
 _TRIGGER_AHEAD_NS = 10_000_000
 _CONSOLE_LINES_MAX = 10_000
-# The time between two looks at the spare processes, and the time that a job has run when it gets the first ones.
+# The time between two looks at the spare processes, and the time that a job has run when it gets the first ones. To
+# start a process takes half a second of a core, which shows in the latency of a job that uses all cores.
 _SPARES_S = 1.0
-_SPARES_AFTER_S = 3.0
+_SPARES_AFTER_S = 10.0
 # How long the store keeper may take to end before the job's epochs are deleted: as long as a store may take to answer.
 _KEEPER_END_S = 60.0
 
