@@ -53,6 +53,8 @@ STEPS = (30_000, 60_000, 80_000, 100_000, 80_000)
 COPY_OF_STEPS_S = 5.2e-6
 #: The part of the largest rate at which latencies are compared.
 LOAD = 0.8
+_NEARLY = 0.95
+_PAPER_TREE = "non-blocking, d*=3"
 _LINK_BITS = 1e9
 _FAR_S = 0.01
 _KEY = b"the secret of one benchmark, 32 b"
@@ -303,6 +305,70 @@ def compare(bench: Bench, label: str, measured: Measured, link_bits: float = mat
         )
 
 
+def beside_the_paper(bench: Bench, measured: Measured) -> None:
+    """The ratios that the paper gives for 480 tasks, and those of the model."""
+    records = bench.pick(50_000, 2000)
+    every = designs(measured, PARALLELISM[-1])
+    most = {name: 1 / design.record_s for name, design in every.items()}
+    tree, two = every[_PAPER_TREE], every["binomial tree"]
+
+    def case(what: str, unit: str, name: str, figure: float, peer: str, other: float, paper: str) -> None:
+        more = {"peer": peer, "peer_figure": other, "config": "model", "note": f"the paper: {paper}"}
+        bench.case(f"{what}, {name}, as in the paper", figure, unit, **more)
+
+    for peer, paper in (
+        ("to tasks, sequential", "56.6x, also by RDMA and with the work of the tasks"),
+        ("to workers, sequential", "1.4x"),
+        ("binomial tree", "1.2x"),
+    ):
+        case("throughput", "records/s", _PAPER_TREE, most[_PAPER_TREE], peer, most[peer], paper)
+    rate = _NEARLY * most["binomial tree"]
+    ours, binomials = (steady(design.tree, design.times, rate, records) for design in (tree, two))
+    what = f"latency p50 at {_NEARLY:.0%} of the binomial tree's most"
+    case(what, "ms", _PAPER_TREE, ours.p50_s * 1e3, "binomial tree", binomials.p50_s * 1e3, "0.456 (average)")
+    rate = _NEARLY * most["to workers, sequential"]
+    sequentials = every["to workers, sequential"]
+    ours, others = (steady(design.tree, design.times, rate, records) for design in (tree, sequentials))
+    what = f"latency p50 at {_NEARLY:.0%} of the sequential most"
+    case(what, "ms", _PAPER_TREE, ours.p50_s * 1e3, "to workers, sequential", others.p50_s * 1e3, "0.422 (average)")
+    for name in ("to workers, sequential", _PAPER_TREE):
+        sent = [every[one].sent_bytes * 1e4 / 1e6 for one in (name, "to tasks, sequential")]
+        case("sent for 10,000 records", "MB", name, sent[0], "to tasks, sequential", sent[1], "0.081")
+
+
+def by_rate(bench: Bench, measured: Measured) -> None:
+    """The latency of each tree against the rate, beside a tree that has adjusted itself to this rate."""
+    times = times_of(measured)
+    records, seconds = bench.pick(40_000, 2000), bench.pick(4.0, 1.0)
+    nodes = range(1, NODES)
+    trees = {"sequential": sequential(0, nodes), "binomial": binomial(0, nodes)}
+    trees |= {f"d*={limit}": non_blocking(0, nodes, limit) for limit in (3, 2, 1)}
+    most = {name: 1 / times.root_s(len(tree.of(0))) for name, tree in trees.items()}
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for part in (0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.95):
+        rate = part * most["d*=1"]
+        for name, tree in trees.items():
+            if rate < _NEARLY * most[name]:
+                found = steady(tree, times, rate, records)
+                curves.setdefault(name, []).append((rate, found.p50_s * 1e3))
+        model = Multicast(non_blocking(0, nodes, 1), 1, times, CAPACITY, adjusting=True)
+        last = model.run([(seconds, rate)]).samples[-1]
+        curves.setdefault("self-adjusting", []).append((rate, last.p50_s * 1e3))
+        where = f"at {rate:,.0f}/s, self-adjusting, {NODES} nodes"
+        bench.case(f"latency p50 {where}", last.p50_s * 1e3, "ms", config="model")
+        bench.case(f"latency p99 {where}", last.p99_s * 1e3, "ms", config="model")
+        bench.case(f"out-degree limit {where}", last.limit, "children", config="model")
+    bench.plot(
+        "multicast_model-rate-latency.png",
+        f"latency p50, {NODES} nodes (model)",
+        curves,
+        "records/s",
+        "ms",
+        log_x=True,
+        log_y=True,
+    )
+
+
 # --- rate steps -------------------------------------------------------------------------------------------------------
 
 
@@ -453,5 +519,7 @@ def run(bench: Bench) -> None:
     for size in SIZES:
         compare(bench, f"{size:,} bytes", measured[size])
     compare(bench, f"{SIZES[1]:,} bytes, 1 Gbit/s", measured[SIZES[1]], _LINK_BITS)
+    beside_the_paper(bench, measured[SIZES[0]])
+    by_rate(bench, measured[SIZES[0]])
     rate_steps(bench, measured[SIZES[0]])
     many_nodes(bench, f"{SIZES[0]:,} bytes", measured[SIZES[0]])

@@ -203,10 +203,10 @@ def test_every_record_is_complete_once() -> None:
 
 
 def test_the_tree_follows_the_rate_steps_of_the_paper() -> None:
-    """A quarter of the paper's rates, with four times the paper's copies. The adjusting tree keeps up at each rate. A
+    """A tenth of the paper's rates, with ten times the paper's copies. The adjusting tree keeps up at each rate. A
     binomial tree does not, and a chain has the longest way."""
-    profile = [(10.0, rate / 4) for rate in (30_000, 60_000, 80_000, 100_000, 80_000)]
-    times = Times(copy_s=4 * 5.2 * US, receive_s=3 * US, link_s=20 * US, control_s=4 * 5.2 * US)
+    profile = [(10.0, rate / 10) for rate in (30_000, 60_000, 80_000, 100_000, 80_000)]
+    times = Times(copy_s=52 * US, receive_s=30 * US, link_s=50 * US, control_s=52 * US)
     nodes = range(1, 30)
     adjusting = Multicast(non_blocking(0, nodes, 1), 1, times, Q, adjusting=True).run(profile)
     wide = Multicast(binomial(0, nodes), 5, times, Q).run(profile)
@@ -220,7 +220,7 @@ def test_the_tree_follows_the_rate_steps_of_the_paper() -> None:
         assert sum(adjusting.completed[window]) / 2 > 0.97 * rate
         assert adjusting.samples[100 * step + 99].held == 0
     assert sum(wide.completed[280:300]) / 2 == pytest.approx(1 / (5 * times.copy_s), rel=0.01)
-    assert wide.samples[299].held > 50_000
+    assert wide.samples[299].held > 20_000
     assert adjusting.samples[99].p50_s < 0.5 * chain.samples[99].p50_s
     assert 4 <= len(adjusting.switches) <= 8
     assert all(switch.took_s < 10 * MS for switch in adjusting.switches)
