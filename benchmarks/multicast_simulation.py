@@ -8,7 +8,10 @@ children, one after the other (`copy_s` each). The root also encodes each entry 
 The root's transfer queue holds `capacity` entries, with the one that is being sent. When it is full, the source waits;
 nothing is dropped. The latency of an entry counts from the time when it was due, so a source that waits pays.
 Relays have queues without a limit. No node of these trees has more children than the root, and no relay encodes, so
-entries come to a relay at least as far apart as the relay needs for one. `longest_relay_queue` shows that this holds.
+entries come to a relay at least as far apart as the relay needs for one. A switch over long links is the exception: a
+node whose way gets shorter has early entries from its new parent, and waits for those that its old parent still has to
+send. Then they all go on at once. Where memory is bounded, the root would have to wait instead, which is not modelled.
+`longest_relay_queue` shows how much a relay would have to keep.
 
 All entries that the root begins between two events are a block. A block is computed node by node, not entry by entry:
 the k-th entry begins at the latest of the times when it is there and when the one before is done, which is a running
