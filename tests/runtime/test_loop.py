@@ -413,6 +413,9 @@ def test_messages_that_the_transport_has_lost_are_left_to_recovery() -> None:
     loop._deliver([messages[0], messages[2]])
     assert [len(task.inbox.ready) for task in loop.tasks] == [1, 1], "what follows the gap is not taken"
     assert loop.lost
+    loop.transport.lost = list  # type: ignore[method-assign]
+    loop.connect_tasks(set(), 2)
+    assert not loop.lost, "after the recovery, a gap is an error again"
 
 
 def test_what_is_no_message_is_refused() -> None:

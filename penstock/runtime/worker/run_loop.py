@@ -387,6 +387,7 @@ class RunLoop:
     def connect_tasks(self, numbers: set[int], generation: int) -> None:
         """Lets these tasks run from now on. All of them have been built again, also in other workers."""
         self.wiring.connect_tasks(numbers, generation)
+        self.lost.clear()  # the channels of the dead senders have a new generation, in which nothing is missing
         self._renew_tasks()
         self._begun = True
 
