@@ -9,7 +9,6 @@ decides nothing: the JobHost decides (penstock/runtime/host/job_host.py).
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -44,8 +43,6 @@ logger = logging.getLogger(__name__)
 REPORTS = "reports"
 OUTCOMES = "outcomes"
 CONCURRENCY_GROUPS = {REPORTS: 1, OUTCOMES: 8}
-
-_SECRET_BYTES = 32
 
 # The time between two looks at the clocks of a job's machines, and the change that workers are told of.
 _CLOCKS_S = 1.0
@@ -176,7 +173,7 @@ class _RayCarrier:
         nodes.reserve(self._plan.name, options.cpus_per_worker, options.start_timeout_s, cancelled)
         worker = options.worker
         if nodes.spans_machines() or options.network.everywhere:
-            worker = replace(worker, network=replace(options.network, secret=os.urandom(_SECRET_BYTES)))
+            worker = replace(worker, network=options.network.secured())
         self._processes = RayProcesses(
             self._plan.name,
             nodes,
@@ -224,7 +221,8 @@ class _RayCarrier:
         )
 
     def _tell_clocks(self, runner: JobRunner) -> None:
-        """Tells the workers how far the clocks of their machines are apart, whenever this has changed."""
+        """Tells the workers, once a second, how far the clocks of their machines are apart: what was measured when this
+        changed last. A worker that was silent then hears of it the next time."""
         assert self._processes is not None
         told: dict[int, int] = {}
         while not runner.ended.wait(_CLOCKS_S):

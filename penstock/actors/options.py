@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from penstock.placement.options import PlacementOptions
 from penstock.runtime.host.job_runner import RunnerOptions
-from penstock.runtime.host.network import Network
 
 if TYPE_CHECKING:
     from penstock.bridge.paradigm_scheduler import DualOptions
@@ -18,6 +17,5 @@ class JobOptions(RunnerOptions):
     """The options of `run()`, as plain data."""
 
     cpus_per_worker: float = 1.0
-    network: Network = field(default_factory=Network)  # used when the job spans machines
     dual: DualOptions | None = None  # how the job uses Spark, or None when it does not
     placement: PlacementOptions = field(default_factory=PlacementOptions)

@@ -188,9 +188,7 @@ def run(
     options = JobOptions(
         workers,
         start_timeout_s,
-        WorkerOptions(
-            ring_bytes, window_bytes, cache_bytes, network if local and network.everywhere else None, check_shared
-        ),
+        WorkerOptions(ring_bytes, window_bytes, cache_bytes, check_shared=check_shared),
         EpochOptions(epoch_interval_s, epoch_timeout_s, max_restarts),
         store,
         flow if store is not None else None,
@@ -273,7 +271,7 @@ def _network(transport: object, ports: object, node_timeout_s: float | timedelta
         )
     first, last = checked_ports(ports)
     timeout_s = above_zero(node_timeout_s, "node_timeout_s")
-    return Network(transport, first, last, timeout_s, os.urandom(32))
+    return Network(transport, first, last, timeout_s)
 
 
 def _placement(placement: Method | PlacementOptions, nodes: int | None, replan_s: float | None) -> PlacementOptions:

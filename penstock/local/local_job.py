@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from penstock.local.placing import InTurn
@@ -43,7 +44,8 @@ class LocalJob:
         self._driver = Driver.here(NODE)
         self._process = os.getpid()
         self._reporting = threading.Lock()  # the reports of all workers are taken one at a time
-        self._processes = LocalProcesses(plan.name, options.worker, self._report)
+        worker = replace(options.worker, network=options.network.secured() if options.network.everywhere else None)
+        self._processes = LocalProcesses(plan.name, worker, self._report)
         self._runner = JobRunner(plan, options, self, program)
         self._runner.start()
 

@@ -18,9 +18,11 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.session import SparkOptions
+from penstock.local.processes import LocalProcesses
 from penstock.runtime.epochs.manifest import FORMAT, decode, encode
 from penstock.runtime.host import job_runner
-from penstock.runtime.host.network import TransportName
+from penstock.runtime.host.network import Network, TransportName
+from penstock.runtime.host.worker_process import WorkerOptions
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here
 
@@ -153,6 +155,26 @@ def test_a_failing_function_fails_the_job_with_its_operator(fresh_name: Callable
     with pytest.raises(ps.JobFailed, match="ZeroDivisionError") as caught:
         ps.run(flow, local=True).wait(LIMIT_S, progress=False)
     assert caught.value.operator == "divide"
+
+
+def test_the_secret_of_a_job_is_not_among_its_options_which_are_saved(
+    fresh_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[Network] = []
+    used: list[Network | None] = []
+    secured = Network.secured
+    monkeypatch.setattr(Network, "secured", lambda network: saved.append(network) or secured(network))
+    started = LocalProcesses.__init__
+
+    def start(self: LocalProcesses, job: str, options: WorkerOptions, report: Any) -> None:
+        used.append(options.network)
+        started(self, job, options, report)
+
+    monkeypatch.setattr(LocalProcesses, "__init__", start)
+    job = ps.run(ticking(fresh_name(), 10), local=True, transport="tcp")
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    assert [network.secret for network in saved] == [b""]
+    assert [network is not None and len(network.secret) for network in used] == [32]
 
 
 def test_a_transport_that_the_machine_does_not_have(fresh_name: Callable[[], str]) -> None:

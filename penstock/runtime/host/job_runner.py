@@ -54,6 +54,7 @@ from penstock.runtime.host.job_host import HostOptions, JobHost
 from penstock.runtime.host.job_state import JobState
 from penstock.runtime.host.linger import Driver, Drivers
 from penstock.runtime.host.links import AllWorkers, Link
+from penstock.runtime.host.network import Network
 from penstock.runtime.host.opening import STORE_RETRY_S, Opening
 from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes, WorkerHandle
 from penstock.runtime.host.reporting import Report
@@ -110,6 +111,7 @@ class RunnerOptions:
     hang_timeout_s: float = 60.0  # the silence after which a process is killed
     resume: bool = False  # whether to continue from the store's last complete epoch
     savepoint: Store | None = None  # the store of the savepoint from which the job starts
+    network: Network = field(default_factory=Network)  # used where processes do not share memory, or are not to
     spares: bool = True  # whether to keep a spare process on each node
     program: bytes | None = None  # the encoded flow and options, which `resume` reads from the store
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.runtime.errors import OptionError, PenstockError
@@ -23,6 +24,7 @@ TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 NODE_TIMEOUT_S = 5.0
 
 _PORT_MAX = 65_535
+_SECRET_BYTES = 32
 
 
 class NoTransport(PenstockError):
@@ -36,6 +38,7 @@ class Network:
     `transport`: what carries messages between machines. When it is named, and not "auto", workers of one machine use it
     too, in place of shared memory. `first_port`, `last_port`: the ports at which processes may listen (0: any).
     `node_timeout_s`: the silence after which a node is lost. `secret`: by which the workers of a job know each other.
+    It is empty in the options of a job, which are saved in the job's store.
     """
 
     transport: TransportName = "auto"
@@ -49,6 +52,10 @@ class Network:
         from penstock.runtime.transport.endpoint import Ports
 
         return Ports(host, self.first_port, self.last_port)
+
+    def secured(self) -> Network:
+        """Returns the same with a new secret, for whoever starts the workers of a job."""
+        return replace(self, secret=os.urandom(_SECRET_BYTES))
 
     @property
     def everywhere(self) -> bool:
