@@ -40,6 +40,7 @@ from ray.exceptions import GetTimeoutError, RayActorError  # noqa: E402
 from penstock.runtime import standard_streams  # noqa: E402
 from penstock.runtime.errors import ClusterGone, JobNotFound, NoCluster, PenstockError  # noqa: E402
 from penstock.runtime.host import reaper  # noqa: E402
+from penstock.runtime.host.hangs import SilenceDetector  # noqa: E402
 from penstock.runtime.host.job_state import ENDED  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,9 @@ _FOR_EVER_S = "31536000"
 # A head that is started again elsewhere, as in a cluster with an external store, has this long to come back. It is
 # Ray's own limit. When this node's raylet has gone too, nothing will come back.
 _HEAD_BACK_S = 60.0
+# A look at a silent head takes a second more. Of a longer time between two looks, no more counts than a part of the
+# limit, three seconds.
+_HEAD_LOOKS = 20
 _LOOK_S = 1.0
 # The processes of a cluster that is stopped end one after the other.
 _GOING_S = 15.0
@@ -330,13 +334,9 @@ def leave_without_head(before: Callable[[], None]) -> None:
         return
 
     def watch() -> None:
-        silent_s = 0.0
-        while silent_s < _HEAD_BACK_S:
-            begun = time.monotonic()
+        silence: SilenceDetector[str] = SilenceDetector(_HEAD_BACK_S, looks=_HEAD_LOOKS)
+        while not silence.look([] if answers_tcp(address) else [address]):
             _look_again.wait(_LOOK_S)
-            answers = answers_tcp(address)
-            # A pause of this process, or of its machine, is no silence of the head.
-            silent_s = 0.0 if answers else silent_s + min(time.monotonic() - begun, 3 * _LOOK_S)
         logger.error("the head of the Ray cluster at %s has gone, and this process ends", address)
         before()
         os._exit(1)

@@ -63,7 +63,6 @@ class NodeAgents:
         self._lost = lost
         self._lock = threading.Lock()
         self._nodes: dict[str, _Node] = {}
-        self._closed = False
 
     def line(self, node_id: str, name: str, timeout_s: float) -> NodeLine:
         """Returns the line to the agent of a node, which is started if there is none. Raises NotReached."""
@@ -81,16 +80,16 @@ class NodeAgents:
 
     def status(self) -> list[dict[str, Any]]:
         """What the heartbeats say of each node."""
-        with self._lock:
-            lines = {node_id: node.known for node_id, node in self._nodes.items()}
-        return [{"node_id": node_id, **line.status()} for node_id, line in lines.items() if line is not None]
+        return [{"node_id": node_id, **line.status()} for node_id, line in self._lines().items()]
 
     def clocks(self) -> dict[str, int]:
         """How far the clock of each node is ahead of this machine's, in ns, by the node's id."""
-        with self._lock:
-            lines = {node_id: node.known for node_id, node in self._nodes.items()}
-        known = {node_id: line.clock() for node_id, line in lines.items() if line is not None}
+        known = {node_id: line.clock() for node_id, line in self._lines().items()}
         return {node_id: offset.ahead_ns for node_id, offset in known.items() if offset is not None}
+
+    def _lines(self) -> dict[str, NodeLine]:
+        with self._lock:
+            return {node_id: node.known for node_id, node in self._nodes.items() if node.known is not None}
 
     def close(self) -> None:
         """Ends all agents."""

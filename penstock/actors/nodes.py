@@ -152,8 +152,7 @@ class Nodes:
         here = _here(known)
         if self._cpus * self.workers <= here.cpus + _LEAST_CPUS:
             return True
-        if sum(_slots(machine.cpus, self._cpus) for machine in known) < self.workers:
-            check_fits(known, self.workers, self._cpus)
+        check_fits(known, self.workers, self._cpus)
         return False
 
     def _fewest(self) -> list[tuple[Machine, int]]:

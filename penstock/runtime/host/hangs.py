@@ -72,22 +72,33 @@ def watch_master(master: Process, heard: Callable[[], int], limit_s: float, job:
     because each of them may hang too.
     """
 
+    def silent() -> None:
+        # It must have been heard once: while a job starts many workers, the first ones get no request for a while.
+        if heard():
+            logger.warning(
+                "job %s: its JobMaster (process %d) has not been heard of for %g s, and is killed",
+                job,
+                master.pid,
+                limit_s,
+            )
+            master.kill()
+
+    on_silence(heard, limit_s, silent, threading.Event())
+
+
+def on_silence(
+    heard: Callable[[], int], limit_s: float, silent: Callable[[], None], over: threading.Event, *, looks: int = _LOOKS
+) -> None:
+    """Starts a thread that calls `silent` when `heard`, the number of messages so far, has not grown for `limit_s`
+    seconds, and again at each look until it grows. The thread ends when `over` is set. `looks`: see SilenceDetector."""
+
     def watch() -> None:
-        silence: SilenceDetector[int] = SilenceDetector(limit_s)
-        before = 0
-        never = threading.Event()
-        while True:
-            never.wait(silence.period_s)
+        silence: SilenceDetector[None] = SilenceDetector(limit_s, looks=looks)
+        before = heard()
+        while not over.wait(silence.period_s):
             count = heard()
-            # It must have been heard once: while a job starts many workers, the first ones get no request for a while.
-            if silence.look([master.pid] if 0 < count == before else []):
-                logger.warning(
-                    "job %s: its JobMaster (process %d) has not been heard of for %g s, and is killed",
-                    job,
-                    master.pid,
-                    limit_s,
-                )
-                master.kill()
+            if silence.look([None] if count == before else []):
+                silent()
             before = count
 
     threading.Thread(target=watch, name="penstock-watch", daemon=True).start()

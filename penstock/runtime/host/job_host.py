@@ -284,9 +284,8 @@ class JobHost:
                 )
             if note is not None and note.task in self.plan.by_number:
                 text += f"; it was running {self.plan.task_name(self.plan.by_number[note.task])}"
-            if (
-                not hung and not with_node
-            ):  # a carrier guesses at reasons, and only this distinguishes a crash from a kill
+            # A carrier guesses at reasons, and only this distinguishes a crash from a kill.
+            if not hung and not with_node:
                 text += f"; its own doing: {crash.what}" if crash else "; killed from outside, or for want of memory"
             stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
             logger.warning("job %s: %s%s", self.plan.name, text, stack)

@@ -24,7 +24,7 @@ from typing import Any
 
 from penstock.runtime.host.clock_offset import ClockOffset, Offset
 from penstock.runtime.host.control import ControlClient, ControlServer, End, Gone, Refused
-from penstock.runtime.host.hangs import SilenceDetector
+from penstock.runtime.host.hangs import SilenceDetector, on_silence
 from penstock.runtime.host.watched_process import LastWords, ProcessHere
 from penstock.runtime.transport.endpoint import Ports
 
@@ -64,7 +64,8 @@ class NodeAgent:
             },
             ports,
         )
-        threading.Thread(target=self._listen, args=(limit_s,), name="penstock-agent", daemon=True).start()
+        self._limit_s = limit_s
+        on_silence(lambda: self._control.heard, limit_s, self._leave, self._closed, looks=_LOOKS)
 
     @property
     def end(self) -> End:
@@ -84,20 +85,12 @@ class NodeAgent:
         self._closed.set()
         self._control.close()
 
-    def _listen(self, limit_s: float) -> None:
-        silence: SilenceDetector[str] = SilenceDetector(limit_s, looks=_LOOKS)
-        before = 0
-        while not self._closed.wait(silence.period_s):
-            heard = self._control.heard
-            if silence.look([self._job] if heard == before else []):
-                break
-            before = heard
-        else:
-            return
+    def _leave(self) -> None:
+        self._closed.set()
         logger.warning(
             "job %s: nothing was heard of its JobMaster for %g s, so the %d workers of this node are ended",
             self._job,
-            limit_s,
+            self._limit_s,
             len(self._processes),
         )
         for process in list(self._processes.values()):

@@ -91,7 +91,6 @@ class WorkerProcess:
         self._cancelled = False
         self._stopped = False
         self._made = False
-        self._others_ahead_ns: dict[int, int] = {}  # the same, ahead of this machine's
         self._ahead_ns: dict[int, int] = {}  # by worker: how far its machine's clock is ahead of the JobMaster's
 
     def warm(self, program: bytes) -> None:
@@ -272,14 +271,14 @@ class WorkerProcess:
 
     def clocks(self, ahead_ns: dict[int, int]) -> None:
         """Takes how far the clock of each worker's machine is ahead of the JobMaster's."""
+        if ahead_ns == self._ahead_ns:
+            return
         self._ahead_ns = ahead_ns
+        assert self._loop is not None
+        wiring = self._loop.wiring
         own_ns = ahead_ns.get(self._index, 0)
-        if self._loop is not None:
-            wiring = self._loop.wiring
-            others = {worker: ahead - own_ns for worker, ahead in ahead_ns.items()}
-            if others != self._others_ahead_ns:
-                self._others_ahead_ns = others
-                self._loop.call(lambda: wiring.clocks(others))
+        others = {worker: ahead - own_ns for worker, ahead in ahead_ns.items()}
+        self._loop.call(lambda: wiring.clocks(others))
 
     def trigger(self, epoch: int, at_ns: int, parking: frozenset[int]) -> None:
         """Begins the barrier of an epoch, at this time of the JobMaster's monotonic clock if it is near. The tasks in

@@ -59,7 +59,7 @@ def new_socket(address: str) -> socket.socket:
     if not address.startswith(_TCP):
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     host, _ = host_and_port(address)
-    connection = socket.socket(_family(host), socket.SOCK_STREAM)
+    connection = socket.socket(family(host), socket.SOCK_STREAM)
     notice_silence(connection)
     return connection
 
@@ -99,7 +99,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _family(host: str) -> socket.AddressFamily:
+def family(host: str) -> socket.AddressFamily:
+    """Returns the family of sockets for a numeric address."""
     return socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
 
 
@@ -109,7 +110,7 @@ def _bound(ports: Ports) -> socket.socket:
     numbers = list(range(ports.first, ports.last + 1)) if ports.first else [0]
     random.SystemRandom().shuffle(numbers)
     for number in numbers:
-        listener = socket.socket(_family(ports.host), socket.SOCK_STREAM)
+        listener = socket.socket(family(ports.host), socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((ports.host, number))

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.runtime.backoff import Backoff
-from penstock.runtime.transport.endpoint import host_and_port
+from penstock.runtime.transport.endpoint import family, host_and_port
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
 from penstock.runtime.transport.peer_tls import PeerTls, TlsConnection
@@ -336,7 +336,7 @@ class PeerLinks:
         if len(target.tries) >= _TRIES_MAX:
             self._hang_up(target.tries[0])
         host = target.address[0]
-        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        connection = socket.socket(family(host), socket.SOCK_STREAM)
         self._number += 1
         talk = Introducing(self._key, self._own, target.peer, self._number, target.capacity)
         try:

@@ -63,7 +63,7 @@ class RoutedTransport(PeerTransport):
         self._abilities = abilities
         self._by_worker: dict[int, PeerTransport] = {}
         self._reasons: dict[int, str] = {}
-        self.target_message = min(transport.target_message for transport in (near, *self._far))
+        self.target_message = self._target()
         self._armed = False
         self._closed = False
         self._end = os.eventfd(0, os.EFD_CLOEXEC)  # readable when the thread is to end
@@ -133,20 +133,26 @@ class RoutedTransport(PeerTransport):
 
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
         far = self._receive_far()
-        if far or timeout == 0:
-            near = self._near.receive(0)
-            return [*far, *near] if far and near else far or near
+        if far:
+            timeout = 0
+        if timeout != 0:
+            self._arm()
+        near = self._near.receive(timeout)
+        if timeout != 0:
+            self.target_message = self._target()
+            if not self._armed:
+                far = self._receive_far()
+        return [*far, *near] if far and near else far or near
+
+    def _arm(self) -> None:
         if not self._armed:
             self._armed = True
             for transport in self._far:
                 # A descriptor that is readable already rings at once.
                 self._epoll.modify(transport.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
-        near = self._near.receive(timeout)
-        self.target_message = min(transport.target_message for transport in (self._near, *self._far))
-        if self._armed:
-            return near
-        far = self._receive_far()
-        return [*far, *near] if far and near else far or near
+
+    def _target(self) -> int:
+        return min(transport.target_message for transport in (self._near, *self._far))
 
     def _receive_far(self) -> Sequence[tuple[int, Buffer]]:
         if len(self._far) == 1:
