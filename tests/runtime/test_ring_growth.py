@@ -200,6 +200,50 @@ def test_a_peer_that_dies_while_it_moves_is_asked_again() -> None:
         transport.close()
 
 
+def test_an_inbox_grows_again_when_a_dead_peer_is_forgotten() -> None:
+    transports = connected(3)
+    transports[2].close()
+    for transport in transports[:2]:
+        transport.drop([2])
+    assert not transports[0].send(1, 7, (bytes(5_000_000),))
+    for _ in range(2):
+        transports[1].receive(0)
+    assert transports[1]._next is None, "the next process of the peer is to find the ring where it is"
+    for transport in transports[:2]:
+        transport.forget([2])
+    send_one(transports[:2], 0, 1, bytes(5_000_000))
+    for transport in transports:
+        transport.close()
+
+
+def test_a_peer_that_is_forgotten_while_an_inbox_grows_is_not_waited_for() -> None:
+    transports = connected(3)
+    assert not transports[0].send(1, 7, (bytes(5_000_000),))
+    for _ in range(2):
+        transports[1].receive(0)
+    assert transports[1]._next is not None
+    transports[2].close()
+    for transport in transports[:2]:
+        transport.forget([2])
+    send_one(transports[:2], 0, 1, bytes(5_000_000))
+    for transport in transports:
+        transport.close()
+
+
+def test_an_inbox_that_keeps_its_size_lets_those_of_peers_grow() -> None:
+    """A peer finds the ring at its address, however late it comes."""
+    transports = [ShmTransport(0, keeps_size=True), ShmTransport(1)]
+    transports[0].connect({1: transports[1].address})
+    transports[1].connect({0: transports[0].address})
+    address = transports[0].address
+    send_one(transports, 0, 1, bytes(5_000_000))
+    exchange(transports, 100_000, 60, 1)
+    assert transports[0].address == address
+    assert transports[1].ring_bytes > transports[0].ring_bytes == RING_BYTES
+    for transport in transports:
+        transport.close()
+
+
 def test_without_room_in_shared_memory_the_sender_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -270,6 +270,25 @@ def test_the_next_process_of_a_worker_takes_its_place(renewable: Network) -> Non
         assert renewable.b.mail == renewable.a.mail == []
 
 
+def test_the_others_go_on_when_a_peer_is_forgotten(kind: type[Network]) -> None:
+    if not kind.replaces:
+        pytest.skip("its workers have no processes")
+    net = kind(3)
+    _fill(net, 1, 50)
+    net.ends[1].transport.close()
+    net.ends[1].asleep = True
+    for end in (net.a, net.ends[2]):
+        end.transport.forget([1])
+        assert not end.transport.send(1, 0, (b"to nobody",))
+        end.transport.forget([1])
+    for i in range(100):
+        net.send(net.a, 2, 0, (b"%d" % i,))
+    assert net.take(net.ends[2], 100) == [(0, b"%d" % i) for i in range(100)]
+    for end in (net.a, net.ends[2]):
+        net.until(end.transport.leave, "to leave")
+    net.close()
+
+
 def test_a_process_that_was_dropped_is_not_heard(renewable: Network) -> None:
     if not renewable.refuses_dropped:
         pytest.skip("the receiver knows by the generation that a message is too old")

@@ -64,10 +64,16 @@ class Network:
 
 
 def make_transport(
-    worker: int, ring_bytes: int | None, at_least: int, network: Network | None, host: str
+    worker: int,
+    ring_bytes: int | None,
+    at_least: int,
+    network: Network | None,
+    host: str,
+    *,
+    keeps_size: bool = False,
 ) -> PeerTransport:
-    """Returns the transport of a worker. `ring_bytes` and `at_least`: see ShmTransport. `network`: None when all
-    workers share memory. `host`: the numeric address of this machine."""
+    """Returns the transport of a worker or a relay. `ring_bytes`, `at_least` and `keeps_size`: see ShmTransport.
+    `network`: None when all workers share memory. `host`: the numeric address of this machine."""
     from penstock.runtime.transport.shm import ShmTransport
 
     if network is None:
@@ -99,7 +105,8 @@ def make_transport(
     from penstock.runtime.transport.routed import RoutedTransport
 
     assert abilities is not None
-    return RoutedTransport(ShmTransport(worker, ring_bytes, at_least=at_least), networks, machine_id(), abilities)
+    near = ShmTransport(worker, ring_bytes, at_least=at_least, keeps_size=keeps_size)
+    return RoutedTransport(near, networks, machine_id(), abilities)
 
 
 def checked_ports(given: object) -> tuple[int, int]:

@@ -93,6 +93,10 @@ class PeerTransport(Transport):
         """Forgets workers that have died. Returns the sizes of their inboxes as far as they are known, by worker index,
         because messages may have been made for them."""
 
+    def forget(self, peers: Iterable[int]) -> None:
+        """Drops peers whose places nobody will take, such as relays, each life of which has a number of its own."""
+        self.drop(peers)
+
     def reasons(self) -> dict[int, str]:
         """Returns, for each connected worker, a sentence that says what carries messages to it, and why; empty when
         there was nothing to choose. Any thread may call this."""

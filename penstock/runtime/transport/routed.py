@@ -114,6 +114,12 @@ class RoutedTransport(PeerTransport):
             self._reasons.pop(worker, None)
         return sizes
 
+    def forget(self, peers: Iterable[int]) -> None:
+        gone = list(peers)
+        self.drop(gone)
+        for transport in (*self._far, self._near):
+            transport.forget(gone)
+
     def max_message(self, worker: int) -> int:
         return self._by_worker.get(worker, self._near).max_message(worker)
 

@@ -66,15 +66,23 @@ class ShmTransport(PeerTransport):
     """The end of one worker: its own ring, and a producer for the ring of each peer.
 
     `ring_bytes`: the size of the ring; None: the size in the paper (or `at_least`), and larger when the messages call
-    for it.
+    for it. `keeps_size`: this inbox gets small messages only and keeps its size, and those of peers may grow.
     """
 
     def __init__(
-        self, worker: int, ring_bytes: int | None = None, wait: Wait = Wait.DEFAULT, *, at_least: int = RING_BYTES
+        self,
+        worker: int,
+        ring_bytes: int | None = None,
+        wait: Wait = Wait.DEFAULT,
+        *,
+        at_least: int = RING_BYTES,
+        keeps_size: bool = False,
     ) -> None:
         self._worker = worker
         self._wait = wait
-        self._grows = self._grows_by_itself = ring_bytes is None
+        self._grows = ring_bytes is None  # the inbox of each peer
+        self._keeps_size = keeps_size or not self._grows
+        self._grows_by_itself = not self._keeps_size
         self._ring = Ring.create(ring_bytes or at_least)
         self._consumer = self._ring.consumer(wait=wait)
         self._peers: dict[int, tuple[Ring, Producer]] = {}
@@ -134,6 +142,12 @@ class ShmTransport(PeerTransport):
                     peer[0].close()
         return sizes
 
+    def forget(self, peers: Iterable[int]) -> None:
+        """See PeerTransport. The inbox may grow again."""
+        gone = list(peers)
+        self.drop(gone)
+        self._absent.difference_update(gone)
+
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         if self._following and worker in self._following and not self._follow(worker):
             return False
@@ -180,7 +194,7 @@ class ShmTransport(PeerTransport):
             self._keep_growing()
             # To see when there is room, for which there is no message.
             timeout = 0.001 if timeout is None else min(timeout, 0.001)
-        if self._wanted > self._ring.max_message:
+        if self._wanted > self._ring.max_message and not self._keeps_size:
             self._make_room()
             timeout = _ROOM_RETRY_S if timeout is None else min(timeout, _ROOM_RETRY_S)
         drained = self._consumer.drain(_DRAIN_MESSAGES, timeout)
@@ -309,7 +323,7 @@ class ShmTransport(PeerTransport):
             if task == _LEFT:
                 self._has_left.add(worker)
                 self._to_tell.discard(worker)
-        elif worker not in self._absent:
+        elif worker in self._peers:
             try:
                 ring = Ring.attach(payload[4:].decode())
             except RingGone:

@@ -178,6 +178,16 @@ class TcpTransport(NetworkTransport):
                 self._in.pop(worker).discard()
         return {}
 
+    def forget(self, peers: Iterable[int]) -> None:
+        """See PeerTransport."""
+        gone = list(peers)
+        self.drop(gone)
+        for peer in gone:
+            self._regions.pop(peer, None)
+            self._places.pop(peer, None)
+            for link in self._parked.pop(peer, ()):
+                link.connection.close()
+
     def max_message(self, worker: int) -> int:
         out = self._out.get(worker)
         capacity = self._region_bytes if out is None else out.stream.region.capacity
