@@ -61,7 +61,7 @@ class LocalProcesses:
         with self._lock:
             spare, self._spare = self._spare, None
         handle = spare if spare is not None and spare.lives() else self._started(f"worker {worker}")
-        message = StartMessage(worker, incarnation, self._options, ring_bytes, (self._server.address, self._server.key))
+        message = StartMessage(worker, incarnation, self._options, ring_bytes, self._server.end)
         try:
             answer = handle.exchange(dumps(message), program, deadline)
         except TimeoutError:

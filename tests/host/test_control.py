@@ -41,10 +41,6 @@ from penstock.runtime.transport.endpoint import Ports
 from tests.e2e.processes import LIMIT_S, wait_until
 
 
-def end_of(server: ControlServer) -> End:
-    return server.address, server.key
-
-
 def asked(workers: AllWorkers, method: str) -> dict[int, Any]:
     """All answers, however long they take."""
     return workers.ask(method, LIMIT_S)
@@ -87,7 +83,7 @@ def test_a_failing_answer_leaves_no_answer_for_the_next_question(workers: AllWor
     servers = [ControlServer({"status": fail, "stop": lambda: 10})]
     servers += [ControlServer({"status": lambda i=i: i, "stop": lambda i=i: 10 + i}) for i in (1, 2)]
     for i, server in enumerate(servers):
-        workers.connect(i, end_of(server), os.getpid())
+        workers.connect(i, server.end, os.getpid())
     for _ in range(20):
         with pytest.raises(PenstockError, match="worker 0 could not answer status: ValueError: no status"):
             asked(workers, "status")
@@ -96,8 +92,8 @@ def test_a_failing_answer_leaves_no_answer_for_the_next_question(workers: AllWor
 
 def test_a_worker_that_answers_late_is_asked_again(workers: AllWorkers) -> None:
     late, prompt = Busy(0), Busy(1)
-    workers.connect(0, end_of(late.server), 100)
-    workers.connect(1, end_of(prompt.server), 101)
+    workers.connect(0, late.server.end, 100)
+    workers.connect(1, prompt.server.end, 101)
     assert asked(workers, "status") == {0: (0, "status", 1), 1: (1, "status", 1)}
     late.free.clear()
     for n in range(2, 30):
@@ -121,7 +117,7 @@ def test_nobody_waits_for_a_worker_that_is_silent_for_long(
     monkeypatch.setattr("penstock.runtime.host.links.wait", note)
     silent = Busy(0)
     silent.free.clear()
-    workers.connect(0, end_of(silent.server), 100)
+    workers.connect(0, silent.server.end, 100)
     for _ in range(50):
         assert workers.ask("status", 0.01) == {}
     assert sum(waited) < 50 / 2, waited
@@ -132,12 +128,12 @@ def test_a_paused_process_answers_again_and_gets_what_was_wished(workers: AllWor
     code = (
         "import sys, threading; from penstock.runtime.host.control import ControlServer; stopped = []\n"
         "s = ControlServer({'status': lambda: len(stopped), 'stop': lambda: stopped.append(1)})\n"
-        "print(repr((s.address, s.key)), flush=True); sys.stdin.read()"
+        "print(repr((s.end.address, s.end.key)), flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        end: End = eval(process.stdout.readline())
+        end = End(*eval(process.stdout.readline()))
         workers.connect(0, end, process.pid)
         assert asked(workers, "status") == {0: 0}
         os.kill(process.pid, signal.SIGSTOP)
@@ -157,7 +153,7 @@ def test_a_paused_process_answers_again_and_gets_what_was_wished(workers: AllWor
 
 def test_a_connection_that_breaks_is_made_again_and_nothing_is_done_twice() -> None:
     busy = Busy(0)
-    line = ControlClient(end_of(busy.server), "line")
+    line = ControlClient(busy.server.end, "line")
     try:
         for n in range(1, 20):
             busy.free.clear()
@@ -177,7 +173,7 @@ def test_a_connection_that_breaks_is_made_again_and_nothing_is_done_twice() -> N
 
 def test_what_a_worker_that_has_gone_was_asked_ends() -> None:
     """Whoever watches the process says that it has gone; until then it may be one that cannot be reached for now."""
-    gone = ("\0penstock-nobody-" + os.urandom(8).hex(), b"key")
+    gone = End("\0penstock-nobody-" + os.urandom(8).hex(), b"key")
     before = set(threading.enumerate())
     link = Link(0, gone)
     told: list[str] = []
@@ -202,7 +198,7 @@ def test_what_somebody_said_who_has_gone_is_not_done() -> None:
     before = set(threading.enumerate())
     busy = Busy(0)
     busy.free.clear()
-    line = ControlClient(end_of(busy.server), "line")
+    line = ControlClient(busy.server.end, "line")
     line.ask("status")
     line.ask("stop")
     wait_until(lambda: busy.server.heard == 1, "it is at the first")
@@ -223,7 +219,7 @@ def test_commands_keep_their_order_and_refusals_their_errors() -> None:
         return 2 * number
 
     server = ControlServer({"do": do})
-    link = Link(0, end_of(server))
+    link = Link(0, server.end)
     came: list[object] = []
     over = threading.Event()
     for number in range(6):
@@ -250,7 +246,7 @@ def torment(seed: int, steps: int = 60, limit_s: float = LIMIT_S) -> None:
     everyone = list(lives)
     workers = AllWorkers()
     for worker, life in enumerate(lives):
-        workers.connect(worker, end_of(life.server), 100 + worker)
+        workers.connect(worker, life.server.end, 100 + worker)
     wished = False
     try:
         for _ in range(steps):
@@ -272,7 +268,7 @@ def torment(seed: int, steps: int = 60, limit_s: float = LIMIT_S) -> None:
                 lives[worker].free.set()
                 lives[worker] = Busy(worker)
                 everyone.append(lives[worker])
-                workers.connect(worker, end_of(lives[worker].server), 100 + worker)
+                workers.connect(worker, lives[worker].server.end, 100 + worker)
             elif what == "wish" and rng.random() < 0.3 and not wished:
                 wished = True
                 workers.standing_request("stop")
@@ -425,11 +421,11 @@ everywhere = pytest.mark.parametrize("ports", [None, Ports("127.0.0.1"), Ports("
 
 
 def stranger(server: ControlServer) -> socket.socket:
-    made = endpoint.new_socket(server.address)
+    made = endpoint.new_socket(server.end.address)
     if made.family == socket.AF_UNIX:
-        made.connect(server.address)  # waits for room in the backlog, which with a time limit it does not
+        made.connect(server.end.address)  # waits for room in the backlog, which with a time limit it does not
     else:
-        made.connect(endpoint.host_and_port(server.address))
+        made.connect(endpoint.host_and_port(server.end.address))
     made.settimeout(LIMIT_S)
     return made
 
@@ -438,7 +434,7 @@ def stranger(server: ControlServer) -> socket.socket:
 def test_a_stranger_who_says_nothing_holds_up_nobody(ports: Ports | None) -> None:
     server = ControlServer({"status": lambda: 7}, ports)
     silent = [stranger(server) for _ in range(control._STRANGERS_MAX * 3)]
-    line = ControlClient(end_of(server), "line")
+    line = ControlClient(server.end, "line")
     assert line.ask("status").result(LIMIT_S) == 7
     wait_until(lambda: len(server._strangers) <= control._STRANGERS_MAX, "those beyond the bound are hung up")
     for one in silent:
@@ -609,7 +605,7 @@ def test_strangers_of_every_kind_let_a_client_through(ports: Ports | None) -> No
         thread.start()
     try:
         for _ in range(20):
-            line = ControlClient(end_of(server), "line")
+            line = ControlClient(server.end, "line")
             for _ in range(5):
                 assert line.ask("status").result(LIMIT_S) == 7
             line.close()
@@ -618,7 +614,7 @@ def test_strangers_of_every_kind_let_a_client_through(ports: Ports | None) -> No
         over.set()
         for thread in annoying:
             thread.join()
-    line = ControlClient(end_of(server), "line")
+    line = ControlClient(server.end, "line")
     assert line.ask("status").result(LIMIT_S) == 7
     line.close()
     server.close()
@@ -635,7 +631,7 @@ def test_strangers_of_another_machine_are_told_once(caplog: pytest.LogCaptureFix
     wait_until(lambda: not server._strangers, "all are forgotten")
     (told,) = [record.getMessage() for record in caplog.records]
     assert "127.0.0.1" in told
-    assert server.address in told
+    assert server.end.address in told
     server.close()
 
 
@@ -646,7 +642,7 @@ def test_a_recorded_handshake_lets_nobody_in() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        line = ControlClient((endpoint.tcp_address(*listener.getsockname()), server.key), "line")
+        line = ControlClient(End(endpoint.tcp_address(*listener.getsockname()), server.end.key), "line")
         asked = line.ask("status")
         client, _ = listener.accept()
         with client, stranger(server) as through:  # the listener between the two
@@ -669,16 +665,23 @@ def test_a_recorded_handshake_lets_nobody_in() -> None:
     server.close()
 
 
+def test_the_key_of_a_server_is_in_no_repr() -> None:
+    server = ControlServer({})
+    assert repr(server.end.key) not in repr(server.end)
+    assert server.end.key.hex() not in repr(server.end)
+    server.close()
+
+
 def test_a_range_of_ports_is_kept_to_and_may_be_used_up() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     only = Ports("127.0.0.1", port, port)
     server = ControlServer({"status": lambda: 7}, only)
-    assert endpoint.host_and_port(server.address) == ("127.0.0.1", port)
+    assert endpoint.host_and_port(server.end.address) == ("127.0.0.1", port)
     with pytest.raises(endpoint.NoPort, match="give a wider range"):
         ControlServer({}, only)
-    line = ControlClient(end_of(server), "line")
+    line = ControlClient(server.end, "line")
     assert line.ask("status").result(LIMIT_S) == 7
     line.close()
     server.close()
@@ -695,7 +698,7 @@ def test_an_accept_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -
         let_in(connection)
 
     monkeypatch.setattr(server, "_let_in", fails_first)
-    line = ControlClient(end_of(server), "line")
+    line = ControlClient(server.end, "line")
     assert line.ask("status").result(LIMIT_S) == 7
     assert not failures
     line.close()
@@ -734,8 +737,8 @@ def test_the_own_pause_is_not_taken_for_the_others() -> None:
 
 def test_only_those_who_owe_an_answer_to_the_ping_before_are_silent(workers: AllWorkers) -> None:
     busy, prompt = Busy(0), Busy(1)
-    workers.connect(0, end_of(busy.server), 100)
-    workers.connect(1, end_of(prompt.server), 101)
+    workers.connect(0, busy.server.end, 100)
+    workers.connect(1, prompt.server.end, 101)
     busy.free.clear()
     assert workers.ping() == []
     wait_until(lambda: set(workers.silent()) == {0}, "the other has answered")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from penstock.runtime.host.control import End
 from penstock.runtime.host.node_agent import NodeAgent, NodeLine
 from penstock.runtime.transport.endpoint import Ports
 from penstock.runtime.worker.blackbox import Note
@@ -36,7 +37,7 @@ import sys
 from penstock.runtime.transport.endpoint import Ports
 from penstock.runtime.host.node_agent import NodeAgent, leave_process
 agent = NodeAgent("job", Ports("127.0.0.1"), float(sys.argv[1]), leave_process)
-print(agent.end[0], agent.end[1].hex(), flush=True)
+print(agent.end.address, agent.end.key.hex(), flush=True)
 sys.stdin.readline()
 """
 
@@ -150,7 +151,7 @@ def test_a_node_that_does_not_answer_is_lost_once(started: Started) -> None:
     agent = started(_AGENT, "1000")
     address, key = agent.says().split()
     lost: list[str] = []
-    line = NodeLine("there", (address, bytes.fromhex(key)), 1.0, lost.append)
+    line = NodeLine("there", End(address, bytes.fromhex(key)), 1.0, lost.append)
     assert line.wait_for_clock(LIMIT_S) is not None
     os.kill(agent.pid, signal.SIGSTOP)
     wait_until(lambda: line.status()["state"] == "silent" or lost, "it is silent")
@@ -163,7 +164,7 @@ def test_a_pause_within_the_limit_is_slow_and_no_loss(started: Started) -> None:
     agent = started(_AGENT, "1000")
     address, key = agent.says().split()
     lost: list[str] = []
-    line = NodeLine("there", (address, bytes.fromhex(key)), LIMIT_S, lost.append)
+    line = NodeLine("there", End(address, bytes.fromhex(key)), LIMIT_S, lost.append)
     assert line.wait_for_clock(LIMIT_S) is not None
     os.kill(agent.pid, signal.SIGSTOP)
     wait_until(lambda: line.status()["state"] == "silent", "it is silent")
@@ -194,7 +195,7 @@ def test_an_agent_that_was_paused_with_its_machine_listens_on(started: Started) 
     """A pause longer than the limit is no silence of the JobMaster."""
     agent = started(_AGENT, "2")
     address, key = agent.says().split()
-    line = NodeLine("there", (address, bytes.fromhex(key)), LIMIT_S, lambda reason: None)
+    line = NodeLine("there", End(address, bytes.fromhex(key)), LIMIT_S, lambda reason: None)
     assert line.wait_for_clock(LIMIT_S) is not None
     os.kill(agent.pid, signal.SIGSTOP)
     stopped = time.monotonic()

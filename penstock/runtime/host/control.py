@@ -26,6 +26,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.runtime.backoff import Backoff
@@ -38,8 +39,14 @@ logger = logging.getLogger(__name__)
 
 Handlers = dict[str, Callable[..., Any]]
 
-#: The address and the key of the socket on which a process answers.
-End = tuple[str, bytes]
+
+@dataclass(frozen=True)
+class End:
+    """Where a process answers: the address of its socket, and the key that both sides must know."""
+
+    address: str
+    key: bytes = field(repr=False)
+
 
 # How long the handshake may take. When a worker was paused meanwhile, the JobMaster connects again.
 _HANDSHAKE_S = 10.0
@@ -54,6 +61,7 @@ _ACCEPT_AGAIN_S = 0.05
 _CONNECT_AGAIN_FIRST_S = 0.01
 _CONNECT_AGAIN_MAX_S = 1.0
 
+_KEY_BYTES = 32
 _SESSION_BYTES = 16
 # The head of a request: its number, and the number below which all requests have been answered. The head of an answer:
 # the number of its request.
@@ -147,14 +155,14 @@ class ControlServer:
     def __init__(self, handlers: Handlers, ports: Ports | None = None) -> None:
         """`ports`: where processes of other machines connect; None: only processes of this machine do."""
         self._handlers = handlers
-        self.key = os.urandom(32)
         self.heard = 0  # the number of requests so far: while it grows, the JobMaster lives
         self._lock = threading.Lock()
         self._strangers: list[socket.socket] = []  # connections in their handshake, the oldest first
         self._sessions: dict[bytes, ControlSession] = {}
         self._closed = threading.Event()
         self._told: set[str] = set()  # machines of strangers
-        self._listener, self.address = listen(ports)
+        self._listener, address = listen(ports)
+        self.end = End(address, os.urandom(_KEY_BYTES))
         threading.Thread(target=self._serve, name="penstock-control", daemon=True).start()
 
     def _serve(self) -> None:
@@ -188,7 +196,7 @@ class ControlServer:
 
     def _talk(self, connection: socket.socket) -> None:
         try:
-            admit(connection, self.key, _HANDSHAKE_S)
+            admit(connection, self.end.key, _HANDSHAKE_S)
             with self._lock:
                 self._strangers.remove(connection)  # raises ValueError when `_let_in` has just ended it
         except (OSError, EOFError, ValueError) as error:
@@ -225,7 +233,7 @@ class ControlServer:
             "a process of %s has connected to %s and was refused, because it has not proved that it belongs to the "
             "job (%s); further processes of that machine are refused without a word",
             machine,
-            self.address,
+            self.end.address,
             str(error) or type(error).__name__,
         )
 
@@ -323,7 +331,7 @@ class ControlClient:
     def _run(self) -> None:
         backoff = Backoff(_CONNECT_AGAIN_FIRST_S, _CONNECT_AGAIN_MAX_S)
         while not self._closed.is_set():
-            with suppress(OSError, EOFError), new_socket(self._end[0]) as connection:
+            with suppress(OSError, EOFError), new_socket(self._end.address) as connection:
                 try:
                     self._connect(connection)
                     backoff.succeeded()
@@ -334,12 +342,11 @@ class ControlClient:
             self._closed.wait(backoff.failed())
 
     def _connect(self, connection: socket.socket) -> None:
-        address, key = self._end
         with self._lock:
             self._connecting = connection
         connection.settimeout(_HANDSHAKE_S)
-        connect(connection, address)
-        introduce(connection, key, _HANDSHAKE_S)
+        connect(connection, self._end.address)
+        introduce(connection, self._end.key, _HANDSHAKE_S)
         send_frame(connection, self._session)
         with self._sending:
             with self._lock:

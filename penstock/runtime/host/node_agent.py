@@ -70,7 +70,7 @@ class NodeAgent:
     @property
     def end(self) -> End:
         """Where the JobMaster asks this agent."""
-        return self._control.address, self._control.key
+        return self._control.end
 
     def watch(self, pid: int, blackbox: str) -> None:
         """Looks after a worker's process, which lives, from now on."""

@@ -135,7 +135,7 @@ class WorkerProcess:
             "node_id": node,
             "machine": machine_id(),
             "address": self._transport.address,
-            "control": (self._control.address, self._control.key),
+            "control": self._control.end,
             "blackbox": self._box.address,
         }
 
