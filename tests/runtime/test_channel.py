@@ -192,7 +192,7 @@ def test_only_what_keeps_to_the_format_is_a_message() -> None:
         "an address alone": good,
         "nobody": b"\0\0" + good[2:] + data,
         "too many destinations": b"\xff\xff" + good[2:] + data,
-        "unknown marks": address([(1, 0)], 0, 4) + data,
+        "unknown marks": address([(1, 0)], 0, 8) + data,
         "a first piece that is not the first": address([(1, 0)], 0, FIRST, 1) + data,
         "an unknown kind": good + bytes([6]) + data[1:],
         "no kind": good + bytes([0]) + data[1:],

@@ -18,7 +18,8 @@ receiver sees when a message is missing or comes twice. The first message of a g
 the receiver cannot know at which number a replay begins. The same mark says that entries before this one were dropped,
 because an epoch is complete and nobody needs them. A body that is larger than its receiver can take comes in
 *pieces*, which have the same number. All pieces but the last have the mark MORE, and the upper byte of the marks counts
-the pieces.
+the pieces. The mark ANY_WAY says that the messages of this channel may come by several ways, straight from their sender
+and through a relay. They may come twice and in another order then, and the receiver sorts them by their numbers.
 
 `stamp` is the time at which the oldest record of the batch entered the job, by time.monotonic_ns() of the machine of
 the task that sends the batch. The receiver translates the stamp to the clock of its own machine. For
@@ -43,7 +44,7 @@ from penstock.runtime.transport.base import Buffer
 
 DATA, END, CREDIT, BARRIER, WATERMARK = 1, 2, 3, 4, 5
 KEYED, PARTIAL = 1, 2
-FIRST, MORE = 1, 2
+FIRST, MORE, ANY_WAY = 1, 2, 4
 
 BODY = struct.Struct("<BBHIq")
 _KEYS = struct.Struct("<HI")
@@ -76,6 +77,16 @@ def address(destinations: Sequence[Destination], number: int, marks: int = 0, pi
     fields = [field for destination in destinations for field in destination]
     head = _ADDRESS.pack(len(destinations), marks | piece << 8, number & NUMBERS_MASK)
     return head + struct.pack(f"<{len(fields)}I", *fields)
+
+
+def pack_destinations(destinations: Sequence[Destination]) -> bytes:
+    """Returns the part of an address that names the destinations."""
+    return b"".join(_DESTINATION.pack(*destination) for destination in destinations)
+
+
+def packed_address(count: int, destinations: bytes, number: int, marks: int) -> bytes:
+    """Returns the address of a message to `count` destinations that were packed before."""
+    return _ADDRESS.pack(count, marks, number) + destinations
 
 
 def signal(kind: int, stamp: int) -> bytes:
@@ -166,7 +177,7 @@ def read_address(message: Buffer) -> tuple[tuple[Destination, ...], int]:
         raise BadMessage("a message is for nobody")
     if at + BODY.size > size:
         raise BadMessage(f"a message of {size} bytes says that it has {count:,} destinations")
-    if marks & 0xFF & ~(FIRST | MORE) or (marks > 0xFF and marks & FIRST):
+    if marks & 0xFF & ~(FIRST | MORE | ANY_WAY) or (marks > 0xFF and marks & FIRST):
         raise BadMessage(f"a message has the marks {marks:#x}")
     fields = struct.unpack_from(f"<{2 * count}I", message, ADDRESS_BYTES)
     return tuple(zip(fields[::2], fields[1::2], strict=True)), at

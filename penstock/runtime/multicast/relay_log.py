@@ -135,6 +135,11 @@ class RelayLog:
         return len(self._entries)
 
     @property
+    def entries(self) -> deque[object]:
+        """The entries that the relay keeps: the last ones before `next`."""
+        return self._entries
+
+    @property
     def idle(self) -> bool:
         """Whether nobody depends on this relay any more. A node that has left may end then."""
         return self.parent is None and not self.cursors
