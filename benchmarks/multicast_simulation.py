@@ -267,7 +267,9 @@ class Multicast:
         self._stops = stops
         self._regular = regular
         self._chance = np.random.default_rng(seed)
-        self._monitor = LoadMonitor(self.options.interval_s, self.options.alpha)
+        self._monitor = LoadMonitor(
+            self.options.interval_s, self.options.alpha, self.options.early, self.options.memory_s
+        )
         self._counters = Counters()
         self._switching: _Switching | None = None
         self._version = 0

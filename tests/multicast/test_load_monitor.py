@@ -69,6 +69,47 @@ def test_a_new_relay_counts_from_0() -> None:
     assert load.rate == pytest.approx(1000)
 
 
+def test_the_last_rate_is_that_of_the_last_interval() -> None:
+    monitor = LoadMonitor(1.0, 0.8)
+    monitor.look(0.0, counters(0), 0)
+    monitor.look(1.0, counters(30_000), 0)
+    load = monitor.look(2.0, counters(110_000), 0)
+    assert load is not None
+    assert load.last_rate == pytest.approx(80_000)
+    assert load.rate == pytest.approx(40_000)
+
+
+def test_the_last_rate_of_an_early_look_counts_from_when_the_queue_was_short() -> None:
+    """30,000 a second for half an interval, and then 80,000."""
+    monitor = LoadMonitor(1.0, 0.8, early=0.1)
+    monitor.look(0.0, counters(0), 0)
+    for tenth in range(1, 6):
+        monitor.glance(tenth / 10, 3_000 * tenth, 3)
+    monitor.glance(0.52, 16_600, 1)  # too soon after the one before
+    monitor.glance(0.55, 19_000, 400)
+    load = monitor.look(0.6, counters(23_000), 800)
+    assert load is not None
+    assert load.last_rate == pytest.approx(80_000)
+    # A queue that was never short, or only a moment ago, tells the rate since the first glance that is kept.
+    monitor.glance(0.63, 25_400, 900)
+    monitor.glance(0.66, 27_800, 4)
+    load = monitor.look(0.7, counters(31_000), 1000)
+    assert load is not None
+    assert load.last_rate == pytest.approx(80_000)
+
+
+def test_the_highest_rate_is_forgotten_after_some_time() -> None:
+    monitor = LoadMonitor(1.0, 0.8, memory_s=3.0)
+    monitor.look(0.0, counters(0), 0)
+    highest, arrived = [], 0
+    for second, rate in enumerate((50, 90, 60, 70, 40, 40, 40, 40), 1):
+        arrived += rate
+        load = monitor.look(float(second), counters(arrived), 0)
+        assert load is not None
+        highest.append(round(load.highest_rate))
+    assert highest == [50, 90, 90, 90, 70, 70, 40, 40]
+
+
 @given(alpha=st.floats(0, 0.99), looks=st.integers(1, 20), rate=st.integers(1, 10**6))
 def test_a_late_look_weighs_as_much_as_those_left_out(alpha: float, looks: int, rate: int) -> None:
     often, once = LoadMonitor(1.0, alpha), LoadMonitor(1.0, alpha)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.runtime.multicast.load_monitor import Counters, Load, LoadMonitor
 from penstock.runtime.multicast.queue_model import Cost, affordable_limit
 from penstock.runtime.multicast.reach import binomial_degree
-from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, Sign, decide, sign_of
+from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, Sign, decide, look_is_due, sign_of
 
 Q = 1024
 COST = Cost(5.2e-6)
@@ -52,6 +53,36 @@ def test_scale_down_goes_to_what_the_model_affords() -> None:
     assert decide(load(80_000, 400, 560), 5, 30, Q, SWITCH_S, OPTIONS).limit == 5
     # The model says that the limit is affordable, so the queue will shrink by itself.
     assert decide(load(60_000, 400, 700), 3, 30, Q, SWITCH_S, OPTIONS).limit == 3
+
+
+def test_scale_down_takes_the_last_rate_when_it_is_higher() -> None:
+    late = replace(load(36_000, 400, 700), last_rate=80_000.0)
+    assert decide(late, 5, 30, Q, SWITCH_S, OPTIONS).limit == 2
+    assert decide(replace(late, last_rate=30_000.0), 5, 30, Q, SWITCH_S, OPTIONS).limit == 5
+    assert decide(replace(late, queued=560), 5, 30, Q, SWITCH_S, OPTIONS).limit == 5, "the queue does not call for it"
+
+
+def test_scale_up_must_bear_the_highest_rate() -> None:
+    calm = load(30_000)
+    assert decide(calm, 2, 25, Q, SWITCH_S, OPTIONS).limit == 5
+    assert decide(replace(calm, highest_rate=60_000.0), 2, 25, Q, SWITCH_S, OPTIONS).limit == 3
+    verdict = decide(replace(calm, highest_rate=80_000.0), 2, 25, Q, SWITCH_S, OPTIONS)
+    assert verdict.limit == 2
+    assert "only just" in verdict.reason
+
+
+def test_a_look_is_due_when_the_interval_is_over_or_the_queue_calls_for_it() -> None:
+    monitor = LoadMonitor(0.1, 0.8, early=0.1)
+
+    def due(now_s: float, queued: int) -> bool:
+        return look_is_due(monitor, now_s, 0, queued, Q, OPTIONS)
+
+    assert due(0.0, 0)
+    monitor.look(1.0, Counters(), 0)
+    assert not due(1.05, 409)  # 0.798 of what is left below the warning line of 921.6
+    assert due(1.05, 410)
+    assert not due(1.005, 410), "the rate of a moment says little"
+    assert due(1.1, 0)
 
 
 def test_overload_is_said() -> None:

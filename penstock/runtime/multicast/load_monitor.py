@@ -3,14 +3,27 @@
 The relay counts anyway: records that arrived, copies and encodings with the time that they took, and the length of its
 queue. It hands the counters in at each look, with the time. The monitor smooths what it sees: a new figure is alpha
 times the past and 1 - alpha times the last interval, so an alpha close to 1 remembers long. A look that comes late
-weighs as much as the looks that were left out.
+weighs as much as the looks that were left out, and a look that comes early weighs less.
+
+A smoothed rate is late: with an alpha of 0.8, it takes ten looks to come within a tenth of a step. So a load also has
+the *last rate*, for decisions that cannot wait, and the highest last rate of some seconds, for decisions that a burst
+must not undo (self_adjustment.py). The last rate is that of the last interval. An early look is made because the queue
+grows, and its interval may have begun long before that. Its last rate is the rate since the queue was short, for which
+the relay *glances* at its queue between two looks.
+
+A relay looks and glances before it takes a batch in, not after: a batch that has just come whole is no queue that
+grows.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from penstock.runtime.multicast.queue_model import Cost
+
+# How many glances are kept: those of about twice the least time between two looks.
+_GLANCES = 8
 
 
 @dataclass(frozen=True)
@@ -26,29 +39,48 @@ class Counters:
 
 @dataclass(frozen=True)
 class Load:
-    """What is known of a root at a look. `queued_before` is the queue at the look before."""
+    """What is known of a root at a look. `queued_before` is the queue at the look before. `highest_rate` is the highest
+    last rate that the monitor remembers."""
 
     rate: float
     cost: Cost
     queued: int
     queued_before: int
     emit_s: float  # the paper's t_e: all work for a record, divided by its copies
+    last_rate: float = 0.0
+    highest_rate: float = 0.0
 
 
 class LoadMonitor:
     """See the module's docstring."""
 
-    def __init__(self, interval_s: float, alpha: float) -> None:
-        """`interval_s`: the time between two looks. `alpha`: the weight of the past, from 0 to below 1."""
+    def __init__(self, interval_s: float, alpha: float, early: float = 0.1, memory_s: float = 2.0) -> None:
+        """`interval_s`: the time between two looks. `alpha`: the weight of the past, from 0 to below 1. `early`: the
+        part of the interval that is the least time between two looks. `memory_s`: for how long the highest rate is
+        remembered."""
         if not (interval_s > 0 and 0 <= alpha < 1):
             raise ValueError(f"interval_s={interval_s} must be above 0, and alpha={alpha} from 0 to below 1")
         self._interval_s = interval_s
         self._alpha = alpha
+        self.early_s = early * interval_s
+        self._memory_s = memory_s
+        self._highest: deque[tuple[float, float]] = deque()  # (time, rate), with rates that fall
         self._seen: tuple[float, Counters, int] | None = None
+        self._glances: deque[tuple[float, int, int]] = deque(maxlen=_GLANCES)  # (time, arrived, queued)
         self._rate: float | None = None
         self._copy_s: float | None = None
         self._encode_s: float | None = None
         self._emit_s: float | None = None
+
+    @property
+    def seen(self) -> tuple[float, int] | None:
+        """The time of the last look, and the queue at this look. None before the first look."""
+        return None if self._seen is None else (self._seen[0], self._seen[2])
+
+    def glance(self, now_s: float, arrived: int, queued: int) -> None:
+        """Notes how many records have arrived and how many wait, unless the last glance was a moment ago."""
+        if not self._glances or now_s - self._glances[-1][0] >= self.early_s / 4:
+            self._glances.append((now_s, arrived, queued))
 
     def look(self, now_s: float, counters: Counters, queued: int) -> Load | None:
         """Takes the counters of a relay. Returns the load, or None while an arriving record's cost is not yet known,
@@ -57,12 +89,19 @@ class LoadMonitor:
         if before is not None and now_s <= before[0]:
             return None
         self._seen = (now_s, counters, queued)
+        glances = self._glances
+        self._glances = deque([(now_s, counters.arrived, queued)], maxlen=_GLANCES)
         if before is None or counters.arrived < before[1].arrived:  # the relay is a new one
             return None
         then_s, then, queued_before = before
         elapsed_s = now_s - then_s
         past = self._alpha ** (elapsed_s / self._interval_s)
-        self._rate = _smooth(self._rate, (counters.arrived - then.arrived) / elapsed_s, past)
+        last_rate = (counters.arrived - then.arrived) / elapsed_s
+        self._rate = _smooth(self._rate, last_rate, past)
+        if elapsed_s < self._interval_s:
+            grown_from_s, arrived = self._grown_from(glances, now_s, queued)
+            last_rate = (counters.arrived - arrived) / (now_s - grown_from_s)
+        highest_rate = self._remember(now_s, last_rate)
         copies, encoded = counters.copies - then.copies, counters.encoded - then.encoded
         copying_s, encoding_s = counters.copying_s - then.copying_s, counters.encoding_s - then.encoding_s
         # An interval without copies says nothing of their cost.
@@ -73,7 +112,32 @@ class LoadMonitor:
             self._encode_s = _smooth(self._encode_s, encoding_s / encoded, past)
         if not self._copy_s or self._emit_s is None:
             return None
-        return Load(self._rate, Cost(self._copy_s, self._encode_s or 0.0), queued, queued_before, self._emit_s)
+        cost = Cost(self._copy_s, self._encode_s or 0.0)
+        return Load(self._rate, cost, queued, queued_before, self._emit_s, last_rate, highest_rate)
+
+    def _grown_from(self, glances: deque[tuple[float, int, int]], now_s: float, queued: int) -> tuple[float, int]:
+        """Returns when the queue was short for the last time, and how many records had arrived then. A rate of less
+        than half the time between two looks would say little."""
+        first_s, first, _ = glances[0]
+        latest_s = now_s - self.early_s / 2
+        return next(
+            (
+                (at_s, arrived)
+                for at_s, arrived, length in reversed(glances)
+                if at_s <= latest_s and length <= queued / 4
+            ),
+            (first_s, first),
+        )
+
+    def _remember(self, now_s: float, rate: float) -> float:
+        """Remembers the rate of an interval, and returns the highest one that is remembered."""
+        highest = self._highest
+        while highest and highest[0][0] <= now_s - self._memory_s:
+            highest.popleft()
+        while highest and highest[-1][1] <= rate:
+            highest.pop()
+        highest.append((now_s, rate))
+        return highest[0][1]
 
 
 def _smooth(past: float | None, new: float, weight: float) -> float:

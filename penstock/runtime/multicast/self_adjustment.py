@@ -10,8 +10,12 @@ The sign only says that it is time to ask. What the limit should be is the answe
 so the limit does not creep up and down by ones. Penstock adds to the paper's rules:
 
 - A queue that is full cannot grow, because the sources wait. It counts as one that grows.
-- A higher limit must still be affordable at a rate that is `margin` higher than the measured one. Without this, a rate
-  between two limits would change the tree again and again.
+- A scale-down cannot wait: at 80,000 records/s and five children, a queue of 1,024 records is full after 25 ms. So the
+  root looks as soon as the queue says so (`look_is_due`), not at the end of the interval, and the limit is what the
+  model affords at the smoothed rate or at the last rate (load_monitor.py), whichever is higher.
+- A scale-up can wait. A higher limit must be affordable at a rate that is `margin` higher than the smoothed one, and at
+  the highest rate of the last `memory_s` seconds. Without the first, a rate between two limits would change the tree
+  again and again, and without the second, each burst would change it twice.
 - A higher limit must pay within `horizon_s` by Theorem 5 (switch_cost.py). So an idle root leaves its tree as it is.
 """
 
@@ -27,16 +31,18 @@ from penstock.runtime.multicast.switch_cost import multicast_rate, records_to_pa
 from penstock.runtime.units import Seconds
 
 if TYPE_CHECKING:
-    from penstock.runtime.multicast.load_monitor import Load
+    from penstock.runtime.multicast.load_monitor import Load, LoadMonitor
 
 
 @dataclass(frozen=True)
 class AdjustmentOptions:
-    """Says when a tree gets another out-degree limit. Durations are in seconds, or timedeltas. The first two are for
+    """Says when a tree gets another out-degree limit. Durations are in seconds, or timedeltas. The first four are for
     the LoadMonitor."""
 
     interval_s: Seconds = Seconds(0.1)  # between two looks at the queue
     alpha: float = 0.8  # the weight of the past in measurements
+    early: float = 0.1  # the part of the interval after which the root may look again at a queue that grows
+    memory_s: Seconds = Seconds(2.0)  # for how long a high rate keeps the limit down
     down: float = 0.8  # of the room below the warning line that the queue took in one interval
     up: float = 0.6  # of the queue that went away in one interval
     warning: float = 0.9  # of the capacity
@@ -73,30 +79,46 @@ def sign_of(queued_before: float, queued: float, capacity: float, options: Adjus
     return Sign.UP if queued_before - queued >= options.up * queued_before else Sign.NONE
 
 
+def look_is_due(
+    monitor: LoadMonitor, now_s: float, arrived: int, queued: int, capacity: float, options: AdjustmentOptions
+) -> bool:
+    """Returns whether the root should look now: when the interval is over, or earlier when the queue calls for a
+    scale-down. The root asks often, at best each time before it takes in what has come."""
+    if monitor.seen is None:
+        return True
+    looked_s, queued_before = monitor.seen
+    if now_s - looked_s >= options.interval_s:
+        return True
+    monitor.glance(now_s, arrived, queued)
+    return now_s - looked_s >= monitor.early_s and sign_of(queued_before, queued, capacity, options) is Sign.DOWN
+
+
 def decide(
     load: Load, limit: int, destinations: int, capacity: float, switch_s: float, options: AdjustmentOptions
 ) -> Verdict:
     """Decides which limit a tree of so many destinations should have, which has `limit` now. `switch_s`: how long a
     switch takes."""
     most = max(1, binomial_degree(destinations))  # a higher limit is the same tree
-    best = affordable_limit(load.rate, load.cost, capacity, most)
     sign = sign_of(load.queued_before, load.queued, capacity, options)
     if sign is Sign.DOWN:
-        return _down(load, min(limit, most), best)
+        rate = max(load.rate, load.last_rate)
+        return _down(rate, min(limit, most), affordable_limit(rate, load.cost, capacity, most))
+    best = affordable_limit(load.rate, load.cost, capacity, most)
     if sign is Sign.UP and best.limit > limit:
-        roomy = affordable_limit(load.rate * (1 + options.margin), load.cost, capacity, most).limit
+        rate = max(load.rate * (1 + options.margin), load.highest_rate)
+        roomy = affordable_limit(rate, load.cost, capacity, most).limit
         return _up(load, limit, roomy, destinations, switch_s, options)
     return Verdict(limit, "the queue is steady" if sign is Sign.NONE else "no more is affordable", best.overloaded)
 
 
-def _down(load: Load, limit: int, best: Affordable) -> Verdict:
+def _down(rate: float, limit: int, best: Affordable) -> Verdict:
     """The verdict on a tree whose queue grows."""
-    rate = f"{load.rate:,.0f} records/s"
+    records = f"{rate:,.0f} records/s"
     if best.overloaded:
-        return Verdict(1, f"{rate} are more than one child can be sent; the sources wait", True)
+        return Verdict(1, f"{records} are more than one child can be sent; the sources wait", True)
     if best.limit >= limit:
-        return Verdict(limit, f"{limit} children are affordable at {rate}")
-    return Verdict(best.limit, f"the queue grows, and {best.limit} children are affordable at {rate}")
+        return Verdict(limit, f"{limit} children are affordable at {records}")
+    return Verdict(best.limit, f"the queue grows, and {best.limit} children are affordable at {records}")
 
 
 def _up(load: Load, limit: int, roomy: int, destinations: int, switch_s: float, options: AdjustmentOptions) -> Verdict:
