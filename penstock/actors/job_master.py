@@ -32,7 +32,7 @@ from penstock.runtime.records.pickling import Program, join, program
 if TYPE_CHECKING:
     from penstock.actors.ray_processes import RayProcesses
     from penstock.runtime.host.placing import Placing
-    from penstock.runtime.host.processes import Processes
+    from penstock.runtime.host.processes import Processes, RelayStarter
 
 logger = logging.getLogger(__name__)
 
@@ -189,6 +189,10 @@ class _RayCarrier:
             store = None if options.store is None or options.store.remote else options.store.place
             check_shared(self._plan, store, lines)
         return nodes.workers, self._processes, self.placer
+
+    def relays(self) -> RelayStarter | None:
+        """See Carrier."""
+        return None if self._processes is None else self._processes.relays
 
     def waits_for(self) -> str:
         """See Carrier."""

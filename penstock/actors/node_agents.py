@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from penstock.actors.ray_actor import on_node
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.host.control import End
@@ -142,9 +142,7 @@ class _Node:
             ray.kill(self._actor)
 
     def _start(self, timeout_s: float) -> End:
-        where = NodeAffinitySchedulingStrategy(self._id, soft=False)
-        actor = ray.remote(Agent).options(num_cpus=0, scheduling_strategy=where)
-        self._actor = actor.remote(self._job, self._network)
+        self._actor = on_node(Agent, self._id).remote(self._job, self._network)
         end: End = ray.get(self._actor.end.remote(), timeout=timeout_s)
         return end
 

@@ -15,57 +15,24 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors.node_agents import NodeAgents, NotReached
 from penstock.actors.nodes import Nodes
+from penstock.actors.ray_actor import RayActor, on_node
+from penstock.actors.relays import RayRelays
 from penstock.actors.worker import Worker
 from penstock.placement.groups import NotPlaced
 from penstock.runtime.host.job_runner import first_line
 from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.node_agent import NodeLine
-from penstock.runtime.host.processes import CannotStart, ProcessDied
+from penstock.runtime.host.processes import CannotStart
 from penstock.runtime.host.watched_process import ProcessHere, WatchedProcess
-from penstock.runtime.host.worker_process import Outcome, WorkerOptions
+from penstock.runtime.host.worker_process import WorkerOptions
 
 logger = logging.getLogger(__name__)
 
 # A node on which no agent has started within this time cannot be reached, whatever Ray knows of it.
 _AGENT_S = 20.0
-
-
-class RayWorker:
-    """An actor that is ready to run. See WorkerHandle."""
-
-    def __init__(self, actor: Any, info: dict[str, Any], process: WatchedProcess) -> None:
-        self.info = info
-        self.process = process
-        self._actor = actor
-        self._over = threading.Event()
-        self._lost: str | None = None
-
-    def run(self) -> Outcome:
-        """See WorkerHandle."""
-        run = self._actor.run.remote()
-        run.future().add_done_callback(lambda _: self._over.set())
-        self._over.wait()
-        if self._lost is not None:
-            raise ProcessDied(self._lost, with_node=True)
-        try:
-            outcome: Outcome = ray.get(run)
-        except Exception as error:  # whatever Ray makes of a process's end
-            raise ProcessDied(first_line(error)) from error
-        return outcome
-
-    def kill(self) -> None:
-        """See WorkerHandle."""
-        self.process.kill()
-
-    def lose(self, reason: str) -> None:
-        """Takes the process for dead, because its node is lost. Ray ends the process as soon as it can."""
-        self._lost = reason
-        self._over.set()
-        ray.kill(self._actor)
 
 
 class RayProcesses:
@@ -89,7 +56,9 @@ class RayProcesses:
         self._options = options
         network = options.network
         self._agents = None if network is None else NodeAgents(job, network, self._node_lost)
-        self._handles: dict[int, RayWorker] = {}  # of the present processes
+        #: What starts relays, if processes of the job may be on several machines.
+        self.relays = None if network is None else RayRelays(job, network, options.ring_bytes, self._watched)
+        self._handles: dict[int, RayActor] = {}  # of the present processes
         self._start_timeout_s = start_timeout_s
         self._hang_timeout_s = hang_timeout_s
         self._machine = machine_id()
@@ -102,7 +71,7 @@ class RayProcesses:
         self._not_there = set(range(workers))
         self._loading: set[int] = set()
 
-    def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> RayWorker:
+    def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> RayActor:
         """See Processes."""
         try:
             strategy = self._nodes.strategy(worker)
@@ -138,8 +107,7 @@ class RayProcesses:
         """See Processes."""
         wanted = {self._nodes.node_id(worker) for worker in range(self._workers)}
         for node_id in wanted - self._spares.keys():
-            where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-            spare = ray.remote(Worker).options(num_cpus=0, scheduling_strategy=where).remote()
+            spare = on_node(Worker, node_id).remote()
             try:
                 ray.get(spare.warm.remote(program), timeout=self._start_timeout_s)
             except Exception as error:  # whatever Ray, or a user's module, raises
@@ -168,7 +136,7 @@ class RayProcesses:
 
     def _started(
         self, actor: Any, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float
-    ) -> RayWorker:
+    ) -> RayActor:
         first = worker in self._not_there
         try:
             info = _get(actor.prepare.remote(worker, self._options, ring_bytes), deadline)
@@ -206,7 +174,7 @@ class RayProcesses:
                 self._loading.discard(worker)
         if outcome.error is not None:
             raise CannotStart(outcome.error, "program", outcome.operator)
-        handle = RayWorker(actor, info, process)
+        handle = RayActor(actor, info, process)
         with self._lock:
             self._handles[worker] = handle
         return handle
@@ -231,13 +199,17 @@ class RayProcesses:
             lost = [handle for handle in self._handles.values() if handle.info["node_id"] == node_id]
         for handle in lost:
             handle.lose(reason)
+        if self.relays is not None:
+            self.relays.lose(node_id, reason)
 
     def kill_all(self) -> None:
-        """Kills all present workers, without Ray."""
+        """Kills all present workers and relays, without Ray."""
         with self._lock:
             handles = list(self._handles.values())
         for handle in handles:
             handle.kill()
+        if self.relays is not None:
+            self.relays.kill_all()
 
     def connect_nodes(self) -> dict[str, NodeLine]:
         """Starts the agents of all nodes on other machines. Returns the lines to them by node id. Raises NotReached."""
@@ -289,6 +261,8 @@ class RayProcesses:
             actors = [*self._actors.values(), *self._spares.values()]
         for actor in actors:
             ray.kill(actor)
+        if self.relays is not None:
+            self.relays.close()
         if self._agents is not None:
             self._agents.close()
         self._nodes.close()

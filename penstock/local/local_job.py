@@ -59,6 +59,9 @@ class LocalJob:
         """See Carrier. There is nothing to reserve."""
         return self._options.workers, self._processes, InTurn(self._options.workers)
 
+    def relays(self) -> None:
+        """See Carrier. All workers share memory."""
+
     def waits_for(self) -> str:
         """See Carrier."""
         return "its worker processes"

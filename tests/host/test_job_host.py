@@ -20,12 +20,15 @@ from penstock.runtime.host.commands import (
     Reply,
     SaveManifest,
     StartProcess,
+    StartRelay,
     TellAll,
+    TellRelay,
 )
 from penstock.runtime.host.job_host import HostOptions, JobHost
 from penstock.runtime.lifecycle import InvalidTransition
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
 
@@ -65,15 +68,20 @@ class Refused(PenstockError):
 class Job:
     """A JobHost whose carrier does at once what it is told, and says so, but for what `silent` names."""
 
-    def __init__(self, workers: int = 2, *, epochs: bool = True, max_restarts: int = 10) -> None:
+    def __init__(
+        self, workers: int = 2, *, epochs: bool = True, max_restarts: int = 10, plan: Plan | None = None
+    ) -> None:
+        """`plan`: of a job whose workers are on a machine each, so that it may have relays."""
         options = EpochOptions(interval_s=1.0 if epochs else None, max_restarts=max_restarts)
-        self.host = JobHost(plan_of(workers), HostOptions(workers, options, has_store=epochs), InTurn(workers))
+        host_options = HostOptions(workers, options, has_store=epochs, relays=plan is not None)
+        self.host = JobHost(plan or plan_of(workers), host_options, InTurn(workers))
         self.now = 100.0
         self.silent: set[str] = set()
         self.calls: list[Call] = []  # that have no answer yet
         self.starts: list[StartProcess] = []  # likewise
         self.saves: list[SaveManifest] = []
         self.others: list[HostCommand] = []
+        self.maps: dict[int, RelayMap] = {}  # by worker: which relays it was told of last
         self.take(self.host.start(self.now))
 
     def take(self, commands: list[HostCommand]) -> None:
@@ -96,7 +104,8 @@ class Job:
         """The first process that was to be started is ready."""
         command = self.starts.pop(0)
         worker = command.worker
-        info = {"index": worker, "pid": 1000 + worker, "node_id": "n", "address": f"{worker}/{command.incarnation}"}
+        address = f"{worker}/{command.incarnation}"
+        info = {"index": worker, "pid": 1000 + worker, "node_id": "n", "machine": f"m{worker}", "address": address}
         self.take(self.host.process_ready(worker, command.incarnation, info, self.now))
 
     def answer(self, call: Call) -> None:
@@ -105,6 +114,10 @@ class Job:
             answer = {"address": f"{call.worker}/{call.incarnation}", "rings": {}}
         elif call.method == "complete":
             answer = 1 << 20
+        elif call.method == "expect_relay":
+            answer = f"{call.worker}/{call.incarnation}"
+        elif call.method == "use_relays":
+            self.maps[call.worker] = call.arguments[0]
         self.take(self.host.answered(call.worker, call.incarnation, call.number, answer, self.now))
 
     def dies(self, worker: int) -> None:
@@ -339,3 +352,73 @@ def test_a_status_says_that_a_job_has_ended_only_when_its_carrier_has_ended_it()
     job.take(job.host.cancel(job.now))
     assert job.ends == [JobEnd("CANCELLED")]
     assert job.host.build_status([], {}, job.now)["state"] == "RUNNING"
+
+
+# --- relays -----------------------------------------------------------------------------------------------------------
+
+
+def with_relays() -> tuple[Job, list[int]]:
+    """A job on two machines with a relay on each, and the numbers of the relays."""
+    flow = Flow("to_all")
+    read = flow.read(Memory([1]), parallelism=2)
+    read.broadcast().map(lambda record: record, parallelism=2).write(Null(), parallelism=2)
+    job = Job(plan=flow.plan(2))
+    started = [command.number for command in job.others if isinstance(command, StartRelay)]
+    assert len(started) == 2
+    job.others.clear()
+    for number in started:
+        relay_gets_ready(job, number)
+    assert all(told.addresses == {number: f"at {number}" for number in started} for told in job.maps.values())
+    assert job.maps[0].of_worker == job.maps[1].of_worker == dict(enumerate(started))
+    return job, started
+
+
+def relay_gets_ready(job: Job, number: int) -> None:
+    job.take(job.host.relay_ready(number, {"pid": number, "address": f"at {number}"}, job.now))
+    relays_obey(job)
+
+
+def relays_obey(job: Job) -> list[TellRelay]:
+    """The relays do all that they are told. Returns what they were told."""
+    told: list[TellRelay] = []
+    while tells := [command for command in job.others if isinstance(command, TellRelay)]:
+        job.others = [command for command in job.others if not isinstance(command, TellRelay)]
+        told += tells
+        for tell in tells:
+            job.take(job.host.relay_knows(tell.number, job.now))
+    return told
+
+
+def test_relays_start_with_a_job_and_are_replaced_when_they_die() -> None:
+    job, (first, second) = with_relays()
+    job.take(job.host.relay_died(first, "it was killed", job.now))
+    assert job.maps[0].of_worker == job.maps[1].of_worker == {1: second}
+    due = job.host.due()
+    assert due is not None
+    job.tick(due - job.now)
+    (start,) = [command for command in job.others if isinstance(command, StartRelay)]
+    assert start.number not in (first, second)
+    relay_gets_ready(job, start.number)
+    assert job.maps[0].of_worker == job.maps[1].of_worker == {0: start.number, 1: second}
+    assert [relay["state"] for relay in job.host.relays_status()] == ["ready", "ready"]
+
+
+def test_the_next_process_of_a_worker_is_served_when_its_tasks_are_connected() -> None:
+    job, (first, second) = with_relays()
+    job.silent = {"start"}
+    job.dies(1)
+    job.tick(10.0)
+    assert all(1 not in tell.workers for tell in relays_obey(job))
+    assert 1 not in job.maps[0].of_worker
+    del job.maps[1]
+    job.start()
+    job.tick(1.0)
+    assert [tell.workers[1] for tell in relays_obey(job) if 1 in tell.workers] == [("1/2", 2)] * 2
+    assert job.maps[0].of_worker == job.maps[1].of_worker == {0: first, 1: second}
+
+
+def test_a_job_without_an_exchange_to_all_has_no_relays() -> None:
+    job = Job(plan=plan_of(2))
+    assert job.host.life.state == "RUNNING"
+    assert not any(isinstance(command, StartRelay) for command in job.others)
+    assert job.host.relays_status() == []

@@ -6,6 +6,7 @@ commands, and reports the results by the events of the JobHost. A carrier must n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -123,6 +124,31 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class StartRelay:
+    """Start a relay on this node. The answer is `relay_ready` or `relay_died`."""
+
+    number: int
+    node_id: str
+
+
+@dataclass(frozen=True)
+class KillRelay:
+    """End a relay that is needed no more. No answer is expected."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class TellRelay:
+    """Tell a relay all that it is to be connected to: for each worker its address and the number of its process, and
+    the addresses of the other relays. It is told in the order of the commands. The answer is `relay_knows`."""
+
+    number: int
+    workers: Mapping[int, tuple[str, int]]
+    relays: Mapping[int, str]
+
+
+@dataclass(frozen=True)
 class EndJob:
     """End all processes, because the job is over. No more commands follow."""
 
@@ -141,5 +167,8 @@ HostCommand = (
     | CommitSinkRecords
     | CopySavepoint
     | Reply
+    | StartRelay
+    | KillRelay
+    | TellRelay
     | EndJob
 )

@@ -53,6 +53,7 @@ from penstock.runtime.host.commands import (
 )
 from penstock.runtime.host.driver_requests import DriverRequests, MigrateRequest, RescaleRequest, SavepointRequest
 from penstock.runtime.host.job_state import JobLife, JobState
+from penstock.runtime.host.relay_keeper import ExpectRelay, Member, RelayCommand, RelayKeeper, UseRelays, homes
 from penstock.runtime.host.status import StatusBuilder
 from penstock.runtime.host.worker_lives import WorkerLives
 from penstock.runtime.program.plan import Plan, fused_by_key, replanned, rescaled
@@ -83,6 +84,7 @@ class HostOptions:
     attempts: int = 3  # how many deaths a record may cause in its worker
     hang_timeout_s: float = 60.0
     flow: Flow | None = None  # the flow of a job with epochs, so that it can be planned again
+    relays: bool = False  # whether workers may be on several machines, so that relays can be of use
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ class JobHost:
         self.suspects = Suspects(options.attempts)
         self.status = StatusBuilder(self.plan)
         self.status.place(self.placed, [])
+        self._relays = RelayKeeper(plan.name, earlier) if options.relays else None
         self.life = JobLife(f"job {plan.name!r}")
         self.end: JobEnd | None = None
         self._state_before_end = self.life.state
@@ -166,6 +169,8 @@ class JobHost:
     def tick(self, now: float) -> list[HostCommand]:
         """Notes the time. It must be called at the time of `due`; calling it earlier does no harm."""
         self._obey(self.coordinator.tick(now), now)
+        if self._relays is not None:
+            self._keep_relays(self._relays.tick(now))
         return self._settled(now)
 
     def due(self) -> float | None:
@@ -173,6 +178,8 @@ class JobHost:
         if self.end is not None:
             return None
         times = [self.coordinator.due()]
+        if self._relays is not None:
+            times.append(self._relays.due())
         if not self._removing:
             times += [at for at, _ in self._starts]
             if self._building is not None:
@@ -250,7 +257,7 @@ class JobHost:
         """Notes that a worker's run loop has ended by itself. `error` says why if it has failed, with the operator."""
         if not self._is_present(worker, incarnation, "end of its run", now):
             return self._settled(now)
-        self._over(worker)
+        self._over(worker, now)
         if error is not None:
             self._fail(JobEnd("FAILED", error, operator), now)
         return self._settled(now)
@@ -290,9 +297,9 @@ class JobHost:
             stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
             logger.warning("job %s: %s%s", self.plan.name, text, stack)
             # The loss comes first: whatever waits for this worker's answer must not continue as if it had answered.
-            self._over(worker, then=lambda: self._lost(worker, text, now))
+            self._over(worker, now, then=lambda: self._lost(worker, text, now))
         else:
-            self._over(worker)
+            self._over(worker, now)
         return self._settled(now)
 
     def process_hangs(self, worker: int, incarnation: int, stopped: bool, now: float) -> list[HostCommand]:
@@ -317,7 +324,7 @@ class JobHost:
         self._note(now, f"passed over: {what} of process {incarnation} of worker {worker}, which is an earlier one")
         return False
 
-    def _over(self, worker: int, then: Callable[[], None] = lambda: None) -> None:
+    def _over(self, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
         """Notes that the worker's present process does nothing more. `then` is called before anything that waited for
         its answers."""
         self.lives.over(worker)
@@ -327,6 +334,8 @@ class JobHost:
             handler.gone()
         then()
         self._removing.discard(worker)
+        if self._relays is not None:
+            self._keep_relays(self._relays.worker_lost(worker, now))
 
     def _lost(self, worker: int, reason: str, now: float) -> None:
         self._obey(self.coordinator.worker_lost(worker, now, reason), now)
@@ -423,6 +432,56 @@ class JobHost:
         operator = getattr(cause, "operator", None)
         reason = str(error) if operator is None and not isinstance(cause, StoreError) else str(cause)
         self._fail(JobEnd("FAILED", reason, operator), now)
+
+    # --- relays ----------------------------------------------------------------------------------------------
+
+    def relay_ready(self, number: int, info: dict[str, Any], now: float) -> list[HostCommand]:
+        """Notes that the process of a relay is there. `info` is what it has said of itself."""
+        return self._of_relays(lambda relays: relays.relay_ready(number, info, now), now)
+
+    def relay_knows(self, number: int, now: float) -> list[HostCommand]:
+        """Notes that a relay has done what a TellRelay asked for."""
+        return self._of_relays(lambda relays: relays.relay_knows(number, now), now)
+
+    def relay_died(self, number: int, reason: str, now: float) -> list[HostCommand]:
+        """Notes that a relay has died, or could not be started."""
+        return self._of_relays(lambda relays: relays.relay_died(number, reason, now), now)
+
+    def _of_relays(self, event: Callable[[RelayKeeper], list[RelayCommand]], now: float) -> list[HostCommand]:
+        assert self._relays is not None
+        if self.end is None:
+            self._keep_relays(event(self._relays))
+        return self._settled(now)
+
+    def _place_relays(self, now: float) -> None:
+        """Lets the machines have relays that are to, now that tasks are connected."""
+        if self._relays is None:
+            return
+        lives = self.lives
+        infos = {info["index"]: info for info in lives.infos()}
+        machines = {worker: info["machine"] for worker, info in infos.items()}
+        nodes = {info["machine"]: info["node_id"] for info in infos.values()}
+        members = {
+            worker: Member(lives.incarnation(worker), machines[worker], infos[worker]["address"])
+            for worker in sorted(self.running)
+        }
+        wanted = {machine: nodes[machine] for machine in sorted(homes(self.plan, self.placed, machines))}
+        self._keep_relays(self._relays.connected(members, wanted, now))
+
+    def _keep_relays(self, commands: list[RelayCommand]) -> None:
+        for command in commands:
+            if isinstance(command, ExpectRelay):
+                worker, relay = command.worker, command.relay
+                done = partial(self._expects, worker, self.lives.incarnation(worker), relay)
+                self._call(worker, "expect_relay", (relay,), _Handler(done, self._refused))
+            elif isinstance(command, UseRelays):
+                self._call(command.worker, "use_relays", (command.relays,), _Handler(_nothing, self._refused))
+            else:
+                self._out.append(command)
+
+    def _expects(self, worker: int, life: int, relay: int, place: str, now: float) -> None:
+        assert self._relays is not None
+        self._keep_relays(self._relays.worker_expects(worker, life, relay, place, now))
 
     # --- the store -------------------------------------------------------------------------------------------
 
@@ -639,7 +698,7 @@ class JobHost:
             elif isinstance(command, protocol.SaveWholeState):
                 self._call_all("save_whole_state", command)
             elif isinstance(command, protocol.ConnectTasks):
-                self._connect_tasks(command)
+                self._connect_tasks(command, now)
             elif isinstance(command, protocol.Complete):
                 self._complete(command, now)
             else:
@@ -681,12 +740,13 @@ class JobHost:
 
             self._call(worker, "build_tasks", (command, addresses, modes), _Handler(answered, refused))
 
-    def _connect_tasks(self, command: protocol.ConnectTasks) -> None:
+    def _connect_tasks(self, command: protocol.ConnectTasks, now: float) -> None:
         self._call_all("connect_tasks", command)
         if self.life.connected():
             self.status.running()
         self._out += [Reply(request) for request in self._requests.rescaling]
         self._requests.rescaling.clear()
+        self._place_relays(now)
 
     def _complete(self, command: protocol.Complete, now: float) -> None:
         self._out.append(CommitSinkRecords(command.epoch))
@@ -782,6 +842,10 @@ class JobHost:
             "restarts": coordinator.restarts,
             "last_failure": self._store_trouble or coordinator.last_failure,
         }
+
+    def relays_status(self) -> list[dict[str, Any]]:
+        """Returns what the status says about relays, except for what they say themselves."""
+        return [] if self._relays is None else self._relays.status()
 
     def story(self) -> str:
         """Returns the last events and commands, for errors and tests."""

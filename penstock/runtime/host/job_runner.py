@@ -42,11 +42,14 @@ from penstock.runtime.host.commands import (
     HostCommand,
     JobEnd,
     KillProcess,
+    KillRelay,
     MakeRoom,
     Reply,
     SaveManifest,
     StartProcess,
+    StartRelay,
     TellAll,
+    TellRelay,
     UndoSinkRecords,
 )
 from penstock.runtime.host.hangs import SilenceDetector
@@ -56,7 +59,8 @@ from penstock.runtime.host.linger import Driver, Drivers
 from penstock.runtime.host.links import AllWorkers, Link
 from penstock.runtime.host.network import Network
 from penstock.runtime.host.opening import STORE_RETRY_S, Opening
-from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes, WorkerHandle
+from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes, RelayStarter, WorkerHandle
+from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.resequencer import Resequencer
 from penstock.runtime.host.status import StatusBuilder
@@ -138,6 +142,10 @@ class Carrier(Protocol):
         tasks to them. Raises NotEnoughResources when there is no room, and any error when the job was cancelled."""
         ...
 
+    def relays(self) -> RelayStarter | None:
+        """Called after `reserve`. Returns what starts relays, or None when all workers share memory."""
+        ...
+
     def waits_for(self) -> str:
         """Returns what a job that starts is waiting for, for the status."""
         ...
@@ -179,6 +187,7 @@ class JobRunner:
         self._waits = True  # whether the processes of some workers have not started yet
         self._processes: Processes | None = None
         self._workers = AllWorkers()
+        self._relays: RelayRunner | None = None
         # What belongs to the present process of each worker. Only the supervising thread changes the two.
         self._handles: dict[int, WorkerHandle] = {}
         self._links: dict[int, Link] = {}
@@ -458,6 +467,10 @@ class JobRunner:
             self._note_epochs()
         workers, processes, placing = carrier.reserve(lambda: self._cancelling)
         self._processes = processes
+        starter = carrier.relays()
+        if starter is not None:
+            node_timeout_s = options.network.node_timeout_s
+            self._relays = RelayRunner(starter, self._events.put, options.start_timeout_s, node_timeout_s)
         # Processes that an earlier JobMaster has started may still run. Incarnations therefore start at a number that
         # is higher than theirs, so that nothing that such a process reports is taken for the report of a new one.
         again = found.manifest is not None or carrier.again
@@ -470,6 +483,7 @@ class JobRunner:
                 options.attempts,
                 options.hang_timeout_s,
                 options.flow,
+                starter is not None,
             ),
             placing,
             found,
@@ -531,6 +545,8 @@ class JobRunner:
                 self._handles[worker].kill()
         for link in self._links.values():
             link.close()
+        if self._relays is not None:
+            self._relays.close()
         if self._processes is not None:
             self._processes.close()
 
@@ -564,6 +580,9 @@ class JobRunner:
                 self._keep_store().do(partial(self._copy, command))
             elif isinstance(command, Reply):
                 self._reply(command.request, command.error)
+            elif isinstance(command, StartRelay | KillRelay | TellRelay):
+                assert self._relays is not None
+                self._relays.carry_out(command)
             else:
                 assert isinstance(command, EndJob)
 
@@ -821,7 +840,12 @@ class JobRunner:
                     raise
                 return self._last_status
         more = {**self._waiting(), **self._epochs_status(), **self._placement(), **self._spark()}
+        more["relays"] = [] if host is None else self._relays_status(host.relays_status(), patience_s)
         return {**status, "spares": 0 if self._processes is None else self._processes.spares(), **more}
+
+    def _relays_status(self, known: list[dict[str, Any]], patience_s: float) -> list[dict[str, Any]]:
+        said = self._relays.status(patience_s) if self._relays is not None and known else {}
+        return [{**said.get(relay["number"], {}), **relay} for relay in known]
 
     def _waiting(self) -> dict[str, Any]:
         return {"waits_for": self._opening.waits_for or self._carrier.waits_for()} if self._waits else {}

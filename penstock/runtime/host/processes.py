@@ -46,6 +46,31 @@ class WorkerHandle(Protocol):
         ...
 
 
+class RelayHandle(Protocol):
+    """A relay whose process is ready to run."""
+
+    #: What RelayProcess.prepare returned.
+    info: dict[str, Any]
+    process: WatchedProcess
+
+    def run(self) -> Any:
+        """Let the relay run, and wait until it has ended. Raises ProcessDied."""
+        ...
+
+    def kill(self) -> None:
+        """End the process at once. Returns without waiting for its end."""
+        ...
+
+
+class RelayStarter(Protocol):
+    """Starts the relays of a job that may span several machines. Safe to use from several threads."""
+
+    def start_relay(self, number: int, node_id: str, deadline: float) -> RelayHandle:
+        """Start a relay of this number on a node; waits until `deadline` (of time.monotonic) at most. Raises any
+        error."""
+        ...
+
+
 class Processes(Protocol):
     """Starts the processes of a job's workers. Safe to use from several threads."""
 

@@ -1,7 +1,7 @@
 """The status of a job: the counters of its workers combined into one plain dict, with rates from the difference to
 earlier ones.
 
-    {name, state, error, started_ms (since 1970), uptime_s, running_s (since all workers had started), spares,
+    {name, state, error, started_ms (since 1970), uptime_s, running_s (since all workers had started), spares, relays,
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, busy,
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
@@ -9,12 +9,12 @@ earlier ones.
      records_read, records_written, read_per_s, skipped, late_dropped: {operator: late}, latency_ms: {p50, p99},
      latency_all_ms: {p50, p99}}
 
-`spares` is the number of spare processes that are ready. `queued` is the number of records that wait for an operator's
-task. `busy` is the share of the time since the last look in which its task ran. The `latency_ms` of an operator is the
-age of records, since they entered the job, when its task had processed them, over the last five to ten seconds; that of
-the job is the same for its sinks. A batch counts with the age of its oldest record. `silent_s` says for how long a
-worker has not answered, when a status had to do without its answer, and is 0.0 when it has answered. The counters of a
-silent worker are those that it reported last.
+`spares` is the number of spare processes that are ready. `relays` has a dict for each relay (docs/cluster.md). `queued`
+is the number of records that wait for an operator's task. `busy` is the share of the time since the last look in which
+its task ran. The `latency_ms` of an operator is the age of records, since they entered the job, when its task had
+processed them, over the last five to ten seconds; that of the job is the same for its sinks. A batch counts with the
+age of its oldest record. `silent_s` says for how long a worker has not answered, when a status had to do without its
+answer, and is 0.0 when it has answered. The counters of a silent worker are those that it reported last.
 """
 
 from __future__ import annotations

@@ -11,14 +11,12 @@ A call that is asked for twice must never be carried out twice, which control.py
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,13 +27,15 @@ from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES, OutputCaches
 from penstock.runtime.host.control import ControlServer
 from penstock.runtime.host.hangs import Process, watch_master
+from penstock.runtime.host.loop_thread import prepare_loop_thread
 from penstock.runtime.host.machine import machine_id
 from penstock.runtime.host.network import Network, make_transport
 from penstock.runtime.host.reporting import Reporter, ReportSender, SnapshotWriter
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import join
-from penstock.runtime.transport.base import PeerTransport
+from penstock.runtime.relaying.relay_map import RelayMap
+from penstock.runtime.transport.base import PeerGone, PeerTransport
 from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad
@@ -44,8 +44,6 @@ from penstock.runtime.worker.wiring import Wiring
 
 # The longest time for which a barrier is delayed, whatever the clocks of two machines say.
 _TRIGGER_WAIT_MAX_NS = 50_000_000
-
-_PR_SET_TIMERSLACK = 29  # <linux/prctl.h>; the argument is in ns
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,7 @@ class WorkerProcess:
         self._cancelled = False
         self._stopped = False
         self._made = False
+        self._relays: set[int] = set()  # those that this worker expects or uses; only the run loop's thread uses it
         self._ahead_ns: dict[int, int] = {}  # by worker: how far its machine's clock is ahead of the JobMaster's
 
     def warm(self, program: bytes) -> None:
@@ -126,6 +125,8 @@ class WorkerProcess:
                 "divert": self.divert,
                 "undivert": self.undivert,
                 "clocks": self.clocks,
+                "expect_relay": self.expect_relay,
+                "use_relays": self.use_relays,
             },
             None if network is None else network.ports(host),
         )
@@ -179,11 +180,8 @@ class WorkerProcess:
     def run(self) -> Outcome:
         """Runs the run loop until the job has ended or this worker has failed."""
         assert self._loop is not None
-        _end_by_signals()
+        prepare_loop_thread()
         self._box.watch_this_process()
-        _wake_on_time()
-        # How long the control thread waits for the interpreter beside a busy loop, several times in each call.
-        sys.setswitchinterval(0.001)
         if self._cancelled:
             self._loop.cancel()
         if self._stopped:
@@ -280,6 +278,35 @@ class WorkerProcess:
         others = {worker: ahead - own_ns for worker, ahead in ahead_ns.items()}
         self._loop.call(lambda: wiring.clocks(others))
 
+    def expect_relay(self, number: int) -> str:
+        """Keeps this worker's inbox where it is until `use_relays` names this relay or does not. Returns the address at
+        which the relay finds it."""
+        loop, transport = self._loop, self._transport
+        assert loop is not None
+        assert transport is not None
+
+        def expect() -> str:
+            self._relays.add(number)
+            transport.drop([number])
+            return transport.address
+
+        return loop.call(expect).result()
+
+    def use_relays(self, relays: RelayMap) -> None:
+        """Knows these relays, and no others."""
+        loop, transport = self._loop, self._transport
+        assert loop is not None
+        assert transport is not None
+
+        def use() -> None:
+            transport.forget(self._relays - relays.addresses.keys())
+            self._relays = set(relays.addresses)
+            for number, address in relays.addresses.items():
+                with suppress(PeerGone):  # it has died, which the JobMaster will say
+                    transport.connect({number: address})
+
+        loop.call(use).result()
+
     def trigger(self, epoch: int, at_ns: int, parking: frozenset[int]) -> None:
         """Begins the barrier of an epoch, at this time of the JobMaster's monotonic clock if it is near. The tasks in
         `parking` stop after it."""
@@ -343,16 +370,3 @@ def _keep_all() -> None:
     collection visits all of them, which shows as pauses of tens of milliseconds in the latency of every record."""
     gc.collect()
     gc.freeze()
-
-
-def _end_by_signals() -> None:
-    """Lets SIGTERM and SIGINT end this process, as SIGKILL does, so that the job recovers. Ray and Python turn them
-    into exceptions, which would come out of the user's function that is running, and would be taken for its error."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-
-
-def _wake_on_time() -> None:
-    """Lets timed waits of this thread end when they are due. By default the kernel adds up to 50 us, which shows in the
-    latency of every paced record."""
-    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)

@@ -122,5 +122,5 @@ def _bound(ports: Ports) -> socket.socket:
             return listener
     raise NoPort(
         f"all ports from {ports.first} to {ports.last} of {ports.host} are in use; a job needs two ports for each of "
-        "its workers on a machine, and one more for each machine: give a wider range"
+        "its workers on a machine, and three more for each machine: give a wider range"
     )

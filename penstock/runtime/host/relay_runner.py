@@ -1,0 +1,156 @@
+"""Carries out what a JobHost commands about relays: starts their processes, tells them what they are to know, and looks
+whether they answer. It decides nothing, except that a relay that does not answer for the limit is killed.
+
+What happens to a relay becomes an event of the JobHost. The commands come from the supervising thread of the JobRunner,
+and everything that waits is done in threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.commands import HostCommand, KillRelay, StartRelay, TellRelay
+from penstock.runtime.host.hangs import SilenceDetector
+from penstock.runtime.host.links import AllWorkers, Link
+
+if TYPE_CHECKING:
+    from penstock.runtime.host.job_host import JobHost
+    from penstock.runtime.host.processes import RelayHandle, RelayStarter
+
+
+# A relay that has not answered for this time may be stopped.
+_SILENT_S = 1.0
+
+
+class RelayRunner:
+    """See the module's docstring. `put`: takes an event of the JobHost. `limit_s`: a relay that is silent for so long
+    is killed."""
+
+    def __init__(
+        self,
+        starter: RelayStarter,
+        put: Callable[[Callable[[JobHost], list[HostCommand]]], None],
+        start_timeout_s: float,
+        limit_s: float,
+    ) -> None:
+        self._starter = starter
+        self._put = put
+        self._start_timeout_s = start_timeout_s
+        self._limit_s = limit_s
+        self._questions = AllWorkers()  # to relays, by number
+        self._lock = threading.Lock()  # of what follows
+        self._handles: dict[int, RelayHandle] = {}
+        self._links: dict[int, Link] = {}
+        self._wanted: set[int] = set()
+        self._watched = False
+        self._closed = threading.Event()
+
+    def carry_out(self, command: StartRelay | KillRelay | TellRelay) -> None:
+        """Carries out a command. Waits for nothing."""
+        if isinstance(command, StartRelay):
+            with self._lock:
+                self._wanted.add(command.number)
+                watched, self._watched = self._watched, True
+            if not watched:
+                threading.Thread(target=self._watch, name="penstock-ping-relays", daemon=True).start()
+            threading.Thread(target=self._start, args=(command,), name="penstock-relay", daemon=True).start()
+        elif isinstance(command, TellRelay):
+            self._tell(command)
+        else:
+            self._kill(command.number)
+
+    def status(self, patience_s: float) -> dict[int, dict[str, Any]]:
+        """Returns what the relays say of themselves that answer within `patience_s` seconds, by number."""
+        try:
+            return self._questions.ask("status", patience_s)
+        except PenstockError:  # one has just ended
+            return {}
+
+    def close(self) -> None:
+        """Asks no relay anything more, and kills those that do not answer. Whoever has started the others ends
+        them."""
+        self._closed.set()
+        for number, silent_s in self._questions.silent().items():
+            if silent_s > _SILENT_S:
+                self._kill(number)
+        self._questions.close()
+        with self._lock:
+            links = list(self._links.values())
+        for link in links:
+            link.close()
+
+    def _start(self, command: StartRelay) -> None:
+        """Starts a relay, and waits until its process has ended. Runs in a thread of its own."""
+        number = command.number
+        try:
+            handle = self._starter.start_relay(number, command.node_id, time.monotonic() + self._start_timeout_s)
+        except Exception as error:  # whatever the carrier raises: a job runs without relays too
+            self._died(number, f"it could not be started: {error}")
+            return
+        with self._lock:
+            wanted = number in self._wanted and not self._closed.is_set()
+            if wanted:
+                self._handles[number] = handle
+                self._links[number] = Link(number, handle.info["control"])
+        if not wanted:
+            handle.kill()
+            return
+        self._questions.connect(number, handle.info["control"], number)
+        self._put(lambda host: host.relay_ready(number, handle.info, time.monotonic()))
+        reason = "it has ended"
+        try:
+            handle.run()
+        except Exception as error:  # ProcessDied, or an error of the relay itself
+            crash = handle.process.last_words().crash
+            reason = f"{error}; its own doing: {crash.what}" if crash else str(error)
+        handle.kill()
+        self._died(number, reason)
+
+    def _died(self, number: int, reason: str) -> None:
+        self._forget(number)
+        self._put(lambda host: host.relay_died(number, reason, time.monotonic()))
+
+    def _tell(self, command: TellRelay) -> None:
+        number = command.number
+        with self._lock:
+            link = self._links.get(number)
+        if link is None:
+            return  # it has died, and the JobHost will hear of it
+
+        def refused(error: PenstockError) -> None:
+            self._kill(number)  # `_start` tells of its end
+
+        link.send(
+            "use",
+            (command.workers, command.relays),
+            lambda _: self._put(lambda host: host.relay_knows(number, time.monotonic())),
+            refused,
+        )
+
+    def _kill(self, number: int) -> None:
+        with self._lock:
+            self._wanted.discard(number)
+            handle = self._handles.get(number)
+        if handle is not None:
+            handle.kill()
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            self._wanted.discard(number)
+            self._handles.pop(number, None)
+            link = self._links.pop(number, None)
+        self._questions.disconnect(number)
+        if link is not None:
+            link.close()
+
+    def _watch(self) -> None:
+        """Kills relays that have been silent for the limit, because they are stopped, or their loop hangs. The pings
+        also show the relays that this process lives."""
+        silence: SilenceDetector[int] = SilenceDetector(self._limit_s)
+        while not self._closed.wait(silence.period_s):
+            for number in silence.look([number for number, _ in self._questions.ping()]):
+                self._kill(number)
