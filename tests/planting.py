@@ -23,6 +23,7 @@ from typing import Any
 ENTRIES = (
     "tests.epochs.planted",
     "tests.epochs.planted_host",
+    "tests.epochs.planted_links",
     "tests.bridge.planted_scheduler",
     "tests.benchmarks.planted",
     "tests.multicast.planted",

@@ -6,7 +6,8 @@ nobody
 - Epochs complete in order, each from snapshots of all tasks; what a task's snapshots say together is what the task had
   in memory, and a task that is made again has that in memory. It is told again the watermarks that it knew, and keeps
   no window that is closed.
-- The caches' memory is bounded and rightly counted; an inbox holds a window and a message of each channel.
+- The caches' memory is bounded and rightly counted; an inbox holds a window and a message of each channel. Stamps are
+  of the clock of the receiver's node.
 - At the end nothing is left anywhere, and outputs and keyed state are those of a run without faults.
 """
 
@@ -22,7 +23,7 @@ from penstock.runtime.epochs import coordinator as protocol
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
 from penstock.runtime.epochs.participant import Acknowledged
 from penstock.runtime.epochs.snapshot import Chain
-from penstock.runtime.event_time.watermark import IDLE
+from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.exchange.message import END, WATERMARK
 from penstock.runtime.exchange.output_cache import OnDisk
 from penstock.runtime.operators.windowing import _Windowing
@@ -361,10 +362,14 @@ class Checks:
             for entry in cache.entries:
                 assert not entry[3] or id(entry[4]) not in free, "a slab is free while a message in it is kept"
         window = self._cluster.faults.window
+        now, ahead_ns = self._cluster.now, process.node.ahead_ns
         for task in process.loop.tasks:
             costs: dict[int, list[int]] = {}
-            for number, _, _, cost in task.inbox.ready:
+            for number, batch, stamp, cost in task.inbox.ready:
                 costs.setdefault(number, []).append(cost)
+                if not isinstance(batch, Watermark):
+                    age_s = now - (stamp - ahead_ns) / 1e9
+                    assert -1e-6 <= age_s <= now, f"{task.name} has records of an age of {age_s} s at {now} s"
             for number, entries in task.inbox._held.items():
                 costs.setdefault(number, []).extend(cost for _, _, cost in entries)
             for number, sizes in costs.items():

@@ -70,7 +70,7 @@ def _skip_alignment() -> Any:
     return _patch(Inbox, "put", put)
 
 
-@planted_fault("penstock/runtime/exchange/log.py", Seeds(2, _several_epochs))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(27, _several_epochs))
 def _drop_at_barrier() -> Any:
     """A log drops what is before a barrier when all have been sent it, not when the epoch is complete."""
     flush = OutLog.flush
@@ -85,7 +85,7 @@ def _drop_at_barrier() -> Any:
     return _patch(OutLog, "flush", early)
 
 
-@planted_fault("penstock/runtime/epochs/participant.py", Seeds(9, _several_epochs))
+@planted_fault("penstock/runtime/epochs/participant.py", Seeds(2, _several_epochs))
 def _drop_at_acknowledgement() -> Any:
     """A task's channels drop what is before a barrier when its own snapshot is written."""
     write = Participant._write
@@ -168,7 +168,7 @@ def _old_credit() -> Any:
     return _patch(RunLoop, "_deliver", careless)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(3, _somebody_dies))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(2, _somebody_dies))
 def _held_up() -> Any:
     """A task whose receiver is being taken back waits for it."""
 
@@ -335,7 +335,7 @@ def _local_as_before() -> Any:
     return _patch(OutChannel, "move", move)
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(1, lambda faults: faults.kills > 0))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(26, lambda faults: faults.kills > 0))
 def _too_much_goes_back() -> Any:
     """A worker takes out all of its tasks."""
     remove_tasks = Wiring.remove_tasks
@@ -430,7 +430,7 @@ def _builds_on_what_was_lost() -> Any:
 # --- event time ------------------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/exchange/log.py", Seeds(223))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(27))
 def _watermark_overtakes() -> Any:
     """A watermark, which needs no credit, does not wait for the records that do."""
     return _patch(OutLog, "watermark", lambda self, value: self.queue.appendleft((Watermark(value), 0)))
@@ -447,7 +447,7 @@ def _end_of_time_before_the_end() -> Any:
     return _patch(Task, "advance_to", advance_to)
 
 
-@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(89, _several_epochs))
+@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(110, _several_epochs))
 def _watermark_forgotten() -> Any:
     """When an epoch is complete a channel drops all that is before its barrier, the last watermark too."""
     complete = OutputCache.complete
@@ -574,7 +574,7 @@ def _no_triggers_again() -> Any:
     return _patch(Coordinator, "built", forgetful)
 
 
-@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(1, lambda faults: faults.kills > 0))
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(2, lambda faults: faults.kills > 0))
 def _only_the_lost_go_back() -> Any:
     """Tasks downstream of lost tasks do not go back."""
     again = Coordinator._again
@@ -622,7 +622,7 @@ def _unknown_is_no() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/coordinator.py", Seeds(26, lambda faults: faults.kills > 2 and "save" in faults.moments)
+    "penstock/runtime/epochs/coordinator.py", Seeds(44, lambda faults: faults.kills > 2 and "save" in faults.moments)
 )
 def _lost_while_saving() -> Any:
     """A worker that dies while a manifest is being written is dealt with at once."""
@@ -710,7 +710,7 @@ def _unanswered_is_forgotten() -> Any:
 # --- migration -------------------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/worker/task.py", Seeds(19, _moves))
+@planted_fault("penstock/runtime/worker/task.py", Seeds(84, _moves))
 def _says_that_it_stops() -> Any:
     """A task that is to migrate continues after its barrier."""
     save = Task._save
@@ -722,7 +722,7 @@ def _says_that_it_stops() -> Any:
     return _patch(Task, "_save", goes_on)
 
 
-@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(557, _moves))
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(818, _moves))
 def _all_have_stopped() -> Any:
     """Tasks move alone, whether they have stopped or not."""
     move = Coordinator._migrate_now
@@ -733,7 +733,7 @@ def _all_have_stopped() -> Any:
     return _patch(Coordinator, "_migrate_now", alone)
 
 
-@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(110, _moves))
+@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(26, _moves))
 def _stays_stopped() -> Any:
     """A task that does not migrate after all does not continue."""
     return _patch(RunLoop, "unpark", lambda self: None)

@@ -1,10 +1,14 @@
 """A job's workers, its JobHost and its store in one thread, with faults that a seed decides.
 
 Tasks, channels, run loops, the participants, the JobHost and the coordinator in it are the real ones. Simulated are the
-network between workers (inboxes of limited room; what one process sends to another keeps its order, but anything may
-pass what others send), the messages between JobHost and workers, the time, the store, the sinks' database, processes
-and their deaths. A worker dies between any two steps, and with it its inbox, what it had still to write, and the last
-of what it had sent; what it had told the JobHost may arrive after its death. When the JobHost dies all workers die.
+network between workers (links.py: within a node inboxes of limited room; what one process sends to another keeps its
+order, but anything may pass what others send), the messages between JobHost and workers, the time, the store, the
+sinks' database, processes and their deaths. A worker dies between any two steps, and with it its inbox, what it had
+still to write, and the last of what it had sent; what it had told the JobHost may arrive after its death. When the
+JobHost dies all workers die.
+
+Half of the seeds have several nodes (nodes.py): then workers of different nodes have the real TCP transport over
+simulated connections, and nodes are cut off, slow, lost and dead.
 
 A worker, or the JobHost, may be paused: it does nothing for a while, and what others send it waits; what it had
 told may arrive meanwhile. A worker that is dead to all others may wake up later and go on for a moment, with the
@@ -52,7 +56,7 @@ from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.plan import Plan, fused_by_key
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
-from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.transport.base import Buffer
 from penstock.runtime.worker.blackbox import Crash, Note
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
@@ -60,6 +64,8 @@ from penstock.runtime.worker.wiring import Wiring
 from tests.bridge.simulated_spark import SimulatedSpark, Spark
 from tests.epochs.checks import Checks, reference
 from tests.epochs.dict_files import DictFiles
+from tests.epochs.links import Ends, Inbox, Network, Node
+from tests.epochs.nodes import Nodes
 from tests.runtime.random_flows import RandomFlow
 
 STEPS_MAX = 100_000  # of a run; few need a tenth of it
@@ -356,6 +362,21 @@ class Faults:
     pause_s: float = 0.1  # at most
     wakes: float = 0.0  # the chance that a dead process goes on for a moment, later
 
+    # Nodes, and the lines between them.
+    nodes: int = 1
+    evenly: bool = True  # else chance says where the workers are at first
+    delay_s: float = 0.001
+    apart_s: float = 0.0  # how far the clocks of nodes are apart, at most
+    slow_nodes: float = 0.0  # the chance that a node is slow
+    node_timeout_s: float = 0.1
+    cuts: int = 0
+    cut_rate: float = 0.05  # of cuts, pauses and breaks, in a fiftieth of the turns
+    cut_s: float = 0.1  # at most
+    breaks: int = 0  # of connections
+    again_s: float = 0.01  # until there is another connection, at most
+    node_kills: int = 0
+    node_pauses: int = 0
+
     # What drivers ask for, and whoever watches processes.
     asks: float = 0.0  # for the status
     hangs: float = 0.0  # a process is taken for one that hangs; also when it has died since
@@ -445,7 +466,30 @@ def faults_of(seed: int) -> Faults:
         asks=asking.choice((0.0, 0.001, 0.01)),
         hangs=asking.choice((0.0, 0.0, 0.001)),
     )
-    return _with_scheduler(faults, scheduling) if scheduling.random() < 0.15 else faults
+    if scheduling.random() < 0.15:
+        faults = _with_scheduler(faults, scheduling)
+    nodes = random.Random(f"nodes {seed}")
+    return _with_nodes(faults, nodes) if workers > 1 and nodes.random() < 0.55 else faults
+
+
+def _with_nodes(faults: Faults, rng: random.Random) -> Faults:
+    """The same, on several nodes."""
+    return replace(
+        faults,
+        nodes=rng.randrange(2, min(faults.workers, 4) + 1),
+        evenly=rng.random() < 0.7,
+        delay_s=rng.choice((0.0001, 0.0005, 0.003, 0.02)),
+        apart_s=rng.choice((0.0, 0.01, 1000.0)),
+        slow_nodes=rng.choice((0.0, 0.0, 0.4)),
+        node_timeout_s=rng.choice((0.03, 0.1)),
+        cuts=rng.choice((0, 1, 3, 10)),
+        cut_rate=rng.choice((0.02, 0.1, 0.3)),
+        cut_s=rng.choice((0.01, 0.1, 0.3)),
+        breaks=rng.choice((0, 3, 30)),
+        again_s=rng.choice((0.001, 0.02, 0.1)),
+        node_kills=rng.choice((0, 0, 1, 2)),
+        node_pauses=rng.choice((0, 0, 1, 3)),
+    )
 
 
 def _with_scheduler(faults: Faults, rng: random.Random) -> Faults:
@@ -467,105 +511,6 @@ def _with_scheduler(faults: Faults, rng: random.Random) -> Faults:
         pause_rate=0.01,
         pause_s=0.1,
     )
-
-
-# --- the network ---------------------------------------------------------------------------------------------------
-
-
-class _Inbox:
-    """One process's: what has come, by the process that sent it."""
-
-    __slots__ = ("capacity", "dead", "queues", "quiet", "used")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.used = 0
-        self.queues: dict[int, deque[tuple[int, bytes]]] = {}
-        self.dead: bool | None = None  # its process has died: True when it seems to take messages all the same
-        self.quiet = False  # its process has nothing to do until something comes
-
-
-class _Ends(Transport):
-    """One process's end of the network."""
-
-    def __init__(self, cluster: EpochCluster, worker: int, life: int, inbox: _Inbox) -> None:
-        self._at = cluster.inboxes  # by address
-        self._inboxes: dict[int, _Inbox] = {worker: inbox}  # by worker: those that this process has connected to
-        self._rng = cluster.rng
-        self._mixed = cluster.faults.mixed
-        self.stalled: dict[int, int] = {}  # how often to look away from what a process has sent
-        self._life = life
-        self._inbox = inbox
-        self.target_message = max(1, inbox.capacity // 64)
-
-    def max_message(self, worker: int) -> int:
-        return self._inbox.capacity // 2
-
-    def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
-        inbox = self._inboxes.get(worker)
-        if inbox is None:
-            return False
-        if inbox.dead is not None:
-            return inbox.dead
-        message = b"".join(parts)
-        if inbox.used + len(message) > inbox.capacity:
-            return False
-        inbox.used += len(message)
-        queue = inbox.queues.get(self._life)
-        if queue is None:
-            queue = inbox.queues[self._life] = deque()
-        queue.append((task, message))
-        inbox.quiet = False
-        return True
-
-    def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
-        inbox = self._inbox
-        queues = inbox.queues
-        if not queues:
-            return ()
-        messages: list[tuple[int, Buffer]] = []
-        random_ = self._rng.random
-        for sender in list(queues):
-            queue = queues[sender]
-            if self._mixed and (drawn := random_()) < 0.5:
-                if drawn < 0.005:
-                    self.stalled[sender] = int(2000 * drawn * 8)
-                if self.stalled.get(sender):
-                    self.stalled[sender] -= 1
-                    continue
-                some = int(2 * drawn * (len(queue) + 1))
-                messages += [queue.popleft() for _ in range(some)]
-            else:
-                messages += queue
-                queue.clear()
-            if not queue:
-                del queues[sender]
-        inbox.used -= sum(len(message) for _, message in messages)
-        return messages
-
-    def all(self) -> Sequence[tuple[int, Buffer]]:
-        """All that has been sent."""
-        mixed, self._mixed = self._mixed, False
-        messages = self.receive(0)
-        self._mixed = mixed
-        self.stalled.clear()
-        return messages
-
-    def connect(self, addresses: dict[int, str]) -> None:
-        """Send to these workers at these addresses from now on."""
-        for worker, address in addresses.items():
-            self._inboxes[worker] = self._at[address]
-
-    def drop(self, workers: Iterable[int]) -> None:
-        """Send nothing more to these workers, which have died."""
-        for worker in workers:
-            self._inboxes.pop(worker, None)
-
-    def wake(self) -> None:
-        """Nobody sleeps."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 # --- the cluster ---------------------------------------------------------------------------------------------------
@@ -591,12 +536,15 @@ class Process:
     loop: RunLoop
     participant: Participant
     output_caches: OutputCaches
-    inbox: _Inbox
-    transport: _Ends
+    inbox: Inbox
+    transport: Ends
     slow: float
+    node: Node
     alive: bool = True
     ready: bool = False  # the JobHost knows of it
     paused_until: float = 0.0
+    with_node: bool = False  # it is lost with its node
+    ends_at: float | None = None  # when it finds out that its node is lost
     spark: Spark | None = None  # the one that it is connected to
     work: deque[Callable[[], bool]] = field(default_factory=deque)  # snapshots to be written
     commands: deque[host_commands.Call] = field(default_factory=deque)  # on their way to it
@@ -677,6 +625,8 @@ class EpochCluster:
                 operator.sink = Transactions(operator.sink.channel or operator.name, self.outside)
                 self.sinks.append(operator.sink)
         self.first_plan: Plan = made.flow.plan(faults.workers)
+        self.network = Network(seed, faults, lambda: self.now, self.counts)
+        self.nodes = Nodes(self, self.network)
         self.store = MemoryStore(faults, self.rng, len(self.first_plan.tasks), self.first_plan.name)
         self.outside.complete = self.store.manifests.__contains__
         chosen = list(range(faults.workers))
@@ -684,7 +634,6 @@ class EpochCluster:
             chosen = self.rng.sample(chosen, self.rng.randrange(1, faults.workers + 1))
         self.chosen = chosen
         self.last_placed: dict[int, int] = {}
-        self.inboxes: dict[str, _Inbox] = {}  # by address
         self.processes: dict[int, Process] = {}
         self.live: list[Process] = []
         self._all: list[Process] = []  # dead ones too
@@ -763,6 +712,7 @@ class EpochCluster:
             self._fails("no epoch is left for another master")
             return
         self.masters += 1
+        self.nodes.new_master()
         self.asked.clear()
         self._watched.clear()
         self.spark = None
@@ -1065,6 +1015,10 @@ class EpochCluster:
 
     def _start(self, command: host_commands.StartProcess) -> None:
         worker, incarnation = command.worker, command.incarnation
+        node = self.nodes.place(worker)
+        if node is None:  # it is not reached now
+            self._after(0.005, lambda: self._start(command))
+            return
         if self.faults.stillborn and self.rng.random() < self.faults.stillborn:
             self.counts["stillborn"] += 1
             self.checks.lost(worker)
@@ -1072,9 +1026,7 @@ class EpochCluster:
             return
         assert worker not in self.processes, f"worker {worker} is started twice"
         self.lives += 1
-        address = f"{worker}/{self.lives}"
-        inbox = self.inboxes[address] = _Inbox(self.faults.capacity)
-        transport = _Ends(self, worker, self.lives, inbox)
+        transport = Ends(self.network, worker, self.lives, node, self.faults.capacity, self.rng, far=self.nodes.several)
         output_caches = OutputCaches(
             self.faults.memory_bytes, self.faults.disk_bytes, "/dev/shm"
         )  # quicker to open than a disk
@@ -1093,13 +1045,14 @@ class EpochCluster:
                 checks.snapshot(process, snapshot)
             participant.on_snapshot(snapshot)
 
+        clock = self.clock if not node.ahead_ns else lambda: self.clock() + node.ahead_ns
         participant = Participant(self.store, command.plan.key_groups, send, later)  # type: ignore[arg-type]
         wiring = Wiring(
             command.plan,
             command.placed,
             worker,
             transport,
-            clock=self.clock,
+            clock=clock,
             report=lambda reported: None,
             credit_window=self.faults.window,
             output_caches=output_caches,
@@ -1107,16 +1060,16 @@ class EpochCluster:
             on_motion=participant.on_motion,
             wall=self._wall,
         )
-        participant.loop = RunLoop(wiring, transport, self.clock)
-        slow = self.faults.slow[worker] if worker < len(self.faults.slow) else 0.0
-        loop, life = participant.loop, self.lives
-        process = Process(worker, incarnation, life, loop, participant, output_caches, inbox, transport, slow)
+        participant.loop = RunLoop(wiring, transport, clock)
+        slow = max(node.slow, self.faults.slow[worker] if worker < len(self.faults.slow) else 0.0)
+        loop, life, inbox = participant.loop, self.lives, transport.inbox
+        process = Process(worker, incarnation, life, loop, participant, output_caches, inbox, transport, slow, node)
         self.processes[worker] = process
         self._all.append(process)
         self._look_who_lives()
         if self.stopping:
             participant.loop.stop()
-        info = {"index": worker, "pid": self.lives, "node_id": "", "address": address}
+        info = {"index": worker, "pid": self.lives, "node_id": str(node.number), "address": transport.address}
 
         def ready() -> list[host_commands.HostCommand]:
             if not process.alive:  # whoever starts processes tells of this death
@@ -1128,6 +1081,10 @@ class EpochCluster:
 
     def _look_who_lives(self) -> None:
         self.live = [self.processes[worker] for worker in sorted(self.processes)]
+
+    def everybody(self) -> list[Process]:
+        """All processes that have not ended, also those that are dead to all others."""
+        return [*self.live, *self.woken]
 
     def _event(self, process: Process, event: EpochReport) -> list[host_commands.HostCommand]:
         self.story.append((self.now, event))
@@ -1158,7 +1115,7 @@ class EpochCluster:
         elif call.method == "remove_tasks":
             transport.drop(call.arguments[1])
             future = participant.remove_tasks(command)
-            answer = {"address": f"{process.worker}/{process.life}", "rings": {}}
+            answer = {"address": transport.address, "rings": {}}
         elif call.method == "connect_tasks":
             future = participant.connect_tasks(command)
         elif call.method == "end":
@@ -1179,6 +1136,8 @@ class EpochCluster:
             assert call.method == "build_tasks"
             command, addresses, _ = call.arguments
             transport.connect(addresses)
+            if self.nodes.several:
+                self._set_clocks(process)
             try:
                 future = participant.build_tasks(command)
             except (StoreUnreachable, SnapshotDamaged) as error:
@@ -1194,6 +1153,12 @@ class EpochCluster:
             ended = lambda: self.host.run_ended(process.worker, process.incarnation, None, None, self.now)
             self._answer(process, ended)
         self.checks.others_stay(process, command, before)
+
+    def _set_clocks(self, process: Process) -> None:
+        """A process is told how far the clocks of the others are apart from its own."""
+        ahead_ns = self.nodes.clocks()
+        own_ns = ahead_ns.get(process.worker, 0)
+        process.loop.wiring.clocks({worker: ahead - own_ns for worker, ahead in ahead_ns.items()})
 
     def _answer(self, process: Process, event: Event) -> None:
         process.answers.append(event)
@@ -1226,19 +1191,56 @@ class EpochCluster:
         rng = self.rng
         self.story.append((self.now, f"KILL worker {process.worker}"))
         self._die(process)
-        # What it had to say may have left before, and may yet arrive.
+        self._last_said(process)
+        self._after(rng.random() * 0.02, lambda: self._lost(process))
+
+    def _last_said(self, process: Process) -> None:
+        """What a process had to say may have left before its death, and may yet arrive."""
         for queue in (process.answers, process.said):
-            for _ in range(rng.randrange(len(queue) + 1)):
+            for _ in range(self.rng.randrange(len(queue) + 1)):
                 queue.pop()
         if process.answers or process.said:
             self.late.append(process)
-        self._after(rng.random() * 0.02, lambda: self._lost(process))
 
-    def _die(self, process: Process) -> None:
-        """A process is dead to all others."""
+    def cut_off(self, process: Process, ends_at: float) -> None:
+        """The node of a process is lost to the JobMaster. The process goes on until then."""
+        process.with_node, process.ends_at = True, ends_at
+        self._gone(process)
+        self.woken.append(process)
+        self._last_said(process)
+        self._after(self.rng.random() * 0.005, lambda: self._lost(process))
+
+    def ends_by_itself(self, process: Process) -> None:
+        """A process has heard nothing for too long. The JobMaster may take it for dead already."""
+        if process in self.woken:
+            self.woken.remove(process)
+            self._end(process)
+            return
+        self._gone(process)
+        self._end(process)
+        self._last_said(process)
+        self._after(self.rng.random() * self.faults.node_timeout_s, lambda: self._lost(process))
+
+    def dies_with_node(self, process: Process) -> None:
+        """A process ends because its node does."""
+        process.with_node = True
+        if process in self.woken:
+            self.woken.remove(process)
+            self._end(process)
+            return
+        self._gone(process)
+        self._end(process)
+        self._last_said(process)
+        self._after(self.rng.random() * self.faults.node_timeout_s, lambda: self._lost(process))
+
+    def _gone(self, process: Process) -> None:
         process.alive = False
         del self.processes[process.worker]
         self._look_who_lives()
+
+    def _die(self, process: Process) -> None:
+        """A process is dead to all others."""
+        self._gone(process)
         if self.faults.wakes and self.rng.random() < self.faults.wakes:
             # Until it has ended it knows the inboxes that there are now, and no later ones.
             process.paused_until = self.now + self.rng.random() ** 2 * self.faults.pause_s
@@ -1254,11 +1256,12 @@ class EpochCluster:
                 writer = getattr(stage, "_writer", None)
                 if isinstance(writer, _Transaction):
                     writer.close(True)
-        for inbox in self.inboxes.values():  # the last of what it had sent may not have left
-            queue = inbox.queues.get(process.life)
+        for ends in self.network.lives.values():  # the last of what it had sent may not have left
+            queue = ends.inbox.queues.get(process.life)
             if queue and rng.random() < 0.5:
                 for _ in range(rng.randrange(len(queue) + 1)):
-                    inbox.used -= len(queue.pop()[1])
+                    ends.inbox.used -= len(queue.pop()[1])
+        self.network.ended(process.transport, process.with_node)
         if process.work and rng.random() < 0.5:  # what it was writing may get there
             self._after(rng.random() * 0.01, process.work[0], masters=False)
 
@@ -1266,7 +1269,8 @@ class EpochCluster:
         """Something that a process does, or its end, which is dead to all others."""
         if process.paused_until > self.now:
             return
-        if self.rng.random() < 0.05:
+        over = self.rng.random() < 0.05 if process.ends_at is None else self.now >= process.ends_at
+        if over:
             self.woken.remove(process)
             self._end(process)
         elif process.work and self.rng.random() < 0.3:
@@ -1296,6 +1300,10 @@ class EpochCluster:
             process.paused_until = self.now + seconds
         self._after(seconds, self._tell_to_stop, masters=False)  # and a moment to which the clock may jump
 
+    def _is_deaf(self, process: Process) -> bool:
+        """Whether the JobMaster does not hear a process now."""
+        return self._master_paused() or not self.nodes.is_heard(process.node)
+
     def _master_paused(self) -> bool:
         return self.master_paused_until > self.now
 
@@ -1304,7 +1312,8 @@ class EpochCluster:
         self.checks.lost(process.worker)
         worker, incarnation, reason = process.worker, process.incarnation, "it was killed"
         if process.ready:
-            self._do(self.host.process_died(worker, incarnation, reason, *self._last_words(process), self.now))
+            words = (None, None) if process.with_node else self._last_words(process)
+            self._do(self.host.process_died(worker, incarnation, reason, *words, self.now, with_node=process.with_node))
         else:
             self._do(self.host.process_not_started(worker, incarnation, reason, self.now))
 
@@ -1317,6 +1326,10 @@ class EpochCluster:
         self.counts["master kills"] += 1
         self.counts[f"master kills while {self.coordinator.state}"] += 1
         self.story.append((self.now, "KILL master"))
+        self.master_dies()
+
+    def master_dies(self) -> None:
+        """All that it has started ends too, and another one begins."""
         self.timers.clear()
         for process in self.live:
             self._die(process)
@@ -1357,7 +1370,20 @@ class EpochCluster:
                 raise Stuck(f"no end after {self.steps} steps")
         self.counts["epochs"] = len(self.checks.completed)
         self.counts["restarts"] = self.coordinator.restarts
+        if self.nodes.several:
+            self._count_logs_to_all()
         self.check()
+
+    def _count_logs_to_all(self) -> None:
+        """How many senders have receivers of all their records on several nodes, or on another one."""
+        at = {worker: process.node for worker, process in self.processes.items()}
+        for exchange in self.plan.exchanges:
+            if not isinstance(exchange.grouping, All) or exchange.receivers < 2:
+                continue
+            receivers = {at.get(self.placed[t.number]) for t in self.plan.tasks if t.chain == exchange.target}
+            for task in self.plan.tasks:
+                if task.chain == exchange.source and receivers - {at.get(self.placed[task.number])}:
+                    self.counts["logs to all over several nodes"] += 1
 
     def check(self) -> None:
         """The outcome."""
@@ -1448,6 +1474,11 @@ class EpochCluster:
                 self._hangs()
             if faults.diversions and random_() < 50 * faults.diversions:
                 self._divert()
+            if self.nodes.several:
+                self.nodes.turn()
+                if self.over:
+                    return
+        self.network.run()
         paused = self._master_paused()
         if self.timers and self.timers[0][0] <= self.now:
             _, number, masters, action = heapq.heappop(self.timers)
@@ -1464,11 +1495,14 @@ class EpochCluster:
         if self.woken and random_() < 0.3:
             self._wake(rng.choice(self.woken))
         if self.late and random_() < 0.1 and not paused:
-            self._late(rng.choice(self.late))
+            late = rng.choice(self.late)
+            if self.nodes.is_heard(late.node):
+                self._late(late)
         live = self.live
         if not live:
-            if self.timers:
-                self.now = self.timers[0][0]
+            when = [at for at in (self.timers[0][0] if self.timers else None, self.network.next()) if at is not None]
+            if when:
+                self.now = max(self.now, min(when))
             return
         process = live[int(random_() * len(live))]
         if not (process.slow and random_() < process.slow) and self._act(process):
@@ -1481,14 +1515,18 @@ class EpochCluster:
     def _act(self, process: Process) -> bool:
         """One thing that a process does, or that comes of it; False when it did nothing."""
         random_, hurry = self.rng.random, self.faults.hurry
-        deaf = self._master_paused()
+        deaf = self._is_deaf(process)
         if process.paused_until > self.now:
             if process.told() and not deaf and random_() < hurry:
                 self._do(process.told()[0].popleft()())
                 return True
             return False
         if process.inbox.quiet or random_() < 0.7:
-            if process.commands and random_() < hurry * (1 + len(process.commands) / 8):
+            if (
+                process.commands
+                and self.nodes.hears(process.node)
+                and random_() < hurry * (1 + len(process.commands) / 8)
+            ):
                 process.inbox.quiet = False
                 self._command(process, process.commands.popleft())
                 return True
@@ -1547,9 +1585,10 @@ class EpochCluster:
         awake = [process for process in self.live if process.paused_until <= self.now]
 
         def queues(process: Process) -> list[deque[Any]]:
-            told = [] if deaf else process.told()
+            told = [] if self._is_deaf(process) else process.told()
             paused = process.paused_until > self.now
-            waiting = [process.commands] if process.commands and not paused else []
+            hears = not paused and self.nodes.hears(process.node)
+            waiting = [process.commands] if process.commands and hears else []
             return [*waiting, *told, *([process.work] if process.work and not paused else [])]
 
         busy = [process for process in self.live if queues(process)]
@@ -1568,6 +1607,8 @@ class EpochCluster:
         if any(moved):
             return
         when = [self.timers[0][0]] if self.timers else []
+        if (next_ := self.network.next()) is not None:
+            when.append(next_)
         if self.due is not None and not deaf:
             when.append(self.due)
         for process in awake:
@@ -1629,7 +1670,7 @@ class EpochCluster:
         if moved:
             self.checks.after(process)
         else:
-            process.inbox.quiet = complete and not loop.wiring.catching_up and not process.inbox.queues
+            process.inbox.quiet = complete and not loop.wiring.catching_up and not process.transport.waits()
         return moved
 
     def _damage(self, both: bool) -> None:

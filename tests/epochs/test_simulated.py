@@ -24,7 +24,7 @@ from tests.epochs.sim import EpochCluster, Faults, Process, Stuck, faults_of
 from tests.runtime.random_flows import RandomFlow
 from tests.runtime.sim import Trickle, small_steps
 
-SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "90"))
+SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "78"))
 CHUNKS = 6
 
 
@@ -57,6 +57,24 @@ def test_the_seeds_have_every_kind_of_fault() -> None:
         assert 20 < with_it < 290, f"{name} is in {with_it} of 300 seeds"
     for name in ("damages", "scratches", "wipes", "looks", "stop_at", "inline_bytes", "pauses", "wakes"):
         assert sum(bool(getattr(fault, name)) for fault in faults) > 20
+    one_node = sum(fault.nodes == 1 for fault in faults)
+    assert 100 < one_node < 200, f"{one_node} of 300 seeds have one node"
+    for name in ("cuts", "breaks", "node_kills", "node_pauses", "slow_nodes", "apart_s"):
+        with_it = sum(bool(getattr(fault, name)) for fault in faults if fault.nodes > 1)
+        assert 20 < with_it < 150, f"{name} is in {with_it} of 300 seeds"
+
+
+def test_nodes_are_lost_and_killed_and_connections_break() -> None:
+    counts = run_seed(5) + run_seed(7) + run_seed(18)
+    for what in (
+        "nodes lost",
+        "nodes killed",
+        "one-way cuts",
+        "workers that have left",
+        "logs to all over several nodes",
+    ):
+        assert counts[what] > 0, f"{what} are not in these seeds any more: {counts}"
+    assert counts["connections broken with bytes under way"] > 0
 
 
 # --- single scenes ---------------------------------------------------------------------------------------------
