@@ -1,4 +1,5 @@
 """Which tests one process of the suite runs in a row (`make test`, pytest-xdist): those that share a costly fixture.
+What takes long begins first.
 
 Files whose tests share nothing but the session-wide cluster are dealt out test by test, so that no process is left with
 a long file at the end.
@@ -6,7 +7,10 @@ a long file at the end.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 #: The tests of these folders run in one process: they share a fixture of the folder.
 FOLDERS = ("tests/bridge/spark/",)
@@ -27,8 +31,53 @@ APART = (
 )
 
 
+#: What takes longest. A process that began one of these at the end would run on alone when the others have ended.
+FIRST = (
+    "tests/bridge/spark/",
+    "tests/e2e/test_dual.py::test_windows_",
+    "tests/apps/test_cli.py::test_resume_",
+    "tests/guests/test_guests.py",
+    "tests/e2e/test_pauses.py",
+    "tests/e2e/test_clusters.py",
+    "tests/placement/test_nodes.py",
+    "tests/local/test_local_job.py",
+    "tests/e2e/test_in_main.py",
+    "tests/bridge/test_arrow_raydp.py",
+    "tests/e2e/test_spark.py",
+    "tests/placement/test_groups.py",
+    "tests/epochs/test_store_s3.py",
+    "tests/epochs/test_store_faults.py",
+    "tests/docs/test_examples.py::test_examples",
+    "tests/e2e/",
+    "tests/hosts/",
+    "tests/ring/test_stress.py",
+)
+
+
+def long_first(nodeids: Iterable[str]) -> list[str]:
+    """Returns the ids of tests in the order in which they are dealt out. Otherwise the order stays."""
+
+    def place(nodeid: str) -> int:
+        return next((i for i, name in enumerate(FIRST) if nodeid.startswith(name)), len(FIRST))
+
+    return sorted(nodeids, key=place)
+
+
 class ByFixture(LoadScopeScheduling):
     """Deals out folders, files or single tests, as the lists above say."""
+
+    _ordered = False
+
+    def schedule(self) -> None:
+        self.config.option.loadscopereorder = False  # it would begin with what has many tests, which are short
+        super().schedule()
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if not self._ordered:  # the first one; the whole queue is there by now
+            self._ordered = True
+            for scope in long_first(list(self.workqueue)):
+                self.workqueue.move_to_end(scope)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]

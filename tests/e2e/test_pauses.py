@@ -23,7 +23,7 @@ pytestmark = pytest.mark.ray
 def numbers(name: str, limit: int | None = None) -> tuple[ps.Flow, ps.sinks.Collect]:
     flow = ps.Flow(name)
     taken = ps.sinks.Collect()
-    flow.read(ps.sources.Generator(lambda i: i, rate=2000, limit=limit)).rebalance().map(lambda i: i).write(taken)
+    flow.read(ps.sources.Generator(lambda i: i, rate=500, limit=limit)).rebalance().map(lambda i: i).write(taken)
     return flow, taken
 
 
@@ -50,7 +50,7 @@ def test_a_worker_that_was_paused_and_one_in_native_code_can_be_told_to_stop(
             ctypes.PyDLL(None).sleep(3)  # one call into native code, which keeps the interpreter for seconds
         return i
 
-    source = ps.sources.Generator(lambda i: i, rate=2000)
+    source = ps.sources.Generator(lambda i: i, rate=500)
     flow.read(source, parallelism=1).rebalance().map(work).write(taken)
     job = run(flow, workers=2, epoch_interval_s=0.5)
     wait_until(lambda: job.status().get("records_read", 0) > 200, "records flow")
@@ -82,7 +82,7 @@ def test_a_job_with_a_paused_worker_can_be_cancelled(cluster: str, fresh_name: C
 
 
 def test_a_master_that_was_paused_continues(cluster: str, fresh_name: Callable[[], str]) -> None:
-    flow, taken = numbers(fresh_name(), 8000)
+    flow, taken = numbers(fresh_name(), 2000)
     job, pids, master = running(flow, epoch_interval_s=0.5)
     os.kill(master, signal.SIGSTOP)
     wait_until(lambda: job.status()["master_silent_s"] > 6, "the status says that it does not answer")
@@ -93,18 +93,18 @@ def test_a_master_that_was_paused_continues(cluster: str, fresh_name: Callable[[
     assert [worker["pid"] for worker in job.status()["workers"]] == pids
     end = job.wait(LIMIT_S, progress=False)
     assert end["epochs"]["restarts"] == 0
-    assert Counter(taken.records()) == Counter(range(8000))
+    assert Counter(taken.records()) == Counter(range(2000))
 
 
 def test_a_master_that_hangs_is_replaced(cluster: str, fresh_name: Callable[[], str]) -> None:
     """Its workers see to it: no driver need live."""
-    flow, taken = numbers(fresh_name(), 8000)
+    flow, taken = numbers(fresh_name(), 2000)
     job, pids, master = running(flow, epoch_interval_s=0.5, hang_timeout_s=6.0, detached=True)
     wait_until(lambda: job.status()["epochs"]["complete"] >= 1, "an epoch is complete")
     os.kill(master, signal.SIGSTOP)
     wait_gone([master, *pids], LIMIT_S)
     assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
-    assert Counter(taken.records()) == Counter(range(8000))
+    assert Counter(taken.records()) == Counter(range(2000))
 
 
 def test_a_master_that_hangs_ends_a_job_without_epochs(cluster: str, fresh_name: Callable[[], str]) -> None:

@@ -31,7 +31,7 @@ from tests.e2e.recovery_flows import FLOWS, parts
 
 LOCAL = pytest.mark.parametrize("carrier", ["local"], indirect=True)
 
-RATE = 5_000.0
+RATE = 2_000.0
 
 
 def seed() -> int:
@@ -99,11 +99,12 @@ def placed(job: Any, operator: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"),
+    ("carrier", "name", "kinds"),
     [
-        ("wordcount", ("worker", "again")),
-        ("timers", ("two", "master")),
+        ("local", "wordcount", ("worker", "again", "two")),
+        pytest.param("ray", "timers", ("two", "master", "again"), marks=pytest.mark.ray),
     ],
+    indirect=["carrier"],
 )
 def test_killed_at_random(
     carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path, name: str, kinds: tuple[str, ...]
@@ -120,9 +121,9 @@ def test_killed_at_random(
 def test_receivers_of_all_records_are_killed(fresh_name: Callable[[], str], tmp_path: Path) -> None:
     """Five tasks in three workers get every record. Those that go back are sent it again alone, the others are not."""
     chosen = seed()
-    made = FLOWS["to all"](fresh_name(), tmp_path / "out", int(4 * RATE), RATE, chosen)
+    made = FLOWS["to all"](fresh_name(), tmp_path / "out", 20_000, 5_000.0, chosen)
     kinds = iter(("worker", "worker"))
-    tormentor = Tormentor(made, 3, kinds, random.Random(chosen), RATE, tmp_path / "epochs", local=True)
+    tormentor = Tormentor(made, 3, kinds, random.Random(chosen), 5_000.0, tmp_path / "epochs", local=True)
     tormentor.run(2, pause_s=0.7)
     assert tormentor.kills
 
