@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
+from penstock.runtime.exchange import message
+from penstock.runtime.relaying import wire
 from penstock.runtime.transport import framing, peer_handshake, peer_links, tcp
 from penstock.runtime.transport.framing import FrameDecoder
 from penstock.runtime.transport.peer_handshake import Admitting
@@ -153,3 +155,15 @@ def _dropped_processes_are_welcome() -> Any:
 
 def _without_peer(link: Any) -> tuple[Any, ...]:
     return link.connection, link.incoming, link.number, link.capacity
+
+
+@planted_fault("penstock/runtime/exchange/message.py", Test("tests/heads/test_heads.py"))
+def _believes_the_number_of_destinations() -> Any:
+    """A message may claim more destinations than it has room for."""
+    return mock.patch.object(message, "DESTINATION_BYTES", 4)
+
+
+@planted_fault("penstock/runtime/relaying/wire.py", Test("tests/heads/test_heads.py"))
+def _passes_over_a_payload_that_cannot_be() -> Any:
+    """A relay takes messages with more bytes than their kind has."""
+    return mock.patch.object(wire, "_WITH_PAYLOAD", frozenset(range(256)))
