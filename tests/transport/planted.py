@@ -157,13 +157,19 @@ def _without_peer(link: Any) -> tuple[Any, ...]:
     return link.connection, link.incoming, link.number, link.capacity
 
 
-@planted_fault("penstock/runtime/exchange/message.py", Test("tests/heads/test_heads.py"))
+@planted_fault(
+    "penstock/runtime/exchange/message.py",
+    Test("tests/heads/test_heads.py::test_whatever_comes_is_refused_or_is_what_it_says"),
+)
 def _believes_the_number_of_destinations() -> Any:
     """A message may claim more destinations than it has room for."""
     return mock.patch.object(message, "DESTINATION_BYTES", 4)
 
 
-@planted_fault("penstock/runtime/relaying/wire.py", Test("tests/heads/test_heads.py"))
+@planted_fault(
+    "penstock/runtime/relaying/wire.py",
+    Test("tests/heads/test_heads.py::test_whatever_comes_is_refused_or_is_what_it_says"),
+)
 def _passes_over_a_payload_that_cannot_be() -> Any:
     """A relay takes messages with more bytes than their kind has."""
     return mock.patch.object(wire, "_WITH_PAYLOAD", frozenset(range(256)))
