@@ -45,6 +45,7 @@ from penstock.runtime.records.userfunc import DeadLetter
 if TYPE_CHECKING:
     from penstock.actors.job import Job
     from penstock.actors.run import attach, resume, run
+    from penstock.runtime.transport.certificates import Tls
 
 __version__ = "0.1.0"
 
@@ -81,6 +82,7 @@ __all__ = [
     "StoreError",
     "StoreUnreachable",
     "Stream",
+    "Tls",
     "Tumbling",
     "WindowedStream",
     "attach",
@@ -101,6 +103,10 @@ __all__ = [
 if not TYPE_CHECKING:  # else every misspelt name would be an object to those who check types
     __getattr__, __dir__ = lazy_names(
         __name__,
-        {"Job": "penstock.actors.job", **dict.fromkeys(("attach", "resume", "run"), "penstock.actors.run")},
+        {
+            "Job": "penstock.actors.job",
+            "Tls": "penstock.runtime.transport.certificates",
+            **dict.fromkeys(("attach", "resume", "run"), "penstock.actors.run"),
+        },
         also_in=(sinks, sources),
     )

@@ -9,6 +9,7 @@ decides nothing: the JobHost decides (penstock/runtime/host/job_host.py).
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -209,6 +210,13 @@ class _RayCarrier:
         options = self._options
         if self._nodes.spans_machines():
             threading.Thread(target=self._tell_clocks, args=(runner,), name="penstock-clocks", daemon=True).start()
+            if options.network.tls and os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+                logger.warning(
+                    "job %s: what its processes send each other is encrypted, but what Ray carries for them is not: "
+                    "the job's program and secret, and what comes back to the driver. Set RAY_USE_TLS=1 and Ray's own "
+                    "certificates on all machines; see docs/cluster.md",
+                    self._plan.name,
+                )
         if options.placement.replan_s is not None:
             arguments = (runner, options.placement.replan_s)
             threading.Thread(target=self._watch_traffic, args=arguments, name="penstock-traffic", daemon=True).start()

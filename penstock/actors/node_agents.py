@@ -22,6 +22,7 @@ from penstock.runtime.host.job_runner import first_line
 from penstock.runtime.host.network import Network
 from penstock.runtime.host.node_agent import NodeAgent, NodeLine, leave_process
 from penstock.runtime.host.watched_process import WatchedProcess
+from penstock.runtime.transport.certificates import BadCertificate
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,16 @@ class Agent:
 
     def __init__(self, job: str, network: Network) -> None:
         host = ray.util.get_node_ip_address()
-        self._agent = NodeAgent(job, network.ports(host), network.node_timeout_s, leave_process)
+        self._agent: NodeAgent | None = None
+        try:
+            self._agent = NodeAgent(job, network.ports(host), network.node_timeout_s, leave_process)
+        except BadCertificate as error:  # which `end` raises: Ray would only say that this process has died
+            self._error = error
 
     def end(self) -> End:
         """Returns where the JobMaster asks the agent."""
+        if self._agent is None:
+            raise self._error
         return self._agent.end
 
     def stay(self) -> None:
@@ -126,6 +133,8 @@ class _Node:
             if self.known is None:
                 try:
                     end = self._start(timeout_s)
+                except BadCertificate as error:  # as on other nodes, probably, and waiting does not help
+                    raise BadCertificate(f"on node {self._name}, {first_line(error)}") from error
                 except Exception as error:  # Ray raises errors of many classes
                     raise NotReached(f"node {self._name} cannot be reached: {first_line(error)}", self._id) from error
                 limit_s = self._network.node_timeout_s

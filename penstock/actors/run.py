@@ -20,7 +20,7 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
-from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, Network, TransportName, checked_ports
+from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, Network, TransportName, checked_ports, checked_tls
 from penstock.runtime.host.store_keeper import SAVEPOINT
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.bridge.session import SparkOptions
     from penstock.runtime.program.flow import Flow
     from penstock.runtime.program.plan import Plan
+    from penstock.runtime.transport.certificates import Tls
 
 
 @refusing
@@ -74,6 +75,7 @@ def run(
     spares: bool = True,
     transport: TransportName = "auto",
     ports: tuple[int, int] | None = None,
+    tls: bool | Tls = False,
     node_timeout_s: float | timedelta = NODE_TIMEOUT_S,
 ) -> Job:
     """Start `flow` as a job, on Ray or in processes of this program, and return at once.
@@ -133,8 +135,10 @@ def run(
 
     `transport`: what carries records between machines. "auto": the best that both machines have. "tcp", "rdma": also
     between the workers of one machine. `ports`: the first and the last port at which the job's processes may listen
-    (default: any). `node_timeout_s`: a machine that has not answered for this time is lost, and its tasks continue on
-    other machines; a shorter cut of the network is a pause.
+    (default: any). `tls`: encrypt what the job's processes send to other machines, by a certificate that the job makes,
+    or by files of your own (penstock.Tls). docs/cluster.md says what Ray itself sends. `node_timeout_s`: a machine that
+    has not answered for this time is lost, and its tasks continue on other machines; a shorter cut of the network is a
+    pause.
 
     Errors: FlowError or SourceError for a flow that cannot run, StoreError when `checkpoints` cannot be used, JobExists
     while a job of this name runs, NoCluster for a detached job when no cluster outlives this process. `job.wait()`
@@ -155,7 +159,7 @@ def run(
     if epoch_interval_s is not None:
         epoch_interval_s = above_zero(epoch_interval_s, "epoch_interval_s", ", or None for a job without epochs")
     replan_s = None if replan_s is None else seconds(replan_s, "replan_s")
-    network = _network(transport, ports, node_timeout_s)
+    network = _network(transport, ports, tls, node_timeout_s)
     _check_places(checkpoints=checkpoints, savepoint=savepoint)
     _check_where(address, detached)
     if flag(local, "local"):
@@ -264,14 +268,14 @@ def _check_where(address: object, detached: object) -> None:
         raise FlowError(f"address={shorten(address)}; it must be the text of a Ray cluster's address, or 'local'")
 
 
-def _network(transport: object, ports: object, node_timeout_s: float | timedelta) -> Network:
+def _network(transport: object, ports: object, tls: object, node_timeout_s: float | timedelta) -> Network:
     if transport not in TRANSPORTS:
         raise OptionError(
             "{transport=}; it must be one of {names}", {"transport": transport}, names=", ".join(TRANSPORTS)
         )
     first, last = checked_ports(ports)
     timeout_s = above_zero(node_timeout_s, "node_timeout_s")
-    return Network(transport, first, last, timeout_s)
+    return Network(transport, first, last, timeout_s, checked_tls(tls, transport))
 
 
 def _placement(placement: Method | PlacementOptions, nodes: int | None, replan_s: float | None) -> PlacementOptions:

@@ -36,6 +36,7 @@ from penstock.runtime.storage import filesystems
 if TYPE_CHECKING:
     from penstock.actors.job import Job
     from penstock.runtime.epochs.manifest import Manifest
+    from penstock.runtime.transport.certificates import Tls
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
@@ -176,9 +177,20 @@ def _run(options: argparse.Namespace) -> int:
         spares=not options.no_spares,
         transport=options.transport,
         ports=options.ports,
+        tls=_tls(options),
         **{name: value for name, value in given.items() if value is not None or name == "epoch_interval_s"},
     )
     return _until_the_end(job, options, prepared)
+
+
+def _tls(options: argparse.Namespace) -> bool | Tls:
+    """Returns the value of `run(tls=)`."""
+    if options.tls_files is None:
+        found: bool = options.tls
+        return found
+    from penstock.runtime.transport.certificates import Tls
+
+    return Tls(*options.tls_files)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -716,6 +728,17 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         metavar="FIRST-LAST",
         type=_port_range,
         help="the ports at which the job's processes may listen for other machines (any)",
+    )
+    parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="encrypt what the job's processes send to other machines, by a certificate that the job makes",
+    )
+    parser.add_argument(
+        "--tls-files",
+        metavar=("CERTIFICATE", "KEY", "AUTHORITY"),
+        nargs=3,
+        help="encrypt it by these files, which are at the same place on all machines",
     )
     parser.add_argument(
         "--node-timeout",

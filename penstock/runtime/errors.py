@@ -42,6 +42,7 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── PeerGone                  nobody is at another worker's address any more
     ├── NoPort                    no port of the range that was given for the job's processes is free
     ├── NoTransport               a machine does not have the transport that was asked for
+    ├── BadCertificate            a certificate cannot be used for TLS, or a job cannot make one
     ├── BadFrame                  a peer has sent a frame that cannot be part of its stream
     ├── NoRdma                    this machine has no device for RDMA that can be used; says what is missing
     ├── NotReached                no agent could be started on a node

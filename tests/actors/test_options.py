@@ -69,6 +69,10 @@ def test_a_number_that_is_none_or_too_small_is_named(name: str, value: Any) -> N
         ({"ports": (20_999, 20_000)}, "from 1 to 65535"),
         ({"ports": (True, 20_000)}, "from 1 to 65535"),
         ({"ports": (0, 20_000)}, "from 1 to 65535"),
+        ({"tls": "yes"}, r"tls='yes'; it must be True, False or penstock.Tls\("),
+        ({"tls": ps.Tls("a", "b", 5)}, "tls: authority=5; it must be the path of a file"),  # type: ignore[arg-type]
+        ({"tls": ps.Tls("/none/a.pem", "b", "c")}, "tls: the certificate '/none/a.pem' cannot be read: No such file"),
+        ({"tls": True, "transport": "rdma"}, "transport='rdma' sends in the clear, and tls asks for encryption"),
         ({"node_timeout_s": 0}, "node_timeout_s=0; it must be above 0"),
         ({"spares": 1}, "spares=1; it must be True or False"),
         ({"start_timeout_s": 0}, "start_timeout_s=0; it must be above 0"),
@@ -87,6 +91,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
     [
         {"workers": 2, "parallelism": 3, "ring_bytes": 1024, "window_bytes": 1024, "cache_bytes": 1},
         {"transport": "tcp", "ports": [20_000, 20_999], "node_timeout_s": timedelta(seconds=3), "spares": False},
+        {"tls": True, "transport": "tcp"},
         {"cpus_per_worker": 0, "max_restarts": 0, "max_attempts": 1, "detached": True, "address": "local"},
         {"cpus_per_worker": 0.5, "start_timeout_s": timedelta(seconds=1), "ring_bytes": ring.MAX_CAPACITY},
     ],

@@ -7,12 +7,10 @@ import os
 import random
 import select
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +18,9 @@ from penstock.runtime.transport import peer_links
 from penstock.runtime.transport.framing import ACKNOWLEDGEMENT, FRAME_HEAD
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
-from penstock.runtime.transport.peer_tls import PeerTls
 from penstock.runtime.transport.tcp import LARGEST_BODY, TcpTransport
+from penstock.runtime.transport.tls import TlsContexts
+from tests.transport.certificates import Folder
 from tests.transport.networks import KEY, LIMIT_S, End, Network, Tcp
 from tests.transport.proxies import Proxy, host_and_port
 
@@ -263,24 +262,22 @@ def test_ipv6() -> None:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two certificates, each of an authority of its own."""
-    folder = tmp_path_factory.mktemp("certificates")
-    for name in ("job", "other"):
-        command = (
-            f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {name}.key -out {name}.pem -days 2 -subj /CN={name}"
-        )
-        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Two authorities. Who uses "both" accepts what one of them has signed."""
+    folder = Folder(tmp_path_factory.mktemp("certificates"))
+    folder.authority("job")
+    folder.authority("other")
+    (folder.path / "both.pem").write_text(
+        (folder.path / "job.pem").read_text() + (folder.path / "other.pem").read_text()
+    )
     return folder
 
 
-def _tls(folder: Path, name: str, authority: str = "job") -> PeerTls:
-    return PeerTls.from_files(
-        str(folder / f"{name}.pem"), str(folder / f"{name}.key"), str(folder / f"{authority}.pem")
-    )
+def _tls(folder: Folder, name: str, authority: str = "job") -> TlsContexts:
+    return TlsContexts(folder.tls(name, authority))
 
 
-def test_messages_of_all_sizes_over_tls(certificates: Path) -> None:
+def test_messages_of_all_sizes_over_tls(certificates: Folder) -> None:
     ends = [End(TcpTransport(i, KEY, LOCAL, tls=_tls(certificates, "job"))) for i in range(2)]
     for i, end in enumerate(ends):
         end.transport.connect({1 - i: ends[1 - i].transport.address})
@@ -299,9 +296,9 @@ def test_messages_of_all_sizes_over_tls(certificates: Path) -> None:
 
 
 @pytest.mark.parametrize("certificate", ["other", "none"])
-def test_who_has_no_certificate_of_the_job_is_refused(certificates: Path, certificate: str) -> None:
+def test_who_has_no_certificate_of_the_job_is_refused(certificates: Folder, certificate: str) -> None:
     """Though it knows the key."""
-    a = End(TcpTransport(0, KEY, LOCAL, tls=None if certificate == "none" else _tls(certificates, "other")))
+    a = End(TcpTransport(0, KEY, LOCAL, tls=None if certificate == "none" else _tls(certificates, "other", "both")))
     b = End(TcpTransport(1, KEY, LOCAL, tls=_tls(certificates, "job")))
     a.transport.connect({1: b.transport.address})
     b.transport.connect({0: a.transport.address})

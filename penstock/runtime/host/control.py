@@ -6,7 +6,8 @@ pending one looks for signals a hundred times a second, which costs half a perce
 Worker runs its loop in the main thread, where Ray leaves it alone, and answers here in threads that sleep in the
 kernel. The server listens for processes of its own machine, or of all machines of a job that spans several
 (runtime/transport/endpoint.py). Both sides prove that they know the server's key, which Ray has carried, before
-anything is unpickled (runtime/transport/handshake.py).
+anything is unpickled (runtime/transport/handshake.py). When a job asks for TLS, everything between two machines goes
+over it, also the proofs.
 
 Every request has a number, and an answer names the request that it belongs to. So silence is never taken for an answer:
 a worker that was paused, or kept its interpreter busy, answers late, and its answer is matched with its request, or
@@ -23,17 +24,30 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.records.pickling import Program, copied, dumps, loads
 from penstock.runtime.transport.endpoint import Ports, connect, listen, new_socket, notice_silence
-from penstock.runtime.transport.handshake import admit, introduce, of_this_user, receive_frame, send_frame
+from penstock.runtime.transport.handshake import (
+    Connection,
+    admit,
+    bound,
+    introduce,
+    of_this_user,
+    receive_frame,
+    send_frame,
+)
+
+if TYPE_CHECKING:
+    from penstock.runtime.transport.certificates import Credentials
+    from penstock.runtime.transport.tls import TlsContexts
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +56,12 @@ Handlers = dict[str, Callable[..., Any]]
 
 @dataclass(frozen=True)
 class End:
-    """Where a process answers: the address of its socket, and the key that both sides must know."""
+    """Where a process answers: the address of its socket, the key that both sides must know, and by what connections
+    are encrypted, if they are."""
 
     address: str
     key: bytes = field(repr=False)
+    tls: Credentials | None = None
 
 
 # How long the handshake may take. When a worker was paused meanwhile, the JobMaster connects again.
@@ -161,8 +177,10 @@ class ControlServer:
         self._sessions: dict[bytes, ControlSession] = {}
         self._closed = threading.Event()
         self._told: set[str] = set()  # machines of strangers
+        tls = None if ports is None else ports.tls
+        self._tls = _contexts(tls)
         self._listener, address = listen(ports)
-        self.end = End(address, os.urandom(_KEY_BYTES))
+        self.end = End(address, os.urandom(_KEY_BYTES), tls)
         threading.Thread(target=self._serve, name="penstock-control", daemon=True).start()
 
     def _serve(self) -> None:
@@ -195,8 +213,10 @@ class ControlServer:
         connection.close()
 
     def _talk(self, connection: socket.socket) -> None:
+        deadline = time.monotonic() + _HANDSHAKE_S
         try:
-            admit(connection, self.end.key, _HANDSHAKE_S)
+            stream, key = _encrypted(connection, self.end.key, self._tls, deadline, server=True)
+            admit(stream, key, deadline - time.monotonic())
             with self._lock:
                 self._strangers.remove(connection)  # raises ValueError when `_let_in` has just ended it
         except (OSError, EOFError, ValueError) as error:
@@ -204,17 +224,17 @@ class ControlServer:
             self._show_out(connection)
             return
         with connection, suppress(EOFError, OSError):  # then the client has gone
-            name = receive_frame(connection)[:_SESSION_BYTES]
+            name = receive_frame(stream)[:_SESSION_BYTES]
             with self._lock:
                 session = self._sessions.setdefault(name, ControlSession())
             while True:
-                message = receive_frame(connection)
+                message = receive_frame(stream)
                 if _has_gone(connection):
                     return
                 self.heard += 1
                 answer = session.take(message, self._do)
                 if answer is not None:
-                    send_frame(connection, answer)
+                    send_frame(stream, answer)
 
     def _tell(self, connection: socket.socket, error: Exception) -> None:
         """Tells in the log, once for each machine, that a stranger has connected. Strangers of this machine are not
@@ -234,7 +254,7 @@ class ControlServer:
             "job (%s); further processes of that machine are refused without a word",
             machine,
             self.end.address,
-            str(error) or type(error).__name__,
+            (str(error) if self._tls is None else self._tls.said(error)) or type(error).__name__,
         )
 
     def _do(self, body: bytes) -> bytes:
@@ -249,6 +269,26 @@ class ControlServer:
         self._closed.set()
         _hang_up(self._listener)
         self._listener.close()
+
+
+def _contexts(credentials: Credentials | None) -> TlsContexts | None:
+    if credentials is None:
+        return None
+    from penstock.runtime.transport.tls import contexts_of  # most jobs do not span machines
+
+    return contexts_of(credentials)
+
+
+def _encrypted(
+    connection: socket.socket, key: bytes, tls: TlsContexts | None, deadline: float, *, server: bool
+) -> tuple[Connection, bytes]:
+    """Returns the connection over TLS, if there is TLS, and the key for the proofs over it. Raises OSError or
+    EOFError."""
+    if tls is None:
+        return connection, key
+    stream = tls.stream(connection, server=server)
+    stream.shake_hands(deadline)
+    return stream, bound(key, stream.binding)
 
 
 def _portable(error: Exception) -> Exception:
@@ -269,7 +309,7 @@ def _has_gone(connection: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _hang_up(connection: socket.socket) -> None:
+def _hang_up(connection: Connection) -> None:
     """Wake the thread that waits on this socket, which closing the socket would not do."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
@@ -289,9 +329,11 @@ class ControlClient:
         """`program`: see pickling.dumps."""
         self._program = program
         self._end = end
+        self._tls = _contexts(end.tls)
+        self._told = False  # that there is something wrong with a certificate
         self._session = os.urandom(_SESSION_BYTES)
         self._asked = OpenRequests()
-        self._connection: socket.socket | None = None
+        self._connection: Connection | None = None
         self._connecting: socket.socket | None = None
         self._lock = threading.Lock()  # of the three above; nobody waits for anything under it
         self._sending = threading.Lock()  # frames are sent one after the other
@@ -333,31 +375,44 @@ class ControlClient:
         while not self._closed.is_set():
             with suppress(OSError, EOFError), new_socket(self._end.address) as connection:
                 try:
-                    self._connect(connection)
+                    stream = self._connect(connection)
                     backoff.succeeded()
-                    self._read(connection)
+                    self._read(stream)
+                except OSError as error:
+                    self._tell(error)
                 finally:
                     with self._lock:
                         self._connection = self._connecting = None
             self._closed.wait(backoff.failed())
 
-    def _connect(self, connection: socket.socket) -> None:
+    def _tell(self, error: OSError) -> None:
+        """Tells in the log, once, that one end does not accept the certificate of the other one."""
+        if self._tls is not None and self._tls.refused(error) and not self._told and not self._closed.is_set():
+            self._told = True
+            logger.warning(
+                "the process at %s cannot be asked for anything: %s", self._end.address, self._tls.said(error)
+            )
+
+    def _connect(self, connection: socket.socket) -> Connection:
         with self._lock:
             self._connecting = connection
         connection.settimeout(_HANDSHAKE_S)
         connect(connection, self._end.address)
-        introduce(connection, self._end.key, _HANDSHAKE_S)
-        send_frame(connection, self._session)
+        deadline = time.monotonic() + _HANDSHAKE_S
+        stream, key = _encrypted(connection, self._end.key, self._tls, deadline, server=False)
+        introduce(stream, key, deadline - time.monotonic())
+        send_frame(stream, self._session)
         with self._sending:
             with self._lock:
                 if self._closed.is_set():
                     raise EOFError
-                self._connection = connection
+                self._connection = stream
                 messages = self._asked.again()
             for message in messages:
-                send_frame(connection, message)
+                send_frame(stream, message)
+        return stream
 
-    def _read(self, connection: socket.socket) -> None:
+    def _read(self, connection: Connection) -> None:
         while True:
             answer = receive_frame(connection)
             (number,) = _ANSWER.unpack_from(answer)

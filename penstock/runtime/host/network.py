@@ -7,10 +7,11 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from penstock.runtime.errors import OptionError, PenstockError
+from penstock.runtime.errors import OptionError, PenstockError, shorten
 
 if TYPE_CHECKING:  # the command's --help needs no sockets and no rings
     from penstock.runtime.transport.base import NetworkTransport, PeerTransport
+    from penstock.runtime.transport.certificates import Credentials, JobCertificate, Tls
     from penstock.runtime.transport.endpoint import Ports
 
 logger = logging.getLogger(__name__)
@@ -37,25 +38,49 @@ class Network:
 
     `transport`: what carries messages between machines. When it is named, and not "auto", workers of one machine use it
     too, in place of shared memory. `first_port`, `last_port`: the ports at which processes may listen (0: any).
-    `node_timeout_s`: the silence after which a node is lost. `secret`: by which the workers of a job know each other.
-    It is empty in the options of a job, which are saved in the job's store.
+    `node_timeout_s`: the silence after which a node is lost. `tls`: whether what goes over the network is encrypted, or
+    by which certificates of the user. `secret`: by which the workers of a job know each other. `certificate`: what the
+    job has made for itself when it encrypts without certificates of the user. Both are missing in the options of a job,
+    which are saved in the job's store.
     """
 
     transport: TransportName = "auto"
     first_port: int = 0
     last_port: int = 0
     node_timeout_s: float = NODE_TIMEOUT_S
+    tls: bool | Tls = False
     secret: bytes = field(default=b"", repr=False)
+    certificate: JobCertificate | None = field(default=None, repr=False)
 
     def ports(self, host: str) -> Ports:
         """Returns where a process of the machine with this address may listen."""
         from penstock.runtime.transport.endpoint import Ports
 
-        return Ports(host, self.first_port, self.last_port)
+        return Ports(host, self.first_port, self.last_port, self.credentials)
 
     def secured(self) -> Network:
-        """Returns the same with a new secret, for whoever starts the workers of a job."""
-        return replace(self, secret=os.urandom(_SECRET_BYTES))
+        """Returns the same with a new secret, for whoever starts the workers of a job, and with a new certificate when
+        the job needs one of its own. Raises BadCertificate, also for certificates of the user."""
+        made = replace(self, secret=os.urandom(_SECRET_BYTES))
+        if not self.tls:
+            return made
+        from penstock.runtime.transport.certificates import JobCertificate
+        from penstock.runtime.transport.tls import contexts_of
+
+        made = replace(made, certificate=JobCertificate.make() if self.tls is True else None)
+        assert made.credentials is not None
+        contexts_of(made.credentials)
+        return made
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """What the processes of the job show each other; None: nothing is encrypted."""
+        if not self.tls:
+            return None
+        found = self.certificate if self.tls is True else self.tls
+        if found is None:
+            raise ValueError("a network has no certificate before it is secured")
+        return found
 
     @property
     def everywhere(self) -> bool:
@@ -80,9 +105,14 @@ def make_transport(
         return ShmTransport(worker, ring_bytes, at_least=at_least)
     from penstock.runtime.transport.choose import Abilities, Kind, probe  # most jobs do not span machines
     from penstock.runtime.transport.tcp import TcpTransport
+    from penstock.runtime.transport.tls import contexts_of
 
     ports = network.first_port, network.last_port
-    abilities = probe(host) if network.transport != "tcp" else None
+    credentials = network.credentials
+    if credentials is not None and network.transport == "rdma":
+        raise NoTransport('transport="rdma" was given with TLS, but RDMA sends in the clear')
+    tls = None if credentials is None else contexts_of(credentials)
+    abilities = probe(host) if network.transport != "tcp" and tls is None else None
     if network.transport == "rdma" and abilities is not None and not abilities.rdma:
         raise NoTransport(f'transport="rdma" was given, but {abilities.lacks}. docs/rdma.md says what RDMA needs')
     networks: dict[Kind, NetworkTransport] = {}
@@ -98,15 +128,50 @@ def make_transport(
             abilities = Abilities("", f"RDMA could not be opened at {host}: {error}")
     if network.transport == "rdma":
         return networks["rdma"]
-    networks["tcp"] = TcpTransport(worker, network.secret, host, ports)
+    networks["tcp"] = TcpTransport(worker, network.secret, host, ports, tls=tls)
     if network.everywhere:
         return networks["tcp"]
     from penstock.runtime.host.machine import machine_id
     from penstock.runtime.transport.routed import RoutedTransport
 
-    assert abilities is not None
     near = ShmTransport(worker, ring_bytes, at_least=at_least, keeps_size=keeps_size)
-    return RoutedTransport(near, networks, machine_id(), abilities)
+    return RoutedTransport(near, networks, machine_id(), abilities, tls=tls is not None)
+
+
+def checked_tls(given: object, transport: TransportName) -> bool | Tls:
+    """Returns what a user has given as `tls`, with absolute paths. Raises OptionError, also when this machine cannot
+    use the files."""
+    if isinstance(given, bool):
+        found: bool | Tls = given
+    else:
+        found = _certificates(given)
+    if found and transport == "rdma":
+        raise OptionError(
+            "{transport=} sends in the clear, and {tls} asks for encryption; leave out one of the two",
+            {"transport": transport},
+        )
+    return found
+
+
+def _certificates(given: object) -> Tls:
+    from penstock.runtime.transport.certificates import BadCertificate, Tls
+
+    if not isinstance(given, Tls):
+        raise OptionError(
+            "{tls=}; it must be True, False or penstock.Tls(certificate=, key=, authority=)", {"tls": given}
+        )
+    paths = {"certificate": given.certificate, "key": given.key, "authority": given.authority}
+    for name, path in paths.items():
+        if not isinstance(path, str | os.PathLike):
+            raise OptionError("{tls}: {name}={path}; it must be the path of a file", name=name, path=shorten(path))
+    found = Tls(**{name: os.path.abspath(path) for name, path in paths.items()})
+    from penstock.runtime.transport.tls import TlsContexts
+
+    try:
+        TlsContexts(found)
+    except BadCertificate as error:
+        raise OptionError("{tls}: {problem}", problem=error) from None
+    return found
 
 
 def checked_ports(given: object) -> tuple[int, int]:

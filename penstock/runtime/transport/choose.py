@@ -50,7 +50,7 @@ def choose(own: Abilities, other: Abilities, *, forced: Kind | None = None, tls:
     if tls:
         if forced == "rdma":
             raise CannotForce("RDMA sends in the clear: leave out TLS, or the transport")
-        return Choice("tcp", "TCP, because TLS was asked for, and RDMA sends in the clear.")
+        return Choice("tcp", "TCP with TLS, because TLS was asked for, and RDMA sends in the clear.")
     if not lacks and first.link != second.link:
         lacks = f"{first.rdma} speaks {first.link}, and {second.rdma} {second.link}"
     if not lacks:

@@ -13,8 +13,12 @@ import os
 import random
 import socket
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.runtime.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.runtime.transport.certificates import Credentials
 
 _TCP = "tcp://"
 _BACKLOG = 128
@@ -33,11 +37,12 @@ class NoPort(PenstockError):
 @dataclass(frozen=True)
 class Ports:
     """Where a process may listen for other machines: at this numeric address, at a free port from `first` to `last`
-    (0: at any free port)."""
+    (0: at any free port). `tls`: by what its connections are encrypted; None: they are not."""
 
     host: str
     first: int = 0
     last: int = 0
+    tls: Credentials | None = None
 
 
 def listen(ports: Ports | None) -> tuple[socket.socket, str]:

@@ -3,7 +3,7 @@
 Any process that can reach the socket may connect. Until a peer has proved that it knows the key, nothing that it sends
 is decoded, only a fixed number of bytes is read, and the peer has a deadline. So a stranger can neither have a message
 of its own decoded nor make the process hold much memory. The handshake works for every family of sockets. It
-authenticates the peer when it connects; it does not encrypt.
+authenticates the peer when it connects; it does not encrypt. TLS does (tls.py), and then the handshake goes over it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import os
 import socket
 import struct
 import time
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from penstock.runtime.transport.tls import TlsStream
 
 _NONCE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
@@ -21,6 +25,10 @@ _PROOF_BYTES = hashlib.sha256().digest_size
 _LENGTH = struct.Struct("<Q")
 # SO_PEERCRED's struct ucred: pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
+
+
+#: A connection whose reads and writes wait.
+Connection: TypeAlias = "socket.socket | TlsStream"
 
 
 class NotProved(OSError):
@@ -37,7 +45,7 @@ def of_this_user(connection: socket.socket) -> bool:
     return user in (os.geteuid(), 0)
 
 
-def admit(connection: socket.socket, key: bytes, limit_s: float) -> None:
+def admit(connection: Connection, key: bytes, limit_s: float) -> None:
     """The handshake of the end that was connected to: both ends prove within `limit_s` seconds that they know the key.
     Raises OSError or EOFError when they do not."""
     deadline = time.monotonic() + limit_s
@@ -51,7 +59,7 @@ def admit(connection: socket.socket, key: bytes, limit_s: float) -> None:
     connection.settimeout(None)
 
 
-def introduce(connection: socket.socket, key: bytes, limit_s: float) -> None:
+def introduce(connection: Connection, key: bytes, limit_s: float) -> None:
     """The handshake of the end that has connected; otherwise like `admit`."""
     deadline = time.monotonic() + limit_s
     theirs = _receive_until(connection, _NONCE_BYTES, deadline)
@@ -63,13 +71,19 @@ def introduce(connection: socket.socket, key: bytes, limit_s: float) -> None:
     connection.settimeout(None)
 
 
+def bound(key: bytes, binding: bytes) -> bytes:
+    """Returns the key for a handshake over a TLS connection with this binding. So a handshake that is passed on from
+    one TLS connection to another proves nothing."""
+    return proof(key, b"tls", binding)
+
+
 def proof(key: bytes, end: bytes, *said: bytes) -> bytes:
     """Returns what only an end that knows the key can say. `end` names the end, so that a proof sent back proves
     nothing. `said`: what both ends have said so far, with a nonce of each; its parts have fixed sizes."""
     return hmac.digest(key, end + b"".join(said), "sha256")
 
 
-def _receive_until(connection: socket.socket, size: int, deadline: float) -> bytes:
+def _receive_until(connection: Connection, size: int, deadline: float) -> bytes:
     """Receive exactly `size` bytes. The deadline is for all of them together, however slowly they come."""
     data = b""
     while len(data) < size:
@@ -81,31 +95,31 @@ def _receive_until(connection: socket.socket, size: int, deadline: float) -> byt
     return data
 
 
-def _send_until(connection: socket.socket, data: bytes, deadline: float) -> None:
+def _send_until(connection: Connection, data: bytes, deadline: float) -> None:
     _allow_until(connection, deadline)
     connection.sendall(data)
 
 
-def _allow_until(connection: socket.socket, deadline: float) -> None:
+def _allow_until(connection: Connection, deadline: float) -> None:
     left = deadline - time.monotonic()
     if left <= 0:
         raise NotProved("the peer has not proved in time that it knows the job's key")
     connection.settimeout(left)
 
 
-def send_frame(connection: socket.socket, *parts: bytes) -> None:
+def send_frame(connection: Connection, *parts: bytes) -> None:
     """Send one frame, to a peer that has proved itself."""
     data = b"".join(parts)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive_frame(connection: socket.socket) -> bytes:
+def receive_frame(connection: Connection) -> bytes:
     """Receive the next frame. Raises EOFError when the peer has gone."""
     (size,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
     return _receive(connection, size)
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def _receive(connection: Connection, size: int) -> bytes:
     data = bytearray(size)
     view = memoryview(data)
     while view:

@@ -24,7 +24,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from penstock.runtime.transport.handshake import NotProved, proof
+from penstock.runtime.transport.handshake import NotProved, bound, proof
 
 _MAGIC = b"penstock peer 1\n"
 _NONCE_BYTES = 32
@@ -61,8 +61,16 @@ class Introducing:
             number,
             capacity,
         )
-        self._hello = self.output = hello + proof(key, b"hello", hello)
+        self._say(hello)
         self.need = _NONCE_BYTES + _PROOF_BYTES
+
+    def bind(self, binding: bytes) -> None:
+        """Goes over a TLS connection with this binding; see `bound`. Called before anything else."""
+        self._key = bound(self._key, binding)
+        self._say(self._hello[: _HELLO.size])
+
+    def _say(self, hello: bytes) -> None:
+        self._hello = self.output = hello + proof(self._key, b"hello", hello)
 
     def take(self, data: bytes) -> None:
         """Takes the `need` bytes. Raises NotProved."""
@@ -86,6 +94,10 @@ class Admitting:
         self.peer = Process(0, b"")
         self.number = 0
         self.capacity = 0
+
+    def bind(self, binding: bytes) -> None:
+        """See Introducing."""
+        self._key = bound(self._key, binding)
 
     def take(self, data: bytes) -> None:
         """Takes the `need` bytes. Raises NotProved."""

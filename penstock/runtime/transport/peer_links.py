@@ -32,7 +32,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.transport.endpoint import family, host_and_port
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
-from penstock.runtime.transport.peer_tls import PeerTls, TlsConnection
+from penstock.runtime.transport.tls import TlsConnection, TlsContexts, said
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ class _Meeting:
                 events = self._tls.shake_hands()
                 if events:
                     return events
+                talk.bind(self._tls.binding)
                 self._tls = None
             while True:
                 while talk.output:
@@ -167,7 +168,7 @@ class PeerLinks:
         listener: socket.socket,
         arrived: deque[Link],
         ring: Callable[[], None],
-        tls: PeerTls | None = None,
+        tls: TlsContexts | None = None,
     ) -> None:
         self._own = own
         self._key = key
@@ -348,7 +349,7 @@ class PeerLinks:
             logger.debug("cannot connect to %s: %s", target.address, error)
             connection.close()
             return
-        secured = connection if self._tls is None else self._tls.connecting(connection, host)
+        secured = connection if self._tls is None else self._tls.connecting(connection)
         meeting = _Meeting(secured, talk, host, target)
         target.tries.append(meeting)
         self._watch(meeting, select.EPOLLOUT)
@@ -455,7 +456,7 @@ class PeerLinks:
                 meeting.host,
                 self._own.worker,
                 self._host,
-                str(error) or type(error).__name__,
+                said(error),
             )
 
     def _may_tell(self, host: str) -> bool:

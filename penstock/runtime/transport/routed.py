@@ -47,20 +47,24 @@ class Place:
 
 class RoutedTransport(PeerTransport):
     """The end of one worker; see the module's docstring. `machine`: the id of the worker's machine. `abilities`: what
-    it has for RDMA. `networks`: the transports to other machines, by kind; TCP is always among them."""
+    it has for RDMA. `networks`: the transports to other machines, by kind; TCP is always among them. `tls`: whether
+    they encrypt."""
 
     def __init__(
         self,
         near: ShmTransport,
         networks: Mapping[Kind, NetworkTransport],
         machine: str,
-        abilities: Abilities = _NO_RDMA,
+        abilities: Abilities | None = None,
+        *,
+        tls: bool = False,
     ) -> None:
         self._near = near
         self._networks = dict(networks)
         self._far = list(networks.values())
         self._machine = machine
-        self._abilities = abilities
+        self._abilities = abilities or _NO_RDMA
+        self._tls = tls
         self._by_worker: dict[int, PeerTransport] = {}
         self._reasons: dict[int, str] = {}
         self.target_message = self._target()
@@ -94,7 +98,7 @@ class RoutedTransport(PeerTransport):
                 self._by_worker[worker] = self._near
                 self._reasons[worker] = _SHARED
                 continue
-            choice = choose(self._abilities, place.abilities)
+            choice = choose(self._abilities, place.abilities, tls=self._tls)
             far = self._networks[choice.kind]
             far.connect({worker: place.networks[choice.kind]})
             self._by_worker[worker] = far

@@ -43,9 +43,9 @@ from penstock.runtime.transport.framing import (
 )
 from penstock.runtime.transport.peer_handshake import INCARNATION_BYTES, Process
 from penstock.runtime.transport.peer_links import Connection, Link, PeerLinks, peer_address
-from penstock.runtime.transport.peer_tls import PeerTls, TlsConnection
 from penstock.runtime.transport.send_region import WRAP
 from penstock.runtime.transport.send_stream import SMALL_BYTES, SendStream
+from penstock.runtime.transport.tls import TlsConnection, TlsContexts
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class TcpTransport(NetworkTransport):
         ports: tuple[int, int] = (0, 0),
         *,
         region_bytes: int | None = None,
-        tls: PeerTls | None = None,
+        tls: TlsContexts | None = None,
         first: int = 0,
     ) -> None:
         """`key`: the job's secret. `host`: the numeric address at which others connect; `ports`: the first and the last
