@@ -9,6 +9,8 @@ It makes hosts on this machine (tests/hosts/hosts.py), starts Ray on each, and r
 share. Beside its "worker", "master" and "two" there are:
 
     agent      the process that looks after the workers of a host is killed; no worker is to notice
+    relay      the relay of a host is killed, in jobs that have relays; no worker is to notice
+    relay-stop the relay of a host is stopped (SIGSTOP), and is to be killed and replaced
     host       a host without the driver and the head of Ray loses its power; another comes at its address
     cut-0.2    the link of a host is cut for 0.2 s; also cut-3
     cut-30     for 30 s, after which nothing may run there that was given up meanwhile
@@ -16,8 +18,9 @@ share. Beside its "worker", "master" and "two" there are:
     head       once, before the others: host 0 loses its power, and the job is resumed on a new cluster (lost_head.py)
     loss       for 10 s a host's link loses 5 % of the frames of each direction
 
-Times are from the fault, and those of short cuts and of losses from their end. After each job its output must be exact,
-and no process and no segment of it may be left on any host.
+Times are from the fault. Those of short cuts and of losses are from their end, and those of relays from the time at
+which another relay has taken the place. After each job its output must be exact, and no process and no segment of it
+may be left on any host.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from tests.e2e.kill_campaign import (
     Figures,
     Kill,
     Process,
+    Sample,
     Tormentor,
     Watch,
     campaign,
@@ -62,7 +66,8 @@ from tests.hosts.remote import Harm, Remote
 
 PROCESSES = ("worker", "master", "two")
 CUTS_S = {"cut-0.2": 0.2, "cut-3": 3.0, "cut-30": 30.0, "cut-out": 3.0, "cut-in": 3.0}
-KINDS = (*PROCESSES, "agent", "host", *CUTS_S, "loss")
+RELAYS = ("relay", "relay-stop")
+KINDS = (*PROCESSES, "agent", *RELAYS, "host", *CUTS_S, "loss")
 ALL_KINDS = ("head", *KINDS)
 LOSS, LOSS_S = 0.05, 10.0
 FAULTS_A_RUN = 6
@@ -146,6 +151,8 @@ class HostTormentor(Tormentor):
     def _fault(self, job: Any, watch: Watch, kind: str) -> Fault | None:
         if kind in PROCESSES:
             return super()._fault(job, watch, kind)
+        if kind in RELAYS:
+            return self._fault_of_relay(watch, kind)
         before = watch.samples[-1].processes
         # Host 0 has the driver, the JobMaster, and Ray's head.
         far = kind in ("host", "cut-30", "agent")
@@ -192,6 +199,25 @@ class HostTormentor(Tormentor):
             2 * KILL_LIMIT_S,
         )
         return Fault(names, set(), before, began, noticed.at)
+
+    def _fault_of_relay(self, watch: Watch, kind: str) -> Fault | None:
+        """Kill or stop a relay, and wait until another one has taken its place."""
+        if not watch.samples[-1].status["relays"]:
+            return None  # no record of this flow goes to all
+
+        def ready(sample: Sample) -> dict[str, int]:
+            return {r["node_id"]: r["pid"] for r in sample.status.get("relays", ()) if r["state"] == "ready"}
+
+        last = watch.wait(lambda s: bool(ready(s)), time.monotonic(), KILL_LIMIT_S)
+        if not ready(last):
+            return None  # it has ended meanwhile
+        node, pid = self.rng.choice(sorted(ready(last).items()))
+        host = self.place.host_of(node)
+        self._watch_ray({node})
+        began = time.monotonic()
+        (self.place.remote.kill if kind == "relay" else self.place.remote.stop)(host, pid)
+        watch.wait(lambda s: ready(s).get(node, pid) != pid, began, KILL_LIMIT_S)
+        return Fault([f"host {host}"], set(), last.processes, began, time.monotonic())
 
     def _watch_ray(self, nodes: set[str]) -> None:
         """Note, in a thread, when Ray declares these nodes dead."""

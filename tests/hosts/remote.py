@@ -28,6 +28,10 @@ class Harm:
         """See Host.kill."""
         self._hosts[host].kill(pid)
 
+    def stop(self, host: int, pid: int) -> None:
+        """Stops a process of a host, which somebody has to kill."""
+        self._hosts[host].kill(pid, "STOP")
+
     def crash(self, host: int) -> None:
         """See Host.crash."""
         self._hosts[host].crash()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.processes import LIMIT_S
+from tests.e2e.processes import LIMIT_S, wait_until
 from tests.hosts import spaces
 from tests.hosts.hosts import OWN, ROOT, Hosts
 from tests.hosts.ray_cluster import RayCluster
@@ -60,6 +60,44 @@ else:
 """
 
 
+# Records that go to three tasks on two hosts, until the relay of this host has been killed and replaced.
+RELAYS = """
+import collections, json, os, signal, sys, time
+import ray
+import penstock as ps
+
+flow = ps.Flow("to_all")
+got = ps.sinks.Collect()
+read = flow.read(ps.sources.Generator(lambda i: i, rate=2_000), parallelism=2)
+read.broadcast().filter(lambda i: i % 10 == 0, parallelism=3).write(got)
+job = ps.run(flow, workers=3, nodes=2, checkpoints=sys.argv[1], epoch_interval_s=0.5)
+
+def relays(condition):
+    until = time.monotonic() + LIMIT_S
+    while True:
+        status = job.status()
+        ready = {r["node_id"]: r for r in status["relays"] if r["state"] == "ready"}
+        if len(ready) == 2 and condition(ready):
+            return ready
+        assert time.monotonic() < until and status["state"] in ("STARTING", "RUNNING"), status
+        time.sleep(0.05)
+
+here = ray.get_runtime_context().get_node_id()
+before = relays(lambda ready: True)
+os.kill(before[here]["pid"], signal.SIGKILL)
+after = relays(lambda ready: ready[here]["number"] != before[here]["number"])
+job.stop()
+status = job.wait(progress=False)
+times = collections.Counter(got.records())
+print(json.dumps({
+    "kept": [before[node]["number"] == after[node]["number"] for node in sorted(before, key=here.__ne__)],
+    "times": sorted(set(times.values())),
+    "restarts": status["epochs"]["restarts"],
+    "workers": len({(worker["pid"], worker["node_id"]) for worker in status["workers"]}),
+}))
+""".replace("LIMIT_S", repr(LIMIT_S))
+
+
 class Cluster:
     """Two hosts with Ray; drivers run on the first."""
 
@@ -68,9 +106,10 @@ class Cluster:
         self._ray = RayCluster(hosts)
 
     def says(self, text: str, *arguments: str | Path, **env: str) -> Any:
-        """What a driver prints, which is one value of JSON."""
+        """What a driver prints last, which is one value of JSON. Ray may print what it notices before."""
         env = {**self._ray.environment, **env}
-        return json.loads(self.hosts[0].python(text, *map(str, arguments), env=env, directory=ROOT))
+        printed = self.hosts[0].python(text, *map(str, arguments), env=env, directory=ROOT)
+        return json.loads(printed.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +131,16 @@ def test_the_answer_over_two_hosts_is_right(two_hosts: Cluster, tmp_path: Path) 
     assert said["nodes"] == 2, said
     # The clocks of the hosts are a day apart where the kernel allows that. Latency is measured across them.
     assert 0 < said["latency_ms"]["p50"] <= said["latency_ms"]["p99"] < LIMIT_S * 1000
+
+
+def test_a_relay_that_dies_is_replaced_and_no_worker_notices(two_hosts: Cluster, tmp_path: Path) -> None:
+    said = two_hosts.says(RELAYS, tmp_path / "epochs")
+    assert said == {"kept": [False, True], "times": [3], "restarts": 0, "workers": 3}
+
+    def relays() -> list[str]:
+        return [line for host in two_hosts.hosts for line in host.processes().values() if "ray::Relay" in line]
+
+    wait_until(lambda: not relays(), "no relay is left")
 
 
 def test_a_store_that_the_other_host_cannot_see_is_refused(two_hosts: Cluster, tmp_path: Path) -> None:
