@@ -17,6 +17,7 @@ from benchmarks.common import Bench, median, quantile
 from benchmarks.hosts_links import BURST, LINK, shape
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.multicast.building import binomial, non_blocking, sequential
+from penstock.runtime.multicast.least_change import adapted
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.relaying.wire import FIRST_RELAY
 from tests.hosts import spaces
@@ -30,7 +31,8 @@ _LIMIT_S = 120.0
 class _Programs:
     """The root on the first host and a relay on each other one."""
 
-    def __init__(self, hosts: Hosts, tree: Tree, **settings: Any) -> None:
+    def __init__(self, hosts: Hosts, trees: list[Tree], **settings: Any) -> None:
+        tree = trees[0]
         self._running: dict[int, subprocess.Popen[str]] = {}
         places = {0: hosts[0]} | {relay: hosts[relay - FIRST_RELAY] for relay in tree.parent}
         for number, host in places.items():
@@ -43,7 +45,7 @@ class _Programs:
             )
         addresses = {number: self._read(number) for number in self._running}
         for number in (*tree.parent, 0):
-            self._write(number, {"addresses": addresses, "tree": list(tree.parent.items())})
+            self._write(number, {"addresses": addresses, "trees": [list(one.parent.items()) for one in trees]})
 
     def _read(self, number: int) -> Any:
         out = self._running[number].stdout
@@ -72,15 +74,19 @@ class _Programs:
         return root, relays
 
 
-def multicast(hosts: Hosts, tree: Tree, seconds: float, *, size: int, rate: int = 0) -> dict[int, Any]:
-    """Returns what the relays say after the root has sent for so long. Each must have every body."""
+def multicast(
+    hosts: Hosts, trees: list[Tree], seconds: float, *, size: int, rate: int = 0, switch_s: float = 0.0
+) -> tuple[dict[str, Any], dict[int, Any]]:
+    """Returns what the root and the relays say after the root has sent for so long. Each relay must have every body.
+    The tree changes between the first and the second one each `switch_s` seconds."""
     window = max(1, CREDIT_WINDOW_BYTES // size)
-    root, relays = _Programs(hosts, tree, bytes=size, seconds=seconds, rate=rate, window=window).results()
+    settings = {"bytes": size, "seconds": seconds, "rate": rate, "window": window, "switch_s": switch_s}
+    root, relays = _Programs(hosts, trees, **settings).results()
     for number, found in relays.items():
         assert len(found["arrived"]) == root["sent"], (
             f"relay {number - FIRST_RELAY} has {len(found['arrived'])} of {root['sent']} bodies"
         )
-    return relays
+    return root, relays
 
 
 def mbits(found: dict[str, Any], seconds: float) -> float:
@@ -105,10 +111,10 @@ def _trees(bench: Bench, count: int) -> None:
         shape(hosts, LINK, BURST)
 
         def slowest(tree: Tree) -> float:
-            return min(mbits(found, seconds) for found in multicast(hosts, tree, seconds, size=BODY).values())
+            return min(mbits(found, seconds) for found in multicast(hosts, [tree], seconds, size=BODY)[1].values())
 
         def last_ms(label: str, size: int) -> tuple[float, float]:
-            found = multicast(hosts, trees[label], seconds, size=size, rate=rates[label]).values()
+            found = multicast(hosts, [trees[label]], seconds, size=size, rate=rates[label])[1].values()
             lasts = [max(ages) / 1e6 for ages in zip(*(one["ages"] for one in found), strict=True)]
             late = sorted(lasts[len(lasts) // 4 :])
             return quantile(late, 0.5), quantile(late, 0.99)
@@ -142,6 +148,47 @@ def _trees(bench: Bench, count: int) -> None:
                 )
 
 
+def _switches(bench: Bench, count: int, each_way_s: float) -> None:
+    """Trees that switch every second. The pause of a relay is by how much the first bodies after an announcement are
+    older than bodies usually are, in the old tree or the new one."""
+    relays = range(FIRST_RELAY + 1, FIRST_RELAY + count + 1)
+    limits = bench.pick((2, 3), (1, 2))
+    low = non_blocking(0, relays, limits[0])
+    trees = [low, adapted(low, list(relays), limits[1])]
+    rate = int(LINK / max(tree.out_degree for tree in trees) / 2 / (BODY * 8))
+    seconds = bench.pick(20.0, 2.0)
+    pauses: dict[bool, list[float]] = {True: [], False: []}
+    took: list[float] = []
+    with Hosts(count + 1, one_clock=True) as hosts:
+        shape(hosts, LINK, BURST)
+        if each_way_s:
+            for host in hosts:
+                host.link.delay(each_way_s / 2)  # a frame passes two links
+        root, found = multicast(hosts, trees, seconds, size=BODY, rate=rate, switch_s=bench.pick(1.0, 0.3))
+        ends = [0, *(switch["sent"] for switch in root["switches"]), root["sent"]]
+        for begin, switch, end in zip(ends, root["switches"], ends[2:], strict=False):
+            first = switch["sent"]
+            for number, relay in found.items():
+                ages = relay["ages"]
+                if first + 10 < end:
+                    usual = max(median(ages[begin:first]), median(ages[first + 5 : end]))
+                    pauses[number in switch["moved"]].append(max(0.0, max(ages[first : first + 5]) - usual) / 1e6)
+            if "took_ns" in switch:
+                took.append(switch["took_ns"] / 1e6)
+    round_trip_ms = 2 * each_way_s * 1000
+    for moved, who in ((True, "that get another parent"), (False, "that keep their parent")):
+        late = sorted(pauses[moved])
+        if late:
+            bench.case(
+                f"{count} destinations, a switch every second, {each_way_s * 1000:g} ms each way, relays {who}",
+                quantile(late, 0.99),
+                "ms longer, p99",
+                goal=f"< {3 * round_trip_ms + 5:g}",
+                config=f"d*={limits[0]} and {limits[1]}, {rate} bodies of {BODY} bytes a second",
+                note=f"p50 {quantile(late, 0.5):.2f} ms, of {len(took)} switches; a switch takes {median(took):.1f} ms",
+            )
+
+
 def run(bench: Bench) -> None:
     """Measures, where hosts can be made."""
     if reason := spaces.why_not():
@@ -149,3 +196,5 @@ def run(bench: Bench) -> None:
         return
     for count in bench.pick((7, 15), (3,)):
         _trees(bench, count)
+        for each_way_s in (0.0, 0.01):
+            _switches(bench, count, each_way_s)
