@@ -340,6 +340,9 @@ def _status(options: argparse.Namespace) -> int:
         _print_table(table(status))
         for worker in status.get("workers", ()):
             print(f"worker {worker['index']}: process {worker['pid']}, {len(worker['tasks'])} tasks")
+        for relay in status.get("relays", ()):
+            process = "no process" if relay["pid"] is None else f"process {relay['pid']}"
+            print(f"relay of node {relay['node_id'][:8]}: {process}, {relay['state']}")
     return OK
 
 
