@@ -5,7 +5,7 @@ earlier ones.
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, busy,
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
-     workers: [{index, pid, node_id, tasks, queued, ring_bytes, transports, silent_s}],
+     workers: [{index, pid, node_id, tasks, queued, ring_bytes, transports, streams, silent_s}],
      records_read, records_written, read_per_s, skipped, late_dropped: {operator: late}, latency_ms: {p50, p99},
      latency_all_ms: {p50, p99}}
 
@@ -208,6 +208,7 @@ class StatusBuilder:
             "queued": sum(tasks[number]["queued"] for number in mine if number in tasks),
             "ring_bytes": self._reports.get(info["index"], {}).get("ring_bytes", 0),
             "transports": self._reports.get(info["index"], {}).get("transports", {}),
+            "streams": self._reports.get(info["index"], {}).get("streams", []),
         }
 
     def _totals(self, operators: dict[str, Any], tasks: dict[int, dict[str, Any]]) -> dict[str, Any]:
