@@ -19,12 +19,16 @@ at that moment, it is *catching up*, and its sender is still not held up. A mess
 wherever it arrives.
 
 The messages of a channel are numbered, because they are entries of one log. So the receiver sees at once when one is
-missing or comes twice. A channel must never change the order of records, and must never let a record pass a barrier.
+missing or comes twice. Messages of an exchange to all may come by two ways, straight from the sender and through a
+relay (runtime/relaying). These are *sorted* by their numbers: what comes early is held, and what has come already is
+dropped. What is held is part of what is outstanding. A channel must never change the order of records, and must never
+let a record pass a barrier.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.runtime.errors import PenstockError
@@ -43,6 +47,18 @@ CREDIT_WINDOW_BYTES = 256 * 1024
 
 class OutOfStep(PenstockError):
     """A message is missing in a channel, or has come twice."""
+
+
+#: A message as a task takes it: kind, stamp, batch and cost.
+Arrival = tuple[int, int, "Batch | None", int]
+
+
+class Turn(Enum):
+    """When a message of a channel is to be delivered that may come by several ways."""
+
+    NOW = 1
+    EARLY = 2  # it is held until the messages before it have come
+    OLD = 3  # it has come already
 
 
 class Receiver(Protocol):
@@ -86,6 +102,8 @@ class OutChannel:
         self.pieces: deque[tuple[bytes, ...]] = deque()
         self.piece = 0
         self.until = 0  # the number of the first entry after which the task may be held up again
+        self.member = False  # it has joined the stream of its log
+        self.repeats_until = 0  # entries before this number were sent through a relay, and are outstanding already
 
     def deliver_to(self, receiver: Receiver) -> None:
         """Hands everything to this task from now on, which has just been built in this worker."""
@@ -103,6 +121,16 @@ class OutChannel:
         """Sends nothing any more, because the receiver goes back."""
         self.connected = False
         self.catching_up = True
+        if self.member:
+            assert self.log.stream is not None
+            self.log.stream.leave(self)
+
+    def repeat(self, number: int) -> None:
+        """Sends the entries from this number on straight to the worker. The channel has left the stream, and some of
+        these entries may not have been delivered."""
+        self.repeats_until = self.next
+        self.next = max(number, self.log.cache.first)
+        self.log.channel_goes_back()
 
     def move(self, worker: int, *, local: bool) -> None:
         """Leads to another worker from now on, where the receiver is built again. The channel is disconnected."""
@@ -116,7 +144,7 @@ class OutChannel:
         cache = self.log.cache
         self.connected = self.fresh = True
         self.generation = generation
-        self.outstanding = self.piece = 0
+        self.outstanding = self.piece = self.repeats_until = 0
         self.pieces.clear()
         self.next = cache.first
         self.log.channel_goes_back()
@@ -145,6 +173,7 @@ class InChannel:
         self.expected: int | None = None  # the number of the next message; None: none has come
         self.ahead_ns = 0  # how far the clock of the sender's machine is ahead of this machine's
         self._piece = 0  # of this message
+        self.held: dict[int, Arrival] = {}  # by number: what came before its turn
 
     def accept(self, head: Head) -> bool:
         """Returns whether a message is the one that comes next in this channel, and notes that it has come."""
@@ -163,6 +192,36 @@ class InChannel:
             self.expected = head.number + 1 & NUMBERS_MASK
             self._piece = 0
         return True
+
+    def sort(self, head: Head) -> Turn:
+        """Returns when a message is to be delivered that may have come by several ways, and notes that it has come."""
+        number, expected = head.number, self.expected
+        if expected is None:
+            if not head.marks & FIRST:
+                return Turn.EARLY
+        elif (number - expected) & NUMBERS_MASK > NUMBERS_MASK >> 1:
+            return Turn.OLD
+        elif number != expected and not head.marks & FIRST:
+            return Turn.EARLY
+        if not self.accept(head):
+            return Turn.OLD
+        if number != expected:  # nobody needs what is between
+            self.held = {
+                at: held for at, held in self.held.items() if (at - number) & NUMBERS_MASK <= NUMBERS_MASK >> 1
+            }
+        return Turn.NOW
+
+    def hold(self, number: int, arrival: Arrival) -> None:
+        """Keeps what came before its turn."""
+        self.held[number] = arrival
+
+    def release(self) -> Arrival | None:
+        """Returns what was held and is next, and notes that it has come."""
+        expected = self.expected
+        arrival = None if expected is None else self.held.pop(expected, None)
+        if expected is not None and arrival is not None:
+            self.expected = expected + 1 & NUMBERS_MASK
+        return arrival
 
     def take(self, cost: int) -> None:
         """Notes that the task has taken up a batch of this cost."""

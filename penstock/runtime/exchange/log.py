@@ -25,12 +25,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES, OutChannel
 from penstock.runtime.exchange.message import (
     ADDRESS_BYTES,
     ADDRESS_OF_ONE,
+    ANY_WAY,
     BARRIER,
     DATA,
     DESTINATION_BYTES,
@@ -51,6 +53,29 @@ from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
 from penstock.runtime.transport.base import Transport
 
 
+class LogStream(Protocol):
+    """Takes the entries of a log through relays to the workers of several channels, its members. See
+    runtime/relaying/root.py."""
+
+    members: list[OutChannel]
+
+    def join(self) -> None:
+        """Lets channels join that have sent all entries of the log. Called before an entry is made."""
+
+    def leave(self, channel: OutChannel) -> None:
+        """Sends nothing more to a channel, because its receiver goes back."""
+
+    def push(self, number: int) -> None:
+        """Sends an entry of the log to all members."""
+
+    def oldest(self) -> int:
+        """Returns the number of the oldest entry of the log that may have to be sent again."""
+        ...
+
+    def channels_moved(self) -> None:
+        """Must be called when channels were added, or lead to other workers."""
+
+
 class OutLog:
     """See the module's docstring. `push`, `barrier`, `watermark` and `end` put something into the queue, and `flush`
     sends as much as credit and room allow."""
@@ -66,6 +91,7 @@ class OutLog:
         self.records = 0  # produced so far
         self.bytes = 0  # of these records: encoded size if they are kept or sent, else an estimate
         self.on_shared: Callable[[Batch], None] | None = None  # called with each batch that several tasks get
+        self.stream: LogStream | None = None
         self._transport = transport
         self._ending = False
         self._one: OutChannel | None = None  # the only channel
@@ -97,10 +123,17 @@ class OutLog:
         for channel in self.channels:
             if not channel.local:
                 self._workers[channel.worker] = self._workers.get(channel.worker, ADDRESS_BYTES) + DESTINATION_BYTES
+        if self.stream is not None:
+            self.stream.channels_moved()
 
     def channel_goes_back(self) -> None:
         """Must be called when a cursor has gone back."""
         self._all_sent = -1
+
+    @property
+    def _ways(self) -> int:
+        """The mark of messages between workers, which may go through relays as well."""
+        return 0 if self.stream is None else ANY_WAY
 
     # --- the queue -----------------------------------------------------------------------------------------------
 
@@ -143,6 +176,8 @@ class OutLog:
                     return False
             elif not self._ending:
                 return True
+            if self.stream is not None:
+                self.stream.join()
             self._make_entry()
 
     def _has_credit(self) -> bool:
@@ -199,14 +234,18 @@ class OutLog:
             return True
         behind: dict[tuple[object, ...], list[OutChannel]] = {}
         for channel in self.channels:
-            if channel.next != end and channel.connected:
+            if channel.next != end and channel.connected and not channel.member:
                 place = -1 if channel.local else channel.worker
                 key = (place, channel.next, channel.fresh, channel.number if channel.moved else -1)
                 behind.setdefault(key, []).append(channel)
         for channels in behind.values():
             self._send_together(channels)
+        stream = self.stream
+        if stream is not None and stream.members:
+            self._send_by_stream(stream)
         if not cache.keeps:
-            cache.drop_before(min(channel.next for channel in self.channels))
+            first = min(channel.next for channel in self.channels)
+            cache.drop_before(first if stream is None else min(first, stream.oldest()))
         waiting = [channel for channel in self.channels if channel.next != end]
         if not waiting:
             self._all_sent = end
@@ -214,6 +253,19 @@ class OutLog:
             return False
         self._let_go()
         return True
+
+    def _send_by_stream(self, stream: LogStream) -> None:
+        """Sends the latest entries to the members of the stream. They had credit when the entries were made."""
+        cache = self.cache
+        number, end = stream.members[0].next, cache.end
+        size = 0
+        while number != end:
+            size += cache.entries[number - cache.first][3]  # a signal has none
+            stream.push(number)
+            number += 1
+        for channel in stream.members:
+            channel.outstanding += size
+            channel.next = end
 
     def _send_together(self, channels: list[OutChannel]) -> None:
         """Sends what the log has to channels of one worker whose cursors are at the same entry. A channel without
@@ -225,7 +277,11 @@ class OutLog:
             entry = cache.entries[number - cache.first]
             size = entry[3]  # a signal has none
             if size:
-                channels = [channel for channel in channels if channel.outstanding < channel.credit_window]
+                channels = [
+                    channel
+                    for channel in channels
+                    if channel.outstanding < channel.credit_window or number < channel.repeats_until
+                ]
                 if not channels:
                     return
                 first = channels[0]
@@ -239,12 +295,13 @@ class OutLog:
                 size = 0
             else:
                 destinations = [(channel.number, channel.generation) for channel in channels]
-                head = address(destinations, number, FIRST if first.fresh else 0)
+                head = address(destinations, number, (FIRST if first.fresh else 0) | self._ways)
                 if not transport.send(first.worker, first.task, (head, *cache.parts(entry))):
                     self.stopped_by_room = True
                     return
             for channel in channels:
-                channel.outstanding += size
+                if number >= channel.repeats_until:
+                    channel.outstanding += size
                 channel.fresh = False
                 channel.next = number + 1
                 if channel.catching_up:
@@ -295,7 +352,7 @@ class OutLog:
                 if not pieces:
                     pieces.append(encode_body([], entry[1], self.errors)[1])
         while pieces:
-            marks = (FIRST if channel.fresh else 0) | (MORE if len(pieces) > 1 else 0)
+            marks = self._ways | (FIRST if channel.fresh else 0) | (MORE if len(pieces) > 1 else 0)
             head = address([(channel.number, channel.generation)], number, marks, channel.piece % PIECES_MAX)
             if not self._transport.send(channel.worker, channel.task, (head, *pieces[0])):
                 return False

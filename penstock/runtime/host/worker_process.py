@@ -35,6 +35,7 @@ from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import join
 from penstock.runtime.relaying.relay_map import RelayMap
+from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.transport.base import PeerGone, PeerTransport
 from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
@@ -167,6 +168,7 @@ class WorkerProcess:
                 on_snapshot=self._participant.on_snapshot if store is not None else None,
                 on_motion=self._participant.on_motion if store is not None else None,
                 check_shared=self._options.check_shared,
+                root=None if self._options.network is None else self._root(incarnation),
             )
             self._loop = self._participant.loop = RunLoop(
                 wiring, self._transport, time.monotonic_ns, self._box if store is not None else None
@@ -176,6 +178,10 @@ class WorkerProcess:
         except Exception as error:
             return self._outcome(error)
         return Outcome(self._index)
+
+    def _root(self, life: int) -> MulticastRoot:
+        assert self._transport is not None
+        return MulticastRoot(self._index, life, self._transport, time.monotonic_ns)
 
     def run(self) -> Outcome:
         """Runs the run loop until the job has ended or this worker has failed."""

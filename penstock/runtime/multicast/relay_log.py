@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 from penstock.runtime.multicast.tree import Tree
@@ -358,6 +359,13 @@ class RootLog(RelayLog):
         """A node no longer answers. Its children will ask the root."""
         self._through.pop(node, None)
         return super().node_lost(node)
+
+    def undelivered(self, node: int | None) -> Iterator[object]:
+        """Yields the entries of which a node of the tree has given no receipt."""
+        through = self._through.get(node) if node is not None else None
+        if through is not None:
+            first = self.next - len(self._entries)
+            yield from islice(self._entries, max(0, through + 1 - first), None)
 
     def settle(self, number: int) -> None:
         """The switch with the announcement of this number is over. Nodes that have left need nothing any more."""

@@ -77,7 +77,7 @@ class Relay:
         self._streams: dict[StreamId, _Stream] = {}
         self._workers: dict[int, tuple[str, int]] = {}  # address and life of those that are connected
         self._relays: set[int] = set()
-        self._lost: set[int] = set()  # relays
+        self._lost: set[int] = set()  # relays, which never come back
         self._early: dict[StreamId, list[tuple[int, bytes]]] = {}  # messages that came before the stream has begun
         self._closed: set[StreamId] = set()
         self._outbox: dict[int, deque[tuple[Buffer, ...]]] = {}  # what found no room, by relay and root
@@ -127,9 +127,7 @@ class Relay:
             self._relays.discard(relay)
             self._lost.add(relay)
             self._outbox.pop(relay, None)
-            for stream_id, stream in self._streams.items():
-                stream.receipts.pop(relay, None)
-                self._act(stream_id, stream, stream.log.node_lost(relay))
+            # What this means for a stream, its root says.
 
     # --- messages ------------------------------------------------------------------------------------------------
 
@@ -144,7 +142,8 @@ class Relay:
         elif head.kind == wire.CLOSE:
             self._forget(head.stream)
             self._closed.add(head.stream)
-        elif stream is None:
+        elif stream is None or (stream.log.parent is None and head.kind in (wire.CONNECTING, wire.ASK)):
+            # A relay that has left the tree may learn of children before it learns that it joins again.
             root, life, _ = head.stream
             known = self._workers.get(root)
             if head.stream not in self._closed and (known is None or life >= known[1]):
@@ -168,10 +167,15 @@ class Relay:
             actions = log.asked(sender, head.number)
         elif kind == wire.RECEIPT:
             log.receipt(sender, head.number)
+        elif kind == wire.LOST:
+            self._outbox.pop(head.number, None)
+            self._lost.add(head.number)
+            stream.receipts.pop(head.number, None)
+            actions = log.node_lost(head.number)
         elif kind == wire.SETTLE:
             log.settle(head.number)
             if log.idle:
-                self._forget(head.stream)
+                self._forget(head.stream, keep_early=True)
         else:
             raise BadMessage(f"relay {self.number} got a message of the kind {kind}, which is for roots")
         self._act(head.stream, stream, actions)
@@ -182,8 +186,6 @@ class Relay:
         tree = wire.read_tree(message)
         log = RelayLog(self.number, tree, head.number, head.place)
         stream = self._streams[head.stream] = _Stream(log)
-        for relay in self._lost & tree.destinations:
-            log.node_lost(relay)
         self._act(head.stream, stream, log.begin())
         self._changed[head.stream] = None
         for sender, early in self._early.pop(head.stream, ()):
@@ -215,7 +217,8 @@ class Relay:
         for action in actions:
             if isinstance(action, Process):
                 self._process(stream_id, stream, action.number, _message(action.entry))
-        self._changed[stream_id] = None
+        if stream_id in self._streams:
+            self._changed[stream_id] = None
 
     def _process(self, stream_id: StreamId, stream: _Stream, number: int, message: bytes) -> None:
         """Gives an entry to the workers of this node."""
@@ -248,7 +251,10 @@ class Relay:
     @property
     def waiting(self) -> bool:
         """Whether something waits for room, so that `flush` must be called again."""
-        return bool(self._late) or any(self._outbox.values())
+        # Who is not connected yet is no reason to try again and again.
+        return bool(self._late) or any(
+            waiting and (peer in self._relays or peer in self._workers) for peer, waiting in self._outbox.items()
+        )
 
     def flush(self) -> None:
         """Sends what has waited for room, and tells parents and roots what has come. Called after some messages."""

@@ -18,6 +18,7 @@ says which channels the later entries are for.
     JOIN        root to relay     of the first entry      version             the tree
     CONNECT     root to relay     parent                  version
     SETTLE      root to relay     of the announcement
+    LOST        root to relay     another relay
     CLOSE       root to relay
     CONNECTING  child to parent                           version
     ASK         child to parent   of the next entry
@@ -43,9 +44,9 @@ from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.multicast.tree_switch import Announcement
 from penstock.runtime.transport.base import Buffer
 
-ENTRY, SKIPPED, MEMBERS, TREE, JOIN, CONNECT, SETTLE, CLOSE, CONNECTING, ASK, CONNECTED, RECEIPT, DELIVERED = range(
-    1, 14
-)
+ENTRY, SKIPPED, MEMBERS, TREE = 1, 2, 3, 4
+JOIN, CONNECT, SETTLE, LOST, CLOSE = 5, 6, 7, 8, 9
+CONNECTING, ASK, CONNECTED, RECEIPT, DELIVERED = 10, 11, 12, 13, 14
 
 #: The kinds of entries, which have numbers in the stream.
 ENTRIES = (ENTRY, SKIPPED, MEMBERS, TREE)

@@ -24,9 +24,10 @@ from typing import Any, TypeVar
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
-from penstock.runtime.exchange.channel import InChannel, OutOfStep
+from penstock.runtime.exchange.channel import Arrival, InChannel, OutOfStep, Turn
 from penstock.runtime.exchange.message import (
     ADDRESS_OF_ONE,
+    ANY_WAY,
     BARRIER,
     CREDIT,
     DATA,
@@ -41,6 +42,7 @@ from penstock.runtime.exchange.message import (
 from penstock.runtime.forks import end_forks
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.records.batch import Batch
+from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.base import Buffer, Transport
@@ -190,12 +192,15 @@ class RunLoop:
     def _loop(self) -> None:
         receive, deliver = self.transport.receive, self._deliver
         epochs = self.wiring.epochs
+        root = self.wiring.root
         calls = self._calls
         box = self.box
         while not self.cancelled:
             deliver(receive(0))
             if calls:
                 self.do_calls()
+            if root is not None:
+                root.tick()
             ran = False
             for task in self.tasks:
                 if task.runnable():
@@ -216,7 +221,7 @@ class RunLoop:
             if self._over if epochs else self._begun and all(task.finished for task in self.tasks):
                 # A worker whose tasks have all ended still receives messages until the job ends, although no records
                 # come. Other workers may replace their rings by larger ones, and then wait for this worker's reply.
-                if epochs or self.transport.leave():
+                if epochs or ((root is None or root.idle) and self.transport.leave()):
                     return
                 deliver(receive(_ROOM_WAIT_MAX_S))
                 continue
@@ -225,7 +230,7 @@ class RunLoop:
     def _deliver(self, messages: Any) -> None:
         wiring = self.wiring
         inputs = wiring.remote_in
-        for _, message in messages:
+        for sender, message in messages:
             if len(message) >= WHOLE.size:
                 n, marks, number, channel, generation, kind, flags, codec, count, stamp = WHOLE.unpack_from(message)
                 if n == 1 and kind == DATA and count and not marks:
@@ -241,15 +246,20 @@ class RunLoop:
                             channel, batch, stamp - input_.ahead_ns, len(message) - ADDRESS_OF_ONE.size
                         )
                         continue
-            self._deliver_other(message)
+            self._deliver_other(sender, message)
         if wiring.grants_due:
             for due in list(wiring.grants_due.values()):
                 due.grant()
         self._note_lost()
 
-    def _deliver_other(self, message: Buffer) -> None:
-        """Delivers a message of any kind, to any number of tasks. The batch is decoded once for all of them."""
+    def _deliver_other(self, sender: int, message: Buffer) -> None:
+        """Delivers a message of any kind, to any number of tasks. The batch is decoded once for all of them. `sender`
+        is the number of a relay, if a relay says something about a stream of this worker."""
         wiring = self.wiring
+        if sender >= FIRST_RELAY:
+            assert wiring.root is not None, "a worker without streams knows no relay"
+            wiring.root.take(sender, message)
+            return
         head = read_head(message)
         kind, stamp, number = head.kind, head.stamp, head.number
         whole = not head.marks and not head.piece
@@ -263,26 +273,44 @@ class RunLoop:
             task, input_ = wiring.remote_in.get(channel, _NOBODY)
             if task is None or input_ is None or input_.generation != generation:
                 continue  # as above
+            early = False
             if whole and number == input_.expected:
                 input_.expected = number + 1 & NUMBERS_MASK
+            elif head.marks & ANY_WAY:
+                turn = input_.sort(head)
+                if turn is Turn.OLD:
+                    continue
+                early = turn is Turn.EARLY
             elif not input_.accept(head):
                 self._out_of_step(task, input_, head)
                 continue
-            if kind == DATA:
-                if batch is None:
-                    batch = decode_payload(message, head)
-                    if wiring.shared_batches is not None and len(head.destinations) > 1:
-                        wiring.shared_batches.add(batch)
-                if head.records:
-                    task.receive(channel, batch, stamp - input_.ahead_ns, head.body_bytes)
-                else:  # all records were too large for the place to which the task has moved
-                    input_.take(head.body_bytes)
-            elif kind == BARRIER:
-                task.receive_barrier(channel, stamp)
-            elif kind == WATERMARK:
-                task.receive_watermark(channel, stamp)
-            else:
-                task.receive_end(channel)
+            if kind == DATA and batch is None:
+                batch = decode_payload(message, head)
+                if wiring.shared_batches is not None and len(head.destinations) > 1:
+                    wiring.shared_batches.add(batch)
+            arrival = kind, stamp, batch, head.body_bytes
+            if early:
+                input_.hold(number, arrival)
+                continue
+            self._give(task, input_, arrival)
+            while input_.held and (following := input_.release()) is not None:
+                self._give(task, input_, following)
+
+    def _give(self, task: Task, input_: InChannel, arrival: Arrival) -> None:
+        """Gives a task what has come for it."""
+        kind, stamp, batch, cost = arrival
+        if kind == DATA:
+            assert batch is not None
+            if batch:
+                task.receive(input_.number, batch, stamp - input_.ahead_ns, cost)
+            else:  # all records were too large for the place to which the task has moved
+                input_.take(cost)
+        elif kind == BARRIER:
+            task.receive_barrier(input_.number, stamp)
+        elif kind == WATERMARK:
+            task.receive_watermark(input_.number, stamp)
+        else:
+            task.receive_end(input_.number)
 
     def _note_lost(self) -> None:
         lost = self.transport.lost()
@@ -410,8 +438,11 @@ class RunLoop:
             ready = task.ready_in()
             if ready is not None and (wait is None or ready < wait):
                 wait = ready
+        if self.wiring.root is not None and (due := self.wiring.root.due_s()) is not None:
+            wait = due if wait is None else min(wait, due)
         if (
             self.wiring.grants_due
+            or (self.wiring.root is not None and self.wiring.root.waiting)
             or any(log.stopped_by_room for task in self.tasks if task.blocked for log in task.logs)
             or any(channel.log.stopped_by_room for channel in self.wiring.catching_up.values())
         ):

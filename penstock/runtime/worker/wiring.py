@@ -31,6 +31,7 @@ from penstock.runtime.operators.base import Stage, StageContext
 from penstock.runtime.program.plan import Chain, Exchange, Plan, TaskId, letters_of
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.records.userfunc import DEAD_LETTERS, ErrorHandler
+from penstock.runtime.relaying.root import MulticastRoot, RootStream
 from penstock.runtime.sinks.base import SinkContext
 from penstock.runtime.sources.base import Reader, SourceContext, Split
 from penstock.runtime.transport.base import Transport
@@ -58,7 +59,7 @@ class Wiring:
 
     `output_caches` and `on_snapshot` are None in a job without epochs. With `apart`, records pass between two tasks of
     this worker as if the tasks ran in different workers. With `check_shared`, it finds functions that change records of
-    other tasks.
+    other tasks. `root` is None when all workers are on one node.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Wiring:
         wall: Callable[[], float] = time,
         apart: bool = False,
         check_shared: bool = False,
+        root: MulticastRoot | None = None,
         steps: Steps | None = None,
     ) -> None:
         self.plan = plan
@@ -89,6 +91,8 @@ class Wiring:
         self.grants_due: dict[int, RemoteInChannel] = {}
         self.catching_up: dict[int, OutChannel] = {}  # channels that were catching up at the last look
         self.output_caches = output_caches
+        self.root = root
+        self._streams: dict[OutLog, RootStream] = {}
         self._transport = transport
         self._clock = clock
         self._report = report
@@ -171,7 +175,7 @@ class Wiring:
         gone = [self.tasks.pop(task.number) for task in self.mine(numbers) if task.number in self.tasks]
         for task in gone:
             for log in task.logs:
-                log.cache.clear()
+                self._clear(log)
             for out in task.channels:
                 self.out.pop(out.number, None)
                 self.catching_up.pop(out.number, None)
@@ -278,6 +282,13 @@ class Wiring:
             log.on_shared = self.shared_batches.add
         return log
 
+    def _clear(self, log: OutLog) -> None:
+        """Makes a log send nothing more."""
+        log.cache.clear()
+        stream = self._streams.pop(log, None)
+        if stream is not None and self.root is not None:
+            self.root.close(stream)
+
     def _repartition(self, old: Exchange, new: Exchange, sender: TaskId) -> None:
         task = self.tasks[sender.number]
         output = self._outputs.pop((old.index, sender.number))
@@ -287,7 +298,7 @@ class Wiring:
         completed = max(log.cache.completed for log in logs)
         task.remove_logs(logs)
         for log in logs:
-            log.cache.clear()
+            self._clear(log)
             for channel in log.channels:
                 for where in (self.out, self.catching_up, self._targets):
                     where.pop(channel.number, None)
@@ -326,13 +337,16 @@ class Wiring:
         letters = _side(task, exchange, letters_of(target.name))
         errors = ErrorHandler(target.name, target.on_error, target.declared_at, letters, step)
         logs: list[OutLog] = []
-        for index in exchange.targets(sender.index):
+        targets = exchange.targets(sender.index)
+        for index in targets:
             receiver = plan.task(exchange.target, index)
             number = exchange.channel(sender.index, index)
             worker = self.workers[receiver.number]
             if not logs or not isinstance(exchange.grouping, All):
                 logs.append(self._log(errors))
                 logs[-1].cache.completed = epoch
+                if self.root is not None and isinstance(exchange.grouping, All) and len(targets) > 1:
+                    logs[-1].stream = self._streams[logs[-1]] = self.root.stream(logs[-1])
             # While the plan changes, the receiver may not be built yet. It sets itself as the target when it is.
             channel = logs[-1].channel(
                 number, receiver.number, worker, local=self._is_here(worker), credit_window=self._credit_window

@@ -1,0 +1,465 @@
+"""The root of a worker's streams: takes the entries of its logs to the relays of other nodes (docs/papers.md: W2, W6).
+
+Each log of an exchange to all that has receivers on other nodes has a *stream*. Its entries go along a tree of relays,
+once to each node. A channel *joins* the stream when it has sent all entries of the log before: from then on, entries
+for this channel go through the relay of its worker's node. Channels that have not joined, as at the start of a job and
+while they catch up, send straight to their workers (runtime/exchange/log.py).
+
+So no channel ever depends on a relay. When a relay is lost, its channels leave the stream at once. They send straight
+to their workers what the relay had not delivered, and join again when the node has another relay. The receivers sort by
+number what comes by both ways, and drop what comes twice.
+
+The root keeps no bodies. An entry of a stream is a number in the log, and the body is taken from the log's cache when
+it is sent. When the cache has dropped a body, because an epoch is complete, then all receivers have it, and a relay
+that still asks gets the entry without the body.
+
+All trees of a worker have the same out-degree limit, because they share its processor and its link.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.runtime.exchange.channel import OutChannel
+from penstock.runtime.exchange.log import OutLog
+from penstock.runtime.exchange.message import BadMessage, Destination
+from penstock.runtime.multicast import least_change
+from penstock.runtime.multicast.reach import binomial_degree
+from penstock.runtime.multicast.relay_log import Action, Connected, RootLog, Send
+from penstock.runtime.multicast.tree import Tree
+from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress, TreeSwitch
+from penstock.runtime.relaying import wire
+from penstock.runtime.relaying.relay_map import RelayMap
+from penstock.runtime.relaying.wire import StreamId
+from penstock.runtime.transport.base import Buffer, PeerTransport
+
+# The root announces a tree without the connections of relays that have not made them in this time.
+_CONNECT_NS = 1_000_000_000
+
+#: The only log of a switch: each stream has a tree of its own.
+_LOG = 0
+
+
+@dataclass(frozen=True)
+class _Members:
+    """An entry that says which channels the later entries are for."""
+
+    payload: bytes
+
+
+@dataclass
+class _Switch:
+    """A switch that is under way. `announced`: the number of the announcement, once it is written."""
+
+    progress: SwitchProgress
+    begun_ns: int
+    announced: int | None = None
+
+    @property
+    def after(self) -> Tree:
+        """The new tree."""
+        return self.progress.switch.after
+
+
+class RootStream:
+    """The stream of one log; see the module's docstring."""
+
+    def __init__(self, root: MulticastRoot, number: int, log: OutLog) -> None:
+        self.id: StreamId = (root.worker, root.life, number)
+        self.out = log
+        self.members: list[OutChannel] = []
+        self.switches = 0
+        self.switch_ns = 0  # how long the last switch took, from its announcement
+        self._root = root
+        self._tree = Tree(root.worker, {})
+        self._log = RootLog(self._tree)
+        self._version = 0
+        self._members_due = False
+        self._wanted: tuple[tuple[int, ...], int] = ((), 1)  # relays and limit of the tree, or of the one to come
+        self._switch: _Switch | None = None
+        self._reachable = 0  # the number of channels whose workers have relays in the tree
+
+    # --- called by the log ---------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Lets channels join that have sent all entries of the log. Called before an entry is made."""
+        if len(self.members) >= self._reachable:
+            return
+        end = self.out.cache.end
+        for channel in self.out.channels:
+            if (
+                not channel.member
+                and channel.connected
+                and not (channel.fresh or channel.moved or channel.catching_up)
+                and channel.next == end
+                and self._reaches(channel)
+            ):
+                channel.member = True
+                self.members.append(channel)
+                self._members_due = True
+
+    def channels_moved(self) -> None:
+        """Must be called when channels were added, or lead to other workers."""
+        self._count()
+        self._root.changed(self)
+
+    def _reaches(self, channel: OutChannel) -> bool:
+        return not channel.local and self._root.relay_of(channel.worker) in self._tree.parent
+
+    def _count(self) -> None:
+        self._reachable = sum(map(self._reaches, self.out.channels))
+
+    def leave(self, channel: OutChannel) -> None:
+        """Sends nothing more to a channel, because its receiver goes back."""
+        channel.member = False
+        self.members.remove(channel)
+        self._members_due = True
+
+    def push(self, number: int) -> None:
+        """Sends an entry of the log to all members."""
+        if self._members_due:
+            self._members_due = False
+            self._append(_Members(wire.write_members(self._channels())))
+        self._append(number)
+
+    def oldest(self) -> int:
+        """Returns the number of the oldest entry of the log that may have to be sent again."""
+        return next((entry for entry in self._log.entries if isinstance(entry, int)), self.out.cache.end)
+
+    # --- trees ---------------------------------------------------------------------------------------------------
+
+    @property
+    def tree(self) -> Tree:
+        """The tree of the next entry."""
+        return self._tree
+
+    @property
+    def idle(self) -> bool:
+        """Whether all workers have all entries."""
+        return not self._log.entries
+
+    def adjust(self, limit: int | None, now_ns: int) -> None:
+        """Begins a switch when another tree is wanted, because of the relays that there are, or of the limit. None
+        stands for no limit."""
+        self.look(now_ns)  # the relay that a switch waited for may be lost
+        root = self._root
+        workers = {channel.worker for channel in self.out.channels if not channel.local}
+        relays = {worker: relay for worker in workers if (relay := root.relay_of(worker)) is not None}
+        # One worker alone can be sent to as well.
+        nodes = tuple(sorted(set(relays.values()))) if len(relays) > 1 else ()
+        most = max(1, binomial_degree(len(nodes)))
+        wanted = (nodes, most if limit is None else min(limit, most))
+        switch = self._switch
+        if switch is not None and (switch.announced is not None or not self._log.lost & switch.after.destinations):
+            return  # one at a time
+        if wanted != self._wanted or switch is not None:
+            self._wanted = wanted
+            self._begin(now_ns)
+
+    def _begin(self, now_ns: int) -> None:
+        """Tells relays to connect to their new parents."""
+        nodes, limit = self._wanted
+        before = self._tree
+        after = least_change.adapted(before, nodes, limit)
+        self._version += 1
+        lost = frozenset(self._log.lost & before.destinations)
+        switch = TreeSwitch(before, Announcement(self._version, after), lost)
+        self._switch = _Switch(SwitchProgress(switch, [_LOG]), now_ns)
+        self._root.preparing(self, now_ns + _CONNECT_NS)
+        for node in switch.connecting:
+            self._tell(node, wire.CONNECT, after.parent[node], self._version)
+        self.look(now_ns)
+
+    def look(self, now_ns: int) -> None:
+        """Announces the new tree when all have connected, and settles the switch when it is over."""
+        switch = self._switch
+        if switch is None:
+            return
+        if switch.announced is None:
+            if not switch.progress.connected and now_ns - switch.begun_ns < _CONNECT_NS:
+                return
+            self._announce(switch, now_ns)
+        if switch.announced is not None and switch.progress.over:
+            self._settle(switch, now_ns)
+
+    def _announce(self, switch: _Switch, now_ns: int) -> None:
+        plan = switch.progress.switch
+        before, after = plan.before, plan.after
+        self._root.prepared(self)
+        number = switch.announced = self._log.next
+        switch.begun_ns = now_ns
+        switch.progress.announced({_LOG: number})
+        self._tree = after
+        self._append(plan.announcement)
+        tree = wire.write_tree(after)
+        for node in sorted(after.destinations - before.destinations - self._log.lost):
+            self._tell(node, wire.JOIN, number + 1, plan.announcement.version, tree)
+            for relay in sorted(self._log.lost & after.destinations):
+                self._tell(node, wire.LOST, relay)
+        self._withdraw(
+            (member, self._root.relay_of(member.worker)) for member in self.members[:] if not self._reaches(member)
+        )
+        self._count()
+
+    def _settle(self, switch: _Switch, now_ns: int) -> None:
+        self._switch = None
+        self.switches += 1
+        self.switch_ns = now_ns - switch.begun_ns
+        assert switch.announced is not None
+        plan = switch.progress.switch
+        self._log.settle(switch.announced)
+        for node in sorted((plan.before.destinations | plan.after.destinations) - self._log.lost):
+            self._tell(node, wire.SETTLE, switch.announced)
+        self._root.changed(self)
+
+    # --- relays --------------------------------------------------------------------------------------------------
+
+    def relays_changed(self, before: RelayMap, lost: set[int]) -> None:
+        """The relays of some workers have changed, and some relays are lost. Channels whose relays were others leave
+        the stream, and are sent straight what their relays may not have delivered."""
+        self._withdraw(
+            (channel, relay)
+            for channel in self.members[:]
+            if (relay := before.of_worker.get(channel.worker)) != self._root.relay_of(channel.worker)
+        )
+        for relay in lost:
+            self._act(self._log.node_lost(relay))
+            if self._switch is not None:
+                self._switch.progress.node_lost(relay)
+        for node in sorted(self._nodes() - self._log.lost):
+            for relay in lost & self._nodes():
+                self._tell(node, wire.LOST, relay)
+        self._count()
+        self._root.changed(self)
+
+    def _withdraw(self, members: Iterable[tuple[OutChannel, int | None]]) -> None:
+        """Lets channels leave the stream, with their relays. They are sent straight what the relays may not have
+        delivered, also by a relay that lives, because it may die before it has."""
+        again: dict[int | None, int] = {}
+        for channel, relay in members:
+            if relay not in again:
+                undelivered = self._log.undelivered(relay)
+                again[relay] = next((one for one in undelivered if isinstance(one, int)), self.out.cache.end)
+            self.leave(channel)
+            channel.repeat(again[relay])
+
+    def take(self, sender: int, kind: int, number: int, place: int) -> None:
+        """Takes a message of a relay. Raises BadMessage."""
+        log, switch = self._log, self._switch
+        if kind == wire.DELIVERED:
+            log.receipt(sender, number - 1)
+            if switch is not None:
+                switch.progress.receipt(sender, _LOG, number - 1)
+        elif kind == wire.ASK:
+            self._act(log.asked(sender, number))
+        elif kind == wire.CONNECTING:
+            self._act(log.connected(sender, place))
+        elif kind == wire.CONNECTED:
+            self._connected(number, place)
+        else:
+            raise BadMessage(f"worker {self.id[0]} got a relay's message of the kind {kind}")
+
+    def close(self) -> None:
+        """Ends the stream, because the log sends nothing more."""
+        for channel in self.members:
+            channel.member = False
+        self.members.clear()
+        for node in sorted(self._nodes() - self._log.lost):
+            self._tell(node, wire.CLOSE)
+
+    def _nodes(self) -> frozenset[int]:
+        """The relays that know the stream, or will."""
+        if self._switch is None:
+            return self._tree.destinations
+        plan = self._switch.progress.switch
+        return plan.before.destinations | plan.after.destinations
+
+    def _connected(self, child: int, version: int) -> None:
+        if self._switch is not None:
+            self._switch.progress.connection(child, _LOG, version)
+
+    def _channels(self) -> dict[int, dict[int, tuple[Destination, ...]]]:
+        found: dict[int, dict[int, tuple[Destination, ...]]] = {}
+        for channel in self.members:
+            relay = self._root.relay_of(channel.worker)
+            assert relay is not None, "a member's relay is in the tree"
+            workers = found.setdefault(relay, {})
+            workers[channel.worker] = (*workers.get(channel.worker, ()), (channel.number, channel.generation))
+        return found
+
+    def _append(self, entry: int | _Members | Announcement) -> None:
+        self._act(self._log.append(entry))
+
+    def _act(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._root.send(action.to, (self, action.number, action.entry))
+            elif isinstance(action, Connected):
+                self._connected(action.child, action.version)
+
+    def _tell(self, relay: int, kind: int, number: int = 0, place: int = 0, payload: bytes = b"") -> None:
+        self._root.send(relay, (wire.head(kind, self.id, number, place) + payload,))
+
+    def message(self, number: int, entry: object) -> tuple[Buffer, ...]:
+        """Returns the message of an entry, in parts."""
+        if isinstance(entry, int):
+            cache = self.out.cache
+            at = entry - cache.first
+            if at < 0:
+                return (wire.head(wire.SKIPPED, self.id, number),)
+            return (wire.head(wire.ENTRY, self.id, number, entry), *cache.parts(cache.entries[at]))
+        if isinstance(entry, _Members):
+            return (wire.head(wire.MEMBERS, self.id, number) + entry.payload,)
+        assert isinstance(entry, Announcement), entry
+        return (wire.head(wire.TREE, self.id, number, entry.version) + wire.write_tree(entry.tree),)
+
+    def status(self) -> dict[str, Any]:
+        """Returns what people want to know of the stream, as plain data."""
+        return {
+            "stream": self.id[2],
+            "tree": {node: list(children) for node, children in self._tree.children.items()},
+            "limit": self._wanted[1],
+            "members": len(self.members),
+            "channels": len(self.out.channels),
+            "switching": self._switch is not None,
+            "switches": self.switches,
+            "last_switch_ms": self.switch_ns / 1e6,
+            "undelivered": self._log.kept,
+        }
+
+
+#: What waits for room: a message in parts, or an entry of a stream, whose parts are made when there is room.
+_Waiting = tuple[bytes] | tuple[RootStream, int, object]
+
+
+class MulticastRoot:
+    """The streams of one worker's process; see the module's docstring. `life`: the number of the process among those of
+    this worker."""
+
+    def __init__(
+        self, worker: int, life: int, transport: PeerTransport, clock: Callable[[], int], limit: int | None = None
+    ) -> None:
+        self.worker = worker
+        self.life = life
+        self._transport = transport
+        self._clock = clock
+        self._limit = limit
+        self._map = RelayMap()
+        self._streams: dict[int, RootStream] = {}
+        self._next = 0
+        self._outbox: dict[int, deque[_Waiting]] = {}
+        self._to_adjust: dict[RootStream, None] = {}
+        self._preparing: dict[RootStream, int] = {}  # with the time until which the stream waits for connections
+
+    def stream(self, log: OutLog) -> RootStream:
+        """Begins a stream for a log, whose channels follow."""
+        stream = self._streams[self._next] = RootStream(self, self._next, log)
+        self._next += 1
+        self._to_adjust[stream] = None
+        return stream
+
+    def close(self, stream: RootStream) -> None:
+        """Ends a stream."""
+        if self._streams.pop(stream.id[2], None) is not None:
+            self._to_adjust.pop(stream, None)
+            self._preparing.pop(stream, None)
+            stream.close()
+
+    def use(self, relays: RelayMap) -> None:
+        """Knows these relays, and no others."""
+        before, self._map = self._map, relays
+        lost = set(before.addresses.keys() - relays.addresses.keys())
+        for relay in lost:
+            self._outbox.pop(relay, None)
+        for stream in self._streams.values():
+            stream.relays_changed(before, lost)
+        self.tick()
+
+    def limit(self, limit: int | None) -> None:
+        """Gives all trees this out-degree limit. None stands for no limit."""
+        self._limit = limit
+        for stream in self._streams.values():
+            self._to_adjust[stream] = None
+        self.tick()
+
+    def changed(self, stream: RootStream) -> None:
+        """Another tree may be wanted for a stream."""
+        self._to_adjust[stream] = None
+
+    def preparing(self, stream: RootStream, until_ns: int) -> None:
+        """A stream waits for relays to connect, until a time at most."""
+        self._preparing[stream] = until_ns
+
+    def prepared(self, stream: RootStream) -> None:
+        """A stream waits no longer."""
+        self._preparing.pop(stream, None)
+
+    def relay_of(self, worker: int) -> int | None:
+        """Returns the relay of a worker on another node, if it has one."""
+        relay = self._map.of_worker.get(worker)
+        return None if relay == self._map.of_worker.get(self.worker) else relay
+
+    def take(self, sender: int, message: Buffer) -> None:
+        """Takes a message of a relay. Raises BadMessage."""
+        head = wire.read(message)
+        _, life, number = head.stream
+        stream = self._streams.get(number)
+        if life != self.life or stream is None or sender not in self._map.addresses:
+            return  # of a process before, of a stream that has ended, or of a relay that was lost
+        stream.take(sender, head.kind, head.number, head.place)
+        stream.look(self._clock())
+
+    def send(self, relay: int, message: _Waiting) -> None:
+        """Sends a message to a relay, after all that wait for room."""
+        waiting = self._outbox.get(relay)
+        if waiting:
+            waiting.append(message)
+        elif relay in self._map.addresses and not self._send(relay, message):
+            self._outbox.setdefault(relay, deque()).append(message)
+
+    def _send(self, relay: int, message: _Waiting) -> bool:
+        parts = message[0].message(*message[1:]) if isinstance(message[0], RootStream) else message
+        return self._transport.send(relay, self.worker, parts)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something waits for room, so that `tick` must be called again."""
+        return any(self._outbox.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether all workers have everything that was sent through relays."""
+        return all(stream.idle for stream in self._streams.values())
+
+    def tick(self) -> None:
+        """Does what is due. The run loop calls this in each pass."""
+        if self._outbox:
+            for relay, waiting in list(self._outbox.items()):
+                while waiting and self._send(relay, waiting[0]):
+                    waiting.popleft()
+                if not waiting:
+                    del self._outbox[relay]
+        if self._to_adjust:
+            now_ns = self._clock()
+            to_adjust, self._to_adjust = self._to_adjust, {}
+            for stream in to_adjust:
+                stream.adjust(self._limit, now_ns)
+        if self._preparing:
+            now_ns = self._clock()
+            for stream, until_ns in list(self._preparing.items()):
+                if now_ns >= until_ns:
+                    del self._preparing[stream]
+                    stream.look(now_ns)
+
+    def due_s(self) -> float | None:
+        """Returns in how many seconds `tick` must be called; None: when there is something new."""
+        if not self._preparing:
+            return None
+        return max(0, min(self._preparing.values()) - self._clock()) / 1e9
+
+    def status(self) -> list[dict[str, Any]]:
+        """Returns what people want to know of each stream. Any thread may call this."""
+        return [stream.status() for stream in list(self._streams.values())]

@@ -1,0 +1,25 @@
+"""Some of the simulated streams of tests/relaying/model.py; `make campaign-relays` runs ten thousand."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.relaying.model import run_seed
+
+CHUNK = 50
+
+
+@pytest.mark.parametrize("first", range(0, 400, CHUNK))
+def test_every_task_gets_every_batch_once_and_in_order(first: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        counts += run_seed(seed)
+    assert all(counts[what] for what in ("batches", "forwarded", "handed over", "deaths", "back", "epochs", "stale"))
+    assert counts["OLD"] and counts["EARLY"]
+
+
+@pytest.mark.parametrize("seed", [24, 27, 158, 210, 694, 1545, 2200, 2548])
+def test_seeds_that_have_failed(seed: int) -> None:
+    run_seed(seed)
