@@ -211,6 +211,7 @@ class WorkerProcess:
             "tasks": tasks,
             "ring_bytes": 0 if transport is None else transport.ring_bytes,
             "transports": {} if transport is None else transport.reasons(),
+            "streams": self._loop.streams() if self._loop is not None else [],
         }
 
     def load(self) -> list[TaskLoad]:
@@ -310,6 +311,12 @@ class WorkerProcess:
             for number, address in relays.addresses.items():
                 with suppress(PeerGone):  # it has died, which the JobMaster will say
                     transport.connect({number: address})
+            own = relays.of_worker.get(self._index)
+            if own is not None:
+                # What it half writes into this inbox when it dies comes again, straight from the roots.
+                transport.excuse(relays.pids[own])
+            if loop.wiring.root is not None:
+                loop.wiring.root.use(relays)
 
         loop.call(use).result()
 

@@ -97,6 +97,9 @@ class PeerTransport(Transport):
         """Drops peers whose places nobody will take, such as relays, each life of which has a number of its own."""
         self.drop(peers)
 
+    def excuse(self, pid: int) -> None:
+        """Does not tell, as lost, what this process of the same machine was writing when it died."""
+
     def reasons(self) -> dict[int, str]:
         """Returns, for each connected worker, a sentence that says what carries messages to it, and why; empty when
         there was nothing to choose. Any thread may call this."""

@@ -172,6 +172,9 @@ class RoutedTransport(PeerTransport):
     def wake(self) -> None:
         self._near.wake()
 
+    def excuse(self, pid: int) -> None:
+        self._near.excuse(pid)
+
     def lost(self) -> list[str]:
         return [what for transport in (self._near, *self._far) for what in transport.lost()]
 

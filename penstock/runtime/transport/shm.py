@@ -89,6 +89,7 @@ class ShmTransport(PeerTransport):
         self.target_message = max(256, self._ring.capacity // MESSAGES_PER_RING)
         # Large messages of the last receive that are still in the ring.
         self._lent: list[tuple[memoryview, Message]] = []
+        self._excused: set[int] = set()  # processes, of which nothing is told as lost
         self._lost: list[str] = []  # in a ring that this inbox no longer uses
         self._unlooked = 0
         self._seen = (0, 0)  # the numbers of messages and bytes of the ring at the last look
@@ -221,11 +222,16 @@ class ShmTransport(PeerTransport):
             if ring is self._ring:
                 return  # otherwise the inbox has grown meanwhile, and its reader may sleep on the new ring
 
+    def excuse(self, pid: int) -> None:
+        """See PeerTransport."""
+        self._excused.add(pid)
+
     def lost(self) -> list[str]:
         before, self._lost = self._lost, []
         return before + [
             f"process {skip.producer_pid} died while it wrote {skip.bytes:,} bytes to process {os.getpid()}"
             for skip in self._consumer.skips()
+            if skip.producer_pid not in self._excused
         ]
 
     def close(self) -> None:

@@ -148,6 +148,11 @@ class RunLoop:
         microseconds as sparse histograms."""
         return [_task_status(task) for task in self.tasks]
 
+    def streams(self) -> list[dict[str, Any]]:
+        """Returns what is known of each stream through relays: its tree, who has joined, and its switches."""
+        root = self.wiring.root
+        return [] if root is None else root.status()
+
     def load(self) -> list[TaskLoad]:
         """Returns the part of `status` by which the paradigm scheduler decides."""
         return [task_load(task) for task in self.tasks]
