@@ -1,4 +1,5 @@
-"""The TCP transport beside a bare socket pair and the ring, between two processes of this machine, in one run.
+"""The TCP transport beside a bare socket pair, the ring and itself with TLS, between two processes of this machine, in
+one run.
 
 Throughput: one process sends bodies of one size as quickly as it can, the other one receives them. The bare pair sends
 each body with one call (its length is known), and reads into a buffer of 1 MiB. CPU time is that of both processes, in
@@ -21,8 +22,10 @@ from typing import Any
 
 from benchmarks.common import Bench, median, quantile
 from penstock.runtime.transport.base import PeerTransport
+from penstock.runtime.transport.certificates import JobCertificate
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.transport.tcp import TcpTransport
+from penstock.runtime.transport.tls import TlsContexts
 
 _HOST = "127.0.0.1"
 _KEY = b"the secret of one benchmark, 32 b"
@@ -38,16 +41,18 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _make(kind: str, worker: int) -> Any:
-    return TcpTransport(worker, _KEY, _HOST) if kind == "tcp" else ShmTransport(worker)
+def _make(kind: str, worker: int, certificate: JobCertificate) -> Any:
+    if kind == "shm":
+        return ShmTransport(worker)
+    return TcpTransport(worker, _KEY, _HOST, tls=TlsContexts(certificate) if kind == "tls" else None)
 
 
 # --- throughput -------------------------------------------------------------------------------------------------------
 
 
-def _receive(kind: str, size: int, count: int, pipe: Any) -> None:
+def _receive(kind: str, size: int, count: int, pipe: Any, certificate: JobCertificate) -> None:
     """The receiving process."""
-    transport: PeerTransport = _make(kind, 1)
+    transport: PeerTransport = _make(kind, 1, certificate)
     pipe.send(transport.address)
     transport.connect({0: pipe.recv()})
     pipe.send("ready")
@@ -64,13 +69,13 @@ def _receive(kind: str, size: int, count: int, pipe: Any) -> None:
     transport.close()
 
 
-def _send(kind: str, size: int, count: int) -> tuple[float, float]:
+def _send(kind: str, size: int, count: int, certificate: JobCertificate) -> tuple[float, float]:
     """Returns the seconds and the CPU seconds of both processes for `count` bodies."""
     context = multiprocessing.get_context("spawn")
     pipe, there = context.Pipe()
-    process = context.Process(target=_receive, args=(kind, size, count, there), daemon=True)
+    process = context.Process(target=_receive, args=(kind, size, count, there, certificate), daemon=True)
     process.start()
-    transport: PeerTransport = _make(kind, 0)
+    transport: PeerTransport = _make(kind, 0, certificate)
     address = pipe.recv()
     pipe.send(transport.address)
     transport.connect({1: address})
@@ -141,9 +146,9 @@ def _bare_send(size: int, count: int) -> tuple[float, float]:
 # --- latency ----------------------------------------------------------------------------------------------------------
 
 
-def _stamps(kind: str, count: int, pipe: Any) -> None:
+def _stamps(kind: str, count: int, pipe: Any, certificate: JobCertificate) -> None:
     """The receiving process: how old each message is when it comes."""
-    transport: PeerTransport = _make(kind, 1)
+    transport: PeerTransport = _make(kind, 1, certificate)
     pipe.send(transport.address)
     transport.connect({0: pipe.recv()})
     pipe.send("ready")
@@ -158,14 +163,14 @@ def _stamps(kind: str, count: int, pipe: Any) -> None:
     transport.close()
 
 
-def _latency(kind: str, count: int) -> list[int]:
+def _latency(kind: str, count: int, certificate: JobCertificate) -> list[int]:
     """Returns the ages of the messages, in ns."""
     context = multiprocessing.get_context("spawn")
     pipe, there = context.Pipe()
     warm = _RATE // 4
-    process = context.Process(target=_stamps, args=(kind, count + warm, there), daemon=True)
+    process = context.Process(target=_stamps, args=(kind, count + warm, there, certificate), daemon=True)
     process.start()
-    transport: PeerTransport = _make(kind, 0)
+    transport: PeerTransport = _make(kind, 0, certificate)
     address = pipe.recv()
     pipe.send(transport.address)
     transport.connect({1: address})
@@ -226,11 +231,13 @@ def _bare_latency(count: int) -> list[int]:
 
 def run(bench: Bench) -> None:
     """Measure throughput by body size, and latency."""
+    certificate = JobCertificate.make()
     for size in _SIZES:
         total = bench.pick(400, 60) * 1024 * 1024
         count = max(200, min(total // size, bench.pick(300_000, 40_000)))
         contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            "tcp": lambda size=size, count=count: _send("tcp", size, count),
+            "tcp": lambda size=size, count=count: _send("tcp", size, count, certificate),
+            "tls": lambda size=size, count=count: _send("tls", size, count, certificate),
             "bare": lambda size=size, count=count: _bare_send(size, count),
         }
         results = bench.take_turns(contestants, unit="(s, CPU s)")
@@ -246,6 +253,15 @@ def run(bench: Bench) -> None:
             runs=rate["tcp"],
             peer_runs=rate["bare"],
         )
+        bench.case(
+            f"throughput of {size:,} bytes with TLS",
+            median(rate["tls"]),
+            "MB/s",
+            peer="TCP without TLS",
+            peer_figure=median(rate["tcp"]),
+            runs=rate["tls"],
+            peer_runs=rate["tcp"],
+        )
         cpu = {label: [busy for _, busy in runs] for label, runs in results.items()}
         for unit, per in (("CPU s/GB", gigabytes), ("CPU us/message", count / 1e6)):
             bench.case(
@@ -257,11 +273,21 @@ def run(bench: Bench) -> None:
                 runs=[one / per for one in cpu["tcp"]],
                 peer_runs=[one / per for one in cpu["bare"]],
             )
+            bench.case(
+                f"cost of {size:,} bytes with TLS",
+                median(cpu["tls"]) / per,
+                unit,
+                peer="TCP without TLS",
+                peer_figure=median(cpu["tcp"]) / per,
+                runs=[one / per for one in cpu["tls"]],
+                peer_runs=[one / per for one in cpu["tcp"]],
+            )
     count = bench.pick(5000, 1000)
     ages = bench.take_turns(
         {
-            "tcp": lambda: _latency("tcp", count),
-            "ring": lambda: _latency("shm", count),
+            "tcp": lambda: _latency("tcp", count, certificate),
+            "tls": lambda: _latency("tls", count, certificate),
+            "ring": lambda: _latency("shm", count, certificate),
             "bare": lambda: _bare_latency(count),
         }
     )
@@ -277,4 +303,13 @@ def run(bench: Bench) -> None:
             goal="<= 1" if share == 0.5 else None,
             runs=us["tcp"],
             note=f"ring {median(us['ring']):.1f} us, half a bare round trip {median(us['bare']):.1f} us",
+        )
+        bench.case(
+            f"one way, 100 bytes at {_RATE:,}/s with TLS, p{share * 100:g}",
+            median(us["tls"]),
+            "us",
+            peer="TCP without TLS",
+            peer_figure=median(us["tcp"]),
+            runs=us["tls"],
+            peer_runs=us["tcp"],
         )
