@@ -122,7 +122,7 @@ class Relay:
                     self._changed[stream_id] = None
 
     def _drop_relays(self, lost: list[int]) -> None:
-        self._transport.drop(lost)
+        self._transport.forget(lost)
         for relay in lost:
             self._relays.discard(relay)
             self._lost.add(relay)
