@@ -759,7 +759,7 @@ def _nothing_redirected() -> Any:
     return _both(_patch(OutChannel, "move", moved), _patch(OutChannel, "connect", connected))
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(110, _moves))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(251, _moves))
 def _old_ends() -> Any:
     """Receivers that stay still wait for the sender in its old place."""
     connect = Wiring._connect_receiver
@@ -771,7 +771,7 @@ def _old_ends() -> Any:
     return _patch(Wiring, "_connect_receiver", once)
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(110, _moves))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(251, _moves))
 def _moved_senders_wait() -> Any:
     """Only those who send to tasks that were made again are told to send, not these themselves."""
 
@@ -800,7 +800,7 @@ def _placed_as_before() -> Any:
 
 @planted_fault(
     "penstock/runtime/worker/run_loop.py",
-    Seeds(201, lambda faults: faults.stop_at is not None and _somebody_dies(faults)),
+    Seeds(668, lambda faults: faults.stop_at is not None and _somebody_dies(faults)),
 )
 def _stopped_while_made() -> Any:
     """A source that was made before its worker was told to stop, and joins after, reads on."""

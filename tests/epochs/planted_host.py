@@ -57,7 +57,7 @@ def _removal_not_awaited() -> Any:
     return _patch("_remove_tasks", at_once)
 
 
-@planted_fault(HOST, Seeds(1, lambda faults: faults.kills > 0))
+@planted_fault(HOST, Seeds(2, lambda faults: faults.kills > 0))
 def _addresses_of_before() -> Any:
     """Workers that build tasks are told where the others were when tasks were removed."""
     remove, build = JobHost._remove_tasks, JobHost._build_tasks
@@ -88,7 +88,7 @@ def _finished_while_saving() -> Any:
     return _patch("_end_if_over", too_early)
 
 
-@planted_fault(HOST, Seeds(1, lambda faults: faults.kills > 0))
+@planted_fault(HOST, Seeds(26, lambda faults: faults.kills > 0))
 def _death_told_twice() -> Any:
     """The death of a worker is told to the coordinator twice, so that two processes are started for it."""
     lost = JobHost._lost
@@ -125,7 +125,7 @@ def _request_forgotten() -> Any:
     return _patch("_replan", careless)
 
 
-@planted_fault(HOST, Seeds(102, lambda faults: faults.hangs > 0 and faults.kills > 2))
+@planted_fault(HOST, Seeds(295, lambda faults: faults.hangs > 0 and faults.kills > 2))
 def _another_is_killed() -> Any:
     """A process is killed because an earlier one of its worker hung."""
 
@@ -137,7 +137,7 @@ def _another_is_killed() -> Any:
     return _patch("process_hangs", process_hangs)
 
 
-@planted_fault(HOST, Seeds(167, lambda faults: faults.damages > 0))
+@planted_fault(HOST, Seeds(268, lambda faults: faults.damages > 0))
 def _begins_anew() -> Any:
     """A job of which no epoch is left begins again, whatever its sinks have committed."""
 
