@@ -210,7 +210,7 @@ class Cluster:
             self._complete()
         elif what < 0.93:
             root = self.roots[chance.choice(self.senders)]
-            root.limit(chance.choice([None, 1, 2, 3]))
+            root.limit(chance.choice([1, 2, 3]))
             self.counts["limits"] += 1
         else:
             self._flush()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from time import monotonic_ns
 from typing import Protocol
 
 from penstock.runtime.event_time.watermark import Watermark
@@ -92,6 +93,8 @@ class OutLog:
         self.bytes = 0  # of these records: encoded size if they are kept or sent, else an estimate
         self.on_shared: Callable[[Batch], None] | None = None  # called with each batch that several tasks get
         self.stream: LogStream | None = None
+        self.encoded = 0  # the number of encodings, and the time that they took, of a log with a stream
+        self.encoding_ns = 0
         self._transport = transport
         self._ending = False
         self._one: OutChannel | None = None  # the only channel
@@ -449,7 +452,13 @@ class OutLog:
             if len(batch) > limit:
                 batch, rest = split(batch, limit)
                 queue.appendleft((rest, stamp))
-            batch, parts = encode_body(batch, stamp, self.errors)
+            if self.stream is None:
+                batch, parts = encode_body(batch, stamp, self.errors)
+            else:
+                begun_ns = monotonic_ns()
+                batch, parts = encode_body(batch, stamp, self.errors)
+                self.encoded += 1
+                self.encoding_ns += monotonic_ns() - begun_ns
             if not batch:
                 return
             size = sum(map(len, parts))

@@ -13,7 +13,8 @@ The root keeps no bodies. An entry of a stream is a number in the log, and the b
 it is sent. When the cache has dropped a body, because an epoch is complete, then all receivers have it, and a relay
 that still asks gets the entry without the body.
 
-All trees of a worker have the same out-degree limit, because they share its processor and its link.
+All trees of a worker have the same out-degree limit, because they share its processor and its link. The limit follows
+the load (limit_adjuster.py), unless one is given.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from penstock.runtime.multicast.relay_log import Action, Connected, RootLog, Sen
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress, TreeSwitch
 from penstock.runtime.relaying import wire
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import StreamId
 from penstock.runtime.transport.base import Buffer, PeerTransport
@@ -80,6 +82,8 @@ class RootStream:
         self._members_due = False
         self._wanted: tuple[tuple[int, ...], int] = ((), 1)  # relays and limit of the tree, or of the one to come
         self._switch: _Switch | None = None
+        self._taken: dict[int, int] = {}  # by relay: the first entry that it lacks
+        self._asked_ns: dict[int, int] = {}  # by relay that has not answered yet: when it was told to join
         self._reachable = 0  # the number of channels whose workers have relays in the tree
 
     # --- called by the log ---------------------------------------------------------------------------------------
@@ -123,7 +127,11 @@ class RootStream:
         if self._members_due:
             self._members_due = False
             self._append(_Members(wire.write_members(self._channels())))
+        root, cache = self._root, self.out.cache
+        begun_ns = root.clock()
         self._append(number)
+        size = cache.entries[number - cache.first][3]
+        root.adjuster.sent(len(self._tree.of(root.worker)), size, (root.clock() - begun_ns) / 1e9)
 
     def oldest(self) -> int:
         """Returns the number of the oldest entry of the log that may have to be sent again."""
@@ -135,6 +143,19 @@ class RootStream:
     def tree(self) -> Tree:
         """The tree of the next entry."""
         return self._tree
+
+    @property
+    def limit(self) -> int:
+        """The out-degree limit of the tree, or of the one to come."""
+        return self._wanted[1]
+
+    @property
+    def queued(self) -> int:
+        """The number of entries that a child does not have yet."""
+        first = min(
+            (self._taken.get(child, self._log.next) for child in self._tree.of(self._root.worker)), default=None
+        )
+        return 0 if first is None else self._log.next - first
 
     @property
     def idle(self) -> bool:
@@ -196,6 +217,8 @@ class RootStream:
         self._append(plan.announcement)
         tree = wire.write_tree(after)
         for node in sorted(after.destinations - before.destinations - self._log.lost):
+            self._taken.pop(node, None)
+            self._asked_ns[node] = now_ns
             self._tell(node, wire.JOIN, number + 1, plan.announcement.version, tree)
             for relay in sorted(self._log.lost & after.destinations):
                 self._tell(node, wire.LOST, relay)
@@ -208,6 +231,7 @@ class RootStream:
         self._switch = None
         self.switches += 1
         self.switch_ns = now_ns - switch.begun_ns
+        self._root.adjuster.switched(self.switch_ns / 1e9, self.queued, self._root.window())
         assert switch.announced is not None
         plan = switch.progress.switch
         self._log.settle(switch.announced)
@@ -226,6 +250,7 @@ class RootStream:
             if (relay := before.of_worker.get(channel.worker)) != self._root.relay_of(channel.worker)
         )
         for relay in lost:
+            self._taken.pop(relay, None)
             self._act(self._log.node_lost(relay))
             if self._switch is not None:
                 self._switch.progress.node_lost(relay)
@@ -250,6 +275,7 @@ class RootStream:
         """Takes a message of a relay. Raises BadMessage."""
         log, switch = self._log, self._switch
         if kind == wire.DELIVERED:
+            self._receipt(sender, place)
             log.receipt(sender, number - 1)
             if switch is not None:
                 switch.progress.receipt(sender, _LOG, number - 1)
@@ -261,6 +287,15 @@ class RootStream:
             self._connected(number, place)
         else:
             raise BadMessage(f"worker {self.id[0]} got a relay's message of the kind {kind}")
+
+    def _receipt(self, relay: int, taken: int) -> None:
+        """A relay has all entries before this number."""
+        before, meter, now_ns = self._taken.get(relay), self._root.adjuster.meter, self._root.clock()
+        self._taken[relay] = taken
+        if before is not None and taken > before:
+            meter.received(relay, taken - before, now_ns / 1e9)
+        if (asked_ns := self._asked_ns.pop(relay, None)) is not None:
+            meter.round_trip(relay, (now_ns - asked_ns) / 1e9, now_ns / 1e9)
 
     def close(self) -> None:
         """Ends the stream, because the log sends nothing more."""
@@ -296,6 +331,7 @@ class RootStream:
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
+                self._root.adjuster.meter.sent(action.to, 1, self._root.clock() / 1e9)
                 self._root.send(action.to, (self, action.number, action.entry))
             elif isinstance(action, Connected):
                 self._connected(action.child, action.version)
@@ -321,13 +357,14 @@ class RootStream:
         return {
             "stream": self.id[2],
             "tree": {node: list(children) for node, children in self._tree.children.items()},
-            "limit": self._wanted[1],
+            "limit": self.limit,
             "members": len(self.members),
             "channels": len(self.out.channels),
             "switching": self._switch is not None,
             "switches": self.switches,
             "last_switch_ms": self.switch_ns / 1e6,
             "undelivered": self._log.kept,
+            "load": self._root.adjuster.status(),
         }
 
 
@@ -345,7 +382,9 @@ class MulticastRoot:
         self.worker = worker
         self.life = life
         self._transport = transport
-        self._clock = clock
+        self.clock = clock  # the time in ns
+        self.adjuster = LimitAdjuster()
+        self._adjusts = limit is None
         self._limit = limit
         self._map = RelayMap()
         self._streams: dict[int, RootStream] = {}
@@ -374,12 +413,17 @@ class MulticastRoot:
         lost = set(before.addresses.keys() - relays.addresses.keys())
         for relay in lost:
             self._outbox.pop(relay, None)
+            self.adjuster.meter.lost(relay)
         for stream in self._streams.values():
             stream.relays_changed(before, lost)
         self.tick()
 
-    def limit(self, limit: int | None) -> None:
-        """Gives all trees this out-degree limit. None stands for no limit."""
+    def limit(self, limit: int) -> None:
+        """Gives all trees this out-degree limit, and leaves it so."""
+        self._adjusts = False
+        self._set_limit(limit)
+
+    def _set_limit(self, limit: int) -> None:
         self._limit = limit
         for stream in self._streams.values():
             self._to_adjust[stream] = None
@@ -410,7 +454,7 @@ class MulticastRoot:
         if life != self.life or stream is None or sender not in self._map.addresses:
             return  # of a process before, of a stream that has ended, or of a relay that was lost
         stream.take(sender, head.kind, head.number, head.place)
-        stream.look(self._clock())
+        stream.look(self.clock())
 
     def send(self, relay: int, message: _Waiting) -> None:
         """Sends a message to a relay, after all that wait for room."""
@@ -443,22 +487,43 @@ class MulticastRoot:
                 if not waiting:
                     del self._outbox[relay]
         if self._to_adjust:
-            now_ns = self._clock()
+            now_ns = self.clock()
             to_adjust, self._to_adjust = self._to_adjust, {}
             for stream in to_adjust:
                 stream.adjust(self._limit, now_ns)
         if self._preparing:
-            now_ns = self._clock()
+            now_ns = self.clock()
             for stream, until_ns in list(self._preparing.items()):
                 if now_ns >= until_ns:
                     del self._preparing[stream]
                     stream.look(now_ns)
 
+        if self._adjusts and (streams := [stream for stream in self._streams.values() if stream.members]):
+            self._look(streams)
+
+    def _look(self, streams: list[RootStream]) -> None:
+        """Gives the trees another limit, if the load calls for one."""
+        limit = self.adjuster.look(
+            self.clock() / 1e9,
+            sum(stream.queued for stream in streams),
+            self.window(),
+            sum(stream.out.encoded for stream in streams),
+            sum(stream.out.encoding_ns for stream in streams) / 1e9,
+            max(stream.limit for stream in streams),
+            max(len(stream.tree.destinations) for stream in streams),
+        )
+        if limit is not None:
+            self._set_limit(limit)
+
+    def window(self) -> int:
+        """Returns how many bytes may be under way in all streams."""
+        return sum(stream.members[0].credit_window for stream in self._streams.values() if stream.members)
+
     def due_s(self) -> float | None:
         """Returns in how many seconds `tick` must be called; None: when there is something new."""
         if not self._preparing:
             return None
-        return max(0, min(self._preparing.values()) - self._clock()) / 1e9
+        return max(0, min(self._preparing.values()) - self.clock()) / 1e9
 
     def status(self) -> list[dict[str, Any]]:
         """Returns what people want to know of each stream. Any thread may call this."""
