@@ -56,8 +56,13 @@ class RayProcesses:
         self._options = options
         network = options.network
         self._agents = None if network is None else NodeAgents(job, network, self._node_lost)
-        #: What starts relays, if processes of the job may be on several machines.
-        self.relays = None if network is None else RayRelays(job, network, options.ring_bytes, self._watched)
+        #: What starts relays, if processes of the job may be on several machines. What a relay has given to a worker must
+        #: survive the relay, which holds for shared memory alone.
+        self.relays = (
+            None
+            if network is None or network.everywhere
+            else RayRelays(job, network, options.ring_bytes, self._watched)
+        )
         self._handles: dict[int, RayActor] = {}  # of the present processes
         self._start_timeout_s = start_timeout_s
         self._hang_timeout_s = hang_timeout_s
