@@ -56,8 +56,8 @@ class RayProcesses:
         self._options = options
         network = options.network
         self._agents = None if network is None else NodeAgents(job, network, self._node_lost)
-        #: What starts relays, if processes of the job may be on several machines. What a relay has given to a worker must
-        #: survive the relay, which holds for shared memory alone.
+        #: What starts relays, if processes of the job may be on several machines. What a relay has given to a worker
+        #: must survive the relay, which holds for shared memory alone.
         self.relays = (
             None
             if network is None or network.everywhere
