@@ -179,10 +179,10 @@ class Job:
         windows.
 
         After a second it shows live progress on stderr (`progress=False`: never). Raises JobFailed when the job failed,
-        NotEnoughResources when it could not start, and TimeoutError after `timeout_s` seconds (or a timedelta). A job
-        that was cancelled or stopped ends without an error. Ctrl-C interrupts the wait, not a detached job. It also
-        waits until sinks have finished their work in this process (`to_spark`). When that work fails, it raises
-        JobError at once, and the job continues.
+        NotEnoughResources when there is no room for it, StoreError when its store was refused, and TimeoutError after
+        `timeout_s` seconds (or a timedelta). A job that was cancelled or stopped ends without an error. Ctrl-C
+        interrupts the wait, not a detached job. It also waits until sinks have finished their work in this process
+        (`to_spark`). When that work fails, it raises JobError at once, and the job continues.
         """
         limit_s = None if timeout_s is None else seconds(timeout_s, "wait: timeout_s")
         deadline = None if limit_s is None else time.monotonic() + limit_s
@@ -208,6 +208,8 @@ class Job:
             message = f"job {self.name!r} failed: {self._end.error}"
             if self._end.kind == "resources":
                 raise NotEnoughResources(message)
+            if self._end.kind == "store":
+                raise StoreError(message)
             if self._end.kind == "cluster":
                 raise ClusterGone(message)
             raise JobFailed(message, self._end.operator)

@@ -142,7 +142,7 @@ def run(
 
     Errors: FlowError or SourceError for a flow that cannot run, StoreError when `checkpoints` cannot be used, JobExists
     while a job of this name runs, NoCluster for a detached job when no cluster outlives this process. `job.wait()`
-    raises all later errors.
+    raises all later errors, among them StoreError when a machine of the job cannot use the store.
     """
     check_flow(flow, "run()")
     workers = 1 if workers is None else whole(workers, "workers")

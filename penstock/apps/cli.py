@@ -219,7 +219,7 @@ def _until_the_end(job: Job, options: argparse.Namespace, prepared: Prepared | N
     with _Interrupts(job) as interrupts:
         try:
             status = job.wait(progress=options.progress)
-        except (JobFailed, NotEnoughResources) as error:
+        except (JobFailed, NotEnoughResources, StoreError) as error:
             code = _fail(error, FAILED, options)
             _say_how_to_resume(job.name, options.checkpoints, began if prepared is not None else 0.0)
             return code

@@ -431,7 +431,7 @@ def test_a_store_that_is_removed_before_the_master_dies(
     before = parts(tmp_path / "out")
     shutil.rmtree(tmp_path / "epochs" / name)
     kill(master)
-    with pytest.raises(ps.JobFailed, match=rf"gone: somebody has deleted.*penstock\.resume\('{name}'\)") as failed:
+    with pytest.raises(ps.StoreError, match=rf"gone: somebody has deleted.*penstock\.resume\('{name}'\)") as failed:
         job.wait(LIMIT_S, progress=False)
     assert "run the flow anew" in str(failed.value)
     after = parts(tmp_path / "out")

@@ -145,6 +145,7 @@ def test_a_relay_that_dies_is_replaced_and_no_worker_notices(two_hosts: Cluster,
 
 def test_a_store_that_the_other_host_cannot_see_is_refused(two_hosts: Cluster, tmp_path: Path) -> None:
     said = two_hosts.says(JOB, "wordcount", tmp_path / "out", OWN / "epochs")
+    assert said["error"].startswith("StoreError: "), "as run() promises"
     assert f"the checkpoint store {OWN}/epochs/wordcount is a directory of the JobMaster's machine" in said["error"]
     assert f"machine that {two_hosts.hosts[1].name} (" in said["error"]
     assert "let all workers run on one machine" in said["error"]

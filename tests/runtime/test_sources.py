@@ -98,7 +98,10 @@ def test_relative_paths_are_made_absolute_for_the_workers(tmp_path: Path, monkey
 
 
 def test_inputs_that_cannot_be_read_are_named_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SourceError, match=r"missing\.txt.*No such file.*Check the name"):
+    with pytest.raises(
+        SourceError,
+        match=r"missing\.txt.*No such file.*Check the name\. Process \d+ on machine \S+ does not see the file",
+    ):
         sources.TextFiles(tmp_path / "missing.txt").splits(1)
     with pytest.raises(SourceError, match=r"no file matches.*\*\.log"):
         sources.TextFiles(str(tmp_path / "*.log")).splits(1)
@@ -318,7 +321,7 @@ def test_a_file_that_vanishes_or_shrinks_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"has 40 bytes now, at least 4000 were there"):
         drain(source.reader(splits, context("skip")))
     path.unlink()
-    with pytest.raises(SourceError, match=r"x\.txt.*No such file.*every node"):
+    with pytest.raises(SourceError, match=r"x\.txt.*No such file.*every machine"):
         drain(source.reader(splits, context("skip")))
 
 

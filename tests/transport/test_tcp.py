@@ -410,7 +410,7 @@ def _four_gigabytes(net: Network) -> None:
 def _wrong_secret(net: Network) -> None:
     stranger = TcpTransport(0, b"another secret, of 32 bytes too.", LOCAL)
     stranger.connect({1: net.b.transport.address})
-    wait_until(lambda: net.b.transport._links._told, "it was refused")
+    wait_until(lambda: net.b.transport._links._told._at, "it was refused")
     stranger.close()
 
 

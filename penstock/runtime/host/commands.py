@@ -24,7 +24,7 @@ class JobEnd:
     state: EndState
     error: str | None = None
     operator: str | None = None
-    kind: Literal["failed", "resources", "cluster"] = "failed"
+    kind: Literal["failed", "resources", "cluster", "store"] = "failed"
 
 
 @dataclass(frozen=True)

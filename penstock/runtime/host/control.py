@@ -44,6 +44,7 @@ from penstock.runtime.transport.handshake import (
     receive_frame,
     send_frame,
 )
+from penstock.runtime.transport.strangers import Told
 
 if TYPE_CHECKING:
     from penstock.runtime.transport.certificates import Credentials
@@ -68,8 +69,6 @@ class End:
 _HANDSHAKE_S = 10.0
 # How many connections may be in their handshake. One more connection ends the oldest one.
 _STRANGERS_MAX = 64
-# About how many strangers' machines a server tells in the log.
-_TOLD_MAX = 100
 
 # The pause between two tries to accept when the process can take no more connections, and the first and the longest
 # pause between two tries to connect.
@@ -176,7 +175,7 @@ class ControlServer:
         self._strangers: list[socket.socket] = []  # connections in their handshake, the oldest first
         self._sessions: dict[bytes, ControlSession] = {}
         self._closed = threading.Event()
-        self._told: set[str] = set()  # machines of strangers
+        self._told = Told()
         tls = None if ports is None else ports.tls
         self._tls = _contexts(tls)
         self._listener, address = listen(ports)
@@ -237,21 +236,19 @@ class ControlServer:
                     send_frame(stream, answer)
 
     def _tell(self, connection: socket.socket, error: Exception) -> None:
-        """Tells in the log, once for each machine, that a stranger has connected. Strangers of this machine are not
-        told: they are processes of this user."""
+        """Tells in the log, once in a while for each machine, that a stranger has connected. Strangers of this
+        machine are not told: they are processes of this user."""
         if connection.family == socket.AF_UNIX:
             return
         try:
             machine = connection.getpeername()[0]
         except OSError:
             machine = "a machine that has gone"
-        with self._lock:
-            if machine in self._told or len(self._told) >= _TOLD_MAX:
-                return
-            self._told.add(machine)
+        if not self._told.may_tell(machine):
+            return
         logger.warning(
             "a process of %s has connected to %s and was refused, because it has not proved that it belongs to the "
-            "job (%s); further processes of that machine are refused without a word",
+            "job (%s); further processes of that machine are refused without a word for a while",
             machine,
             self.end.address,
             (str(error) if self._tls is None else self._tls.said(error)) or type(error).__name__,

@@ -440,6 +440,8 @@ class JobRunner:
             return self._open() or self._run()
         except NotEnoughResources as error:
             return JobEnd("CANCELLED") if self._cancelling else JobEnd("FAILED", str(error), kind="resources")
+        except StoreError as error:
+            return JobEnd("FAILED", str(error), kind="store")
         except PenstockError as error:
             return JobEnd("FAILED", str(error))
         except Exception as error:  # a fault of Penstock's own: the job must end, and tell what led to it

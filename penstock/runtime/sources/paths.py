@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import socket
 import stat
 from collections.abc import Iterable
 
@@ -97,7 +98,11 @@ def check_file(path: str, source: str) -> None:
 def unreadable(path: str, source: str, error: OSError) -> SourceError:
     """Returns the SourceError for an OSError that occurred while `path` was opened or read."""
     if isinstance(error, FileNotFoundError):
-        remedy = "Check the name; every node that runs tasks of the source must see the file under this path."
+        remedy = (
+            f"Check the name. Process {os.getpid()} on machine {socket.gethostname()} does not see the file: every "
+            "machine that runs tasks of the source must see it under this path. Put it on a network file system that "
+            "all machines have at the same place, or let all workers run on one machine."
+        )
     elif isinstance(error, PermissionError):
         remedy = "Give the user that runs the job the right to read it."
     else:

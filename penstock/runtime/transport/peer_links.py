@@ -32,6 +32,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.transport.endpoint import family, host_and_port
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
+from penstock.runtime.transport.strangers import Told
 from penstock.runtime.transport.tls import TlsConnection, TlsContexts, said
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,6 @@ _HANDSHAKE_S = 3.0
 _ACCEPTED_AT_ONCE = 64
 # The pause when no connection can be accepted, because the process has too many open files.
 _ACCEPT_AGAIN_S = 0.1
-
-# A stranger's machine is told once in this time, and so many machines at most.
-_TOLD_S = 600.0
-_TOLD_MAX = 100
 
 # How often connections are looked at, and the silence after which a new connection is tried.
 _LOOK_S = 0.5
@@ -180,7 +177,7 @@ class PeerLinks:
         self._targets: dict[int, _Target] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._strangers: dict[_Meeting, None] = {}  # the oldest first
-        self._told: dict[str, float] = {}
+        self._told = Told()
         self._number = 0
         self._listen_at = 0.0  # when accepting goes on after a failure; 0: it goes on
         self._look_at = 0.0
@@ -439,7 +436,7 @@ class PeerLinks:
         if target is not None:
             if isinstance(error, ConnectionRefusedError):
                 target.refused = True
-            elif isinstance(error, NotProved) and self._may_tell(meeting.host):
+            elif isinstance(error, NotProved) and self._told.may_tell(meeting.host):
                 logger.warning(
                     "worker %d is not at %s: who answers there does not know the job's key",
                     target.peer.worker,
@@ -449,7 +446,7 @@ class PeerLinks:
         assert isinstance(meeting.talk, Admitting)
         if meeting.talk.known and not isinstance(error, NotProved):
             return  # a peer that means an earlier process, or has connected in another way meanwhile
-        if self._may_tell(meeting.host):
+        if self._told.may_tell(meeting.host):
             logger.warning(
                 "a process of %s has connected to worker %d at %s and was refused, because it has not proved that it "
                 "belongs to the job (%s); further ones of that machine are refused without a word for a while",
@@ -458,15 +455,6 @@ class PeerLinks:
                 self._host,
                 said(error),
             )
-
-    def _may_tell(self, host: str) -> bool:
-        """Whether something about a machine should be in the log: not so often that a stranger fills it."""
-        now = time.monotonic()
-        told = self._told.get(host)
-        if (told is None and len(self._told) >= _TOLD_MAX) or (told is not None and now < told + _TOLD_S):
-            return False
-        self._told[host] = now
-        return True
 
 
 def _wants_tries(target: _Target) -> bool:

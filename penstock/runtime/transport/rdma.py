@@ -652,14 +652,8 @@ class _RdmaIncoming(Incoming):
 
     def adopt(self, link: Link) -> None:
         """See Incoming."""
-        if link.number < self._number:
-            link.connection.close()
-            return
-        self.end()
-        self._number = link.number
-        self.connection = link.connection
-        self._capacity = link.capacity
-        self._owner.watch(link.connection, select.EPOLLIN | select.EPOLLRDHUP, self.read)
+        if self.taken(link):
+            self._capacity = link.capacity
 
     def end(self) -> None:
         super().end()

@@ -550,14 +550,19 @@ class Incoming:
 
     def adopt(self, link: Link) -> None:
         """Takes a connection, unless a later one was taken before."""
+        if self.taken(link):
+            self.begin(link.capacity)
+
+    def taken(self, link: Link) -> bool:
+        """Takes a connection, and says whether it was taken."""
         if link.number < self._number:
             link.connection.close()
-            return
+            return False
         self.end()
         self._number = link.number
         self.connection = link.connection
         self._owner.watch(link.connection, _INCOMING_EVENTS, self.read)
-        self.begin(link.capacity)
+        return True
 
     def begin(self, capacity: int) -> None:
         """Tells the sender where to go on. `capacity`: of its send region."""

@@ -1,0 +1,35 @@
+"""Decides which strangers are told in the log: those that connect and do not prove that they belong to the job.
+
+Each machine is told once in a while, and only so many machines at a time. So a stranger, or many of them, cannot fill
+the log or the memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+_TOLD_S = 600.0
+_TOLD_MAX = 100
+
+
+class Told:
+    """The machines that were told. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def may_tell(self, machine: str) -> bool:
+        """Returns whether something about a machine should be in the log now, and takes it as told then."""
+        now = time.monotonic()
+        with self._lock:
+            told = self._at.get(machine)
+            if told is not None and now < told + _TOLD_S:
+                return False
+            if told is None and len(self._at) >= _TOLD_MAX:
+                self._at = {one: at for one, at in self._at.items() if now < at + _TOLD_S}
+                if len(self._at) >= _TOLD_MAX:
+                    return False
+            self._at[machine] = now
+            return True
