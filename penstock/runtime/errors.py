@@ -47,6 +47,7 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── NoRdma                    this machine has no device for RDMA that can be used; says what is missing
     ├── NotReached                no agent could be started on a node
     ├── LoopEnded                 a run loop was asked for something after its end
+    ├── RelayEnded                a relay was asked for something after its end
     ├── MessagesLost              a worker died while it wrote to this one; recovery sends the messages again
     ├── OutOfStep                 a message of a channel is missing or has come twice, and no loss is known
     └── RingError                 a ring, the shared-memory channel, cannot be made or opened as asked
