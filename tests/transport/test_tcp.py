@@ -303,7 +303,7 @@ def test_who_has_no_certificate_of_the_job_is_refused(certificates: Folder, cert
     a.transport.connect({1: b.transport.address})
     b.transport.connect({0: a.transport.address})
     a.transport.send(1, 0, (b"let me in",))
-    wait_until(lambda: b.transport._links._told, "it was refused")
+    wait_until(lambda: b.transport._links._told._at, "it was refused")
     a.receive()
     b.receive()
     assert b.mail == []
