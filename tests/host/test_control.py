@@ -96,8 +96,8 @@ def test_a_worker_that_answers_late_is_asked_again(workers: AllWorkers) -> None:
     workers.connect(1, prompt.server.end, 101)
     assert asked(workers, "status") == {0: (0, "status", 1), 1: (1, "status", 1)}
     late.free.clear()
-    for n in range(2, 30):
-        assert workers.ask("status", 0.01) == {1: (1, "status", n)}
+    for _ in range(28):
+        assert 0 not in workers.ask("status", 0.01)
     assert set(workers.silent()) == {0}
     late.free.set()
     assert asked(workers, "load") == {0: (0, "load", 1), 1: (1, "load", 1)}
