@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from penstock.runtime.relaying.wire import HEAD_BYTES
+from penstock.runtime.transport.framing import HEAD_BYTES as FRAME_HEAD_BYTES
 from tests.e2e.processes import LIMIT_S, wait_until
 from tests.hosts import spaces
 from tests.hosts.hosts import OWN, ROOT, Hosts
@@ -111,6 +114,12 @@ class Cluster:
         printed = self.hosts[0].python(text, *map(str, arguments), env=env, directory=ROOT)
         return json.loads(printed.splitlines()[-1])
 
+    def broadcasts(self, settings: dict[str, Any], folder: Path) -> Any:
+        """What a job of benchmarks/broadcast_peer.py has counted."""
+        given = json.dumps({"folder": str(folder), "relays": True, **settings})
+        ran = self.hosts[0].run([sys.executable, "-m", "benchmarks.broadcast_peer", given], self._ray.environment, ROOT)
+        return json.loads(ran.stdout.splitlines()[-1])
+
 
 @pytest.fixture(scope="module")
 def two_hosts() -> Iterator[Cluster]:
@@ -141,6 +150,17 @@ def test_a_relay_that_dies_is_replaced_and_no_worker_notices(two_hosts: Cluster,
         return [line for host in two_hosts.hosts for line in host.processes().values() if "ray::Relay" in line]
 
     wait_until(lambda: not relays(), "no relay is left")
+
+
+def test_a_broadcast_crosses_to_each_host_once(two_hosts: Cluster, tmp_path: Path) -> None:
+    # Two workers on each host, with two tasks each.
+    said = two_hosts.broadcasts({"count": 300, "size": 1000, "tasks": 8, "workers": 4, "hosts": 2}, tmp_path)
+    assert said["right"], "each task has each record once, in order"
+    assert said["elsewhere"] == [4]
+    sent = said["stream"]
+    assert sent["entries"] == sent["encodings"] > 0
+    # Besides the body there is the head of a frame, and that of a stream, which names no task.
+    assert said["transports"] == sent["bytes"] + sent["entries"] * (FRAME_HEAD_BYTES + HEAD_BYTES)
 
 
 def test_a_store_that_the_other_host_cannot_see_is_refused(two_hosts: Cluster, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.runtime.transport.choose import Abilities, Kind
+from penstock.runtime.transport.framing import HEAD_BYTES
 from penstock.runtime.transport.routed import Place, RoutedTransport
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.transport.tcp import TcpTransport
@@ -54,6 +55,13 @@ def test_each_peer_has_the_best_that_both_machines_have(four: list[RoutedTranspo
     four[0].drop([2, 3])
     assert set(four[0].reasons()) == {1}
     assert not four[0].send(2, 0, (b"to nobody",))
+
+
+def test_what_goes_over_the_network_is_counted_with_the_heads_of_frames(four: list[RoutedTransport]) -> None:
+    assert four[0].sent_bytes() == {}
+    for peer in (1, 2, 3, 3):
+        assert four[0].send(peer, 0, (b"head", bytes(1000 * peer)))
+    assert four[0].sent_bytes() == {2: 2004 + HEAD_BYTES, 3: 2 * (3004 + HEAD_BYTES)}
 
 
 @pytest.mark.parametrize("sender", [1, 2, 3], ids=["shared memory", "rdma", "tcp"])

@@ -5,7 +5,8 @@ earlier ones.
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, busy,
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
-     workers: [{index, pid, node_id, tasks, queued, ring_bytes, transports, streams, silent_s}],
+     workers: [{index, pid, node_id, tasks, queued, ring_bytes, transports, sent_bytes, streams,
+               silent_s}],
      records_read, records_written, read_per_s, skipped, late_dropped: {operator: late}, latency_ms: {p50, p99},
      latency_all_ms: {p50, p99}}
 
@@ -208,6 +209,7 @@ class StatusBuilder:
             "queued": sum(tasks[number]["queued"] for number in mine if number in tasks),
             "ring_bytes": self._reports.get(info["index"], {}).get("ring_bytes", 0),
             "transports": self._reports.get(info["index"], {}).get("transports", {}),
+            "sent_bytes": self._reports.get(info["index"], {}).get("sent_bytes", {}),
             "streams": self._reports.get(info["index"], {}).get("streams", []),
         }
 

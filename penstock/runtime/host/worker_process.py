@@ -211,6 +211,7 @@ class WorkerProcess:
             "tasks": tasks,
             "ring_bytes": 0 if transport is None else transport.ring_bytes,
             "transports": {} if transport is None else transport.reasons(),
+            "sent_bytes": {} if transport is None else transport.sent_bytes(),
             "streams": self._loop.streams() if self._loop is not None else [],
         }
 

@@ -364,6 +364,10 @@ class RootStream:
             "switches": self.switches,
             "last_switch_ms": self.switch_ns / 1e6,
             "undelivered": self._log.kept,
+            "entries": self.out.cache.end,
+            "bytes": self.out.bytes,
+            "encodings": self.out.encoded,
+            "encoding_ms": self.out.encoding_ns / 1e6,
             "load": self._root.adjuster.status(),
         }
 

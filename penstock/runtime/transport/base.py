@@ -105,6 +105,11 @@ class PeerTransport(Transport):
         there was nothing to choose. Any thread may call this."""
         return {}
 
+    def sent_bytes(self) -> dict[int, int]:
+        """Returns how many bytes were sent over a network to each connected peer, with the heads of frames and without
+        what was sent again after a broken connection. Any thread may call this."""
+        return {}
+
 
 class NetworkTransport(PeerTransport):
     """A transport between machines. A thread can wait for its messages while the run loop sleeps elsewhere."""

@@ -108,6 +108,10 @@ class RoutedTransport(PeerTransport):
         """See PeerTransport."""
         return dict(self._reasons)
 
+    def sent_bytes(self) -> dict[int, int]:
+        """See PeerTransport."""
+        return {peer: sent for far in self._far for peer, sent in far.sent_bytes().items() if sent}
+
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
         gone = list(workers)
         sizes: dict[int, int] = {}

@@ -146,6 +146,10 @@ class TcpTransport(NetworkTransport):
         silent = self._links.silent()
         return {worker: silent.get(worker, 0.0) for worker in list(self._peers)}
 
+    def sent_bytes(self) -> dict[int, int]:
+        """See PeerTransport."""
+        return {peer: (out.stream.region.head - self._first) & WRAP for peer, out in list(self._out.items())}
+
     def connect(self, addresses: Mapping[int, str]) -> None:
         """See PeerTransport. It never fails because a worker cannot be reached at present."""
         for worker, address in addresses.items():
