@@ -157,6 +157,7 @@ class Cluster:
                 self.tasks.append(Task(self, len(self.tasks), worker))
         self.senders = sorted(chance.sample(list(workers), min(len(workers), chance.randint(1, 2))))
         self.logs: dict[int, OutLog] = {}
+        self.blocked: set[int] = set()  # senders whose tasks wait
         self.sent: dict[int, list[int]] = {}
         self.completed: dict[int, int] = {}
         self.ended: set[int] = set()
@@ -218,13 +219,22 @@ class Cluster:
     def _emit(self) -> None:
         worker = self.chance.choice(self.senders)
         log = self.logs[worker]
-        if log.flush():
+        if worker not in self.blocked or self.flush(worker):
             record = len(self.sent[worker])
             batch = [(worker, record + i, "x" * self.chance.randint(0, 60)) for i in range(self.chance.randint(1, 3))]
             self.sent[worker] += [record[1] for record in batch]
             log.push(batch, 0)
-            log.flush()
+            self.flush(worker)
             self.counts["batches"] += 1
+
+    def flush(self, worker: int) -> bool:
+        """Sends what a sender's log has. Returns whether its task may go on."""
+        if not self.logs[worker].flush():
+            self.blocked.add(worker)
+            return False
+        self.blocked.discard(worker)
+        self.roots[worker].repeating.clear()
+        return True
 
     def _take_up(self) -> None:
         waiting = [task for task in self.tasks if task.inbox]
@@ -233,8 +243,11 @@ class Cluster:
 
     def _flush(self) -> None:
         for worker in self.senders:
-            self.roots[worker].tick()
-            self.logs[worker].flush()
+            root, log = self.roots[worker], self.logs[worker]
+            root.tick()
+            # As a run loop does: a task that has nothing to send does not look at its channels.
+            if worker in self.blocked or root.repeating or any(channel.catching_up for channel in log.channels):
+                self.flush(worker)
         for relay in self.relays.values():
             relay.flush()
         for task in self.tasks:
@@ -365,9 +378,9 @@ class Cluster:
 
     def _barrier(self) -> None:
         self.epoch += 1
-        for log in self.logs.values():
+        for worker, log in self.logs.items():
             log.barrier(self.epoch)
-            log.flush()
+            self.flush(worker)
 
     def _complete(self) -> None:
         """An epoch is complete when all tasks have its barriers from all senders."""

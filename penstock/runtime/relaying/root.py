@@ -270,6 +270,8 @@ class RootStream:
                 again[relay] = next((one for one in undelivered if isinstance(one, int)), self.out.cache.end)
             self.leave(channel)
             channel.repeat(again[relay])
+            # Its task may have nothing to send any more, and would not look at its channels again.
+            self._root.repeating[channel.number] = channel
 
     def take(self, sender: int, kind: int, number: int, place: int) -> None:
         """Takes a message of a relay. Raises BadMessage."""
@@ -396,6 +398,8 @@ class MulticastRoot:
         self._outbox: dict[int, deque[_Waiting]] = {}
         self._to_adjust: dict[RootStream, None] = {}
         self._preparing: dict[RootStream, int] = {}  # with the time until which the stream waits for connections
+        #: Channels that repeat entries, by number. The run loop flushes their logs, and removes those that have.
+        self.repeating: dict[int, OutChannel] = {}
 
     def stream(self, log: OutLog) -> RootStream:
         """Begins a stream for a log, whose channels follow."""

@@ -226,7 +226,9 @@ class RunLoop:
             if self._over if epochs else self._begun and all(task.finished for task in self.tasks):
                 # A worker whose tasks have all ended still receives messages until the job ends, although no records
                 # come. Other workers may replace their rings by larger ones, and then wait for this worker's reply.
-                if epochs or ((root is None or root.idle) and self.transport.leave()):
+                if epochs:
+                    return
+                if not self.wiring.catching_up and (root is None or root.idle) and self.transport.leave():
                     return
                 deliver(receive(_ROOM_WAIT_MAX_S))
                 continue

@@ -89,9 +89,12 @@ class Wiring:
         # By channel number: the receiving task, for channels from other workers.
         self.remote_in: dict[int, tuple[Task, RemoteInChannel]] = {}
         self.grants_due: dict[int, RemoteInChannel] = {}
-        self.catching_up: dict[int, OutChannel] = {}  # channels that were catching up at the last look
+        # Channels that were catching up at the last look, or that repeat entries which a relay may not have delivered.
+        self.catching_up: dict[int, OutChannel] = {}
         self.output_caches = output_caches
         self.root = root
+        if root is not None:
+            root.repeating = self.catching_up
         self._streams: dict[OutLog, RootStream] = {}
         self._transport = transport
         self._clock = clock
