@@ -24,6 +24,7 @@ ENTRIES = (
     "tests.epochs.planted",
     "tests.epochs.planted_host",
     "tests.epochs.planted_links",
+    "tests.epochs.planted_relays",
     "tests.bridge.planted_scheduler",
     "tests.benchmarks.planted",
     "tests.multicast.planted",

@@ -14,6 +14,7 @@ from penstock.runtime.expressions import count, max_, mean, sum_
 from penstock.runtime.operators.process import Process, ProcessContext
 from penstock.runtime.sinks.collect import Collect
 from tests.runtime.random_flows import Place, RandomFlow, mix, random_flow
+from tests.runtime.sim import Trickle
 
 
 class Tallies(Process):
@@ -75,6 +76,9 @@ def epoch_flow(seed: int) -> RandomFlow:
     totals = random.Random(f"totals {seed}")  # of its own: the rest of a seed's flow stays as it was
     if totals.random() < 0.3:
         _totals(made, totals.choice(made.places), totals)
+    to_all = random.Random(f"to all {seed}")
+    if to_all.random() < 0.3:
+        _to_all(made, seed, to_all)
     return made
 
 
@@ -138,6 +142,19 @@ def _totals(made: RandomFlow, place: Place, rng: random.Random) -> None:
         total = sum(each["n"] for each in rows)
         expected.append((found, len(rows), total, max(xs, default=None), sum(xs) / len(xs) if xs else None))
     _write(made, "totals", stream.map(lambda pair: (pair[0], *pair[1].values()), parallelism=1), expected, rng)
+
+
+def _to_all(made: RandomFlow, seed: int, rng: random.Random) -> None:
+    """Records of several senders go to all tasks, for long enough that relays come into it."""
+    senders, receivers, n = rng.randrange(1, 4), rng.randrange(2, 7), rng.choice((100, 400, 800))
+    records = [[(sender, i, "x" * rng.choice((0, 20))) for i in range(n // senders)] for sender in range(senders)]
+    salt = rng.randrange(100)
+    stream = made.flow.read(Trickle(records, seed), parallelism=senders, name="announcer").rebalance()
+    if rng.random() < 0.5:
+        stream = stream.map(lambda record: record, parallelism=rng.randrange(1, 4))
+    copies = stream.broadcast().map(lambda record: (salt, record[:2]), parallelism=receivers, name="all")
+    expected = [(salt, record[:2]) for part in records for record in part] * receivers
+    _write(made, f"to all of {receivers}", copies, expected, rng)
 
 
 def _changed(made: RandomFlow, place: Place, rng: random.Random) -> None:

@@ -427,6 +427,7 @@ class Ends(Transport):
         self.inbox = Inbox(capacity)
         self.stalled: dict[int, int] = {}  # how often to look away from what a process has sent
         self.over = False
+        self.no_room = 0.0  # the chance that there is none in another's memory
         self.target_message = max(1, capacity // 64)
         self.peer = Peer(number, life.to_bytes(INCARNATION_BYTES, "big"))
         self.known_sides: dict[int, Side] = {}
@@ -479,6 +480,8 @@ class Ends(Transport):
         inbox = near.inbox
         if inbox.dead is not None:
             return inbox.dead
+        if self.no_room and self._rng.random() < self.no_room:
+            return False
         message = b"".join(parts)
         if inbox.used + len(message) > inbox.capacity:
             return False

@@ -183,6 +183,7 @@ class Nodes:
         self._silent_since.pop(node, None)
         cluster.counts["nodes lost"] += 1
         cluster.story.append((cluster.now, f"LOST node {node.number}"))
+        cluster.relays.node_lost(node)
         for process in list(cluster.live):
             if process.node is node:
                 wakes = max(cluster.now, process.paused_until)
@@ -197,6 +198,7 @@ class Nodes:
             cluster.story.append((cluster.now, f"LEAVE node {node.number}"))
         for process in gone:
             cluster.ends_by_itself(process)
+        cluster.relays.node_ended(node)
 
     def kill(self, node: Node) -> None:
         """A node dies with all that it runs."""
@@ -210,6 +212,7 @@ class Nodes:
         cluster.counts["nodes killed"] += 1
         cluster.counts[f"nodes killed while {cluster.coordinator.state}"] += 1
         cluster.story.append((cluster.now, f"KILL node {node.number}"))
+        cluster.relays.node_ended(node)
         for process in cluster.everybody():
             if process.node is node:
                 cluster.dies_with_node(process)

@@ -8,7 +8,8 @@ still to write, and the last of what it had sent; what it had told the JobHost m
 JobHost dies all workers die.
 
 Half of the seeds have several nodes (nodes.py): then workers of different nodes have the real TCP transport over
-simulated connections, and nodes are cut off, slow, lost and dead.
+simulated connections, and nodes are cut off, slow, lost and dead. Jobs that send to all have relays (relays.py), which
+die at any step.
 
 A worker, or the JobHost, may be paused: it does nothing for a while, and what others send it waits; what it had
 told may arrive meanwhile. A worker that is dead to all others may wake up later and go on for a moment, with the
@@ -55,6 +56,8 @@ from penstock.runtime.host.store_keeper import _EPOCHS_KEPT, StoreKeeper
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.plan import Plan, fused_by_key
+from penstock.runtime.relaying.relay_map import RelayMap
+from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.sinks.base import Sink, SinkContext, SinkWriter
 from penstock.runtime.transport.base import Buffer
 from penstock.runtime.worker.blackbox import Crash, Note
@@ -66,6 +69,7 @@ from tests.epochs.checks import Checks, reference
 from tests.epochs.dict_files import DictFiles
 from tests.epochs.links import Ends, Inbox, Network, Node
 from tests.epochs.nodes import Nodes
+from tests.epochs.relays import Relays
 from tests.runtime.random_flows import RandomFlow
 
 STEPS_MAX = 100_000  # of a run; few need a tenth of it
@@ -376,6 +380,11 @@ class Faults:
     again_s: float = 0.01  # until there is another connection, at most
     node_kills: int = 0
     node_pauses: int = 0
+    relay_kills: int = 0
+    relay_rate: float = 0.1
+    limits: float = 0.0  # how often trees get another limit, in a fiftieth of the turns
+    slow_relays: float = 0.0  # the chance that a relay, when it is its turn, does nothing
+    no_room: float = 0.0  # the chance that a relay finds no room in the memory of a worker
 
     # What drivers ask for, and whoever watches processes.
     asks: float = 0.0  # for the status
@@ -474,11 +483,20 @@ def faults_of(seed: int) -> Faults:
 
 def _with_nodes(faults: Faults, rng: random.Random) -> Faults:
     """The same, on several nodes."""
+    many = rng.random() < 0.4  # so that trees have several layers, and nodes several workers
+    many = many and faults.paradigms is None and faults.disk_bytes > 1 << 20
+    delay_s = rng.choice((0.0001, 0.0005, 0.003, 0.02))
+    workers = rng.choice((6, 8)) if many else faults.workers
     return replace(
         faults,
-        nodes=rng.randrange(2, min(faults.workers, 4) + 1),
+        workers=workers,
+        nodes=rng.randrange(3, 6) if many else rng.randrange(2, min(workers, 4) + 1),
+        lazy_sources=rng.choice((0.7, 0.9)) if many else faults.lazy_sources,
+        kills=min(faults.kills, 3) if many else faults.kills,
         evenly=rng.random() < 0.7,
-        delay_s=rng.choice((0.0001, 0.0005, 0.003, 0.02)),
+        delay_s=delay_s,
+        # A window a round trip, and it is to end some day.
+        window=max(faults.window, int(50_000 * delay_s), 100 if many else 1),
         apart_s=rng.choice((0.0, 0.01, 1000.0)),
         slow_nodes=rng.choice((0.0, 0.0, 0.4)),
         node_timeout_s=rng.choice((0.03, 0.1)),
@@ -489,6 +507,11 @@ def _with_nodes(faults: Faults, rng: random.Random) -> Faults:
         again_s=rng.choice((0.001, 0.02, 0.1)),
         node_kills=rng.choice((0, 0, 1, 2)),
         node_pauses=rng.choice((0, 0, 1, 3)),
+        relay_kills=rng.choice((0, 1, 3, 20)),
+        relay_rate=rng.choice((0.05, 0.3)),
+        limits=rng.choice((0.0, 0.05, 0.3)),
+        slow_relays=rng.choice((0.0, 0.0, 0.7)),
+        no_room=rng.choice((0.0, 0.5, 0.8)),
     )
 
 
@@ -546,6 +569,7 @@ class Process:
     with_node: bool = False  # it is lost with its node
     ends_at: float | None = None  # when it finds out that its node is lost
     spark: Spark | None = None  # the one that it is connected to
+    relays: set[int] = field(default_factory=set)  # those that it expects or uses
     work: deque[Callable[[], bool]] = field(default_factory=deque)  # snapshots to be written
     commands: deque[host_commands.Call] = field(default_factory=deque)  # on their way to it
     answers: deque[Event] = field(default_factory=deque)  # to calls, on their way from it
@@ -627,6 +651,7 @@ class EpochCluster:
         self.first_plan: Plan = made.flow.plan(faults.workers)
         self.network = Network(seed, faults, lambda: self.now, self.counts)
         self.nodes = Nodes(self, self.network)
+        self.relays = Relays(self)
         self.store = MemoryStore(faults, self.rng, len(self.first_plan.tasks), self.first_plan.name)
         self.outside.complete = self.store.manifests.__contains__
         chosen = list(range(faults.workers))
@@ -720,7 +745,7 @@ class EpochCluster:
         self.remembered.clear()
         self.host = JobHost(
             self.first_plan,
-            HostOptions(faults.workers, options, has_store=True, flow=self.made.flow),
+            HostOptions(faults.workers, options, has_store=True, flow=self.made.flow, relays=self.nodes.several),
             self,
             Found(manifest, None, max(manifests, default=0)),
             # What an earlier life has made may still be about: no number may be used again.
@@ -843,6 +868,8 @@ class EpochCluster:
                 if hanging is None or hanging.incarnation != command.incarnation:
                     continue  # it has died meanwhile, which the JobHost does not know yet
                 self._after(0.0, lambda p=hanging: self._kill(p) if p.alive else None, masters=False)
+            elif isinstance(command, host_commands.StartRelay | host_commands.KillRelay | host_commands.TellRelay):
+                self.relays.carry_out(command)
             elif isinstance(command, host_commands.TellAll):
                 assert command.what == "stop"
                 self._tell_to_stop()
@@ -1059,6 +1086,7 @@ class EpochCluster:
             on_snapshot=saved,
             on_motion=participant.on_motion,
             wall=self._wall,
+            root=MulticastRoot(worker, incarnation, transport, clock) if self.nodes.several else None,
         )
         participant.loop = RunLoop(wiring, transport, clock)
         slow = max(node.slow, self.faults.slow[worker] if worker < len(self.faults.slow) else 0.0)
@@ -1069,7 +1097,14 @@ class EpochCluster:
         self._look_who_lives()
         if self.stopping:
             participant.loop.stop()
-        info = {"index": worker, "pid": self.lives, "node_id": str(node.number), "address": transport.address}
+        machine = str(node.number)
+        info = {
+            "index": worker,
+            "pid": self.lives,
+            "node_id": machine,
+            "machine": machine,
+            "address": transport.address,
+        }
 
         def ready() -> list[host_commands.HostCommand]:
             if not process.alive:  # whoever starts processes tells of this death
@@ -1120,6 +1155,12 @@ class EpochCluster:
             future = participant.connect_tasks(command)
         elif call.method == "end":
             future = participant.end()
+        elif call.method == "expect_relay":
+            process.relays.add(call.arguments[0])
+            transport.drop([call.arguments[0]])
+            future, answer = loop.call(lambda: None), transport.address
+        elif call.method == "use_relays":
+            future = loop.call(lambda: self._use_relays(process, call.arguments[0]))
         elif call.method == "divert":
             divert, _ = call.arguments
             assert self.spark is not None
@@ -1153,6 +1194,15 @@ class EpochCluster:
             ended = lambda: self.host.run_ended(process.worker, process.incarnation, None, None, self.now)
             self._answer(process, ended)
         self.checks.others_stay(process, command, before)
+
+    def _use_relays(self, process: Process, relays: RelayMap) -> None:
+        transport, root = process.transport, process.loop.wiring.root
+        transport.forget(process.relays - relays.addresses.keys())
+        process.relays = set(relays.addresses)
+        transport.connect(relays.addresses)
+        assert root is not None
+        root.use(relays)
+        self.counts["workers told of relays"] += 1
 
     def _set_clocks(self, process: Process) -> None:
         """A process is told how far the clocks of the others are apart from its own."""
@@ -1279,6 +1329,8 @@ class EpochCluster:
                 process.work.popleft()
         else:
             process.loop._deliver(process.transport.receive(0))
+            if process.loop.wiring.root is not None:
+                process.loop.wiring.root.tick()
             for task in process.loop.tasks:
                 if task.runnable():
                     self.counts["steps of the dead"] += 1
@@ -1331,6 +1383,8 @@ class EpochCluster:
     def master_dies(self) -> None:
         """All that it has started ends too, and another one begins."""
         self.timers.clear()
+        self.relays.master_dies()
+        self.timers.clear()
         for process in self.live:
             self._die(process)
         self.late.clear()
@@ -1372,6 +1426,7 @@ class EpochCluster:
         self.counts["restarts"] = self.coordinator.restarts
         if self.nodes.several:
             self._count_logs_to_all()
+            self.relays.count()
         self.check()
 
     def _count_logs_to_all(self) -> None:
@@ -1478,6 +1533,10 @@ class EpochCluster:
                 self.nodes.turn()
                 if self.over:
                     return
+                if self.relays.kills and self.relays.rng.random() < faults.relay_rate:
+                    self.relays.kill()
+                if self.live and self.relays.rng.random() < faults.limits:
+                    self.relays.limit()
         self.network.run()
         paused = self._master_paused()
         if self.timers and self.timers[0][0] <= self.now:
@@ -1499,6 +1558,11 @@ class EpochCluster:
             if self.nodes.is_heard(late.node):
                 self._late(late)
         live = self.live
+        if self.relays.all:
+            share = len(self.relays.all) / (len(self.relays.all) + len(live))
+            if self.relays.rng.random() < share and self.relays.turn():
+                self.idle = 0
+                return
         if not live:
             when = [at for at in (self.timers[0][0] if self.timers else None, self.network.next()) if at is not None]
             if when:
@@ -1603,7 +1667,7 @@ class EpochCluster:
             else:
                 self._do(queue.popleft()())
             return
-        moved = [self._pass(process, whole=True) for process in awake]
+        moved = [self.relays.all_turn(), *(self._pass(process, whole=True) for process in awake)]
         if any(moved):
             return
         when = [self.timers[0][0]] if self.timers else []
@@ -1612,6 +1676,9 @@ class EpochCluster:
         if self.due is not None and not deaf:
             when.append(self.due)
         for process in awake:
+            root = process.loop.wiring.root
+            if root is not None and (due := root.due_s()) is not None:
+                when.append(self.now + due)
             for task in process.loop.tasks:
                 at = task.ready_in()
                 if at is not None and (task.diversion is not None or not isinstance(task, SourceTask)):
@@ -1640,6 +1707,9 @@ class EpochCluster:
                     other.inbox.quiet = False  # they may wait for the room
         else:
             complete = False
+        root = loop.wiring.root
+        if root is not None:
+            root.tick()
         tasks = loop.tasks
         if tasks:
             if whole or random_() < 0.5:
@@ -1670,7 +1740,8 @@ class EpochCluster:
         if moved:
             self.checks.after(process)
         else:
-            process.inbox.quiet = complete and not loop.wiring.catching_up and not process.transport.waits()
+            waits = process.transport.waits() or (root is not None and root.waiting)
+            process.inbox.quiet = complete and not loop.wiring.catching_up and not waits
         return moved
 
     def _damage(self, both: bool) -> None:

@@ -23,9 +23,11 @@ from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.exchange import output
 from penstock.runtime.exchange import output_cache as output_caches
 from penstock.runtime.exchange.log import OutLog
+from penstock.runtime.host import relay_keeper
 from penstock.runtime.operators import aggregated, processing, stateless, step_size, windowing
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.relaying import root as root_module
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from penstock.runtime.state import keyed as state
 from penstock.runtime.transport.memory import MemoryNetwork
@@ -69,6 +71,9 @@ def small_steps(seed: int) -> Iterator[None]:
         mock.patch.object(output_caches, "_SLAB_MOST", 256),
         mock.patch.object(state, "_CHUNK_RECORDS", 6),
         mock.patch.object(state, "_BLIND_EPOCHS", 3),
+        mock.patch.object(relay_keeper, "_AGAIN_FIRST_S", 0.002),
+        mock.patch.object(relay_keeper, "_AGAIN_MAX_S", 0.05),
+        mock.patch.object(root_module, "_CONNECT_NS", 5_000_000),
     ):
         yield
 

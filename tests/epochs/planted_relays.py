@@ -1,0 +1,88 @@
+"""Faults to plant into relays, roots and their receivers: entries of the table of tests/planting.py. The simulated
+cluster must find all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from penstock.runtime.exchange.channel import InChannel, OutChannel, Turn
+from penstock.runtime.relaying import relay as relay_module
+from penstock.runtime.relaying.relay import Relay
+from penstock.runtime.relaying.root import RootStream
+from tests.epochs.sim import Faults
+from tests.planting import Seeds, planted_fault
+
+RELAY = "penstock/runtime/relaying/relay.py"
+CHANNEL = "penstock/runtime/exchange/channel.py"
+
+
+def _several(faults: Faults) -> bool:
+    return faults.nodes > 1
+
+
+def _relays_die(faults: Faults) -> bool:
+    return faults.nodes > 1 and faults.relay_kills > 0
+
+
+@planted_fault(RELAY, Seeds(102, _relays_die))
+def _delivered_before_the_workers_have_it() -> Any:
+    """A relay tells the root that everything is delivered that it has itself."""
+    return mock.patch.object(relay_module._Stream, "undelivered", property(lambda self: self.log.next))
+
+
+@planted_fault(RELAY, Seeds(8, _several))
+def _a_worker_behind_is_forgotten() -> Any:
+    """What a worker had no room for is not kept."""
+    process = Relay._process
+
+    def forgets(self: Relay, stream_id: Any, stream: Any, number: int, message: bytes) -> None:
+        process(self, stream_id, stream, number, message)
+        stream.behind.clear()
+        self._late.pop(stream_id, None)
+
+    return mock.patch.object(Relay, "_process", forgets)
+
+
+@planted_fault(CHANNEL, Seeds(24, _relays_die))
+def _repeats_one_too_few() -> Any:
+    """A channel that leaves a stream goes back to the entry after the first one that was not delivered."""
+    repeat = OutChannel.repeat
+    return mock.patch.object(OutChannel, "repeat", lambda self, number: repeat(self, min(number + 1, self.next)))
+
+
+def _sorted_as(taken_for_next: Turn) -> Any:
+    sort = InChannel.sort
+    (next_,) = set(Turn) - {Turn.OLD, Turn.EARLY}
+
+    def careless(self: InChannel, head: Any) -> Turn:
+        turn = sort(self, head)
+        return next_ if turn is taken_for_next else turn
+
+    return mock.patch.object(InChannel, "sort", careless)
+
+
+@planted_fault(CHANNEL, Seeds(24, _several))
+def _what_comes_twice_is_taken_twice() -> Any:
+    """A receiver takes what has come by the other way already."""
+    return _sorted_as(Turn.OLD)
+
+
+@planted_fault(CHANNEL, Seeds(153, _several))
+def _what_comes_early_is_taken_at_once() -> Any:
+    """A receiver does not wait for what is still to come by the other way."""
+    return _sorted_as(Turn.EARLY)
+
+
+@planted_fault("penstock/runtime/relaying/root.py", Seeds(61, _relays_die))
+def _nobody_looks_at_channels_that_repeat() -> Any:
+    """A channel that leaves a stream repeats entries only when its task has something to send."""
+    withdraw = RootStream._withdraw
+
+    def forgets(self: RootStream, members: Any) -> None:
+        known = dict(self._root.repeating)
+        withdraw(self, members)
+        for number in self._root.repeating.keys() - known.keys():
+            del self._root.repeating[number]
+
+    return mock.patch.object(RootStream, "_withdraw", forgets)
