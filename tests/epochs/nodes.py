@@ -174,6 +174,7 @@ class Nodes:
         for process in cluster.everybody():
             if process.node is node:
                 process.paused_until = max(process.paused_until, node.paused_until)
+        cluster._after(seconds, cluster._tell_to_stop, masters=False)
         self._watch_all(seconds)
 
     def _lose(self, node: Node) -> None:
