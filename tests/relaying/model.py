@@ -424,7 +424,10 @@ class Cluster:
                 while task.inbox:
                     task.take_up()
             self._flush()
-            if any(messages for link, messages in self.network.links.items() if link[1] not in self.network.dead):
+            told = not any(self.maps.values()) and not any(self.uses[relay] for relay in self.relays)
+            if not told or any(
+                messages for link, messages in self.network.links.items() if link[1] not in self.network.dead
+            ):
                 idle = 0
                 self._deliver()
             else:
