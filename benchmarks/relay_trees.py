@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.common import Bench, median, quantile
-from benchmarks.hosts_links import BURST, LINK, shape
+from benchmarks.hosts_links import BODY, BURST, LINK, mbits, shape
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.multicast.building import binomial, non_blocking, sequential
 from penstock.runtime.multicast.least_change import adapted
@@ -23,7 +23,6 @@ from penstock.runtime.relaying.wire import FIRST_RELAY
 from tests.hosts import spaces
 from tests.hosts.hosts import ROOT, Hosts
 
-BODY = 16 * 1024
 SMALL = 150
 _LIMIT_S = 120.0
 
@@ -87,13 +86,6 @@ def multicast(
             f"relay {number - FIRST_RELAY} has {len(found['arrived'])} of {root['sent']} bodies"
         )
     return root, relays
-
-
-def mbits(found: dict[str, Any], seconds: float) -> float:
-    """The rate at which a relay got bodies, once the queues had filled."""
-    first = found["arrived"][0]
-    steady = [at for at in found["arrived"] if first + 0.3e9 * seconds <= at <= first + 1e9 * seconds]
-    return (len(steady) - 1) * BODY * 8 / 1e6 / ((steady[-1] - steady[0]) / 1e9)
 
 
 def _trees(bench: Bench, count: int) -> None:

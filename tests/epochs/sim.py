@@ -1274,14 +1274,7 @@ class EpochCluster:
     def dies_with_node(self, process: Process) -> None:
         """A process ends because its node does."""
         process.with_node = True
-        if process in self.woken:
-            self.woken.remove(process)
-            self._end(process)
-            return
-        self._gone(process)
-        self._end(process)
-        self._last_said(process)
-        self._after(self.rng.random() * self.faults.node_timeout_s, lambda: self._lost(process))
+        self.ends_by_itself(process)
 
     def _gone(self, process: Process) -> None:
         process.alive = False

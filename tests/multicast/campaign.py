@@ -21,6 +21,7 @@ from penstock.runtime.multicast.building import non_blocking
 from penstock.runtime.multicast.least_change import adapted, changed_parents
 from tests.multicast.brute_force import by_integer_programme
 from tests.multicast.sim import run_seed
+from tests.seeds import run_seeds
 
 #: Trees of so many nodes are always changed as little as possible.
 EXACT = 10
@@ -28,18 +29,7 @@ EXACT = 10
 
 def clusters(seeds: Iterable[int]) -> int:
     """Runs simulated trees: how many failed."""
-    counts: Counter[str] = Counter()
-    failed = 0
-    for done, seed in enumerate(seeds, 1):
-        try:
-            counts += run_seed(seed)
-        except AssertionError as error:
-            failed += 1
-            print(f"FAILED {error}", flush=True)
-        if done % 1000 == 0:
-            print(f"{done:,} seeds, {failed} failed", flush=True)
-    print(", ".join(f"{count:,} {what}" for what, count in sorted(counts.items())))
-    return failed
+    return run_seeds(run_seed, seeds)
 
 
 def changes(count: int, most: int, seed: int) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 
 from tests.relaying.model import run_seed
+from tests.seeds import run_seeds
 
 
 def main() -> int:
@@ -23,17 +23,8 @@ def main() -> int:
     parser.add_argument("--only", type=int)
     options = parser.parse_args()
     seeds = range(options.seed, options.seed + options.seeds) if options.only is None else [options.only]
-    counts: Counter[str] = Counter()
-    failed = 0
-    for done, seed in enumerate(seeds, 1):
-        try:
-            counts += run_seed(seed)
-        except AssertionError as error:
-            failed += 1
-            print(f"FAILED {error}", flush=True)
-        if done % 1000 == 0:
-            print(f"{done:,} seeds, {failed} failed", flush=True)
-    print(f"{len(seeds):,} seeds, {failed} failed: {dict(counts)}")
+    failed = run_seeds(run_seed, seeds)
+    print(f"{len(seeds):,} seeds, {failed} failed")
     return 1 if failed else 0
 
 

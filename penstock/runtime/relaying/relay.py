@@ -187,7 +187,6 @@ class Relay:
         log = RelayLog(self.number, tree, head.number, head.place)
         stream = self._streams[head.stream] = _Stream(log)
         self._act(head.stream, stream, log.begin())
-        self._changed[head.stream] = None
         for sender, early in self._early.pop(head.stream, ()):
             self.take(sender, early)
 

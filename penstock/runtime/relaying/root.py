@@ -135,7 +135,11 @@ class RootStream:
 
     def oldest(self) -> int:
         """Returns the number of the oldest entry of the log that may have to be sent again."""
-        return next((entry for entry in self._log.entries if isinstance(entry, int)), self.out.cache.end)
+        return self._first(self._log.entries)
+
+    def _first(self, entries: Iterable[object]) -> int:
+        """Returns the number that the first of these entries of the stream has in the log."""
+        return next((entry for entry in entries if isinstance(entry, int)), self.out.cache.end)
 
     # --- trees ---------------------------------------------------------------------------------------------------
 
@@ -228,14 +232,13 @@ class RootStream:
         self._count()
 
     def _settle(self, switch: _Switch, now_ns: int) -> None:
-        self._switch = None
+        nodes, self._switch = self._nodes(), None
         self.switches += 1
         self.switch_ns = now_ns - switch.begun_ns
         self._root.adjuster.switched(self.switch_ns / 1e9, self.queued, self._root.window())
         assert switch.announced is not None
-        plan = switch.progress.switch
         self._log.settle(switch.announced)
-        for node in sorted((plan.before.destinations | plan.after.destinations) - self._log.lost):
+        for node in sorted(nodes - self._log.lost):
             self._tell(node, wire.SETTLE, switch.announced)
         self._root.changed(self)
 
@@ -266,8 +269,7 @@ class RootStream:
         again: dict[int | None, int] = {}
         for channel, relay in members:
             if relay not in again:
-                undelivered = self._log.undelivered(relay)
-                again[relay] = next((one for one in undelivered if isinstance(one, int)), self.out.cache.end)
+                again[relay] = self._first(self._log.undelivered(relay))
             self.leave(channel)
             channel.repeat(again[relay])
             # Its task may have nothing to send any more, and would not look at its channels again.
@@ -505,7 +507,6 @@ class MulticastRoot:
                 if now_ns >= until_ns:
                     del self._preparing[stream]
                     stream.look(now_ns)
-
         if self._adjusts and (streams := [stream for stream in self._streams.values() if stream.members]):
             self._look(streams)
 
