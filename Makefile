@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switch campaign-placement campaign-streams campaign-trees campaign-relays campaign-heads campaign-rdma campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-switch campaign-placement campaign-streams campaign-trees campaign-relays campaign-heads campaign-rdma campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -85,6 +85,13 @@ campaign-kill: setup ## kill N (200) processes of real jobs at random instants, 
 
 campaign-hosts: setup ## let N (60) faults happen to jobs over several hosts: processes, hosts, links; from SEED
 	$(BIN)/python -m tests.hosts.campaign --faults $(or $(N),60) --seed $(SEED) $(ARGS)
+
+campaign-switching-trees: setup ## the same with N (40) faults of relays and links, while trees switch every second
+	$(BIN)/python -m tests.hosts.campaign --faults $(or $(N),40) --seed $(SEED) --hosts 4 --flow "to all" \
+	  --trees toggle:1 --kinds relay,relay-stop,cut-relay,cut-0.2,cut-3 --rate 4000 --seconds 40 $(ARGS)
+
+campaign-apps: setup ## WordCount, Grep, YSB through Spark and SOL on 1, 2 and 4 hosts
+	$(BIN)/python -m tests.hosts.apps $(ARGS)
 
 campaign-switch: setup ## run N (50) jobs that go to Spark and back while their processes are killed, from SEED
 	$(BIN)/python -m tests.e2e.switch_campaign --runs $(or $(N),50) --seed $(SEED) $(ARGS)

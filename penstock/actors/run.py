@@ -27,6 +27,7 @@ from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.records.pickling import Program
+from penstock.runtime.relaying.limit_adjuster import TreeOptions
 from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
 from penstock.runtime.units import above_zero, flag, number, seconds, whole
 
@@ -77,6 +78,7 @@ def run(
     ports: tuple[int, int] | None = None,
     tls: bool | Tls = False,
     node_timeout_s: float | timedelta = NODE_TIMEOUT_S,
+    trees: int | str = "auto",
 ) -> Job:
     """Start `flow` as a job, on Ray or in processes of this program, and return at once.
 
@@ -138,7 +140,8 @@ def run(
     (default: any). `tls`: encrypt what the job's processes send to other machines, by a certificate that the job makes,
     or by files of your own (penstock.Tls). docs/cluster.md says what Ray itself sends. `node_timeout_s`: a machine that
     has not answered for this time is lost, and its tasks continue on other machines; a shorter cut of the network is a
-    pause.
+    pause. `trees`: to how many relays a node of a multicast tree sends, at most. "auto": the number follows the load.
+    A number stays. "toggle:1" has the trees switch every second, for tests.
 
     Errors: FlowError or SourceError for a flow that cannot run, StoreError when `checkpoints` cannot be used, JobExists
     while a job of this name runs, NoCluster for a detached job when no cluster outlives this process. `job.wait()`
@@ -173,6 +176,7 @@ def run(
             nodes=nodes,
             replan_s=replan_s,
             ports=ports,
+            trees=None if trees == "auto" else trees,
         )
     both = dual_options(dual, spark, epoch_interval_s)
     where = _placement(placement, nodes, replan_s).checked(
@@ -192,7 +196,7 @@ def run(
     options = JobOptions(
         workers,
         start_timeout_s,
-        WorkerOptions(ring_bytes, window_bytes, cache_bytes, check_shared=check_shared),
+        WorkerOptions(ring_bytes, window_bytes, cache_bytes, check_shared=check_shared, trees=_trees(trees)),
         EpochOptions(epoch_interval_s, epoch_timeout_s, max_restarts),
         store,
         flow if store is not None else None,
@@ -276,6 +280,21 @@ def _network(transport: object, ports: object, tls: object, node_timeout_s: floa
     first, last = checked_ports(ports)
     timeout_s = above_zero(node_timeout_s, "node_timeout_s")
     return Network(transport, first, last, timeout_s, checked_tls(tls, transport))
+
+
+def _trees(trees: object) -> TreeOptions:
+    if trees == "auto":
+        return TreeOptions()
+    if isinstance(trees, int) and not isinstance(trees, bool) and trees >= 1:
+        return TreeOptions(limit=trees)
+    name, _, text = trees.partition(":") if isinstance(trees, str) else ("", "", "")
+    try:
+        every_s = float(text) if name == "toggle" else 0.0
+    except ValueError:
+        every_s = 0.0
+    if not 0 < every_s < math.inf:
+        raise FlowError(f"trees={shorten(trees)}; it must be 'auto', a number of 1 or more, or 'toggle:SECONDS'")
+    return TreeOptions(toggle_s=every_s)
 
 
 def _placement(placement: Method | PlacementOptions, nodes: int | None, replan_s: float | None) -> PlacementOptions:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from penstock.apps.app import App, Cycle, Prepared, Status, add_load_options, count, described_rate
 from penstock.runtime.program.flow import Flow
-from penstock.runtime.sinks import Null
+from penstock.runtime.sinks import Null, Sink
 from penstock.runtime.sources import Generator, Source
 
 _MESSAGES = 100  # distinct ones, as in the storm-benchmark
@@ -29,13 +29,16 @@ def messages(size: int, seed: int = 0) -> list[str]:
     return list(made)
 
 
-def topology(source: Source, *, levels: int = 5, tasks: int | None = None, name: str = "sol") -> Flow:
-    """Builds the flow: one source task, then `levels` bolts of `tasks` tasks each."""
+def topology(
+    source: Source, *, levels: int = 5, tasks: int | None = None, sink: Sink | None = None, name: str = "sol"
+) -> Flow:
+    """Builds the flow: one source task, then `levels` bolts of `tasks` tasks each. What arrives is dropped, if there is
+    no `sink`."""
     flow = Flow(name)
     stream = flow.read(source, name="spout", parallelism=1)
     for level in range(1, levels + 1):
         stream = stream.shuffle().map(const, name=f"bolt-{level}", parallelism=tasks)
-    stream.write(Null(), name="sink", parallelism=tasks)
+    stream.write(sink or Null(), name="sink", parallelism=tasks)
     return flow
 
 

@@ -73,6 +73,9 @@ def test_a_number_that_is_none_or_too_small_is_named(name: str, value: Any) -> N
         ({"tls": ps.Tls("a", "b", 5)}, "tls: authority=5; it must be the path of a file"),  # type: ignore[arg-type]
         ({"tls": ps.Tls("/none/a.pem", "b", "c")}, "tls: the certificate '/none/a.pem' cannot be read: No such file"),
         ({"tls": True, "transport": "rdma"}, "transport='rdma' sends in the clear, and tls asks for encryption"),
+        ({"trees": "binomial"}, "trees='binomial'; it must be 'auto', a number of 1 or more, or 'toggle:SECONDS'"),
+        ({"trees": "toggle:0"}, "trees='toggle:0'; it must be"),
+        ({"trees": 0}, "trees=0; it must be"),
         ({"node_timeout_s": 0}, "node_timeout_s=0; it must be above 0"),
         ({"spares": 1}, "spares=1; it must be True or False"),
         ({"start_timeout_s": 0}, "start_timeout_s=0; it must be above 0"),
@@ -91,7 +94,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
     [
         {"workers": 2, "parallelism": 3, "ring_bytes": 1024, "window_bytes": 1024, "cache_bytes": 1},
         {"transport": "tcp", "ports": [20_000, 20_999], "node_timeout_s": timedelta(seconds=3), "spares": False},
-        {"tls": True, "transport": "tcp"},
+        {"tls": True, "transport": "tcp", "trees": 1},
         {"cpus_per_worker": 0, "max_restarts": 0, "max_attempts": 1, "detached": True, "address": "local"},
         {"cpus_per_worker": 0.5, "start_timeout_s": timedelta(seconds=1), "ring_bytes": ring.MAX_CAPACITY},
     ],

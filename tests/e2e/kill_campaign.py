@@ -40,7 +40,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -219,6 +219,10 @@ def paused(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+class DidNotStart(AssertionError):
+    """A job has failed before its first record."""
+
+
 class ThisMachine:
     """Where the processes of a job are: all on this machine."""
 
@@ -283,7 +287,8 @@ class Tormentor:
         watch = Watch(job)
         try:
             first = watch.wait(lambda s: s.status.get("records_written", 0) > 0, self.started, KILL_LIMIT_S).status
-            assert first["state"] != "FAILED", f"the job did not start: {first['error']}"
+            if first["state"] == "FAILED":
+                raise DidNotStart(f"the job did not start: {first['error']}")
             self._note(watch, job)
             if self.moving:
                 names = sorted(task["name"] for task in watch.samples[-1].status["tasks"])
@@ -304,11 +309,15 @@ class Tormentor:
         for sample in watch.samples:
             self.seen |= sample.processes
         self.made.check()
+        self._finished(watch)
         left = hidden_files(self.made.directory)
         assert not left, f"hidden files are left: {left}"
         stored = [str(path) for path in self.checkpoints.rglob("*")]
         assert not stored, f"epochs are left: {stored[:10]}"
         self.place.check_empty(self.seen)
+
+    def _finished(self, watch: Watch) -> None:
+        """Looks at what a job was like that has finished and was exact."""
 
     def _note(self, watch: Watch, job: Any) -> None:
         last = watch.samples[-1]
@@ -659,15 +668,16 @@ def campaign(
     make: Callable[..., Tormentor] = Tormentor,
     figures: Figures | None = None,
     replay: Callable[[argparse.Namespace, str, int, int], str] = replayed,
+    flows: Sequence[str] = tuple(FLOWS),
 ) -> Figures:
     """Run jobs until there were as many kills as wanted. `make`: of what runs one of them; `replay`: the command that
-    repeats a run."""
+    repeats a run; `flows`: those that take turns when the options name none."""
     figures = figures or Figures()
     kinds = options.kinds.split(",")
     if set(kinds) & set(store_damage.MOUNTED) and not store_damage.can_mount(place / "disk"):
         kinds = [kind for kind in kinds if kind not in store_damage.MOUNTED] or ["file"]
         print(f"no disk can be mounted here: without {' and '.join(store_damage.MOUNTED)}", flush=True)
-    flows = [options.flow] if options.flow else list(FLOWS)
+    flows = [options.flow] if options.flow else flows
     begun = time.monotonic()
     number = 0
     while len(figures.kills()) < options.kills and not (options.runs and number >= options.runs):
@@ -721,7 +731,7 @@ def campaign(
             raise
         except BaseException as error:
             run.error = f"{type(error).__name__}: {error}"
-            traceback.print_exc()
+            traceback.print_exc(file=sys.stdout)
             print(
                 f"FAILED: {name} seed {seed}; files in {directory}. To replay:\n    "
                 f"{replay(options, name, seed, limit)}",

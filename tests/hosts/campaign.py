@@ -3,6 +3,7 @@
     python -m tests.hosts.campaign --faults 60 --seed 1
     python -m tests.hosts.campaign --faults 10 --hosts 2 --kinds host,cut-3
     python -m tests.hosts.campaign --faults 10 --hosts 1          only processes; nothing leaves the machine
+    make campaign-switching-trees                                 relays and links, while trees switch every second
 
 It makes hosts on this machine (tests/hosts/hosts.py), starts Ray on each, and runs the jobs of the kill campaign
 (tests/e2e/kill_campaign.py) on host 0 over all hosts, with their checkpoints and outputs in a directory that all hosts
@@ -11,6 +12,7 @@ share. Beside its "worker", "master" and "two" there are:
     agent      the process that looks after the workers of a host is killed; no worker is to notice
     relay      the relay of a host is killed, in jobs that have relays; no worker is to notice
     relay-stop the relay of a host is stopped (SIGSTOP), and is to be killed and replaced
+    cut-relay  the link of a host is cut for 0.2 to 3 s, and meanwhile the relay of a host is killed
     host       a host without the driver and the head of Ray loses its power; another comes at its address
     cut-0.2    the link of a host is cut for 0.2 s; also cut-3
     cut-30     for 30 s, after which nothing may run there that was given up meanwhile
@@ -43,6 +45,7 @@ from tests.e2e.kill_campaign import (
     KILL_LIMIT_S,
     RATE,
     SECONDS,
+    DidNotStart,
     Fault,
     Figures,
     Kill,
@@ -53,6 +56,7 @@ from tests.e2e.kill_campaign import (
     campaign,
     machine,
     master_process,
+    quantiles,
     show,
     silent,
 )
@@ -65,13 +69,23 @@ from tests.hosts.ray_cluster import RayCluster
 from tests.hosts.remote import Harm, Remote
 
 PROCESSES = ("worker", "master", "two")
+CUT_RELAY_S = (0.2, 3.0)
 CUTS_S = {"cut-0.2": 0.2, "cut-3": 3.0, "cut-30": 30.0, "cut-out": 3.0, "cut-in": 3.0}
-RELAYS = ("relay", "relay-stop")
+RELAYS = ("relay", "relay-stop", "cut-relay")
 KINDS = (*PROCESSES, "agent", *RELAYS, "host", *CUTS_S, "loss")
 ALL_KINDS = ("head", *KINDS)
 LOSS, LOSS_S = 0.05, 10.0
 FAULTS_A_RUN = 6
-RAY_KNOWS_S = 300.0  # see tests/hosts/ray_cluster.py
+TURNS = ("wordcount", "to all")  # the flows; the second has relays
+STARTS = 3  # of one job
+RAY_KNOWS_S = 300.0
+# With these settings Ray declares a node dead that has been silent for some 25 s, so during the long cut, and not at
+# any time after it (see tests/hosts/ray_cluster.py). A busy machine answers sooner than within three seconds.
+RAY = {
+    "RAY_health_check_initial_delay_ms": "2000",
+    "RAY_health_check_period_ms": "2000",
+    "RAY_health_check_timeout_ms": "3000",
+}
 # Processes of Ray's that belong to no job.
 _OF_RAY = re.compile(r"ray::(IDLE|DashboardAgent|RuntimeEnvAgent)")
 
@@ -90,8 +104,8 @@ class HostsPlace:
         (address,) = (entry["NodeManagerAddress"] for entry in ray.nodes() if entry["NodeID"] == node)
         return int(address.rsplit(".", 1)[1]) - 1
 
-    def all_there(self) -> None:
-        """Each host has a node of Ray's, and Ray knows that earlier ones are dead; returns when that is so."""
+    def all_there(self) -> set[str]:
+        """Each host has a node of Ray's, and Ray knows that earlier ones are dead; returns these nodes then."""
         import ray
 
         for host in range(1, self.count):
@@ -103,6 +117,14 @@ class HostsPlace:
             return len(addresses) == len(set(addresses)) == self.count
 
         wait_until(one_each, "Ray has one living node on each host", RAY_KNOWS_S)
+        return self.living()
+
+    @staticmethod
+    def living() -> set[str]:
+        """The nodes that Ray takes for alive."""
+        import ray
+
+        return {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}
 
     def kill(self, processes: Any) -> None:
         for node, pid in processes:
@@ -139,8 +161,40 @@ class HostTormentor(Tormentor):
     place: HostsPlace
 
     def run(self, kills: int, pause_s: float = 2.0) -> None:
-        self.place.all_there()
-        super().run(kills, pause_s)
+        """See Tormentor. A job that cannot start is tried again if Ray has declared nodes dead to which nothing was
+        done, as it does on a busy machine, and some time after a long cut."""
+        for left in reversed(range(STARTS)):
+            nodes = self.place.all_there()
+            try:
+                super().run(kills, pause_s)
+            except DidNotStart as error:
+                dead = nodes - self.place.living()
+                if not dead or not left:
+                    raise
+                print(f"Ray has declared {len(dead)} living nodes dead, so the run begins again: {error}", flush=True)
+            else:
+                return
+
+    def _finished(self, watch: Watch) -> None:
+        """Tells how often the trees switched, which they must have done when they are to do so by the clock."""
+        switches: dict[tuple[int, int, int], int] = {}
+        took_ms: set[tuple[int, float]] = set()
+        for sample in watch.samples:
+            for worker in sample.status.get("workers", ()):
+                for stream in worker.get("streams", ()):
+                    switches[worker["pid"], worker["index"], stream["stream"]] = stream["switches"]
+                    if stream["switches"]:
+                        took_ms.add((worker["index"], stream["last_switch_ms"]))
+        if not switches:
+            return
+        count, took = sum(switches.values()), quantiles(ms for _, ms in took_ms) or {"p50": 0, "p99": 0}
+        print(
+            f"            the trees switched {count} times; from announcement to end p50 {took['p50']:.1f} ms, p99 "
+            f"{took['p99']:.1f} ms",
+            flush=True,
+        )
+        if str(self.options.get("trees", "auto")).startswith("toggle"):
+            assert count > len(switches), f"trees that were to switch switched {count} times in {len(switches)} streams"
 
     def _note(self, watch: Watch, job: Any) -> None:
         last = watch.samples[-1]
@@ -214,10 +268,21 @@ class HostTormentor(Tormentor):
         node, pid = self.rng.choice(sorted(ready(last).items()))
         host = self.place.host_of(node)
         self._watch_ray({node})
+        names = [f"host {host}"]
         began = time.monotonic()
-        (self.place.remote.kill if kind == "relay" else self.place.remote.stop)(host, pid)
+        if kind == "cut-relay":
+            cut, length_s = self.rng.randrange(self.place.count), self.rng.uniform(*CUT_RELAY_S)
+            killed_at_s = self.rng.uniform(0.0, length_s)
+            self.place.remote.cut(cut, "both")
+            time.sleep(killed_at_s)
+            self.place.remote.kill(host, pid)
+            time.sleep(length_s - killed_at_s)
+            self.place.remote.restore(cut)
+            names.append(f"host {cut} cut for {length_s:.1f} s")
+        else:
+            (self.place.remote.kill if kind == "relay" else self.place.remote.stop)(host, pid)
         watch.wait(lambda s: ready(s).get(node, pid) != pid, began, KILL_LIMIT_S)
-        return Fault([f"host {host}"], set(), last.processes, began, time.monotonic())
+        return Fault(names, set(), last.processes, began, time.monotonic())
 
     def _watch_ray(self, nodes: set[str]) -> None:
         """Note, in a thread, when Ray declares these nodes dead."""
@@ -269,13 +334,13 @@ def driver(settings: dict[str, Any]) -> int:
     where = HostsPlace(Remote(options.descriptor), options.hosts)
 
     def make(*arguments: Any, local: bool, **more: Any) -> Tormentor:
-        over = {"nodes": options.hosts} if options.hosts > 1 else {}
+        over: dict[str, Any] = {"nodes": options.hosts, "trees": options.trees} if options.hosts > 1 else {}
         made = HostTormentor(*arguments, **more, **over)
         made.place = where
         return made
 
     before = machine()
-    figures = campaign(options, place, make, Figures(kinds=KINDS), _replayed)
+    figures = campaign(options, place, make, Figures(kinds=KINDS), _replayed, TURNS)
     show(figures)
     if options.json:
         line = {
@@ -292,9 +357,10 @@ def driver(settings: dict[str, Any]) -> int:
 
 def _replayed(options: argparse.Namespace, name: str, seed: int, limit: int) -> str:
     return (
-        f"python -m tests.hosts.campaign --seed {seed} --runs 1 --faults {limit} --hosts {options.hosts} --flow {name} "
-        f"--workers {options.workers} --kinds {options.kinds} --rate {options.rate:g} --seconds {options.seconds:g} "
-        f"--interval {options.interval:g} --per-run {options.per_run}"
+        f"python -m tests.hosts.campaign --seed {seed} --runs 1 --faults {limit} --hosts {options.hosts} "
+        f"--flow '{name}' --workers {options.workers} --kinds {options.kinds} "
+        f"--rate {options.rate:g} --seconds {options.seconds:g} --interval {options.interval:g} "
+        f"--per-run {options.per_run} --trees {options.trees}"
     )
 
 
@@ -304,13 +370,14 @@ def main() -> int:
     parser.add_argument("--faults", dest="kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1, help="of the first run; the next one's is one more")
     parser.add_argument("--hosts", type=int, default=3)
-    parser.add_argument("--flow", choices=list(FLOWS), default="wordcount")
+    parser.add_argument("--flow", choices=list(FLOWS), help=f"default: {' and '.join(TURNS)} in turn")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--kinds", help=f"of {','.join(ALL_KINDS)}")
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of records in a run")
     parser.add_argument("--interval", type=float, default=1.0, help="between epochs, s")
     parser.add_argument("--per-run", type=int, default=FAULTS_A_RUN, help="faults in a run, at most")
+    parser.add_argument("--trees", default="auto", help="see penstock.run; toggle:1 has them switch every second")
     parser.add_argument("--runs", type=int, default=0, help="at most; 0: as many as the faults take")
     parser.add_argument("--go-on", action="store_true", help="after a run that failed, too")
     parser.add_argument("--json", type=Path, help="append the figures to this file, as one line")
@@ -330,8 +397,8 @@ def main() -> int:
         return 0
     options.kinds = ",".join(kinds)
     with Hosts(options.hosts) as hosts:
-        cluster = RayCluster(hosts, cpus=2 * options.workers + 4)
-        print(f"{options.hosts} hosts with Ray; files in {place}", flush=True)
+        cluster = RayCluster(hosts, cpus=2 * options.workers + 4, options=RAY)
+        print(f"{options.hosts} hosts with Ray; files in {place}, and what Ray says in ray.txt there", flush=True)
         here, there = socket.socketpair()
         settings = {
             **vars(options),
@@ -346,6 +413,7 @@ def main() -> int:
             env={**cluster.environment, "XDG_STATE_HOME": str(place / "state")},
             directory=ROOT,
             pass_fds=[there.fileno()],
+            stderr=(place / "ray.txt").open("w"),
         )
         there.close()
         Harm(hosts, cluster).serve(here)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, LimitToggle
 
 SIZE = 16 * 1024
 WINDOW = 256 * 1024
@@ -80,3 +80,15 @@ def test_nothing_is_said_of_a_root_without_relays() -> None:
     adjuster = LimitAdjuster()
     assert all(adjuster.look(now / 10, 0, WINDOW, 0, 0.0, 1, 0) is None for now in range(10))
     assert adjuster.status()["reason"] == ""
+
+
+def test_a_toggle_changes_the_limit_by_the_clock() -> None:
+    toggle, limit, changed_at = LimitToggle(1.0), NODES, []
+    for step in range(40):
+        now_s = 5.0 + step / 10
+        found = toggle.look(now_s, 0, WINDOW, 0, 0.0, limit, NODES)
+        if found is not None:
+            limit = found
+            changed_at.append((round(now_s, 1), limit))
+    assert changed_at == [(5.0, 1), (6.0, 3), (7.0, 1), (8.0, 3)]
+    assert toggle.look(20.0, 0, WINDOW, 0, 0.0, 1, 1) is None, "one destination has one tree"

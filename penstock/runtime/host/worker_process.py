@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.runtime.epochs.coordinator import BuildTasks, Complete, ConnectTasks, RemoveTasks, SaveWholeState
@@ -34,6 +34,7 @@ from penstock.runtime.host.reporting import Reporter, ReportSender, SnapshotWrit
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import join
+from penstock.runtime.relaying.limit_adjuster import TreeOptions
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.transport.base import PeerGone, PeerTransport
@@ -56,6 +57,7 @@ class WorkerOptions:
     cache_bytes: int = MEMORY_BYTES
     network: Network | None = None  # None: all processes of the job share memory
     check_shared: bool = False
+    trees: TreeOptions = field(default_factory=TreeOptions)
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ class WorkerProcess:
 
     def _root(self, life: int) -> MulticastRoot:
         assert self._transport is not None
-        return MulticastRoot(self._index, life, self._transport, time.monotonic_ns)
+        trees = self._options.trees
+        return MulticastRoot(self._index, life, self._transport, time.monotonic_ns, trees.limit, trees.adjuster())
 
     def run(self) -> Outcome:
         """Runs the run loop until the job has ended or this worker has failed."""

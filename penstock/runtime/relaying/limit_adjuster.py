@@ -10,10 +10,12 @@ Theorem 4 is watched at each switch: where a switch takes longer than the queue 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.runtime.multicast.link_meter import LinkMeter
 from penstock.runtime.multicast.load_monitor import Counters, LoadMonitor
+from penstock.runtime.multicast.reach import binomial_degree
 from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, Verdict, decide, look_is_due
 from penstock.runtime.multicast.switch_cost import wait_s
 
@@ -87,3 +89,36 @@ class LimitAdjuster:
             "reason": "" if verdict is None else verdict.reason,
             "overloaded": verdict is not None and verdict.overloaded,
         }
+
+
+class LimitToggle(LimitAdjuster):
+    """Changes the limit every `every_s` seconds in which something is sent, between 1 and none, whatever the load: the
+    trees are chains, and binomial ones, in turn."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._due_s = 0.0
+
+    def look(
+        self, now_s: float, queued: int, window_bytes: int, encoded: int, encoding_s: float, limit: int, nodes: int
+    ) -> int | None:
+        """See LimitAdjuster."""
+        if now_s < self._due_s:
+            return None
+        self._due_s = now_s + self._every_s
+        other = binomial_degree(nodes) if limit == 1 else 1
+        return None if other == limit else other
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """Which out-degree limit the trees of a job have. `limit`: this one. `toggle_s`: see LimitToggle. Without both, the
+    limit follows the load."""
+
+    limit: int | None = None
+    toggle_s: float | None = None
+
+    def adjuster(self) -> LimitAdjuster:
+        """Returns what adjusts the limit of a root's trees, if `limit` gives none."""
+        return LimitAdjuster() if self.toggle_s is None else LimitToggle(self.toggle_s)

@@ -385,13 +385,19 @@ class MulticastRoot:
     this worker."""
 
     def __init__(
-        self, worker: int, life: int, transport: PeerTransport, clock: Callable[[], int], limit: int | None = None
+        self,
+        worker: int,
+        life: int,
+        transport: PeerTransport,
+        clock: Callable[[], int],
+        limit: int | None = None,
+        adjuster: LimitAdjuster | None = None,
     ) -> None:
         self.worker = worker
         self.life = life
         self._transport = transport
         self.clock = clock  # the time in ns
-        self.adjuster = LimitAdjuster()
+        self.adjuster = adjuster or LimitAdjuster()
         self._adjusts = limit is None
         self._limit = limit
         self._map = RelayMap()

@@ -1,0 +1,198 @@
+"""The applications over several hosts: whatever the number of hosts, the answer is that of a plain loop.
+
+    python -m tests.hosts.apps                            WordCount, Grep, YSB and SOL on 1, 2 and 4 hosts
+    python -m tests.hosts.apps --apps ysb --hosts 2 --dual off
+
+YSB goes through Spark in micro-batches. Spark is RayDP's, with an executor on each of the hosts. So there are workers
+that send their micro-batches to a bridge on another host, and executors that read them from there.
+
+Each job has four workers on the given number of hosts, and its workers must have been there. With "spark-only" Spark
+must have answered so many records that workers of each host are among those that sent them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from penstock.apps import grep, sol, text, wordcount, ysb
+from penstock.apps.app import Cycle
+from penstock.apps.ysb_events import Events, EventSource
+from penstock.bridge.session import SparkOptions
+from tests.e2e.processes import wait_until
+from tests.e2e.switch_campaign import Held
+from tests.hosts import spaces
+from tests.hosts.hosts import ROOT, Hosts
+from tests.hosts.ray_cluster import RayCluster
+
+APPS = ("wordcount", "grep", "sol", "ysb")
+HOSTS = (1, 2, 4)
+WORKERS = 4
+PATTERN = "string"
+LIMIT_S = 240.0
+# Of each host: all workers, and two executors of Spark.
+_CPUS = WORKERS + 2
+_EXECUTOR_BYTES = 512 << 20
+_IN_SPARK_LEAST = 1_000
+
+
+@dataclass
+class Case:
+    """A flow, its answer when it has run, and the right one."""
+
+    flow: ps.Flow
+    answer: Callable[[], Any]
+    right: Any
+    source: Held | None = None  # which waits for Spark
+
+
+def wordcount_case(records: int, _: Path) -> Case:
+    lines = text.read_lines([str(text.packaged_path())])
+    counts = ps.sinks.Collect()
+    flow = wordcount.topology(ps.sources.Generator(Cycle(lines), limit=records), counts, "apps-wordcount")
+    read = [lines[number % len(lines)] for number in range(records)]
+    return Case(flow, lambda: dict(counts.records()), Counter(word.lower() for line in read for word in line.split()))
+
+
+def grep_case(records: int, _: Path) -> Case:
+    lines = text.read_lines([str(text.packaged_path())])
+    matches, number = ps.sinks.Collect(), ps.sinks.Collect()
+    source = ps.sources.Generator(Cycle(lines), limit=records)
+    flow = grep.topology(source, PATTERN, matches, number, "apps-grep")
+    found = Counter(line for number in range(records) if PATTERN in (line := lines[number % len(lines)]))
+    return Case(flow, lambda: (Counter(matches.records()), number.records()), (found, [(1, found.total())]))
+
+
+def sol_case(records: int, _: Path) -> Case:
+    messages = sol.messages(100)
+    arrived = ps.sinks.Collect()
+    flow = sol.topology(ps.sources.Generator(Cycle(messages), limit=records), sink=arrived, name="apps-sol")
+    right = Counter(messages[number % len(messages)] for number in range(records))
+    return Case(flow, lambda: Counter(arrived.records()), right)
+
+
+def ysb_case(records: int, holds: Path) -> Case:
+    events, rows = Events(4, rate="2000:10s,8000:10s"), ps.sinks.Collect()
+    tasks = WORKERS
+    source = Held(
+        EventSource(events, limit=records),  # type: ignore[arg-type]
+        {holds / "Spark is ready": records // 20 // tasks, holds / "Spark has answered": records // 4 * 3 // tasks},
+    )
+    flow = ysb.topology(source, events.campaigns(), ysb.Store(rows), name="apps-ysb")
+    return Case(flow, lambda: ysb.stored(rows.records()), dict(ysb.recount(events, records)), source)
+
+
+CASES: dict[str, Callable[[int, Path], Case]] = {
+    "wordcount": wordcount_case,
+    "grep": grep_case,
+    "sol": sol_case,
+    "ysb": ysb_case,
+}
+
+
+def driver(settings: dict[str, Any]) -> None:
+    """The part that runs on host 0: one application, on a number of hosts. Prints what is told of it, as JSON."""
+    import ray
+    from ray.util.placement_group import placement_group
+
+    from penstock.actors.cluster import NAMESPACE
+
+    ray.init(namespace=NAMESPACE, logging_level="error", log_to_driver=False)
+    count, folder = settings["hosts"], Path(settings["folder"])
+    case = CASES[settings["app"]](settings["records"], folder)
+    options: dict[str, Any] = {}
+    if case.source is not None and settings["dual"] != "off":
+        group = placement_group([{"CPU": 1, "memory": _EXECUTOR_BYTES}] * count, strategy="SPREAD")
+        spark = SparkOptions(
+            kind="raydp", cores=1, executors=count, memory="512M", placement_group=group, start_seconds=LIMIT_S
+        )
+        options = {"dual": settings["dual"], "spark": spark}
+    began = time.monotonic()
+    job = ps.run(case.flow, workers=WORKERS, nodes=count, checkpoints=folder / "epochs", **options)
+    if options:
+        assert case.source is not None
+        _let_go(job, case.source, count)
+    status = job.wait(LIMIT_S, progress=False)
+    on = {worker["node_id"] for worker in status["workers"]}
+    assert len(on) == count, f"the workers were on {len(on)} hosts"
+    assert status["records_read"] == settings["records"]
+    found = case.answer()
+    if found != case.right:
+        raise AssertionError(f"the answer is wrong: {str(found)[:500]}, and right would be {str(case.right)[:500]}")
+    in_spark = _in_spark(status)
+    if options and settings["dual"] == "spark-only":
+        least = settings["records"] * (count - 1) // count
+        assert in_spark > least, f"Spark answered {in_spark:,} records, and {least:,} are those of the other hosts"
+    print(json.dumps({"seconds": time.monotonic() - began, "answers": len(case.right), "in_spark": in_spark}))
+
+
+def _in_spark(status: dict[str, Any]) -> int:
+    return sum(one["records_in_spark"] for one in (status.get("dual") or {"ranges": []})["ranges"])
+
+
+def _let_go(job: ps.Job, source: Held, count: int) -> None:
+    """Let the source go on, first when Spark is ready, and to its end when Spark has answered."""
+    ready, answered = source.holds
+
+    def status() -> dict[str, Any]:
+        found = job.status()
+        assert found["state"] not in ("FAILED", "FINISHED"), found["error"]
+        return found
+
+    def executors() -> dict[str, int | None]:
+        found: dict[str, int | None] = (status().get("dual") or {"processes": {}})["processes"].get("executors", {})
+        return found
+
+    wait_until(lambda: len(executors()) == count, "Spark has an executor for each host", LIMIT_S)
+    # Only processes of the bridge's own host are known.
+    on_other_hosts = sum(process is None for process in executors().values())
+    assert on_other_hosts == count - 1, f"{on_other_hosts} executors are on other hosts"
+    ready.touch()
+    wait_until(lambda: _in_spark(status()) >= _IN_SPARK_LEAST, "Spark has answered", LIMIT_S)
+    answered.touch()
+
+
+def run(apps: list[str], counts: list[int], records: int, dual: str) -> None:
+    """Runs the applications on these numbers of hosts."""
+    with Hosts(max(counts)) as hosts:
+        cluster = RayCluster(hosts, _CPUS)
+        for app in apps:
+            for count in counts:
+                with tempfile.TemporaryDirectory(prefix="penstock-apps-") as folder:
+                    settings = {"app": app, "hosts": count, "records": records, "dual": dual, "folder": folder}
+                    program = f"from tests.hosts.apps import driver; driver({settings!r})"
+                    printed = hosts[0].python(program, env=cluster.environment, directory=ROOT, limit_s=3 * LIMIT_S)
+                said = json.loads(printed.splitlines()[-1])
+                through = f", {said['in_spark']:,} of them through Spark" if said["in_spark"] else ""
+                print(
+                    f"{app} on {count} host{'s' * (count > 1)}: {records:,} records{through}, {said['answers']:,} "
+                    f"answers, all right, {said['seconds']:.1f} s",
+                    flush=True,
+                )
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hosts.apps", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--apps", default=",".join(APPS))
+    parser.add_argument("--hosts", default=",".join(map(str, HOSTS)))
+    parser.add_argument("--records", type=int, default=40_000)
+    parser.add_argument("--dual", default="spark-only", help="of YSB: spark-only, toggle:SECONDS, on or off")
+    options = parser.parse_args()
+    if reason := spaces.why_not():
+        parser.error(reason)
+    run(options.apps.split(","), [int(count) for count in options.hosts.split(",")], options.records, options.dual)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
