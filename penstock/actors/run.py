@@ -27,7 +27,7 @@ from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.records.pickling import Program
-from penstock.runtime.relaying.limit_adjuster import TreeOptions
+from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
 from penstock.runtime.units import above_zero, flag, number, seconds, whole
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.transport.base import Buffer, LinkLoad, Transport
 from penstock.runtime.transport.framing import FrameDecoder
 from penstock.runtime.transport.peer_handshake import INCARNATION_BYTES
 from penstock.runtime.transport.peer_handshake import Process as Peer
@@ -444,6 +444,10 @@ class Ends(Transport):
     @property
     def ring_bytes(self) -> int:
         return self.inbox.capacity
+
+    def links(self) -> dict[int, LinkLoad]:
+        """There is no system to ask."""
+        return {}
 
     def ring(self) -> None:
         """There may be something to do."""

@@ -1073,6 +1073,9 @@ class EpochCluster:
             participant.on_snapshot(snapshot)
 
         clock = self.clock if not node.ahead_ns else lambda: self.clock() + node.ahead_ns
+        root = MulticastRoot(worker, incarnation, transport, clock) if self.nodes.several else None
+        if root is not None:
+            root.adjuster.crowded = True  # so that streams have trees which would do without
         participant = Participant(self.store, command.plan.key_groups, send, later)  # type: ignore[arg-type]
         wiring = Wiring(
             command.plan,
@@ -1086,7 +1089,7 @@ class EpochCluster:
             on_snapshot=saved,
             on_motion=participant.on_motion,
             wall=self._wall,
-            root=MulticastRoot(worker, incarnation, transport, clock) if self.nodes.several else None,
+            root=root,
         )
         participant.loop = RunLoop(wiring, transport, clock)
         slow = max(node.slow, self.faults.slow[worker] if worker < len(self.faults.slow) else 0.0)

@@ -377,7 +377,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of records in a run")
     parser.add_argument("--interval", type=float, default=1.0, help="between epochs, s")
     parser.add_argument("--per-run", type=int, default=FAULTS_A_RUN, help="faults in a run, at most")
-    parser.add_argument("--trees", default="auto", help="see penstock.run; toggle:1 has them switch every second")
+    parser.add_argument(
+        "--trees",
+        type=lambda text: int(text) if text.isdigit() else text,
+        default=2,
+        help="see penstock.run (%(default)s, so that all streams have trees); toggle:1 has the trees switch every second",
+    )
     parser.add_argument("--runs", type=int, default=0, help="at most; 0: as many as the faults take")
     parser.add_argument("--go-on", action="store_true", help="after a run that failed, too")
     parser.add_argument("--json", type=Path, help="append the figures to this file, as one line")

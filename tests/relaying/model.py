@@ -126,7 +126,7 @@ class Task:
 class Cluster:
     """See the module's docstring."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, calm: bool = False) -> None:
         self.seed = seed
         chance = self.chance = random.Random(seed)
         self.counts: Counter[str] = Counter()
@@ -142,6 +142,10 @@ class Cluster:
         self.roots = {
             worker: MulticastRoot(worker, 0, self.ends[worker], lambda: self.turns * 1_000_000) for worker in workers
         }
+        # Whose link is crowded gives all streams trees, also those that do without otherwise.
+        for root in self.roots.values():
+            root.adjuster.crowded = True
+        self.crowds = random.Random(f"crowds {seed}") if seed % 2 and not calm else None
         self.relays: dict[int, Relay] = {}  # by number
         self.relay_node: dict[int, int] = {}
         self.known: dict[int, set[int]] = {}  # what each relay was told
@@ -185,6 +189,8 @@ class Cluster:
         for _ in range(turns):
             self.turns += 1
             self._turn()
+            if self.crowds is not None and self.crowds.random() < 0.02:
+                self._crowd(self.roots[self.crowds.choice(self.senders)])
         self._rest()
         self._check()
 
@@ -215,6 +221,12 @@ class Cluster:
             self.counts["limits"] += 1
         else:
             self._flush()
+
+    def _crowd(self, root: MulticastRoot) -> None:
+        """The link of a root becomes crowded, or is no longer."""
+        root.adjuster.crowded = not root.adjuster.crowded
+        root.reconsider()
+        self.counts["crowds"] += 1
 
     def _emit(self) -> None:
         worker = self.chance.choice(self.senders)
@@ -468,9 +480,9 @@ class Cluster:
         ) + str([root.status() for root in self.roots.values() if root.status()])
 
 
-def run_seed(seed: int, turns: int = 600) -> Counter[str]:
-    """Runs a seed, and returns what happened, counted. Raises AssertionError."""
-    cluster = Cluster(seed)
+def run_seed(seed: int, turns: int = 600, *, calm: bool = False) -> Counter[str]:
+    """Runs a seed, and returns what happened, counted. `calm`: all links stay crowded. Raises AssertionError."""
+    cluster = Cluster(seed, calm=calm)
     try:
         cluster.run(turns)
     except Exception as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, LimitToggle
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
+from penstock.runtime.relaying.tree_options import LimitToggle
+from penstock.runtime.transport.base import LinkLoad
 
 SIZE = 16 * 1024
 WINDOW = 256 * 1024
@@ -15,38 +19,51 @@ NODES = 7
 
 
 class Link:
-    """A root that sends entries at a rate to as many children as the limit says, one copy after the other."""
+    """A root that sends entries at a rate to as many children as the limit says, one copy after the other. `late_s`:
+    how much later than the link a child may be, which has other things to do."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, copy_s: float = COPY_S, late_s: float = 0.0) -> None:
         self.adjuster = LimitAdjuster()
         self.limit = 3
         self.now_s = 0.0
         self.free_s = 0.0
+        self.copy_s = copy_s
+        self.late_s = late_s
+        self.chance = random.Random(5)
         self.queue: list[tuple[float, int, int]] = []  # when the receipt comes, the child, and the entry
+        self.leaves: list[tuple[float, int]] = []  # when a copy has left, and its child
         self.entries = 0
         self.taken: dict[int, int] = {}
+        self.carried = dict.fromkeys(range(NODES), 0)
         self.limits: list[int] = []
-        for child in range(NODES):
-            self.adjuster.meter.round_trip(child, 2 * DELAY_S, 0.0)
 
     def run(self, rate: float, seconds: float) -> None:
         end_s, due_s = self.now_s + seconds, self.now_s
         while self.now_s < end_s:
             self.now_s += 0.0002
-            for at_s, child, entry in [receipt for receipt in self.queue if receipt[0] <= self.now_s]:
-                self.queue.remove((at_s, child, entry))
-                self.taken[child] = entry
-                self.adjuster.meter.received(child, 1, self.now_s)
+            for receipt in [receipt for receipt in self.queue if receipt[0] <= self.now_s]:
+                self.queue.remove(receipt)
+                _, child, entry = receipt
+                self.taken[child] = max(entry, self.taken.get(child, 0))
+            while self.leaves and self.leaves[0][0] <= self.now_s:
+                self.carried[self.leaves.pop(0)[1]] += SIZE
             queued = self.queued()
             while due_s <= self.now_s and queued * SIZE < WINDOW:
                 due_s += 1 / rate
                 queued += 1
                 self.send()
             due_s = max(due_s, self.now_s - 0.05)
-            found = self.adjuster.look(self.now_s, self.queued(), WINDOW, 0, 0.0, self.limit, NODES)
+            found = self.adjuster.look(self.now_s, self.queued(), WINDOW, 0, 0.0, self.limit, NODES, self.links)
             if found is not None:
                 self.limit = found
                 self.limits.append(found)
+
+    def links(self) -> dict[int, LinkLoad]:
+        """What the system says: a connection is full when more of its copies wait than are on the wire."""
+        waiting = [child for _, child in self.leaves]
+        full = {child for child in range(NODES) if waiting.count(child) > 1}
+        rate = SIZE / self.copy_s / max(1, len(full))
+        return {child: LinkLoad(self.carried[child], rate, child in full, 0.0) for child in range(NODES)}
 
     def queued(self) -> int:
         return self.entries - min((self.taken.get(child, 0) for child in range(self.limit)), default=0)
@@ -55,9 +72,10 @@ class Link:
         self.entries += 1
         for child in range(NODES):
             if child < self.limit:
-                self.free_s = max(self.free_s, self.now_s) + COPY_S
-                self.queue.append((self.free_s + 2 * DELAY_S, child, self.entries))
-                self.adjuster.meter.sent(child, 1, self.now_s)
+                self.free_s = max(self.free_s, self.now_s) + self.copy_s
+                self.leaves.append((self.free_s, child))
+                late_s = self.chance.uniform(0, self.late_s)
+                self.queue.append((self.free_s + 2 * DELAY_S + late_s, child, self.entries))
             else:
                 self.taken[child] = self.entries
         self.adjuster.sent(self.limit, SIZE, 0.00001)
@@ -76,9 +94,41 @@ def test_a_slow_link_gets_fewer_children_and_then_more_again() -> None:
     assert len(link.limits) - changes <= 2, f"the limit flaps: {link.limits}"
 
 
+def test_children_that_answer_late_are_no_slow_link() -> None:
+    link = Link(copy_s=0.00001, late_s=0.02)
+    link.run(100, 2.0)
+    link.run(2_000, 2.0)  # fills the window, because the children are late
+    assert link.limit == 3
+    status = link.adjuster.status()
+    assert not status["overloaded"]
+    assert status["copy_us"] < 100
+
+
+def test_a_link_that_is_full_without_a_tree_is_crowded_until_it_could_carry_a_copy_to_each_worker() -> None:
+    link = Link()
+    adjuster = link.adjuster
+    link.limit = NODES
+    found = []
+    for _step in range(40):
+        link.now_s += 0.05
+        for _ in range(15):  # 300 a second, of which the link carries 109
+            link.send()
+        while link.leaves and link.leaves[0][0] <= link.now_s:
+            link.carried[link.leaves.pop(0)[1]] += SIZE
+        found.append(adjuster.look_at_links(link.now_s, link.links))
+        assert sum(found) <= 1, "it becomes crowded once"
+    assert adjuster.crowded
+    link.leaves, link.queue, link.limit = [], [], 1
+    link.free_s, link.taken = link.now_s, dict.fromkeys(range(NODES), link.entries)
+    link.run(300, 2.0)
+    assert adjuster.crowded, "a copy to each worker would fill the link"
+    link.run(30, 3.0)
+    assert not adjuster.crowded
+
+
 def test_nothing_is_said_of_a_root_without_relays() -> None:
     adjuster = LimitAdjuster()
-    assert all(adjuster.look(now / 10, 0, WINDOW, 0, 0.0, 1, 0) is None for now in range(10))
+    assert all(adjuster.look(now / 10, 0, WINDOW, 0, 0.0, 1, 0, dict) is None for now in range(10))
     assert adjuster.status()["reason"] == ""
 
 
@@ -86,9 +136,9 @@ def test_a_toggle_changes_the_limit_by_the_clock() -> None:
     toggle, limit, changed_at = LimitToggle(1.0), NODES, []
     for step in range(40):
         now_s = 5.0 + step / 10
-        found = toggle.look(now_s, 0, WINDOW, 0, 0.0, limit, NODES)
+        found = toggle.look(now_s, 0, WINDOW, 0, 0.0, limit, NODES, dict)
         if found is not None:
             limit = found
             changed_at.append((round(now_s, 1), limit))
     assert changed_at == [(5.0, 1), (6.0, 3), (7.0, 1), (8.0, 3)]
-    assert toggle.look(20.0, 0, WINDOW, 0, 0.0, 1, 1) is None, "one destination has one tree"
+    assert toggle.look(20.0, 0, WINDOW, 0, 0.0, 1, 1, dict) is None, "one destination has one tree"

@@ -193,6 +193,24 @@ def test_an_idle_connection_sends_nothing(net: Network) -> None:
     assert [end.transport.silent() for end in net.ends] == [{1: 0.0}, {0: 0.0}]
 
 
+def test_the_system_tells_what_a_connection_carries_and_for_how_long_its_peer_had_no_room(net: Network) -> None:
+    body = b"x" * 1000
+    assert net.a.transport.send(1, 0, (body,))
+    assert net.take(net.b, 1) == [(0, body)]
+    sent = net.a.transport.sent_bytes()[1]
+    wait_until(lambda: net.a.transport.links()[1].acknowledged >= sent, "what was sent is acknowledged")
+    assert net.a.transport.links().keys() == {1}
+    idle = net.a.transport.links()[1]
+    assert not idle.full
+    assert not idle.held_s
+    assert idle.rate > 0
+    net.b.asleep = True
+    while net.a.transport.send(1, 0, (body,)):
+        net.a.receive()
+    wait_until(lambda: net.a.transport.links()[1].held_s > 0.05, "the bytes wait for the peer")
+    assert net.a.transport.links()[1].acknowledged < net.a.transport.sent_bytes()[1]
+
+
 def test_nothing_is_left_after_closing() -> None:
     before = descriptors(), threads()
     net = Tcp(3)

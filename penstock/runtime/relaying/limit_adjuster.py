@@ -1,8 +1,12 @@
 """Adjusts the out-degree limit of a root's trees to its load (docs/papers.md: W5, W6).
 
-The server of the queue model is what the root sends with: its processor, and the link of its machine. The queue are the
-entries that the root's children do not have yet. So a slow task is not taken for a slow link: its relay has the entry.
-All figures count entries. The capacity is what the credit windows allow, in entries of the present size.
+The server of the queue model is what the root sends with: its processor, or the link of its machine where the link
+takes longer (link_meter.py). The queue are the entries that the root's children do not have yet. So a slow task is not
+taken for a slow link: its relay has the entry. All figures count entries. The capacity is what the credit windows
+allow, in entries of the present size.
+
+A tree of relays costs a hop more. It pays when it saves copies, which it does not where each node has one worker and
+the nodes are few. Then it pays only while the link is too short for a copy to each worker (`crowded`).
 
 Theorem 4 is watched at each switch: where a switch takes longer than the queue has room for, the sources wait, and
 `waited_s` adds up for how long. Nothing is looked at while nothing is sent.
@@ -10,14 +14,17 @@ Theorem 4 is watched at each switch: where a switch takes longer than the queue 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from penstock.runtime.multicast.link_meter import LinkMeter
-from penstock.runtime.multicast.load_monitor import Counters, LoadMonitor
-from penstock.runtime.multicast.reach import binomial_degree
+from penstock.runtime.multicast.load_monitor import Counters, Load, LoadMonitor
+from penstock.runtime.multicast.queue_model import Cost, affordable_limit
 from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, Verdict, decide, look_is_due
 from penstock.runtime.multicast.switch_cost import wait_s
+from penstock.runtime.relaying.link_meter import LinkMeter
+from penstock.runtime.transport.base import LinkLoad
 
 #: What a switch is taken to cost before the first one has been measured.
 _SWITCH_S = 0.01
@@ -31,17 +38,19 @@ class LimitAdjuster:
     def __init__(self, options: AdjustmentOptions | None = None) -> None:
         self.meter = LinkMeter()
         self.verdict: Verdict | None = None
+        self.crowded = False  # whether the link is too short for a copy to each worker
         self.waited_s = 0.0
         self._options = options or AdjustmentOptions()
         self._monitor = LoadMonitor(
             self._options.interval_s, self._options.alpha, self._options.early, self._options.memory_s
         )
+        self._looked_s = -math.inf  # at links without a tree
         self._arrived = 0
         self._copies = 0
         self._sending_s = 0.0
         self._size = 0.0
         self._switch_s = _SWITCH_S
-        self._load: dict[str, float] = {}
+        self._load: Load | None = None
 
     def sent(self, copies: int, size: int, seconds: float) -> None:
         """The root has sent an entry of `size` bytes to so many children, which took its processor so long."""
@@ -53,28 +62,49 @@ class LimitAdjuster:
     def switched(self, seconds: float, queued: int, window_bytes: int) -> None:
         """A switch took so long."""
         self._switch_s = seconds
-        rate = self._load.get("rate", 0.0)
+        rate = 0.0 if self._load is None else self._load.rate
         self.waited_s += wait_s(seconds, self._capacity(window_bytes), queued, rate)
 
+    def look_at_links(self, now_s: float, links: Callable[[], Mapping[int, LinkLoad]]) -> bool:
+        """Looks at the connections of a root without trees, if it is time. Returns whether it has become crowded."""
+        if self.crowded or now_s - self._looked_s < self._options.interval_s:
+            return False
+        self._looked_s = now_s
+        was_full = self.meter.full
+        self.meter.look(now_s, links())
+        self.crowded = was_full and self.meter.full
+        return self.crowded
+
     def look(
-        self, now_s: float, queued: int, window_bytes: int, encoded: int, encoding_s: float, limit: int, nodes: int
+        self,
+        now_s: float,
+        queued: int,
+        window_bytes: int,
+        encoded: int,
+        encoding_s: float,
+        limit: int,
+        nodes: int,
+        links: Callable[[], Mapping[int, LinkLoad]],
     ) -> int | None:
         """Looks at the queue, if it is time. Returns the limit that the trees should have, or None for the one that
         they have. `encoded`, `encoding_s`: how many entries were encoded so far, and how long that took. `limit`: of
-        the trees, which have so many destinations."""
+        the trees, which have so many destinations. `links`: tells the load of the connections to relays."""
         options, monitor = self._options, self._monitor
         capacity = self._capacity(window_bytes)
         if not look_is_due(monitor, now_s, self._arrived, queued, capacity, options):
             return None
-        # The meter knows what the copies with receipts took of the link. The processor's share is that of these copies.
-        meter = self.meter
-        processor_s = self._sending_s * meter.copies / self._copies if self._copies else 0.0
-        counters = Counters(self._arrived, meter.copies, max(processor_s, meter.busy_s), encoded, encoding_s)
+        self.meter.look(now_s, links())
+        counters = Counters(self._arrived, self._copies, self._sending_s, encoded, encoding_s)
         load = monitor.look(now_s, counters, queued)
         if load is None or not nodes:
             return None
-        self._load = {"rate": load.rate, "copy_us": load.cost.copy_s * 1e6, "encode_us": load.cost.encode_s * 1e6}
+        # The load is smoothed. What a copy takes of the link is not, because it is known only when the link is full.
+        copy_s = max(load.cost.copy_s, self._size / self.meter.rate(now_s))
+        load = self._load = replace(load, cost=Cost(copy_s, load.cost.encode_s))
         self.verdict = decide(load, limit, nodes, capacity, self._switch_s, options)
+        if self.crowded or self.meter.full:
+            rate = max(load.rate * (1 + options.margin), load.highest_rate)
+            self.crowded = affordable_limit(rate, load.cost, capacity, nodes).exact < nodes
         return self.verdict.limit if self.verdict.limit != limit else None
 
     def _capacity(self, window_bytes: int) -> float:
@@ -82,43 +112,14 @@ class LimitAdjuster:
 
     def status(self) -> dict[str, Any]:
         """Returns what is known of the load, as plain data."""
-        verdict = self.verdict
-        return {
-            **self._load,
-            "waited_s": self.waited_s,
-            "reason": "" if verdict is None else verdict.reason,
-            "overloaded": verdict is not None and verdict.overloaded,
-        }
-
-
-class LimitToggle(LimitAdjuster):
-    """Changes the limit every `every_s` seconds in which something is sent, between 1 and none, whatever the load: the
-    trees are chains, and binomial ones, in turn."""
-
-    def __init__(self, every_s: float) -> None:
-        super().__init__()
-        self._every_s = every_s
-        self._due_s = 0.0
-
-    def look(
-        self, now_s: float, queued: int, window_bytes: int, encoded: int, encoding_s: float, limit: int, nodes: int
-    ) -> int | None:
-        """See LimitAdjuster."""
-        if now_s < self._due_s:
-            return None
-        self._due_s = now_s + self._every_s
-        other = binomial_degree(nodes) if limit == 1 else 1
-        return None if other == limit else other
-
-
-@dataclass(frozen=True)
-class TreeOptions:
-    """Which out-degree limit the trees of a job have. `limit`: this one. `toggle_s`: see LimitToggle. Without both, the
-    limit follows the load."""
-
-    limit: int | None = None
-    toggle_s: float | None = None
-
-    def adjuster(self) -> LimitAdjuster:
-        """Returns what adjusts the limit of a root's trees, if `limit` gives none."""
-        return LimitAdjuster() if self.toggle_s is None else LimitToggle(self.toggle_s)
+        load, verdict = self._load, self.verdict
+        found: dict[str, Any] = {"waited_s": self.waited_s, "reason": "", "overloaded": False}
+        if load is not None and verdict is not None:
+            found |= {
+                "rate": load.rate,
+                "copy_us": load.cost.copy_s * 1e6,
+                "encode_us": load.cost.encode_s * 1e6,
+                "reason": verdict.reason,
+                "overloaded": verdict.overloaded,
+            }
+        return found

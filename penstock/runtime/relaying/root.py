@@ -14,7 +14,8 @@ it is sent. When the cache has dropped a body, because an epoch is complete, the
 that still asks gets the entry without the body.
 
 All trees of a worker have the same out-degree limit, because they share its processor and its link. The limit follows
-the load (limit_adjuster.py), unless one is given.
+the load (limit_adjuster.py), unless one is given. A stream that would gain nothing from a tree has none, and all its
+channels send straight to their workers.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from penstock.runtime.relaying import wire
 from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import StreamId
-from penstock.runtime.transport.base import Buffer, PeerTransport
+from penstock.runtime.transport.base import Buffer, LinkLoad, PeerTransport
 
 # The root announces a tree without the connections of relays that have not made them in this time.
 _CONNECT_NS = 1_000_000_000
@@ -83,7 +84,6 @@ class RootStream:
         self._wanted: tuple[tuple[int, ...], int] = ((), 1)  # relays and limit of the tree, or of the one to come
         self._switch: _Switch | None = None
         self._taken: dict[int, int] = {}  # by relay: the first entry that it lacks
-        self._asked_ns: dict[int, int] = {}  # by relay that has not answered yet: when it was told to join
         self._reachable = 0  # the number of channels whose workers have relays in the tree
 
     # --- called by the log ---------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class RootStream:
         begun_ns = root.clock()
         self._append(number)
         size = cache.entries[number - cache.first][3]
-        root.adjuster.sent(len(self._tree.of(root.worker)), size, (root.clock() - begun_ns) / 1e9)
+        root.adjuster.sent(len(self._tree.of(root.worker)), size + wire.HEAD_BYTES, (root.clock() - begun_ns) / 1e9)
 
     def oldest(self) -> int:
         """Returns the number of the oldest entry of the log that may have to be sent again."""
@@ -173,8 +173,9 @@ class RootStream:
         root = self._root
         workers = {channel.worker for channel in self.out.channels if not channel.local}
         relays = {worker: relay for worker in workers if (relay := root.relay_of(worker)) is not None}
-        # One worker alone can be sent to as well.
-        nodes = tuple(sorted(set(relays.values()))) if len(relays) > 1 else ()
+        nodes = tuple(sorted(set(relays.values())))
+        if not root.tree_pays(len(relays), len(nodes)):
+            nodes = ()
         most = max(1, binomial_degree(len(nodes)))
         wanted = (nodes, most if limit is None else min(limit, most))
         switch = self._switch
@@ -222,7 +223,6 @@ class RootStream:
         tree = wire.write_tree(after)
         for node in sorted(after.destinations - before.destinations - self._log.lost):
             self._taken.pop(node, None)
-            self._asked_ns[node] = now_ns
             self._tell(node, wire.JOIN, number + 1, plan.announcement.version, tree)
             for relay in sorted(self._log.lost & after.destinations):
                 self._tell(node, wire.LOST, relay)
@@ -279,7 +279,7 @@ class RootStream:
         """Takes a message of a relay. Raises BadMessage."""
         log, switch = self._log, self._switch
         if kind == wire.DELIVERED:
-            self._receipt(sender, place)
+            self._taken[sender] = place
             log.receipt(sender, number - 1)
             if switch is not None:
                 switch.progress.receipt(sender, _LOG, number - 1)
@@ -291,15 +291,6 @@ class RootStream:
             self._connected(number, place)
         else:
             raise BadMessage(f"worker {self.id[0]} got a relay's message of the kind {kind}")
-
-    def _receipt(self, relay: int, taken: int) -> None:
-        """A relay has all entries before this number."""
-        before, meter, now_ns = self._taken.get(relay), self._root.adjuster.meter, self._root.clock()
-        self._taken[relay] = taken
-        if before is not None and taken > before:
-            meter.received(relay, taken - before, now_ns / 1e9)
-        if (asked_ns := self._asked_ns.pop(relay, None)) is not None:
-            meter.round_trip(relay, (now_ns - asked_ns) / 1e9, now_ns / 1e9)
 
     def close(self) -> None:
         """Ends the stream, because the log sends nothing more."""
@@ -335,7 +326,6 @@ class RootStream:
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                self._root.adjuster.meter.sent(action.to, 1, self._root.clock() / 1e9)
                 self._root.send(action.to, (self, action.number, action.entry))
             elif isinstance(action, Connected):
                 self._connected(action.child, action.version)
@@ -429,10 +419,17 @@ class MulticastRoot:
         lost = set(before.addresses.keys() - relays.addresses.keys())
         for relay in lost:
             self._outbox.pop(relay, None)
-            self.adjuster.meter.lost(relay)
         for stream in self._streams.values():
             stream.relays_changed(before, lost)
         self.tick()
+
+    def tree_pays(self, workers: int, nodes: int) -> bool:
+        """Returns whether a tree of relays should carry what so many workers on so many other nodes get. With a tree,
+        the root sends at most as many copies as its out-degree, and every entry takes a hop more."""
+        if workers <= 1:
+            return False
+        saves = workers > nodes or nodes >= 2 * binomial_degree(nodes)
+        return saves or not self._adjusts or self.adjuster.crowded
 
     def limit(self, limit: int) -> None:
         """Gives all trees this out-degree limit, and leaves it so."""
@@ -441,9 +438,13 @@ class MulticastRoot:
 
     def _set_limit(self, limit: int) -> None:
         self._limit = limit
+        self.reconsider()
+        self.tick()
+
+    def reconsider(self) -> None:
+        """Another tree may be wanted for every stream."""
         for stream in self._streams.values():
             self._to_adjust[stream] = None
-        self.tick()
 
     def changed(self, stream: RootStream) -> None:
         """Another tree may be wanted for a stream."""
@@ -513,22 +514,35 @@ class MulticastRoot:
                 if now_ns >= until_ns:
                     del self._preparing[stream]
                     stream.look(now_ns)
-        if self._adjusts and (streams := [stream for stream in self._streams.values() if stream.members]):
-            self._look(streams)
+        if self._adjusts and self._map.addresses:
+            self._look()
 
-    def _look(self, streams: list[RootStream]) -> None:
-        """Gives the trees another limit, if the load calls for one."""
-        limit = self.adjuster.look(
-            self.clock() / 1e9,
+    def _look(self) -> None:
+        """Gives the trees another limit, or streams a tree or none, if the load calls for a change."""
+        adjuster, now_s = self.adjuster, self.clock() / 1e9
+        streams = [stream for stream in self._streams.values() if stream.members]
+        if not streams:
+            if self._streams and adjuster.look_at_links(now_s, self._transport.links):
+                self.reconsider()
+            return
+        crowded = adjuster.crowded
+        limit = adjuster.look(
+            now_s,
             sum(stream.queued for stream in streams),
             self.window(),
             sum(stream.out.encoded for stream in streams),
             sum(stream.out.encoding_ns for stream in streams) / 1e9,
             max(stream.limit for stream in streams),
             max(len(stream.tree.destinations) for stream in streams),
+            self._relay_links,
         )
         if limit is not None:
             self._set_limit(limit)
+        if adjuster.crowded != crowded:
+            self.reconsider()
+
+    def _relay_links(self) -> dict[int, LinkLoad]:
+        return {peer: load for peer, load in self._transport.links().items() if peer in self._map.addresses}
 
     def window(self) -> int:
         """Returns how many bytes may be under way in all streams."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from penstock.runtime.errors import PenstockError
 
@@ -19,6 +20,19 @@ Buffer = bytes | bytearray | memoryview
 class PeerGone(PenstockError):
     """Nobody is at the address of a worker any more. The worker has died, which its watcher will report, or its ring
     has been replaced."""
+
+
+@dataclass(frozen=True)
+class LinkLoad:
+    """What the system says of the connection to a peer of another machine. `acknowledged`: how many bytes the peer's
+    system has received over this connection. `rate`: how many it received in a second, as last measured. `full`:
+    whether bytes wait, and the sender has sent as much as the network takes. `held_s`: for how long they have waited
+    for room at the peer so far."""
+
+    acknowledged: int
+    rate: float
+    full: bool
+    held_s: float
 
 
 class Transport(ABC):
@@ -108,6 +122,10 @@ class PeerTransport(Transport):
     def sent_bytes(self) -> dict[int, int]:
         """Returns how many bytes were sent over a network to each connected peer, with the heads of frames and without
         what was sent again after a broken connection. Any thread may call this."""
+        return {}
+
+    def links(self) -> dict[int, LinkLoad]:
+        """Returns what the system says of the connections to peers of other machines, as far as it knows."""
         return {}
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from penstock.runtime.transport.base import Buffer, NetworkTransport, PeerTransport
+from penstock.runtime.transport.base import Buffer, LinkLoad, NetworkTransport, PeerTransport
 from penstock.runtime.transport.choose import Abilities, Kind, choose
 from penstock.runtime.transport.shm import ShmTransport
 
@@ -111,6 +111,9 @@ class RoutedTransport(PeerTransport):
     def sent_bytes(self) -> dict[int, int]:
         """See PeerTransport."""
         return {peer: sent for far in self._far for peer, sent in far.sent_bytes().items() if sent}
+
+    def links(self) -> dict[int, LinkLoad]:
+        return {peer: load for far in self._far for peer, load in far.links().items()}
 
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
         gone = list(workers)

@@ -24,13 +24,14 @@ import logging
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from penstock.runtime.transport.base import Buffer, NetworkTransport
+from penstock.runtime.transport.base import Buffer, LinkLoad, NetworkTransport
 from penstock.runtime.transport.endpoint import Ports, listen
 from penstock.runtime.transport.framing import (
     ACKNOWLEDGEMENT,
@@ -65,6 +66,11 @@ _BUFFER_BYTES = 1024 * 1024
 _MOVED_AT_ONCE = 4096
 _EVENTS = 64
 _LINKS_PARKED = 4  # for each worker
+
+# Of struct tcp_info: whether the sender had too little to send when the rate was measured (the first bit of a byte);
+# how many segments are under way; how many bytes the peer has acknowledged; how many bytes wait to be sent; the rate
+# (bytes/s); for how long (us) bytes have waited for room at the peer.
+_TCP_INFO = struct.Struct("<7xB16xI92xQ16xI12xQ8xQ")
 
 # For how long `close` waits until the peers have received everything.
 CLOSE_S = 5.0
@@ -149,6 +155,14 @@ class TcpTransport(NetworkTransport):
     def sent_bytes(self) -> dict[int, int]:
         """See PeerTransport."""
         return {peer: (out.stream.region.head - self._first) & WRAP for peer, out in list(self._out.items())}
+
+    def links(self) -> dict[int, LinkLoad]:
+        """See PeerTransport."""
+        return {
+            peer: load
+            for peer, out in self._out.items()
+            if out.connection is not None and (load := _load_of(out.connection)) is not None
+        }
 
     def connect(self, addresses: Mapping[int, str]) -> None:
         """See PeerTransport. It never fails because a worker cannot be reached at present."""
@@ -680,6 +694,18 @@ class Incoming:
         self._blocked = False
         self._owner.watch_also(self.connection, _INCOMING_EVENTS)
         self._acknowledge()
+
+
+def _load_of(connection: Connection) -> LinkLoad | None:
+    """Asks the kernel how much a connection carries. Returns None when it does not say."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:  # the connection has broken, which its events will say
+        return None
+    if len(info) < _TCP_INFO.size:  # an old kernel
+        return None
+    bits, under_way, acknowledged, waiting, rate, held_us = _TCP_INFO.unpack(info)
+    return LinkLoad(acknowledged, rate, not bits & 1 and bool(under_way or waiting), held_us / 1e6)
 
 
 def _power_of_two(size: int) -> int:

@@ -1,0 +1,52 @@
+"""Says which trees the streams of a job have (docs/papers.md: W5): those that the load calls for, or fixed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from penstock.runtime.multicast.reach import binomial_degree
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
+from penstock.runtime.transport.base import LinkLoad
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """Which out-degree limit the trees of a job have. `limit`: this one. `toggle_s`: see LimitToggle. Without both, the
+    limit follows the load."""
+
+    limit: int | None = None
+    toggle_s: float | None = None
+
+    def adjuster(self) -> LimitAdjuster:
+        """Returns what adjusts the limit of a root's trees, if `limit` gives none."""
+        return LimitAdjuster() if self.toggle_s is None else LimitToggle(self.toggle_s)
+
+
+class LimitToggle(LimitAdjuster):
+    """Changes the limit every `every_s` seconds in which something is sent, between 1 and none, whatever the load: the
+    trees are chains, and binomial ones, in turn. All streams have trees."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__()
+        self.crowded = True
+        self._every_s = every_s
+        self._due_s = 0.0
+
+    def look(
+        self,
+        now_s: float,
+        queued: int,
+        window_bytes: int,
+        encoded: int,
+        encoding_s: float,
+        limit: int,
+        nodes: int,
+        links: Callable[[], Mapping[int, LinkLoad]],
+    ) -> int | None:
+        """See LimitAdjuster."""
+        if now_s < self._due_s:
+            return None
+        self._due_s = now_s + self._every_s
+        other = binomial_degree(nodes) if limit == 1 else 1
+        return None if other == limit else other
