@@ -381,7 +381,7 @@ def main() -> int:
         "--trees",
         type=lambda text: int(text) if text.isdigit() else text,
         default=2,
-        help="see penstock.run (%(default)s, so that all streams have trees); toggle:1 has the trees switch every second",
+        help="see penstock.run (%(default)s, so all streams have trees); toggle:1 has the trees switch every second",
     )
     parser.add_argument("--runs", type=int, default=0, help="at most; 0: as many as the faults take")
     parser.add_argument("--go-on", action="store_true", help="after a run that failed, too")

@@ -34,9 +34,9 @@ from penstock.runtime.host.reporting import Reporter, ReportSender, SnapshotWrit
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.pickling import join
-from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
+from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.base import PeerGone, PeerTransport
 from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
