@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
+from penstock.runtime.exchange.log import OutLog
+from penstock.runtime.records.userfunc import ErrorHandler
+from penstock.runtime.relaying.relay_map import RelayMap
+from penstock.runtime.relaying.root import MulticastRoot
+from penstock.runtime.relaying.wire import FIRST_RELAY
+from penstock.runtime.transport.base import Buffer, PeerTransport
 from tests.relaying.model import run_seed
 
 CHUNK = 50
@@ -26,3 +33,63 @@ def test_every_task_gets_every_batch_once_and_in_order(first: int) -> None:
 def test_seeds_that_have_failed(seed: int) -> None:
     # The last three fail when a relay tells that an entry is delivered before its workers have the entry.
     run_seed(seed, calm=True)
+
+
+class _Nowhere(PeerTransport):
+    """Takes everything, and asks no system."""
+
+    address, ring_bytes, target_message = "", 0, 1 << 16
+
+    def max_message(self, worker: int) -> int:
+        return 1 << 20
+
+    def connect(self, addresses: Mapping[int, str]) -> None: ...
+
+    def drop(self, workers: Iterable[int]) -> dict[int, int]:
+        return {}
+
+    def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
+        return True
+
+    def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
+        return []
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("on_nodes", "limit", "tree", "why"),
+    [
+        ([1, 1, 1], None, False, "3 nodes with one worker each are sent to straight"),
+        ([1, 1, 1], 2, True, ""),
+        ([1, 1, 2], None, True, ""),
+        ([1] * 5, None, False, "5 nodes"),
+        ([1] * 6, None, True, ""),
+        ([2], None, True, ""),
+        ([1], None, False, "one worker alone"),
+        ([], None, False, "no worker on another node"),
+    ],
+)
+def test_a_stream_has_a_tree_where_the_tree_saves_copies(
+    on_nodes: list[int], limit: int | None, tree: bool, why: str
+) -> None:
+    root = MulticastRoot(0, 0, _Nowhere(), lambda: 0, limit)
+    log = OutLog(_Nowhere(), ErrorHandler("test"), None)
+    log.stream = root.stream(log)
+    nodes = [node for node, workers in enumerate(on_nodes) for _ in range(workers)]
+    for worker, _ in enumerate(nodes, 1):
+        log.channel(worker, worker, worker, local=False, credit_window=1000)
+    root.tick()
+    (before,) = root.status()
+    assert before["no_tree"]
+    root.use(
+        RelayMap(
+            {FIRST_RELAY + node: "" for node in range(len(on_nodes))},
+            {worker: FIRST_RELAY + node for worker, node in enumerate(nodes, 1)},
+        )
+    )
+    (after,) = root.status()
+    assert why in after["no_tree"]
+    assert (after["no_tree"] == "") == tree == after["switching"]

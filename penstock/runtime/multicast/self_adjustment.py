@@ -113,12 +113,12 @@ def decide(
 
 def _down(rate: float, limit: int, best: Affordable) -> Verdict:
     """The verdict on a tree whose queue grows."""
-    records = f"{rate:,.0f} records/s"
+    entries = f"{rate:,.0f} entries/s"
     if best.overloaded:
-        return Verdict(1, f"{records} are more than one child can be sent; the sources wait", True)
+        return Verdict(1, f"{entries} are more than one child can be sent; the sources wait", True)
     if best.limit >= limit:
-        return Verdict(limit, f"{limit} children are affordable at {records}")
-    return Verdict(best.limit, f"the queue grows, and {best.limit} children are affordable at {records}")
+        return Verdict(limit, f"{limit} children are affordable at {entries}")
+    return Verdict(best.limit, f"the queue grows, and {best.limit} children are affordable at {entries}")
 
 
 def _up(load: Load, limit: int, roomy: int, destinations: int, switch_s: float, options: AdjustmentOptions) -> Verdict:
@@ -131,5 +131,5 @@ def _up(load: Load, limit: int, roomy: int, destinations: int, switch_s: float, 
         return Verdict(limit, f"{roomy} children would not reach the last node sooner")
     needed, expected = records_to_pay(before, after, switch_s), load.rate * options.horizon_s
     if not expected > needed:
-        return Verdict(limit, f"{roomy} children would pay after {needed:,.0f} records; {expected:,.0f} are expected")
-    return Verdict(roomy, f"the queue is short, and {roomy} children are affordable at {load.rate:,.0f} records/s")
+        return Verdict(limit, f"{roomy} children would pay after {needed:,.0f} entries; {expected:,.0f} are expected")
+    return Verdict(roomy, f"the queue is short, and {roomy} children are affordable at {load.rate:,.0f} entries/s")

@@ -84,6 +84,7 @@ class RootStream:
         self._wanted: tuple[tuple[int, ...], int] = ((), 1)  # relays and limit of the tree, or of the one to come
         self._switch: _Switch | None = None
         self._taken: dict[int, int] = {}  # by relay: the first entry that it lacks
+        self._why = _why_none(0, 0, 0)  # why there is no tree; empty: there is one
         self._reachable = 0  # the number of channels whose workers have relays in the tree
 
     # --- called by the log ---------------------------------------------------------------------------------------
@@ -174,7 +175,9 @@ class RootStream:
         workers = {channel.worker for channel in self.out.channels if not channel.local}
         relays = {worker: relay for worker in workers if (relay := root.relay_of(worker)) is not None}
         nodes = tuple(sorted(set(relays.values())))
+        self._why = ""
         if not root.tree_pays(len(relays), len(nodes)):
+            self._why = _why_none(len(workers), len(relays), len(nodes))
             nodes = ()
         most = max(1, binomial_degree(len(nodes)))
         wanted = (nodes, most if limit is None else min(limit, most))
@@ -351,6 +354,7 @@ class RootStream:
         return {
             "stream": self.id[2],
             "tree": {node: list(children) for node, children in self._tree.children.items()},
+            "no_tree": self._why,
             "limit": self.limit,
             "members": len(self.members),
             "channels": len(self.out.channels),
@@ -364,6 +368,15 @@ class RootStream:
             "encoding_ms": self.out.encoding_ns / 1e6,
             "load": self._root.adjuster.status(),
         }
+
+
+def _why_none(workers: int, reached: int, nodes: int) -> str:
+    """Says why a stream has no tree. `workers`: on other nodes; `reached`: how many of them have relays."""
+    if reached < min(workers, 2):
+        return f"relays of {workers} workers on other nodes are not ready"
+    if reached <= 1:
+        return "one worker alone is sent to straight" if reached else "no worker on another node receives"
+    return f"{nodes} nodes with one worker each are sent to straight, because a tree would save few copies"
 
 
 #: What waits for room: a message in parts, or an entry of a stream, whose parts are made when there is room.
