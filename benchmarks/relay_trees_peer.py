@@ -32,7 +32,7 @@ from penstock.runtime.relaying.relay_loop import RelayLoop
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.relaying.wire import FIRST_RELAY
-from penstock.runtime.transport.base import Buffer, PeerTransport
+from penstock.runtime.transport.base import Buffer, LinkLoad, PeerTransport
 from penstock.runtime.transport.tcp import TcpTransport
 
 KEY = b"the secret of one benchmark, 32 b"
@@ -68,6 +68,9 @@ class _Shared(PeerTransport):
 
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
         return self.tcp.drop(workers)
+
+    def links(self) -> dict[int, LinkLoad]:
+        return self.tcp.links()
 
     def max_message(self, worker: int) -> int:
         return self.tcp.max_message(_at(worker))

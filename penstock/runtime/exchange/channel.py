@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 # inside a worker has the same credit window.
 CREDIT_WINDOW_BYTES = 256 * 1024
 
+#: A sender stops at this many credit windows at most, however long the way of its entries through relays is.
+LINKS_MAX = 16
+
 
 class OutOfStep(PenstockError):
     """A message is missing in a channel, or has come twice."""
@@ -90,6 +93,7 @@ class OutChannel:
         self.local = local
         self.receiver: Receiver | None = None
         self.credit_window = credit_window
+        self.credit_limit = credit_window  # the bytes at which the sender stops
         self.generation = 0
         self.outstanding = 0
         self.next = 0  # the number of the entry that it sends next
@@ -112,6 +116,11 @@ class OutChannel:
     def granted(self, granted: int) -> None:
         """Takes credit for this many bytes, which the receiver has taken up."""
         self.outstanding -= granted
+
+    def passes(self, links: int) -> None:
+        """What is sent passes so many links from now on. A relay has all of a body before it sends the body on, so each
+        link has bodies of its own under way, and gets a credit window of its own, up to a limit."""
+        self.credit_limit = self.credit_window * min(links, LINKS_MAX)
 
     def queued(self) -> int:
         """Returns the number of records that wait for credit or room. Other threads may ask."""

@@ -186,7 +186,7 @@ class OutLog:
     def _has_credit(self) -> bool:
         """Whether all channels that hold up the sender may send records."""
         for channel in self.channels:
-            if channel.outstanding >= channel.credit_window and not channel.catching_up:
+            if channel.outstanding >= channel.credit_limit and not channel.catching_up:
                 return False
         return True
 

@@ -105,6 +105,7 @@ class RootStream:
                 channel.member = True
                 self.members.append(channel)
                 self._members_due = True
+                self._measure(channel)
 
     def channels_moved(self) -> None:
         """Must be called when channels were added, or lead to other workers."""
@@ -114,12 +115,19 @@ class RootStream:
     def _reaches(self, channel: OutChannel) -> bool:
         return not channel.local and self._root.relay_of(channel.worker) in self._tree.parent
 
+    def _measure(self, member: OutChannel) -> None:
+        """Tells a member how long its way is: the links of the tree, and from the relay to the worker."""
+        relay = self._root.relay_of(member.worker)
+        assert relay is not None, "a member's relay is in the tree"
+        member.passes(self._tree.depth[relay] + 1)
+
     def _count(self) -> None:
         self._reachable = sum(map(self._reaches, self.out.channels))
 
     def leave(self, channel: OutChannel) -> None:
         """Sends nothing more to a channel, because its receiver goes back."""
         channel.member = False
+        channel.passes(1)
         self.members.remove(channel)
         self._members_due = True
 
@@ -232,6 +240,8 @@ class RootStream:
         self._withdraw(
             (member, self._root.relay_of(member.worker)) for member in self.members[:] if not self._reaches(member)
         )
+        for member in self.members:
+            self._measure(member)
         self._count()
 
     def _settle(self, switch: _Switch, now_ns: int) -> None:
@@ -299,6 +309,7 @@ class RootStream:
         """Ends the stream, because the log sends nothing more."""
         for channel in self.members:
             channel.member = False
+            channel.passes(1)
         self.members.clear()
         for node in sorted(self._nodes() - self._log.lost):
             self._tell(node, wire.CLOSE)
