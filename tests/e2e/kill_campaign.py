@@ -301,6 +301,10 @@ class Tormentor:
             assert status["state"] == "FINISHED", f"the job ended {status['state']}: {status['error']}"
         except BaseException:
             watch.close()
+            if watch.samples:  # for whoever looks for the cause
+                text = json.dumps(watch.samples[-1].status, default=str, indent=1)
+                self.made.directory.parent.mkdir(parents=True, exist_ok=True)
+                self.made.directory.with_name("status.json").write_text(text)
             with suppress(Exception):
                 job.cancel()
                 job.wait(30, progress=False)
