@@ -147,6 +147,7 @@ class Root:
     ) -> None:
         self.switches: list[dict[str, Any]] = []
         self.samples: list[dict[str, Any]] = []
+        self.started_ns = 0  # when the first body was due
         self.waited_ns = 0  # for how long the source had a body that it could not send
         self._limits = limits
         shared = _Shared(transport)
@@ -172,7 +173,7 @@ class Root:
         record = [bytes(2 * size - len(b"".join(encode_body([bytes(size)], 0, _ERRORS)[1])))]
         self._warm(record)
         log = self._log
-        started = begun = sampled = self._begun_ns = time.monotonic_ns()
+        started = begun = sampled = self._begun_ns = self.started_ns = time.monotonic_ns()
         self._tree, self._switched = self._stream.tree, self._stream.switches
         self._started = self._switched
         sent = before = 0  # `before`: what was sent before this step
@@ -227,7 +228,9 @@ class Root:
             self._tree = after
             moved = [node for node, parent in after.parent.items() if before.parent.get(node) != parent]
             led = [node for node in after.parent if _way(before, node) != _way(after, node)]
-            self.switches.append({"sent": sent, "moved": moved, "led": led, "out_degree": after.out_degree})
+            at_s = (now - self.started_ns) / _NS
+            about = {"out_degree": after.out_degree, "load": root.adjuster.status()}
+            self.switches.append({"at_s": at_s, "sent": sent, "moved": moved, "led": led, **about})
         if stream.switches != self._switched:
             self._switched = stream.switches
             self.switches[-1]["took_ns"] = now - self._begun_ns if switch_s else stream.switch_ns
@@ -245,6 +248,7 @@ class Root:
             "out_degree": stream.tree.out_degree,
             "queued": stream.queued,
             "behind": max(0, _offered(profile, after_ns / _NS) - sent),
+            "copy_us": self._root.adjuster.status().get("copy_us", 0.0),
         }
 
     def _wait(self, there: Callable[[], bool]) -> None:
@@ -289,7 +293,8 @@ def _cpu_s() -> float:
 def _as_root(transport: TcpTransport, addresses: dict[int, str], settings: dict[str, Any]) -> dict[str, Any]:
     root = Root(transport, addresses, settings["limits"], settings["window"])
     sent = root.run(settings["bytes"], settings["profile"], settings["switch_s"])
-    return {"sent": sent, "switches": root.switches, "samples": root.samples, "waited_ns": root.waited_ns}
+    found = {"sent": sent, "started_ns": root.started_ns, "waited_ns": root.waited_ns}
+    return {**found, "switches": root.switches, "samples": root.samples}
 
 
 def _as_relay(transport: TcpTransport, addresses: dict[int, str], settings: dict[str, Any]) -> dict[str, Any]:
