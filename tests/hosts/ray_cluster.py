@@ -18,6 +18,10 @@ QUICK = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
 }
+# Ray gives a node half a minute to start, which is not enough on a busy machine. How often it is started, and what Ray
+# says then.
+_STARTS = 3
+_LATE = "timed out during startup"
 _STORE_BYTES = 100 * 1024 * 1024
 
 
@@ -40,19 +44,21 @@ class RayCluster:
         self._start(host, f"--address={self.address}")
 
     def _start(self, host: Host, *options: str) -> None:
-        host.run(
-            [
-                "ray",
-                "start",
-                *options,
-                f"--node-ip-address={host.address}",
-                f"--num-cpus={self._cpus}",
-                f"--object-store-memory={_STORE_BYTES}",
-                "--disable-usage-stats",
-            ],
-            env=self._options,
-            limit_s=120.0,
-        )
+        command = [
+            "ray",
+            "start",
+            *options,
+            f"--node-ip-address={host.address}",
+            f"--num-cpus={self._cpus}",
+            f"--object-store-memory={_STORE_BYTES}",
+            "--disable-usage-stats",
+        ]
+        for left in reversed(range(_STARTS)):
+            ran = host.run(command, env=self._options, limit_s=120.0, check=not left)
+            if not ran.returncode:
+                return
+            assert _LATE in ran.stderr, f"{host.name}: {ran.stdout}\n{ran.stderr}"
+            host.run(["ray", "stop", "--force"])
 
     @property
     def environment(self) -> dict[str, str]:

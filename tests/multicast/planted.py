@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from penstock.runtime.multicast import least_change, queue_model, self_adjustment
-from penstock.runtime.multicast.relay_log import Cursor, RelayLog, RootLog
+from penstock.runtime.multicast.relay_log import Connected, Cursor, RelayLog, RootLog
 from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress
 from tests.planting import Test, planted_fault
 
@@ -34,6 +34,23 @@ def _former_children_are_forgotten_at_the_announcement() -> Any:
         return actions
 
     return mock.patch.object(RelayLog, "_take_next", forgetful)
+
+
+@planted_fault(
+    RELAY,
+    Test(
+        "tests/multicast/test_relay_log.py::test_a_child_that_connects_after_the_next_announcement_is_sent_what_was_for_it"
+    ),
+)
+def _only_the_newest_tree_has_children() -> Any:
+    """A relay ignores who connects as its child by a version before its own."""
+    connected = RelayLog.connected
+
+    def strict(self: Any, child: int, version: int) -> Any:
+        late = child in self.cursors and version < self._version
+        return [Connected(self._tree.root, child, version)] if late else connected(self, child, version)
+
+    return mock.patch.object(RelayLog, "connected", strict)
 
 
 @planted_fault(RELAY, CLUSTERS)

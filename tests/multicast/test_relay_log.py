@@ -105,6 +105,22 @@ def test_a_connection_for_another_version_is_no_connection() -> None:
     assert new.connected(3, 1) == [Connected(0, 3, 1), Send(3, 1, "a")]
 
 
+def test_a_child_that_connects_after_the_next_announcement_is_sent_what_was_for_it() -> None:
+    """Its message took longer than the announcement that makes it the child of another node again."""
+    new = relay(1)
+    new.take(0, 0, SHORTER)
+    new.take(0, 1, "a")
+    longer = Announcement(2, CHAIN)
+    assert not any(isinstance(action, Send) and action.to == 3 for action in new.take(0, 2, longer))
+    sent = [Send(3, 1, "a"), Send(3, 2, longer)]
+    assert new.connected(3, 1) == [Connected(0, 3, 1), *sent]
+    new.take(0, 3, "b")
+    new.receipt(2, 3)
+    assert new.kept == 3, "until node 3 has the announcement, too"
+    new.receipt(3, 2)
+    assert new.kept == 0
+
+
 def test_a_node_that_is_not_connected_asks_after_the_announcement() -> None:
     child = relay(3)
     assert child.take(2, 0, SHORTER) == [Receipt(2, 0), Receipt(0, 0), Ask(1, 1)]

@@ -98,10 +98,12 @@ Action: TypeAlias = Send | Ask | Connect | Connected | Receipt | Process
 
 @dataclass
 class Cursor:
-    """How far a child is. `last`: the announcement that made it another node's child, once that has been sent."""
+    """How far a child is. `since`: the version that made it a child. `last`: the announcement that made it another
+    node's child, once that has been sent."""
 
     next: int
     received: int
+    since: int
     asked: bool = False
     last: int | None = None
 
@@ -179,7 +181,7 @@ class RelayLog:
         actions: list[Action] = [Connected(self._tree.root, child, version)]
         if cursor is None or cursor.last is not None:
             self._connected[child] = version
-        elif version == self._version:
+        elif version == cursor.since:  # also when this node has taken later announcements meanwhile
             self._rewind(cursor, cursor.received + 1)
             actions += self._to(child, cursor)
         return actions
@@ -281,7 +283,7 @@ class RelayLog:
             cursor = self.cursors.get(child)
             if child in self.lost or (cursor is not None and cursor.last is None):
                 continue
-            cursor = self.cursors[child] = Cursor(self.next, self.next - 1)
+            cursor = self.cursors[child] = Cursor(self.next, self.next - 1, self._version)
             cursor.asked = self._connected.pop(child, None) == self._version
             if (number := self._asked_early.pop(child, None)) is not None:
                 self._rewind(cursor, number)
@@ -344,7 +346,7 @@ class RootLog(RelayLog):
         """A child asks, or a child of a lost node, which the root then takes as its own."""
         if child not in self._through:
             return []
-        cursor = self.cursors.setdefault(child, Cursor(number, number - 1))
+        cursor = self.cursors.setdefault(child, Cursor(number, number - 1, self._version))
         self._rewind(cursor, number)
         return list(self._to(child, cursor))
 
