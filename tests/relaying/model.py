@@ -3,8 +3,9 @@ arrives next.
 
 Each of a few nodes has some workers and a relay. The tasks of some workers send to the tasks of all workers. There is
 no time but the number of turns. Relays die and come back under new numbers, receivers go back under new generations,
-workers are slow to take what has come, and inboxes have no room. At the end each task must have every batch of every
-sender once, in order.
+workers are slow to take what has come, and inboxes have no room. With some seeds a link stands still for a time, in
+which others go on, and roots do not wait for it. At the end each task must have every batch of every sender once, in
+order.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from penstock.runtime.transport.base import Buffer, PeerTransport
 WINDOW = 600
 #: The messages that may be under way on a link.
 ROOM = 6
+#: How long a turn is where links stand still: a root waits for connections for ten turns.
+STALLING_TURN_NS = 100_000_000
 
 
 class Network:
@@ -37,6 +40,7 @@ class Network:
         self.chance = chance
         self.links: dict[tuple[int, int], deque[tuple[int, bytes]]] = {}
         self.dead: set[int] = set()
+        self.stalled: dict[tuple[int, int], int] = {}  # until which turn nothing of a link arrives
         self.narrow = True  # whether links may have no room
 
     def lose(self, peer: int) -> None:
@@ -139,8 +143,10 @@ class Cluster:
         self.ends = {worker: End(self.network, worker) for worker in workers}
         for end in self.ends.values():
             end.connect({worker: "" for worker in workers if worker != end.own})
+        self.stalls = random.Random(f"stalls {seed}") if seed % 3 == 0 and not calm else None
+        turn_ns = 1_000_000 if self.stalls is None else STALLING_TURN_NS
         self.roots = {
-            worker: MulticastRoot(worker, 0, self.ends[worker], lambda: self.turns * 1_000_000) for worker in workers
+            worker: MulticastRoot(worker, 0, self.ends[worker], lambda: self.turns * turn_ns) for worker in workers
         }
         # Whose link is crowded gives all streams trees, also those that do without otherwise.
         for root in self.roots.values():
@@ -191,6 +197,8 @@ class Cluster:
             self._turn()
             if self.crowds is not None and self.crowds.random() < 0.02:
                 self._crowd(self.roots[self.crowds.choice(self.senders)])
+            if self.stalls is not None:
+                self._stall(self.stalls)
         self._rest()
         self._check()
 
@@ -205,7 +213,7 @@ class Cluster:
             self._take_up()
         elif what < 0.82:
             self._start_relay()
-        elif what < 0.828 and self.relays:
+        elif what < 0.828 and self.relays and (self.stalls is None or self.stalls.random() < 0.2):
             self._kill_relay(chance.choice(sorted(self.relays)))
         elif what < 0.87:
             self._tell()
@@ -221,6 +229,15 @@ class Cluster:
             self.counts["limits"] += 1
         else:
             self._flush()
+
+    def _stall(self, chance: random.Random) -> None:
+        """A link between relays may stand still, and a tree may have to switch meanwhile."""
+        links = sorted(link for link in self.network.links if min(link) >= FIRST_RELAY)
+        if links and chance.random() < 0.03:
+            self.network.stalled[chance.choice(links)] = self.turns + chance.randint(20, 400)
+            self.counts["stalls"] += 1
+        if chance.random() < 0.03:
+            self.roots[chance.choice(self.senders)].limit(chance.choice([1, 3]))
 
     def _crowd(self, root: MulticastRoot) -> None:
         """The link of a root becomes crowded, or is no longer."""
@@ -320,7 +337,10 @@ class Cluster:
             self.roots[worker].use(relays)
 
     def _deliver(self) -> None:
-        busy = sorted(link for link, messages in self.network.links.items() if messages)
+        stalled = self.network.stalled
+        busy = sorted(
+            link for link, messages in self.network.links.items() if messages and stalled.get(link, 0) <= self.turns
+        )
         if not busy:
             return
         link = self.chance.choice(busy)
@@ -425,6 +445,7 @@ class Cluster:
 
     def _rest(self) -> None:
         self.network.narrow = False
+        self.network.stalled.clear()
         idle = 0
         for _ in range(100_000):
             self.turns += 1
