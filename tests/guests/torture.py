@@ -1,4 +1,4 @@
-"""Torments two peers over RDMA, one in each of two guests: `python3 -m tests.guests.torture [MESSAGES] [SEED]`.
+"""Torments two peers over RDMA, one in each of two guests: python3 -m tests.guests.torture [MESSAGES [SEED [DEATHS]]].
 
 In guest 0 a process sends, and is stopped, killed and cut off. In guest 1 a process receives, and knows by the seed
 what must come: everything, once and in order.
@@ -77,7 +77,7 @@ class Peer:
     def connect(self, address: str) -> None:
         self.transport.drop([1 - self.worker])
         self.transport.connect({1 - self.worker: address})
-        self.digest, self.count = hashlib.sha256(), 0
+        self.begin_again()
 
     def send(self, seed: int, count: int) -> None:
         """Sends all messages, and receives meanwhile, until the other end has everything."""
@@ -118,6 +118,10 @@ class Peer:
     def digest_so_far(self) -> str:
         return self.digest.hexdigest()
 
+    def begin_again(self) -> None:
+        """Counts what comes from here on."""
+        self.digest, self.count = hashlib.sha256(), 0
+
     def receive_all(self, count: int) -> None:
         """Receives so many messages more, as long as some come."""
         until = self.count + count
@@ -125,11 +129,20 @@ class Peer:
             self.take(1.0)
 
     def publish(self, seed: int, count: int) -> int:
-        """Sends without receiving anything, as many as there is room for."""
-        for number, (task, body) in enumerate(messages(seed, count)):
+        """Sends without receiving anything, as many as there is room for. The receiver, which waits for more, is told
+        when all are there: so what it reads then does not depend on how quick it is."""
+        out = self.transport._out[1 - self.worker]
+        while not out._published.armed:
+            self.take(0.1)
+        out._published.armed = False
+        sent = 0
+        for task, body in messages(seed, count):
             if not self.transport.send(1 - self.worker, task, (body,)):
-                return number
-        return count
+                break
+            sent += 1
+        out._published.armed = True
+        out.write()
+        return sent
 
     def settle(self) -> None:
         """Receives until the other end has everything."""
@@ -205,7 +218,7 @@ class Other:
                     connection = socket.create_connection((host, PORT), 5)
                     break
                 except OSError:
-                    time.sleep(0.05)
+                    time.sleep(0.2)
         self.connection = connection
         self.patience(LIMIT_S)
         # One file for both would lose what it has read ahead when something is written.
@@ -242,7 +255,7 @@ def say(text: str) -> None:
     print(f"{time.monotonic():7.2f} {text}", flush=True)
 
 
-def sender(other: Other, count: int, seed: int) -> None:
+def sender(other: Other, count: int, deaths: int, seed: int) -> None:
     say("both send")
     peer = meet(0, other)
     peer("send", seed, count)
@@ -257,10 +270,8 @@ def sender(other: Other, count: int, seed: int) -> None:
     switch_interface(INTERFACE, True)
     peer.answer()
     other.hear()
-    peer("close")
 
     say("the sender is stopped, and what it has published arrives")
-    peer = meet(0, other)
     peer("send", seed, 1)
     peer("settle")
     published = peer("publish", seed + 2, 100_000)
@@ -273,11 +284,9 @@ def sender(other: Other, count: int, seed: int) -> None:
     assert peer.state() == "T"
     os.kill(peer.process.pid, signal.SIGCONT)
     peer.answer()
-    peer("close")
 
     say("the sender dies in the middle, and its next process goes on")
-    peer = meet(0, other)
-    for _ in range(3):
+    for _ in range(deaths):
         peer.start("send_for_ever", seed)
         peer.answer()
         other.hear()
@@ -295,7 +304,7 @@ def sender(other: Other, count: int, seed: int) -> None:
     peer("close")
 
 
-def receiver(other: Other, count: int, seed: int) -> None:
+def receiver(other: Other, count: int, deaths: int, seed: int) -> None:
     peer = meet(1, other)
     peer("send", seed + 1, count)
     assert peer("receive", count) == expected(seed, count), "what came from guest 0 is not what it sent"
@@ -304,10 +313,9 @@ def receiver(other: Other, count: int, seed: int) -> None:
     peer("receive", 2 * count)
     twice = [*messages(seed, count), *messages(seed, count)]
     assert peer("digest_so_far") == digest(twice), "after a cut, what came from guest 0 is not what it sent"
+    peer("begin_again")
     other.tell("all is there")
-    peer("close")
 
-    peer = meet(1, other)
     peer("receive", 1)
     peer("idle", 0.1)  # now it has said that it waits for more
     published = other.hear()
@@ -315,12 +323,11 @@ def receiver(other: Other, count: int, seed: int) -> None:
     first = [*messages(seed, 1), *messages(seed + 2, published)]
     assert peer("receive", 1 + published) == digest(first)
     say(f"{published} messages have arrived from the stopped process")
+    peer("begin_again")
     other.tell("all is there")
-    peer("close")
 
-    peer = meet(1, other)
-    for _ in range(3):
-        peer("receive", 200)
+    for _ in range(deaths):
+        peer("receive", min(200, 2 * count))
         other.tell("kill it")
         address = other.hear()
         peer("connect", address)
@@ -335,9 +342,13 @@ def main() -> None:
     if sys.argv[1:2] == ["peer"]:
         serve(int(sys.argv[2]))
         return
-    count, seed = (int(argument) for argument in (sys.argv[1:] + ["400", "1"][len(sys.argv) - 1 :]))
+    torment(*map(int, sys.argv[1:]))
+
+
+def torment(count: int = 400, seed: int = 1, deaths: int = 3) -> None:
+    """Plays this guest's part."""
     part = sender if os.environ["GUEST"] == "0" else receiver
-    part(Other(), count, seed)
+    part(Other(), count, deaths, seed)
     print("done", flush=True)
 
 
