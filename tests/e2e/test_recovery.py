@@ -131,21 +131,13 @@ def test_receivers_of_all_records_are_killed(fresh_name: Callable[[], str], tmp_
 # --- at awkward moments --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("carrier", "victim"),
-    [("local", "worker"), pytest.param("ray", "master", marks=pytest.mark.ray)],
-    indirect=["carrier"],
-)
-def test_before_the_first_epoch(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path, victim: str) -> None:
+@LOCAL
+def test_a_worker_before_the_first_epoch(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    """That the JobMaster dies before it: test_a_master_before_the_first_epoch_and_right_after_stop."""
     made = FLOWS["wordcount"](fresh_name(), tmp_path / "out", int(3 * RATE), RATE, 1)
     job = carrier.run(made.flow, workers=2, epoch_interval_s=600.0)
     flowing(job)
-    if victim == "worker":
-        gone = {kill_worker(job, 1)}
-    else:
-        gone = set(worker_pids(job).values())
-        kill(master_pid(job))
-    running_again(job, gone)
+    running_again(job, {kill_worker(job, 1)})
     status = job.status()
     assert status["epochs"]["complete"] == 0 or status["state"] == "FINISHED"
     assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
@@ -170,15 +162,16 @@ def test_a_worker_while_another_recovers(carrier: Carrier, fresh_name: Callable[
     made.check()
 
 
+@LOCAL
 def test_a_worker_whose_address_is_known_before_others_have_reached_it(
-    cluster: str, fresh_name: Callable[[], str], tmp_path: Path
+    carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path
 ) -> None:
     """It dies at the very instant at which another attaches to its ring."""
     deadly = Deadly(tmp_path / "done")
     flow, numbers = ps.Flow(fresh_name()), ps.sinks.Collect()
     source = ps.sources.Generator(lambda i: i, rate=1000, limit=4000)
     flow.read(source).rebalance().map(deadly).write(numbers)
-    job = run(flow, workers=2, parallelism=2)
+    job = carrier.run(flow, workers=2, parallelism=2)
     wait_until(lambda: complete(job) >= 1, "an epoch is complete")
     gone = set(worker_pids(job).values())
     kill_worker(job, 1)
@@ -212,12 +205,18 @@ class Deadly:
         return number
 
 
-@pytest.mark.parametrize("born", ["first", "again"])
-def test_a_worker_while_the_job_starts(cluster: str, fresh_name: Callable[[], str], tmp_path: Path, born: str) -> None:
+@pytest.mark.parametrize(
+    ("carrier", "born"),
+    [("local", "first"), pytest.param("ray", "again", marks=pytest.mark.ray)],
+    indirect=["carrier"],
+)
+def test_a_worker_while_the_job_starts(
+    carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path, born: str
+) -> None:
     """A process that is just being started for the job, or for the job whose JobMaster was killed."""
     made = FLOWS["grep"](fresh_name(), tmp_path / "out", int(2 * RATE), RATE, 1)
     before = set(descendants(os.getpid()))
-    job = run(made.flow, workers=2)
+    job = carrier.run(made.flow, workers=2)
     master = -1
     if born == "again":
         flowing(job)
@@ -251,22 +250,37 @@ def numbers_flow(name: str, directory: Path) -> tuple[ps.Flow, Callable[[], None
     return flow, check
 
 
-@pytest.mark.parametrize(
-    ("carrier", "victim"),
-    [("local", "worker"), pytest.param("ray", "master", marks=pytest.mark.ray)],
-    indirect=["carrier"],
-)
-def test_right_after_stop(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path, victim: str) -> None:
+@LOCAL
+def test_a_worker_right_after_stop(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path) -> None:
     flow, check = numbers_flow(fresh_name(), tmp_path / "out")
     job = carrier.run(flow, workers=2)
     wait_until(lambda: complete(job) >= 1, "an epoch is complete")
     pids = {*worker_pids(job).values()}
-    victims = [max(pids)] if victim == "worker" else [master_pid(job)]
     job.stop()
-    kill(victims[0])
+    kill(max(pids))
     assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
     check()
-    wait_gone([*pids, *victims], 10.0)
+    wait_gone(sorted(pids), 10.0)
+
+
+def test_a_master_before_the_first_epoch_and_right_after_stop(
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    flow, check = numbers_flow(fresh_name(), tmp_path / "out")
+    job = run(flow, workers=2, epoch_interval_s=600.0)
+    flowing(job)
+    gone = {*worker_pids(job).values(), master_pid(job)}
+    kill(master_pid(job))
+    running_again(job, gone)
+    assert complete(job) == 0
+    flowing(job)
+    job.savepoint(tmp_path / "saved")
+    gone |= {*worker_pids(job).values(), master_pid(job)}
+    job.stop()
+    kill(master_pid(job))
+    assert job.wait(LIMIT_S, progress=False)["state"] == "FINISHED"
+    check()
+    wait_gone(sorted(gone), 10.0)
 
 
 @pytest.mark.parametrize(("method", "end"), [("stop", "FINISHED"), ("cancel", "CANCELLED")])
@@ -275,7 +289,7 @@ def test_what_somebody_asked_for_who_has_gone(
 ) -> None:
     """The JobMaster dies before the workers have heard of it; its next life knows."""
     flow, check = numbers_flow(fresh_name(), tmp_path / "out")
-    job = run(flow, workers=2, checkpoints=tmp_path / "epochs")
+    job = run(flow, workers=1, checkpoints=tmp_path / "epochs")
     wait_until(lambda: complete(job) >= 1, "an epoch is complete")
     pids = {*worker_pids(job).values()}
     master = master_pid(job)
@@ -412,12 +426,12 @@ def test_too_many_deaths(carrier: Carrier, fresh_name: Callable[[], str]) -> Non
     indirect=["carrier"],
 )
 def test_no_restarts_wanted(carrier: Carrier, fresh_name: Callable[[], str], victim: str) -> None:
-    job = carrier.run(endless(fresh_name()), workers=2, max_restarts=0)
+    job = carrier.run(endless(fresh_name()), workers=1, max_restarts=0)
     flowing(job)
     pids = worker_pids(job)
-    killed = pids[1] if victim == "worker" else master_pid(job)
+    killed = pids[0] if victim == "worker" else master_pid(job)
     kill(killed)
-    expected = rf"worker 1 \(process {pids[1]}\) died" if victim == "worker" else "JobMaster died"
+    expected = rf"worker 0 \(process {pids[0]}\) died" if victim == "worker" else "JobMaster died"
     with pytest.raises(ps.JobFailed, match=expected):
         job.wait(LIMIT_S, progress=False)
     wait_gone([*pids.values(), killed], 10.0)
@@ -537,6 +551,7 @@ def test_equal_records_outlive_kills_from_outside(
 # --- what can be seen ----------------------------------------------------------------------------------------------
 
 
+@LOCAL
 def test_what_status_says_of_epochs(carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path) -> None:
     name = fresh_name()
     job = carrier.run(endless(name), workers=2, checkpoints=tmp_path, epoch_interval_s=0.3)
@@ -621,7 +636,7 @@ def test_a_detached_job_s_master_is_killed(cluster: str, fresh_name: Callable[[]
     """Its name stays, and others can wait for it: a driver that had attached before, and a handle that comes after."""
     name = fresh_name()
     flow, check = numbers_flow(name, tmp_path / "out")
-    job = run(flow, workers=2, detached=True)
+    job = run(flow, workers=1, detached=True)
     wait_until(lambda: complete(job) >= 1, "an epoch is complete")
     gone = set(worker_pids(job).values())
     master = master_pid(job)
@@ -650,6 +665,7 @@ def test_a_detached_job_s_master_is_killed(cluster: str, fresh_name: Callable[[]
     wait_gone([*gone, master], 10.0)
 
 
+@pytest.mark.parametrize("carrier", [pytest.param("ray", marks=pytest.mark.ray)], indirect=True)
 def test_no_pause_before_the_failure(carrier: Carrier, fresh_name: Callable[[], str]) -> None:
     """Of a flow in two halves, one on each worker, the half without the failure notices nothing."""
     flow = ps.Flow(fresh_name())

@@ -161,7 +161,7 @@ def test_a_damaged_manifest(cluster: str, fresh_name: Callable[[], str], tmp_pat
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
     store = tmp_path / "epochs" / name
-    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=LONG_S)
+    job = run(made.flow, workers=1, checkpoints=tmp_path / "epochs", epoch_interval_s=LONG_S)
     epoch = two_epochs(job, tmp_path)
     master = master_pid(job)
     for file in both(f"manifests/{epoch:010d}.json"):
@@ -207,7 +207,7 @@ def test_a_store_that_is_named_from_here_and_removed(
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
     store = tmp_path / "here" / name
-    job = run(made.flow, workers=2, checkpoints="here", epoch_interval_s=0.5)
+    job = run(made.flow, workers=1, checkpoints="here", epoch_interval_s=0.5)
     fresh_epoch(job)
     assert epochs_of(job)["store"] == str(store)
     assert epochs_of(job)["damage"] is None
@@ -238,7 +238,7 @@ def test_a_store_that_is_named_from_here_and_removed(
 
     wait_until(resumable, "the program is there again")
     master = master_pid(job)
-    kill(job.status()["workers"][1]["pid"])
+    kill(job.status()["workers"][0]["pid"])
     wait_until(lambda: epochs_of(job)["restarts"] == 1 and job.state == "RUNNING", "the job runs again")
     kill(master)
     complete = fresh_epoch(job)
@@ -281,12 +281,12 @@ def test_deaths_while_the_store_is_gone(cluster: str, fresh_name: Callable[[], s
     name = fresh_name()
     made = many_keys(name, tmp_path / "out")
     place = tmp_path / "epochs" / name
-    job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=0.5)
+    job = run(made.flow, workers=1, checkpoints=tmp_path / "epochs", epoch_interval_s=0.5)
     fresh_epoch(job)
     place.rename(tmp_path / "aside")
     place.write_text("in the way")
     master = master_pid(job)
-    kill(job.status()["workers"][1]["pid"])
+    kill(job.status()["workers"][0]["pid"])
     wait_until(lambda: "could not be read" in (epochs_of(job)["last_failure"] or ""), "the status says why it waits")
     assert epochs_of(job)["restarts"] == 1, "only deaths count"
     gone = {worker["pid"] for worker in job.status()["workers"]}
