@@ -396,6 +396,12 @@ def has_ended(job: str) -> bool:
     return state in ENDED
 
 
+def program_has_ended(program: str) -> bool:
+    """Returns whether a program that was connected to the cluster, on whichever node, has ended as far as Ray knows.
+    `program`: its id, which Ray calls the id of a job."""
+    return any(entry["JobID"] == program and entry["IsDead"] for entry in ray._private.state.jobs())
+
+
 def is_ending(job: str) -> bool:
     """Returns what `has_ended` returns, after waiting a moment for the job's name to become free."""
     over = has_ended(job)

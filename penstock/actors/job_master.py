@@ -263,7 +263,14 @@ class _RayCarrier:
 
     def driver_lives(self, driver: Driver) -> bool:
         """See Carrier."""
-        return driver.lives(self._node)
+        from penstock.actors import cluster
+
+        if driver.node == self._node:
+            return driver.lives()
+        try:
+            return not cluster.program_has_ended(driver.program)
+        except Exception:  # Ray does not answer, so nothing is known of a process on another node
+            return True
 
     def leave(self) -> None:
         """See Carrier."""

@@ -55,7 +55,8 @@ class RayLink:
         self.where = cluster.where()
         self._name = name
         self._hang_timeout_s = hang_timeout_s
-        self._driver = Driver.here(ray.get_runtime_context().get_node_id())
+        context = ray.get_runtime_context()
+        self._driver = Driver.here(context.get_node_id(), context.get_job_id())
         self._outcome = handle.outcome.remote(self._driver)
         self._answered = time.monotonic()
         self._asking: Any = None  # a call for a status that has not been answered yet

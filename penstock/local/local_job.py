@@ -74,7 +74,7 @@ class LocalJob:
 
     def driver_lives(self, driver: Driver) -> bool:
         """See Carrier."""
-        return driver.lives(NODE)
+        return driver.lives()
 
     def leave(self) -> None:
         """See Carrier."""

@@ -15,11 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 
 import penstock as ps
-from penstock.actors.cluster import find_master
+from penstock.actors.cluster import find_master, program_has_ended
 from penstock.actors.job import Job
+from penstock.actors.job_master import _RayCarrier
 from penstock.actors.ray_link import RayLink
+from penstock.runtime.host.linger import Driver
 from tests.e2e.processes import (
     LIMIT_S,
     alive,
@@ -267,8 +270,16 @@ def test_detached_job_outlives_its_driver(
     process, pids = driver(cluster, name, "detached", "large")
     job = ps.attach(name)
     wait_until(lambda: (job.status().get("epochs") or {}).get("complete"), "an epoch is complete")
+    programs = {entry["DriverPid"]: entry["JobID"] for entry in ray._private.state.jobs()}
+    assert not program_has_ended(programs[process.pid])
     kill(process.pid)
     process.wait()
+    # A JobMaster on another node learns from Ray that nobody wants the outcome any more.
+    wait_until(lambda: program_has_ended(programs[process.pid]), "Ray knows that the driver has ended")
+    master = object.__new__(_RayCarrier)
+    master._node = "another node"
+    assert not master.driver_lives(Driver("of the driver", "node", process.pid, None, programs[process.pid]))
+    assert master.driver_lives(Driver("of this process", "node", os.getpid(), None, programs[os.getpid()]))
     before = job.status()["records_written"]
     wait_until(lambda: job.status()["records_written"] > before, "the job continues")
     with pytest.raises(ps.JobExists, match=name):

@@ -97,14 +97,13 @@ def test_time_in_which_the_jobmaster_was_paused_does_not_count() -> None:
 
 def test_whether_a_driver_lives() -> None:
     here = Driver.here("node")
-    assert here.lives("node")
+    assert here.lives()
     assert here.pid == os.getpid()
     assert here != Driver.here("node")  # a process may have several handles of a job
-    assert not replace(here, started=(here.started or 0) - 1).lives("node")  # another process has its id now
+    assert not replace(here, started=(here.started or 0) - 1).lives()  # another process has its id now
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
-    assert not replace(here, pid=child.pid).lives("node")
-    assert replace(here, pid=child.pid).lives("another node")
+    assert not replace(here, pid=child.pid).lives()
 
 
 def test_a_known_end_stands_when_nothing_is_missing() -> None:

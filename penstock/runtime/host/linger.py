@@ -26,22 +26,23 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Driver:
-    """One handle of a job, and the process that holds this handle."""
+    """One handle of a job, and the process that holds this handle. `program`: the id that Ray has given to the program
+    of this process."""
 
     handle: str
     node: str  # the Ray node of the process
     pid: int
     started: int | None
+    program: str = ""
 
     @classmethod
-    def here(cls, node: str) -> Driver:
-        """Make a new handle, held by this process on this Ray node."""
-        return cls(uuid.uuid4().hex, node, os.getpid(), start_time(os.getpid()))
+    def here(cls, node: str, program: str = "") -> Driver:
+        """Makes a new handle, held by this process on this Ray node."""
+        return cls(uuid.uuid4().hex, node, os.getpid(), start_time(os.getpid()), program)
 
-    def lives(self, node: str) -> bool:
-        """Whether the process is still there, seen from a Ray node. True for a process on another node, of which
-        nothing can be known."""
-        return self.node != node or start_time(self.pid) == self.started
+    def lives(self) -> bool:
+        """Returns whether the process is still there, which must be on this node."""
+        return start_time(self.pid) == self.started
 
 
 class Drivers:
