@@ -94,6 +94,8 @@ _SLICE_S = 1.0
 # A cluster that was only found among the processes may belong to another network. Its address may then lead nowhere, or
 # to something else, and Ray itself would try for minutes.
 _FOUND_ANSWERS_S = 3.0
+# A head that is named, or to which this machine was added, may be busy, or just being started.
+_NAMED_ANSWERS_S = 15.0
 # The head of a cluster speaks HTTP/2: it answers a client's preface with its own, or says at least a byte.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
@@ -189,6 +191,7 @@ def connect(
         if address != "local":
             place = address or _of_ray_start()
             if place:
+                _check_head(place, of_ray_start=not address)
                 try:
                     _init(place, local=not address or address in _on_this_machine())
                 except ConnectionError as error:
@@ -283,6 +286,27 @@ def answers_tcp(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _check_head(address: str, *, of_ray_start: bool) -> None:
+    """Raises NoCluster when no head answers at the address of a cluster, at which Ray itself would try for minutes.
+    Addresses of other forms are left to Ray. `of_ray_start`: `ray start` has added this machine to the cluster."""
+    if "://" in address or not address.rpartition(":")[2].isdigit():
+        return
+    until = time.monotonic() + _NAMED_ANSWERS_S
+    while not _speaks(address):
+        if time.monotonic() >= until:
+            if of_ray_start:
+                raise NoCluster(
+                    f"the Ray cluster at {address}, to which ray start has added this machine, does not answer. If its "
+                    "head has gone, end what is left of the cluster on this machine (ray stop) and start it again, or "
+                    "give the address of another one (address=..., or --address; 'local': one for this program alone)"
+                )
+            raise NoCluster(
+                f"no Ray cluster answers at {address} within {_NAMED_ANSWERS_S:g} s. Correct the address, or start the "
+                "cluster"
+            )
+        _look_again.wait(0.2)
 
 
 def _answering(addresses: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ def unconnected(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(cluster, "_of_ray_start", lambda: None)
+    monkeypatch.setattr(cluster, "_check_head", lambda address, of_ray_start: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return monkeypatch
 
@@ -166,3 +167,25 @@ def test_jobs_of_several_clusters_are_several_jobs(clusters: Callable[..., None]
     clusters(a=["one", "two"])
     with pytest.raises(JobNotFound, match="several jobs run: one, two; give"):
         cluster.find(None, None)
+
+
+@pytest.mark.parametrize("of_ray_start", [True, False])
+def test_a_head_that_does_not_answer_is_told_before_ray_tries_for_minutes(
+    monkeypatch: pytest.MonkeyPatch, silent: str, of_ray_start: bool
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray must not be asked"))
+    monkeypatch.setattr(cluster, "_of_ray_start", lambda: silent if of_ray_start else None)
+    monkeypatch.setattr(cluster, "_FOUND_ANSWERS_S", 0.05)
+    monkeypatch.setattr(cluster, "_NAMED_ANSWERS_S", 0.1)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(NoCluster, match="ray stop" if of_ray_start else f"no Ray cluster answers at {silent}"):
+        cluster.connect(None if of_ray_start else silent)
+
+
+def test_a_head_that_answers_and_addresses_of_other_forms_are_left_to_ray(
+    monkeypatch: pytest.MonkeyPatch, speaking: str
+) -> None:
+    monkeypatch.setattr(cluster, "_NAMED_ANSWERS_S", 0.0)
+    for address in (speaking, "auto", "ray://10.255.255.1:10001"):
+        cluster._check_head(address, of_ray_start=False)
