@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.placement.hop_costs import NODE_COST
 from penstock.runtime.units import Seconds
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class AdoptionOptions:
     horizon_s: Seconds = Seconds(60.0)  # the time within which it must pay for the migrations
     rest_s: Seconds = Seconds(20.0)  # the time after a migration in which no other one is made
     pause_s: Seconds = Seconds(0.1)  # the pause of a task that migrates
-    node_cost: float = 4.0  # the cost of traffic between nodes, relative to traffic between workers of one node
+    node_cost: float | None = None  # of traffic between nodes, relative to that between workers of one node (measured)
     core_bytes_per_s: float = 1e9  # the bytes that a core can pass on in a second, if it does nothing else
     busy: float = 0.7  # cores: a worker with less has no reason to give tasks away
 
@@ -41,10 +42,10 @@ class Verdict:
     moves: int = 0
 
 
-def cost(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
+def cost(placed: Placement, graph: TrafficGraph, node_cost: float) -> float:
     """Returns what a placement costs: the bytes a second between workers of a node, plus `node_cost` times the bytes
     between nodes."""
-    return placed.between_workers(graph) + (options.node_cost - 1) * placed.between_nodes(graph)
+    return graph.hop_cost(placed.worker_of, placed.node_of, node_cost)
 
 
 def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
@@ -65,12 +66,14 @@ def resting(since_move_s: float | None, options: AdoptionOptions) -> Verdict | N
     return Verdict(False, f"{options.rest_s - since_move_s:.0f} s of rest are left after the last move")
 
 
-def decide(running: Placement, new: Placement, graph: TrafficGraph, options: AdoptionOptions) -> Verdict:
-    """Decides whether a job should move from the placement `running` to `new`."""
+def decide(
+    running: Placement, new: Placement, graph: TrafficGraph, options: AdoptionOptions, node_cost: float = NODE_COST
+) -> Verdict:
+    """Decides whether a job should move from the placement `running` to `new`. `node_cost`: see HopCosts."""
     moves = int((running.worker_of != new.worker_of).sum())
     if not moves:
         return Verdict(False, "tasks run where they should")
-    before, after = cost(running, graph, options), cost(new, graph, options)
+    before, after = cost(running, graph, node_cost), cost(new, graph, node_cost)
     over, over_after = overload(running, graph, options), overload(new, graph, options)
     pause = moves * options.pause_s
     if over - over_after > 0.1:

@@ -1,21 +1,27 @@
 """Decides where the tasks of a job should run: TurboStream's scheduler (docs/papers.md: T9 to T11), with improvements.
 
-`plan` assigns tasks to nodes first, because traffic between nodes costs most, and then the tasks of each node to its
-workers, between which a record goes through a ring instead of a function call. (The paper assigns the tasks of a node
-to its workers in turn.) `placement/multilevel.py` does both.
+`node_by_node` assigns tasks to nodes first, and then the tasks of each node to its workers, between which a record goes
+through a ring instead of a function call. (The paper assigns the tasks of a node to its workers in turn.) This is best
+if traffic between nodes costs infinitely more than traffic inside a node. What it really costs is measured
+(`placement/hop_costs.py`). So where nodes have several workers, `plan` continues from there with a search over the
+workers of all nodes (`multilevel.partition_over_nodes`), which may let more traffic cross between nodes if this saves
+more inside. It also begins with the plan that counts all hops alike. `placement/multilevel.py` does the searches.
 
-The result must never be worse than that of the paper's own algorithm where that one keeps the balance. For up to 150
-tasks the paper's result is one of the beginnings of the search. For more tasks it costs too much, and only parents
-begin with it.
+The result must cost no more than these two plans, as far as they keep the balance, and must never be worse than that of
+the paper's own algorithm where that one keeps the balance. For up to 150 tasks the paper's result is one of the
+beginnings of the search. For more tasks it costs too much, and only parents begin with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from penstock.placement.multilevel import partition
+from penstock.placement.balance import Infeasible, Limits, limits_of, pack
+from penstock.placement.hop_costs import NODE_COST
+from penstock.placement.multilevel import Workers, partition, partition_over_nodes
 from penstock.placement.placement import Placement, shares, workers_of
 from penstock.placement.relabel import relabelled
 from penstock.placement.traffic import Ints, Node, TrafficGraph
@@ -29,29 +35,88 @@ def plan(
     nodes: Sequence[Node],
     *,
     factor: float = FACTOR,
+    node_cost: float = NODE_COST,
     seed: int = 0,
     tasks: int | None = None,
     running: Placement | None = None,
 ) -> Placement:
     """Returns where each of the first `tasks` tasks should run (None: all tasks; the tasks after them are anchors).
-    `factor`: see FACTOR. `running` says where the tasks run now, on the same nodes, with the workers of each node
-    numbered consecutively: the result then lets no more traffic across, and names workers such that few tasks move.
-    Raises Infeasible when a task may run on no node, or when the nodes have too little memory."""
+    `factor`: see FACTOR. `node_cost`: see HopCosts. `running` says where the tasks run now, on the same nodes, with the
+    workers of each node numbered consecutively: the result then costs no more, if the running placement keeps the
+    balance, and names workers such that few tasks move. Raises Infeasible when a task may run on no node, or when the
+    nodes have too little memory."""
     count = len(graph) if tasks is None else tasks
+    workers = workers_of(nodes)
+    node_of, worker_of = node_by_node(graph, nodes, factor=factor, seed=seed, tasks=count, running=running)
+    if 1 < len(nodes) < len(workers):
+        starts = [_with_anchors(graph, worker_of, node_of, workers)]
+        alike = all_hops_alike(graph, nodes, factor, seed)
+        if alike is not None:
+            starts.append(alike)
+        if running is not None:
+            starts.append(_with_anchors(graph, running.worker_of, node_of, workers))
+        at = Workers(np.array(workers), node_limits(graph, nodes, factor))
+        worker_of = partition_over_nodes(graph, at, factor, node_cost, seed=seed, starts=starts)[:count]
+    found = Placement(tuple(nodes), workers, tuple(worker_of.tolist()))
+    return found if running is None else relabelled(running, found, keep_nodes=graph.allowed is not None)
+
+
+def node_by_node(
+    graph: TrafficGraph, nodes: Sequence[Node], *, factor: float, seed: int, tasks: int, running: Placement | None
+) -> tuple[Ints, Ints]:
+    """Returns the node of each task and of each anchor, and the worker of each task. Traffic between nodes is minimised
+    first, and then that between the workers of each node. The parameters are those of `plan`."""
     memory = np.array([node.memory for node in nodes])
     start: Ints | None = None
     if running is not None:
         start = np.zeros(len(graph), dtype=np.int64)
-        start[:count] = running.node_of
-    node_of = partition(graph, shares(nodes), factor, memory=memory, seed=seed, start=start)[:count]
+        start[:tasks] = running.node_of
+    node_of = partition(graph, shares(nodes), factor, memory=memory, seed=seed, start=start)
     workers = workers_of(nodes)
-    worker_of = np.zeros(count, dtype=np.int64)
+    worker_of = np.zeros(tasks, dtype=np.int64)
     for place, node in enumerate(nodes):
-        here = np.flatnonzero(node_of == place)
+        here = np.flatnonzero(node_of[:tasks] == place)
         first = workers.index(place)
         if running is not None:
             start = np.where(running.node_of[here] == place, running.worker_of[here] - first, 0)
         fair = np.full(node.workers, 1 / node.workers)
         worker_of[here] = first + partition(graph.part(here).anywhere(), fair, factor, seed=seed, start=start)
-    found = Placement(tuple(nodes), workers, tuple(worker_of.tolist()))
-    return found if running is None else relabelled(running, found, keep_nodes=graph.allowed is not None)
+    return node_of, worker_of
+
+
+def node_limits(graph: TrafficGraph, nodes: Sequence[Node], factor: float) -> Limits:
+    """Returns what each node may take."""
+    memory = np.array([node.memory for node in nodes])
+    return limits_of(graph, shares(nodes), factor, memory, pack(graph, shares(nodes), memory))
+
+
+def all_hops_alike(graph: TrafficGraph, nodes: Sequence[Node], factor: float, seed: int) -> Ints | None:
+    """Returns a worker for each task and anchor such that little traffic crosses between workers, on the same node or
+    not. Then it chooses which of these workers are on one node. Returns None when they fit on no nodes in this way."""
+    node_of = np.array(workers_of(nodes))
+    count = len(node_of)
+    allowed = None if graph.allowed is None else graph.allowed[:, node_of]
+    found = partition(replace(graph, allowed=allowed), np.full(count, 1 / count), factor, seed=seed, quick=True)
+    contents = replace(graph.merged(found, count), cpu=np.ones(count))
+    memory = np.array([node.memory for node in nodes])
+    try:
+        at = partition(contents, shares(nodes), 0.0, memory=memory, seed=seed, start=node_of)
+    except Infeasible:
+        return None
+    if not np.array_equal(np.bincount(at, minlength=len(nodes)), np.bincount(node_of)):
+        return None
+    names = np.zeros(count, dtype=np.int64)
+    names[np.argsort(at, kind="stable")] = np.argsort(node_of, kind="stable")
+    return names[found]
+
+
+def _with_anchors(graph: TrafficGraph, worker_of: Ints, node_of: Ints, workers: Sequence[int]) -> Ints:
+    """Returns the worker of each task and of each anchor. An anchor is on a worker of its node: on that of the task
+    which reads its data, if this task is there, so that this hop costs nothing."""
+    found = np.zeros(len(graph), dtype=np.int64)
+    found[: len(worker_of)] = worker_of
+    for anchor in range(len(worker_of), len(graph)):
+        reader = int(worker_of[graph.neighbours[graph.starts[anchor]]])
+        at = int(node_of[anchor])
+        found[anchor] = reader if workers[reader] == at else workers.index(at)
+    return found

@@ -8,6 +8,9 @@ swapped as well. Gains are kept in heaps, because traffic is not a small integer
 tasks for each task that exchanges records with the other side, and nothing for the others.
 
 A partition never gets worse: it gets less overload, or the same overload and less traffic across.
+
+A `NodePartition` assigns tasks to the workers of several nodes. A hop between two nodes costs more than one between two
+workers of a node, and a node has limits of its own. Its pairs of places are pairs of workers, on the same node or not.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from penstock.placement.balance import Limits
-from penstock.placement.traffic import Ints, TrafficGraph
+from penstock.placement.traffic import Floats, Ints, TrafficGraph
 
 # A pass over a pair of places ends after so many changes of side without a new best.
 _PATIENCE = 60
@@ -58,7 +61,7 @@ class Partition:
         return np.array(self._places, dtype=np.int64)
 
     @property
-    def edge_cut(self) -> float:
+    def cost(self) -> float:
         """Returns the traffic between places."""
         return self.graph.edge_cut(self._places)
 
@@ -69,12 +72,25 @@ class Partition:
         return sum(self._excess(place) for place in range(len(self._load)))
 
     def _excess(self, place: int) -> float:
+        """Returns by how much a place exceeds what it may take."""
         over = 0.0
         if self._load[place] > self._cpu_most[place]:
             over += self._load[place] / (self._cpu_most[place] or _EPSILON) - 1
         if self._used[place] > self._memory_most[place]:
             over += self._used[place] / (self._memory_most[place] or _EPSILON) - 1
         return over
+
+    def _cost_of_a_hop(self, a: int, b: int) -> float:
+        """Returns what traffic between two places costs."""
+        return 1.0
+
+    def _room(self, source: int, target: int) -> tuple[float, float]:
+        """Returns the CPU and the memory that may move from one place to another at this point of a pass, which may
+        overfill a place by one task. The result is negative where nothing may move."""
+        room = self._cpu_most[target] + self._heaviest - self._load[target]
+        if self._load[target] > self._cpu_most[target] and self._load[source] <= self._cpu_most[source]:
+            room = -1.0  # first back to where the balance holds
+        return room, self._memory_most[target] - self._used[target]
 
     def improve(self, rounds: int = 10) -> None:
         """Improves one pair of places after the other until nothing changes any more, in at most `rounds` rounds."""
@@ -95,7 +111,8 @@ class Partition:
         at = self.places
         a = np.repeat(at, np.diff(self.graph.starts))
         b = at[self.graph.neighbours]
-        between = np.bincount(a * count + b, weights=self.graph.traffic, minlength=count * count).reshape(count, count)
+        traffic = np.bincount(a * count + b, weights=self.graph.traffic, minlength=count * count)
+        between = self._reach(traffic.astype(np.float64, copy=False).reshape(count, count))
         full = [place for place in range(count) if self._excess(place) > 0]
         pairs = [
             (-between[a, b], a, b)
@@ -105,10 +122,15 @@ class Partition:
         ]
         return [(a, b) for _, a, b in sorted(pairs)]
 
+    def _reach(self, between: Floats) -> Floats:
+        """Returns how promising each pair of places is, given the traffic between them. 0: nothing can be gained."""
+        return between
+
     def _improve_pair(self, a: int, b: int) -> bool:
         """Makes one pass between two places, and returns whether anything became better."""
         starts, neighbours, traffic = self._starts, self._neighbours, self._traffic
         places, allowed = self._places, self._allowed
+        twice = 2 * self._cost_of_a_hop(a, b)
         overfull = self._excess(a) > 0 or self._excess(b) > 0
         gains: dict[int, float] = {}
         heaps: dict[int, list[tuple[float, int]]] = {a: [], b: []}
@@ -124,14 +146,13 @@ class Partition:
                     heap.append((-gain, v))
         heapify(heaps[a])
         heapify(heaps[b])
-        slack = {place: self._cpu_most[place] + self._heaviest for place in (a, b)}
         moved: list[int] = []
         done: set[int] = set()
         first_score = best_score = (self._excess(a) + self._excess(b), 0.0)
         best = 0
         won = 0.0
         while len(moved) - best < _PATIENCE:
-            mover = self._next(a, b, heaps, gains, done, slack)
+            mover = self._next(a, b, heaps, gains, done)
             if mover is None:
                 break
             v = mover
@@ -148,7 +169,7 @@ class Partition:
                 if (there != source and there != target) or u in done:  # noqa: PLR1714 - a tuple made for each edge costs
                     continue
                 if u in gains:
-                    gain = gains[u] + (2 * traffic[i] if there == source else -2 * traffic[i])
+                    gain = gains[u] + (twice * traffic[i] if there == source else -twice * traffic[i])
                 else:
                     if allowed is not None and not allowed[u][target if there == source else source]:
                         continue
@@ -196,16 +217,12 @@ class Partition:
         heaps: dict[int, list[tuple[float, int]]],
         gains: dict[int, float],
         done: set[int],
-        slack: dict[int, float],
     ) -> int | None:
         """Returns the task whose change of side gains most and overfills the other side by at most one task."""
         found: list[tuple[float, int]] = []
         for source, target in ((a, b), (b, a)):
             heap = heaps[source]
-            room = slack[target] - self._load[target]
-            room_memory = self._memory_most[target] - self._used[target]
-            if self._load[target] > self._cpu_most[target] and self._load[source] <= self._cpu_most[source]:
-                room = -1.0  # first back to where the balance holds
+            room, room_memory = self._room(source, target)
             aside: list[tuple[float, int]] = []
             while heap:
                 top = heap[0]
@@ -229,3 +246,97 @@ class Partition:
             if over[0] != over[1]:
                 return found[0][1] if over[0] > over[1] else found[1][1]
         return min(found)[1]
+
+
+class NodePartition(Partition):
+    """An assignment of tasks to the workers of several nodes; see the module's docstring. `limits` are those of the
+    workers, and `nodes` those of the nodes. The node of each worker is in `node_of`."""
+
+    def __init__(
+        self, graph: TrafficGraph, limits: Limits, places: Ints, node_of: Ints, nodes: Limits, node_cost: float
+    ) -> None:
+        super().__init__(graph, limits, places)
+        self._node_ids = node_of
+        self._node_of: list[int] = node_of.tolist()
+        self._node_cost = node_cost
+        self._node_cpu_most: list[float] = (nodes.cpu * (1 + _EPSILON)).tolist()
+        self._node_memory_most: list[float] = (nodes.memory * (1 + _EPSILON)).tolist()
+        count = len(self._node_cpu_most)
+        self._node_load: list[float] = np.bincount(node_of, weights=self._load, minlength=count).tolist()
+        self._node_used: list[float] = np.bincount(node_of, weights=self._used, minlength=count).tolist()
+
+    @property
+    def cost(self) -> float:
+        """Returns the traffic between workers of a node, and `node_cost` times the traffic between nodes."""
+        places = self.places
+        return self.graph.hop_cost(places, self._node_ids[places], self._node_cost)
+
+    @property
+    def overload(self) -> float:
+        workers = sum(super(NodePartition, self)._excess(place) for place in range(len(self._load)))
+        return workers + sum(self._node_excess(node) for node in range(len(self._node_load)))
+
+    def _excess(self, place: int) -> float:
+        return super()._excess(place) + self._node_excess(self._node_of[place])
+
+    def _node_excess(self, node: int) -> float:
+        over = 0.0
+        if self._node_load[node] > self._node_cpu_most[node]:
+            over += self._node_load[node] / (self._node_cpu_most[node] or _EPSILON) - 1
+        if self._node_used[node] > self._node_memory_most[node]:
+            over += self._node_used[node] / (self._node_memory_most[node] or _EPSILON) - 1
+        return over
+
+    def _cost_of_a_hop(self, a: int, b: int) -> float:
+        return 1.0 if self._node_of[a] == self._node_of[b] else self._node_cost
+
+    def _room(self, source: int, target: int) -> tuple[float, float]:
+        room, room_memory = super()._room(source, target)
+        here, there = self._node_of[source], self._node_of[target]
+        if here != there:
+            load, most = self._node_load, self._node_cpu_most
+            if load[there] > most[there] and load[here] <= most[here]:
+                room = -1.0
+            room = min(room, most[there] + self._heaviest - load[there])
+            room_memory = min(room_memory, self._node_memory_most[there] - self._node_used[there])
+        return room, room_memory
+
+    def _move(self, v: int, source: int, target: int) -> None:
+        super()._move(v, source, target)
+        here, there = self._node_of[source], self._node_of[target]
+        if here != there:
+            self._node_load[here] -= self._cpu[v]
+            self._node_load[there] += self._cpu[v]
+            self._node_used[here] -= self._memory[v]
+            self._node_used[there] += self._memory[v]
+
+    def _reach(self, between: Floats) -> Floats:
+        """Two workers on different nodes may gain from each other when the one exchanges records with the other's
+        node."""
+        same = self._node_ids[:, None] == self._node_ids[None, :]
+        to_nodes = between @ same
+        found: Floats = np.where(same, between, to_nodes + to_nodes.T)
+        return found
+
+    def _gain(self, v: int, other: int) -> tuple[float, bool]:
+        node_of = self._node_of
+        own = self._places[v]
+        here, there = node_of[own], node_of[other]
+        if here == there:
+            return super()._gain(v, other)
+        places, neighbours, traffic = self._places, self._neighbours, self._traffic
+        far, more = self._node_cost, self._node_cost - 1
+        gain, border = 0.0, False
+        for i in range(self._starts[v], self._starts[v + 1]):
+            place = places[neighbours[i]]
+            if place == own:
+                gain -= far * traffic[i]
+            elif place == other:
+                gain += far * traffic[i]
+                border = True
+            elif node_of[place] == here:
+                gain -= more * traffic[i]
+            elif node_of[place] == there:
+                gain += more * traffic[i]
+                border = True
+        return gain, border

@@ -102,6 +102,11 @@ class TrafficGraph:
         at = np.asarray(places)
         return float(self.traffic[at[self._sources] != at[self.neighbours]].sum()) / 2
 
+    def hop_cost(self, workers: npt.ArrayLike, nodes: npt.ArrayLike, node_cost: float) -> float:
+        """Returns the traffic between workers of a node, and `node_cost` times the traffic between nodes. `workers[v]`
+        and `nodes[v]` name the worker and the node of v."""
+        return self.edge_cut(workers) + (node_cost - 1) * self.edge_cut(nodes)
+
     def loads(self, places: npt.ArrayLike, count: int) -> Floats:
         """Returns the CPU at each of the places 0 to count - 1."""
         return _summed(np.asarray(places), self.cpu, count)

@@ -99,6 +99,24 @@ def least_cut_by_force(graph: TrafficGraph, limits: Limits) -> float | None:
     return best
 
 
+def least_hop_cost_by_force(
+    graph: TrafficGraph, workers: Limits, nodes: Limits, node_of: Ints, node_cost: float
+) -> float | None:
+    """The least that hops cost in any placement within the limits of the workers and of the nodes."""
+    count, tasks = len(node_of), len(graph)
+    at = np.array(list(itertools.product(range(count), repeat=tasks)))
+    node_at = node_of[at]
+    fit = np.ones(len(at), dtype=np.bool_)
+    for places, limits in ((at, workers), (node_at, nodes)):
+        for place, most in enumerate(limits.cpu):
+            fit &= (places == place) @ graph.cpu <= most * (1 + 1e-9)
+    costs = np.zeros(len(at))
+    for u, v, traffic in edges_of(graph):
+        apart = (at[:, u] != at[:, v]) + (node_cost - 1) * (node_at[:, u] != node_at[:, v])
+        costs += traffic * apart
+    return float(costs[fit].min()) if fit.any() else None
+
+
 def least_cut_of_two(graph: TrafficGraph, limits: Limits) -> float:
     """The same for two places, quicker: all placements at once."""
     tasks = len(graph)

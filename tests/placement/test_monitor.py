@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.placement.adoption import AdoptionOptions, cost, decide, overload, resting
@@ -136,8 +135,8 @@ def test_a_plan_that_saves_enough_is_adopted() -> None:
 
 
 def test_what_crosses_nodes_is_dearer() -> None:
-    assert cost(placed(0, 1, 1, 3), lanes(1, 0), OPTIONS) == 1
-    assert cost(placed(0, 1, 2, 3), lanes(1, 0), OPTIONS) == OPTIONS.node_cost
+    assert cost(placed(0, 1, 1, 3), lanes(1, 0), 3.5) == 1
+    assert cost(placed(0, 1, 2, 3), lanes(1, 0), 3.5) == 3.5
 
 
 @pytest.mark.parametrize(
@@ -217,14 +216,3 @@ def test_a_plan_beside_one_that_runs_moves_what_it_must() -> None:
     changed = planned(TrafficGraph.of(4, [(0, 2, 5.0), (1, 3, 5.0)]), nodes, running=running)
     assert (changed.worker_of != running.worker_of).sum() == 2
     assert changed.between_nodes(TrafficGraph.of(4, [(0, 2, 5.0), (1, 3, 5.0)])) == 0
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9).map(float)), max_size=30))
-def test_a_plan_beside_one_that_runs_is_no_worse(edges: list[tuple[int, int, float]]) -> None:
-    graph = TrafficGraph.of(10, edges)
-    nodes = [Node("a", 2), Node("b", 3)]
-    first = planned(graph, nodes)
-    again = planned(graph, nodes, seed=1, running=first)
-    assert again.between_nodes(graph) <= first.between_nodes(graph)
-    assert isinstance(again.worker_of, np.ndarray)
