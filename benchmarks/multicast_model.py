@@ -385,11 +385,11 @@ def rate_steps(bench: Bench, measured: Measured) -> None:
     profile = steps_of(times, seconds)
     nodes = range(1, NODES)
     chain = non_blocking(0, nodes, 1)
-    often = AdjustmentOptions(interval_s=0.01, alpha=0.8**0.1)
+    late = AdjustmentOptions(early=1.0)
     far = replace(times, link_s=_FAR_S)
     adjusting = {
         "self-adjusting": Multicast(chain, 1, times, CAPACITY, adjusting=True),
-        "self-adjusting, looks every 10 ms": Multicast(chain, 1, times, CAPACITY, adjusting=True, options=often),
+        "self-adjusting, no early looks": Multicast(chain, 1, times, CAPACITY, adjusting=True, options=late),
         "self-adjusting, links of 10 ms": Multicast(chain, 1, far, CAPACITY, adjusting=True),
         "self-adjusting, links of 10 ms, root stops": Multicast(chain, 1, far, CAPACITY, adjusting=True, stops=True),
     }

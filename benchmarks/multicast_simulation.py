@@ -15,8 +15,9 @@ send. Then they all go on at once. Where memory is bounded, the root would have 
 
 All entries that the root begins between two events are a block. A block is computed node by node, not entry by entry:
 the k-th entry begins at the latest of the times when it is there and when the one before is done, which is a running
-maximum. The events are the looks of the load monitor and the steps of a switch. The decisions, the new trees and the
-steps of a switch come from penstock/runtime/multicast; here is only what they cost.
+maximum. The events are the looks of the load monitor and the steps of a switch. As the run-time does, the root asks
+often whether it should look before the interval is over. The decisions, the new trees and the steps of a switch come
+from penstock/runtime/multicast; here is only what they cost.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import numpy.typing as npt
 from penstock.runtime.multicast.least_change import adapted
 from penstock.runtime.multicast.load_monitor import Counters, LoadMonitor
 from penstock.runtime.multicast.queue_model import Cost
-from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, decide
+from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, decide, look_is_due
 from penstock.runtime.multicast.switch_cost import longest_switch_s
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.multicast.tree_switch import Announcement, Phase, SwitchProgress, TreeSwitch
@@ -42,6 +43,7 @@ from penstock.runtime.multicast.tree_switch import Announcement, Phase, SwitchPr
 Floats = npt.NDArray[np.float64]
 
 _LOG = 0  # there is one numbered log
+_ASKS = 2  # how often the root asks in the least time between two looks whether it should look
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ class Switched:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a look sees; latencies are those of the records that the root began since the look before."""
+    """What is so at the end of an interval; latencies are those of the records that the root began in the interval."""
 
     at_s: float
     rate: float
@@ -264,6 +266,9 @@ class Multicast:
         self.options = options or AdjustmentOptions()
         self.story = Story(self.options.interval_s)
         self._adjusting = adjusting
+        # The root asks in each part of an interval whether it should look. It glances at its queue when it asks.
+        early = self.options.early
+        self._parts = math.ceil(_ASKS / early) if adjusting and early < 1 else 1
         self._stops = stops
         self._regular = regular
         self._chance = np.random.default_rng(seed)
@@ -287,15 +292,21 @@ class Multicast:
         interval = self.options.interval_s
         for seconds, rate in profile:
             for _ in range(round(seconds / interval)):
-                looks = len(self.story.samples)
-                until = (looks + 1) * interval
-                self.root.offer(self._due(looks * interval, until, rate))
-                while self._events and self._events[0][0] < until:
-                    at, _, action = heappop(self._events)
-                    self._advance(at)
-                    action(at)
-                self._advance(until)
-                self._look(until, rate)
+                begin = len(self.story.samples) * interval
+                due = self._due(begin, begin + interval, rate)
+                for part in range(1, self._parts + 1):
+                    until = begin + interval * part / self._parts
+                    there = len(due) if part == self._parts else int(np.searchsorted(due, until))
+                    self.root.offer(due[:there])
+                    due = due[there:]
+                    while self._events and self._events[0][0] < until:
+                        at, _, action = heappop(self._events)
+                        self._advance(at)
+                        action(at)
+                    self._advance(until)
+                    if self._adjusting:
+                        self._look(until)
+                self._sample(until, rate)
         self.story.completed = [self._completed[index] for index in range(len(self.story.samples))]
         self.story.longest_wait_s = self.root.longest_wait_s
         self.story.longest_relay_queue = self.network.longest_relay_queue
@@ -331,20 +342,26 @@ class Multicast:
 
     # --- looks and switches --------------------------------------------------------------------------------------
 
-    def _look(self, now_s: float, rate: float) -> None:
+    def _sample(self, now_s: float, rate: float) -> None:
         queued, held = self.root.backlog(now_s)
         latencies = np.concatenate(self._latencies) if self._latencies else np.full(1, math.nan)
         self._latencies.clear()
         p50, p99 = np.quantile(latencies, [0.5, 0.99])
         self.story.samples.append(Sample(now_s, rate, self.limit, queued, held, float(p50), float(p99)))
-        if not self._adjusting:
+
+    def _look(self, now_s: float) -> None:
+        """Looks at the queue, if it is time."""
+        queued, _ = self.root.backlog(now_s)
+        arrived, capacity, options = self.root.taken_in(now_s), self.root.capacity, self.options
+        # With one part, each is an interval.
+        if self._parts > 1 and not look_is_due(self._monitor, now_s, arrived, queued, capacity, options):
             return
-        self._counters = replace(self._counters, arrived=self.root.taken_in(now_s))
+        self._counters = replace(self._counters, arrived=arrived)
         load = self._monitor.look(now_s, self._counters, queued)
         if load is None or self._switching is not None:
             return
         nodes = len(self.tree.parent)
-        verdict = decide(load, self.limit, nodes, self.root.capacity, self._switch_s, self.options)
+        verdict = decide(load, self.limit, nodes, capacity, self._switch_s, options)
         if verdict.limit != self.limit:
             self.switch(now_s, verdict.limit, load.rate)
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks import multicast_model
-from benchmarks.multicast_simulation import Multicast, Network, Root, Times, saturated, starts, steady
+from benchmarks.multicast_simulation import Multicast, Network, Root, Story, Times, saturated, starts, steady
 from penstock.runtime.multicast.building import binomial, non_blocking, sequential
 from penstock.runtime.multicast.least_change import changed_parents
 from penstock.runtime.multicast.queue_model import Cost, affordable_limit, affordable_rate, expected_queue
 from penstock.runtime.multicast.reach import reach
+from penstock.runtime.multicast.self_adjustment import AdjustmentOptions
 from penstock.runtime.multicast.switch_cost import wait_s
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.multicast.tree_switch import Announcement, TreeSwitch
@@ -205,25 +206,44 @@ def test_every_record_is_complete_once() -> None:
 def test_the_tree_follows_the_rate_steps_of_the_paper() -> None:
     """A tenth of the paper's rates, with ten times the paper's copies. The adjusting tree keeps up at each rate. A
     binomial tree does not, and a chain has the longest way."""
-    profile = [(10.0, rate / 10) for rate in (30_000, 60_000, 80_000, 100_000, 80_000)]
+    seconds, per = 4.0, 40
+    profile = [(seconds, rate / 10) for rate in (30_000, 60_000, 80_000, 100_000, 80_000)]
     times = Times(copy_s=52 * US, receive_s=30 * US, link_s=50 * US, control_s=52 * US)
     nodes = range(1, 30)
     adjusting = Multicast(non_blocking(0, nodes, 1), 1, times, Q, adjusting=True).run(profile)
     wide = Multicast(binomial(0, nodes), 5, times, Q).run(profile)
     chain = Multicast(non_blocking(0, nodes, 1), 1, times, Q).run(profile)
-    limits = [adjusting.samples[99 + 100 * step].limit for step in range(5)]
+    limits = [adjusting.samples[per * (step + 1) - 1].limit for step in range(5)]
     assert limits[0] == 5
     assert limits[1] in {2, 3}
     assert limits[2:] == [2, 1, 2]
     for step, (_, rate) in enumerate(profile):
-        window = slice(100 * step + 80, 100 * step + 100)  # the last two seconds
+        window = slice(per * (step + 1) - 20, per * (step + 1))  # the last two seconds
         assert sum(adjusting.completed[window]) / 2 > 0.97 * rate
-        assert adjusting.samples[100 * step + 99].held == 0
-    assert sum(wide.completed[280:300]) / 2 == pytest.approx(1 / (5 * times.copy_s), rel=0.01)
-    assert wide.samples[299].held > 20_000
-    assert adjusting.samples[99].p50_s < 0.5 * chain.samples[99].p50_s
+        assert adjusting.samples[per * (step + 1) - 1].held == 0
+    assert sum(wide.completed[3 * per - 20 : 3 * per]) / 2 == pytest.approx(1 / (5 * times.copy_s), rel=0.01)
+    assert wide.samples[3 * per - 1].held > 5_000
+    assert adjusting.samples[per - 1].p50_s < 0.5 * chain.samples[per - 1].p50_s
     assert 4 <= len(adjusting.switches) <= 8
     assert all(switch.took_s < 10 * MS for switch in adjusting.switches)
+
+
+def test_a_look_before_the_interval_is_over_saves_the_source_from_waiting() -> None:
+    """The queue is full 25 ms after the rate has gone up. The root looks at once, and has the right tree by one
+    switch. If it looks at the end of the interval, the source waits, and the monitor sees only what the root serves."""
+    times = Times(copy_s=5.2 * US, receive_s=3 * US, link_s=5 * US, control_s=5.2 * US)
+    tree = non_blocking(0, range(1, 30), 5)
+
+    def after_a_step(early: float) -> Story:
+        options = AdjustmentOptions(early=early)
+        return Multicast(tree, 5, times, Q, adjusting=True, options=options).run([(1.0, 30_000), (1.0, 80_000)])
+
+    soon, late = after_a_step(0.1), after_a_step(1.0)
+    assert [switch.limits for switch in soon.switches] == [(5, 2)]
+    assert 1.0 < soon.switches[0].at_s < 1.03
+    assert soon.longest_wait_s <= 0
+    assert late.longest_wait_s > 50 * MS
+    assert len(late.switches) > 1
 
 
 def test_what_a_source_sends() -> None:
