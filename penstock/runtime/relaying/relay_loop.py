@@ -5,11 +5,11 @@ A relay that has nothing to do sleeps in its transport. It must never wait anywh
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from penstock.runtime.calls import Calls
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.relaying.relay import Relay
 from penstock.runtime.transport.base import PeerTransport
@@ -31,9 +31,8 @@ class RelayLoop:
     def __init__(self, relay: Relay, transport: PeerTransport) -> None:
         self.relay = relay
         self._transport = transport
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._calls = Calls(transport.wake, lambda: RelayEnded("the relay has ended"))
         self._over = False
-        self._ended = False
 
     def run(self) -> None:
         """Runs until `end` is called."""
@@ -44,41 +43,23 @@ class RelayLoop:
             while not self._over:
                 for sender, message in transport.receive(wait_s):
                     relay.take(sender, message)
-                while self._calls:
-                    _carry_out(*self._calls.popleft())
+                self._calls.carry_out()
                 relay.flush()
                 if relay.waiting:
                     room_wait_s = min(_ROOM_WAIT_MAX_S, 2 * room_wait_s or _ROOM_WAIT_FIRST_S)
                     wait_s = room_wait_s
                 else:
                     wait_s, room_wait_s = None, 0.0
-                if self._calls:
+                if self._calls.waiting:
                     wait_s = 0.0
         finally:
-            self._ended = True
-            while self._calls:
-                self._calls.popleft()[1].set_exception(RelayEnded("the relay has ended"))
+            self._calls.end()
 
     def call(self, function: Callable[[], _T]) -> Future[_T]:
         """Lets the thread of `run` call a function between two messages."""
-        future: Future[_T] = Future()
-        self._calls.append((function, future))
-        if self._ended:  # the thread may have looked before
-            with_nobody = RelayEnded("the relay has ended")
-            while self._calls:
-                self._calls.popleft()[1].set_exception(with_nobody)
-        else:
-            self._transport.wake()
-        return future
+        return self._calls.ask(function)
 
     def end(self) -> None:
         """Makes `run` return."""
         self._over = True
         self._transport.wake()
-
-
-def _carry_out(function: Callable[[], Any], future: Future[Any]) -> None:
-    try:
-        future.set_result(function())
-    except Exception as error:  # it is the caller's
-        future.set_exception(error)

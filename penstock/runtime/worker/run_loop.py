@@ -16,12 +16,12 @@ A step takes a batch of what is ready (docs/papers.md: A1).
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Container
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from penstock.runtime.calls import Calls
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.exchange.channel import Arrival, InChannel, OutOfStep, Turn
@@ -96,8 +96,7 @@ class RunLoop:
         self._stopping = False
         self._over = False
         self._begun = bool(wiring.tasks)  # if there are no tasks yet, they are built later
-        self._ended = False
-        self._calls: deque[tuple[Callable[[], None], Future[Any]]] = deque()
+        self._calls = Calls(transport.wake, lambda: LoopEnded("the run loop has ended"))
         self._room_wait = 0.0
         self._renew_tasks()
 
@@ -119,29 +118,11 @@ class RunLoop:
     def call(self, function: Callable[[], Result]) -> Future[Result]:
         """Runs a function in the loop's thread, between two passes. The future raises LoopEnded when the loop ends
         before."""
-        future: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except BaseException as error:  # it belongs to the caller in the other thread, even a SystemExit
-                future.set_exception(error)
-
-        self._calls.append((run, future))
-        self.transport.wake()
-        if self._ended:
-            self._refuse_calls()
-        return future
+        return self._calls.ask(function)
 
     def do_calls(self) -> None:
         """Runs the functions that other threads have passed to `call`. Only the loop's thread calls this."""
-        while self._calls:
-            self._calls.popleft()[0]()
-
-    def _refuse_calls(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._calls.popleft()[1].set_exception(LoopEnded("the run loop has ended"))
+        self._calls.carry_out()
 
     def status(self) -> list[dict[str, Any]]:
         """Returns a dict of plain data for each task: counters since its start, queue lengths, and latency in
@@ -190,15 +171,14 @@ class RunLoop:
             failed = self.cancelled
         finally:
             end_forks(process)  # what is closed below belongs to the worker
-            self._ended = True
-            self._refuse_calls()
+            self._calls.end()
             _close([task for task in self.wiring.tasks.values() if task.opened], failed)
 
     def _loop(self) -> None:
         receive, deliver = self.transport.receive, self._deliver
         epochs = self.wiring.epochs
         root = self.wiring.root
-        calls = self._calls
+        calls = self._calls.waiting
         box = self.box
         while not self.cancelled:
             deliver(receive(0))

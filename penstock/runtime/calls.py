@@ -1,0 +1,59 @@
+"""Functions that other threads let the thread of a loop call, between two of its own steps.
+
+Whoever asks gets a future. It must never wait for a loop that has ended: from then on every function is refused, also
+one that was asked for at that very instant.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from penstock.runtime.errors import PenstockError
+
+_Result = TypeVar("_Result")
+
+
+class Calls:
+    """See the module's docstring. `ask` is called by any thread, and everything else by that of the loop."""
+
+    def __init__(self, wake: Callable[[], None], refusal: Callable[[], PenstockError]) -> None:
+        """`wake`: wakes the loop's thread. `refusal`: makes the error of those that are refused."""
+        self.waiting: deque[tuple[Callable[[], None], Future[Any]]] = deque()
+        self._wake = wake
+        self._refusal = refusal
+        self._ended = False
+
+    def ask(self, function: Callable[[], _Result]) -> Future[_Result]:
+        """Lets the loop's thread call a function. The future has what it returns or raises."""
+        future: Future[_Result] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # it belongs to the caller in the other thread, even a SystemExit
+                future.set_exception(error)
+
+        self.waiting.append((call, future))
+        self._wake()
+        if self._ended:  # the thread may have looked for the last time before
+            self._refuse()
+        return future
+
+    def carry_out(self) -> None:
+        """Calls the functions that wait."""
+        while self.waiting:
+            self.waiting.popleft()[0]()
+
+    def end(self) -> None:
+        """The loop has ended."""
+        self._ended = True
+        self._refuse()
+
+    def _refuse(self) -> None:
+        with suppress(IndexError):  # two threads may do this at the same time
+            while True:
+                self.waiting.popleft()[1].set_exception(self._refusal())
