@@ -70,6 +70,7 @@ These exceptions are no PenstockErrors. All but the last two are turned into one
     ├── DidNotStart               an attempt to start Spark has failed
     ├── _Mistyped                 a value in a CSV file is not of its column's type
     ├── _NotInSpark               a type has no exact counterpart in Spark
+    ├── NotAsAgreed               what a peer has sent cannot be meant for this process; it is disconnected (OSError)
     ├── NotProved                 a peer has not proved that it knows the job's key; its connection is closed (OSError)
     ├── CannotForce               a transport was asked for that a machine does not have (ValueError)
     └── InvalidTransition         an event that a state excludes: a fault of Penstock's own (RuntimeError)

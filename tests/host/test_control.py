@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -746,3 +747,74 @@ def test_only_those_who_owe_an_answer_to_the_ping_before_are_silent(workers: All
     busy.free.set()
     wait_until(lambda: not workers.silent(), "it answers")
     assert workers.ping() == []
+
+
+# --- what can be no message ------------------------------------------------------------------------------------------
+
+
+def proved(server: ControlServer) -> socket.socket:
+    """A connection of a process that has proved itself."""
+    connection = endpoint.new_socket(server.end.address)
+    endpoint.connect(connection, server.end.address)
+    handshake.introduce(connection, server.end.key, LIMIT_S)
+    connection.settimeout(LIMIT_S)
+    handshake.send_frame(connection, b"s" * 16)
+    return connection
+
+
+def claims(size: int) -> bytes:
+    """The head of a frame, without its bytes."""
+    return struct.pack("<Q", size)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (claims(3) + b"abc", "a request of 3 bytes came, and its head alone has 16"),
+        (claims(0), "a request of 0 bytes came"),
+        (claims(1 << 62), r"a frame claims 4,611,686,018,427,387,904 bytes; the most is 2,147,483,648"),
+    ],
+    ids=["short", "empty", "large"],
+)
+def test_what_can_be_no_request_is_told_and_ends_the_connection(
+    sent: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = ControlServer({"ping": lambda: "pong"})
+    with proved(server) as connection:
+        connection.sendall(sent)
+        assert connection.recv(1) == b"", "it is closed"
+    wait_until(lambda: said in caplog.text, "it is told")
+    assert "Traceback" not in caplog.text
+    server.close()
+
+
+def test_memory_is_taken_as_bytes_come() -> None:
+    """Not as they are claimed."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(claims(handshake.LARGEST_FRAME) + bytes(1000))
+        ours.shutdown(socket.SHUT_WR)
+        tracemalloc.start()
+        try:
+            with pytest.raises(EOFError):
+                handshake.receive_frame(theirs)
+            assert tracemalloc.get_traced_memory()[1] < 10 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_an_answer_that_is_too_short_costs_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is sent again over the next one."""
+    send = handshake.send_frame
+    cut = [True]
+
+    def short(connection: Any, *parts: bytes) -> None:
+        send(connection, *([b"abc"] if threading.current_thread().name == "penstock-control" and cut.pop() else parts))
+        cut.append(False)
+
+    monkeypatch.setattr(control, "send_frame", short)
+    server = ControlServer({"ping": lambda: "pong"})
+    client = ControlClient(server.end, "asks")
+    assert client.ask("ping").result(LIMIT_S) == "pong"
+    client.close()
+    server.close()

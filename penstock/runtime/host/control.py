@@ -25,9 +25,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from penstock.runtime.records.pickling import Program, copied, dumps, loads
 from penstock.runtime.transport.endpoint import Ports, connect, listen, new_socket, notice_silence
 from penstock.runtime.transport.handshake import (
     Connection,
+    NotAsAgreed,
     admit,
     bound,
     introduce,
@@ -144,8 +145,8 @@ class ControlSession:
 
     def take(self, message: bytes, do: Callable[[bytes], bytes]) -> bytes | None:
         """Do what a message asks for, unless that is done already. Returns the message of the answer, or None when
-        nobody waits for it."""
-        number, settled = _REQUEST.unpack_from(message)
+        nobody waits for it. Raises NotAsAgreed."""
+        number, settled = _head(_REQUEST, message, "request")
         with self._lock:  # what a connection had begun that broke must end before anything is done again
             if settled > self._settled:
                 self._settled = settled
@@ -155,6 +156,12 @@ class ControlSession:
             if number not in self._answers:
                 self._answers[number] = _ANSWER.pack(number) + do(message[_REQUEST.size :])
             return self._answers[number]
+
+
+def _head(layout: struct.Struct, message: bytes, kind: str) -> tuple[int, ...]:
+    if len(message) < layout.size:
+        raise NotAsAgreed(f"a {kind} of {len(message)} bytes came, and its head alone has {layout.size}")
+    return layout.unpack_from(message)
 
 
 # --- the worker's end -------------------------------------------------------------------------------------------------
@@ -222,7 +229,7 @@ class ControlServer:
             self._tell(connection, error)
             self._show_out(connection)
             return
-        with connection, suppress(EOFError, OSError):  # then the client has gone
+        with connection, self._until_the_client_goes():
             name = receive_frame(stream)[:_SESSION_BYTES]
             with self._lock:
                 session = self._sessions.setdefault(name, ControlSession())
@@ -234,6 +241,15 @@ class ControlServer:
                 answer = session.take(message, self._do)
                 if answer is not None:
                     send_frame(stream, answer)
+
+    @contextmanager
+    def _until_the_client_goes(self) -> Iterator[None]:
+        try:
+            yield
+        except NotAsAgreed as error:
+            logger.error("the connection of a process of the job with %s is closed: %s", self.end.address, error)
+        except (EOFError, OSError):
+            pass
 
     def _tell(self, connection: socket.socket, error: Exception) -> None:
         """Tells in the log, once in a while for each machine, that a stranger has connected. Strangers of this
@@ -327,7 +343,7 @@ class ControlClient:
         self._program = program
         self._end = end
         self._tls = _contexts(end.tls)
-        self._told = False  # that there is something wrong with a certificate
+        self._told = False  # that there is something wrong with a certificate, or with an answer
         self._session = os.urandom(_SESSION_BYTES)
         self._asked = OpenRequests()
         self._connection: Connection | None = None
@@ -383,12 +399,12 @@ class ControlClient:
             self._closed.wait(backoff.failed())
 
     def _tell(self, error: OSError) -> None:
-        """Tells in the log, once, that one end does not accept the certificate of the other one."""
-        if self._tls is not None and self._tls.refused(error) and not self._told and not self._closed.is_set():
+        """Tells in the log, once, that one end does not accept the certificate of the other one, or what it says."""
+        refused = self._tls is not None and self._tls.refused(error)
+        if (refused or isinstance(error, NotAsAgreed)) and not self._told and not self._closed.is_set():
             self._told = True
-            logger.warning(
-                "the process at %s cannot be asked for anything: %s", self._end.address, self._tls.said(error)
-            )
+            said = str(error) if self._tls is None else self._tls.said(error)
+            logger.warning("the process at %s cannot be asked for anything: %s", self._end.address, said)
 
     def _connect(self, connection: socket.socket) -> Connection:
         with self._lock:
@@ -412,7 +428,7 @@ class ControlClient:
     def _read(self, connection: Connection) -> None:
         while True:
             answer = receive_frame(connection)
-            (number,) = _ANSWER.unpack_from(answer)
+            (number,) = _head(_ANSWER, answer, "answer")
             with self._lock:
                 found = self._asked.answered(number)
             if found is None:

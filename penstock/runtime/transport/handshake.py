@@ -23,6 +23,9 @@ _NONCE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
 
 _LENGTH = struct.Struct("<Q")
+#: The number of bytes of the largest frame. The largest that there are carry programs.
+LARGEST_FRAME = 1 << 31
+_PIECE_BYTES = 256 * 1024
 # SO_PEERCRED's struct ucred: pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
 
@@ -33,6 +36,10 @@ Connection: TypeAlias = "socket.socket | TlsStream"
 
 class NotProved(OSError):
     """The peer does not know the key, or has not proved in time that it does."""
+
+
+class NotAsAgreed(OSError):
+    """What a peer has sent that has proved itself cannot be part of the conversation. The connection is of no use."""
 
 
 def of_this_user(connection: socket.socket) -> bool:
@@ -114,17 +121,23 @@ def send_frame(connection: Connection, *parts: bytes) -> None:
 
 
 def receive_frame(connection: Connection) -> bytes:
-    """Receive the next frame. Raises EOFError when the peer has gone."""
+    """Receive the next frame. Raises EOFError when the peer has gone, and NotAsAgreed for a frame that is too large."""
     (size,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+    if size > LARGEST_FRAME:
+        raise NotAsAgreed(f"a frame claims {size:,} bytes; the most is {LARGEST_FRAME:,}")
     return _receive(connection, size)
 
 
 def _receive(connection: Connection, size: int) -> bytes:
-    data = bytearray(size)
-    view = memoryview(data)
-    while view:
-        read = connection.recv_into(view)
+    """Receive so many bytes. Memory is taken as they come: at most twice as much as has come, and a piece."""
+    data = bytearray()
+    came = 0
+    while came < size:
+        if came == len(data):
+            data += bytes(min(size - came, max(came, _PIECE_BYTES)))
+        with memoryview(data) as view:
+            read = connection.recv_into(view[came:])
         if not read:
             raise EOFError("the peer has gone")
-        view = view[read:]
+        came += read
     return bytes(data)
