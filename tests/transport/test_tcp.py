@@ -15,6 +15,7 @@ from contextlib import suppress
 import pytest
 
 from penstock.runtime.transport import peer_links
+from penstock.runtime.transport.certificates import JobCertificate
 from penstock.runtime.transport.framing import ACKNOWLEDGEMENT, FRAME_HEAD
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
@@ -462,6 +463,35 @@ def test_strangers_are_refused_and_told_once(
     assert "a process of 127.0.0.1 has connected to worker 1" in told[0]
     net.settle()
     assert net.a.mail == net.b.mail == []
+
+
+def test_a_peer_that_leaves_in_the_middle_of_tls_is_no_stranger(caplog: pytest.LogCaptureFixture) -> None:
+    """Before it hangs up, it says who it is, for which TLS must have begun."""
+    tls = TlsContexts(JobCertificate.make())
+    a, b = (TcpTransport(worker, KEY, LOCAL, tls=tls) for worker in range(2))
+    with socket.create_server((LOCAL, 0)) as door:
+        a.connect({1: f"tcp://{LOCAL}:{door.getsockname()[1]}/{b.address.rpartition('/')[2]}"})
+        here = door.accept()[0]
+        assert here.recv(1, socket.MSG_PEEK), "its first words of TLS"
+        a.forget([1])
+        wait_until(lambda: not a._links._targets, "it wants no connection any more")
+        with here, socket.create_connection(host_and_port(b)) as there:
+            _pass_on(here, there)
+    wait_until(lambda: not b._links._strangers, "the connection is over")
+    a.close()
+    b.close()
+    assert _told(caplog) == []
+
+
+def _pass_on(one: socket.socket, other: socket.socket) -> None:
+    """Passes on what comes, until one end has hung up."""
+    to = {one: other, other: one}
+    while True:
+        for source in select.select([*to], [], [], LIMIT_S)[0]:
+            data = source.recv(65536)
+            if not data:
+                return
+            to[source].sendall(data)
 
 
 def test_who_says_nothing_or_little_is_shown_out(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,7 @@ class _Meeting:
         self.target = target
         self.deadline = time.monotonic() + (_HANDSHAKE_S if target is None else _TRY_S)
         self.events = 0
+        self.leaving = False  # it is closed as soon as the peer knows that it was no stranger's
         self._connecting = target is not None
         self._tls = connection if isinstance(connection, TlsConnection) else None  # until the hands are shaken
         self._got = b""
@@ -127,6 +128,11 @@ class _Meeting:
                     talk.take(got)
         except BlockingIOError:
             return select.EPOLLOUT if talk.output else select.EPOLLIN
+
+    @property
+    def unknown(self) -> bool:
+        """Whether a peer cannot know yet that this end is no stranger, because TLS comes before its first word."""
+        return self.target is not None and self._tls is not None
 
     def say_hello(self) -> None:
         """Lets a peer know, before this end hangs up, that it is no stranger."""
@@ -290,7 +296,7 @@ class PeerLinks:
         target = self._targets.pop(worker, None)
         if target is not None:
             for meeting in target.tries[:]:
-                self._hang_up(meeting)
+                self._leave(meeting)
 
     def _lost(self, worker: int, connection: Connection, useful: bool) -> None:
         target = self._targets.get(worker)
@@ -323,7 +329,7 @@ class PeerLinks:
                 target.next_at = now
         if not target.silent:
             for meeting in target.tries[:]:
-                self._hang_up(meeting)
+                self._leave(meeting)
 
     def _try(self, target: _Target, now: float) -> None:
         """Begins to connect to a peer."""
@@ -332,7 +338,7 @@ class PeerLinks:
         first = _AGAIN_FIRST_S if target.refused else _AGAIN_WHILE_SILENT_S
         target.next_at = now + min(_AGAIN_MAX_S, max(first, since * _AGAIN_SHARE))
         if len(target.tries) >= _TRIES_MAX:
-            self._hang_up(target.tries[0])
+            self._leave(target.tries[0])
         host = target.address[0]
         connection = socket.socket(family(host), socket.SOCK_STREAM)
         self._number += 1
@@ -405,11 +411,23 @@ class PeerLinks:
         meeting.say_hello()
         meeting.connection.close()
 
+    def _leave(self, meeting: _Meeting) -> None:
+        """Hangs up on a peer with which all is well, but not before it knows with whom it has talked."""
+        if not meeting.unknown:
+            self._hang_up(meeting)
+            return
+        assert meeting.target is not None
+        meeting.target.tries.remove(meeting)
+        meeting.leaving = True
+
     def _go_on(self, meeting: _Meeting) -> None:
         try:
             events = meeting.go_on()
         except (OSError, EOFError, ValueError) as error:  # TLS raises ValueError for contexts that do not fit
             self._fail(meeting, error)
+            return
+        if meeting.leaving and not meeting.unknown:
+            self._hang_up(meeting)
             return
         if events:
             if events != meeting.events:
@@ -422,7 +440,7 @@ class PeerLinks:
             self._arrived.append(Link(talk.peer, connection, True, talk.number, talk.capacity))
         else:
             for other in target.tries[:]:
-                self._hang_up(other)
+                self._leave(other)
             target.connection = connection
             target.silent = target.refused = False
             target.heard_at = time.monotonic()
