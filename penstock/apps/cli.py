@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -834,13 +835,15 @@ def _say(text: str) -> None:
 def _fail(error: Exception, code: int, options: argparse.Namespace) -> int:
     if options.debug:
         raise error
-    text = error.spelled(_spelled) if isinstance(error, OptionError) else str(error).strip()
+    flags = _FLAGS if getattr(options, "tls_files", None) is None else {**_FLAGS, "tls": "--tls-files"}
+    text = error.spelled(partial(_spelled, flags)) if isinstance(error, OptionError) else str(error).strip()
     return _complain(text or type(error).__name__, code)
 
 
-def _spelled(option: str, *value: object) -> str:
-    """Returns an option of `run` or `resume`, and its value if there is one, as users of the command write it."""
-    flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
+def _spelled(flags: Mapping[str, str], option: str, *value: object) -> str:
+    """Returns an option of `run` or `resume`, and its value if there is one, as users of the command write it. `flags`:
+    the options that have another name there."""
+    flag = flags.get(option, f"--{option.replace('_', '-')}")
     if not value or value[0] is True:
         return flag
     given = value[0]

@@ -188,7 +188,10 @@ def test_a_place_for_epochs_that_are_not_wanted(tmp_path: Path, capsys: pytest.C
         (["--dual", "on,delta={x}"], "--dual 'on,delta={x}': could not convert string to float: '{x}'; use 'off'"),
         (["--local", "--dual", "on"], "--dual on is not for local jobs"),
         (["--local", "--detached"], "leave out --detached or --local"),
-        (["--tls-files", "/none/a.pem", "b", "c"], "--tls: the certificate '/none/a.pem' cannot be read: No such file"),
+        (
+            ["--tls-files", "/none/a.pem", "b", "c"],
+            "--tls-files: the certificate '/none/a.pem' cannot be read: No such",
+        ),
         (["--tls", "--transport", "rdma"], "--transport rdma sends in the clear, and --tls asks for encryption"),
         (["--local", "--ports", "20000-20999"], "--ports 20000-20999 is not for local jobs"),
         (["--local", "--replan", "2.5"], "--replan 2.5 is not for local jobs"),
