@@ -414,10 +414,11 @@ def _timer_not_touched() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/participant.py", Seeds(447, lambda faults: faults.put > 0 and faults.interval_s < 0.1)
+    "penstock/runtime/epochs/participant.py",
+    Test("tests/epochs/test_simulated.py::test_after_a_snapshot_that_could_not_be_written_the_next_one_is_whole"),
 )
 def _builds_on_what_was_lost() -> Any:
-    """The snapshot after one that could not be written holds changes only."""
+    """The snapshot after one that could not be written holds changes only, so epochs wait for one that does not."""
     write = Participant._write
 
     def careless(self: Participant, snapshot: Any, parts: Any) -> bool:

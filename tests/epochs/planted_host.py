@@ -106,7 +106,7 @@ def _status_of_another_plan() -> Any:
     return _patch("of", lambda self, plan: self, StatusBuilder)
 
 
-@planted_fault(HOST, Seeds(180, lambda faults: faults.migrations > 0 and faults.asks > 0))
+@planted_fault(HOST, Test(f"{SCENES}::test_where_tasks_are_is_known_after_they_have_moved"))
 def _placed_as_at_the_start() -> Any:
     """That tasks run elsewhere is not noted."""
     return _patch("_now_placed", lambda self, placed: None)
@@ -172,14 +172,14 @@ def _numbers_of_an_earlier_life() -> Any:
     return _patch("__init__", forgetful)
 
 
-@planted_fault(HOST, Seeds(3, lambda faults: faults.kills > 2))
+@planted_fault(HOST, Seeds(9, lambda faults: faults.kills > 2))
 def _the_dead_are_waited_for() -> Any:
     """A worker that has died before it removed its tasks is waited for."""
     over = JobHost._over
 
-    def waits(self: JobHost, worker: int, then: Callable[[], None] = lambda: None) -> None:
+    def waits(self: JobHost, worker: int, now: float, then: Callable[[], None] = lambda: None) -> None:
         waiting = worker in self._removing
-        over(self, worker, then)
+        over(self, worker, now, then)
         if waiting:
             self._removing.add(worker)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.runtime.errors import StoreUnreachable
 from penstock.runtime.host.commands import StartProcess
 from penstock.runtime.operators.process import ProcessContext
 from penstock.runtime.program.flow import Flow
@@ -265,14 +266,14 @@ def test_fewer_tasks_undo_what_more_have_committed(how: str) -> None:
         assert cluster.counts["fall-backs"] == 1
 
 
-def counted() -> RandomFlow:
+def counted(keys: int = 40) -> RandomFlow:
     """read > count > last, with a count of each key after each record: state that grows by deltas."""
     made = RandomFlow(Flow("counted", chaining=False))
     sink = Collect()
-    stream = made.flow.read(Trickle([list(range(480))], 1), name="read", parallelism=1)
-    counts = stream.key_by(lambda record: record % 40).count(emit="every", name="count", parallelism=2)
+    stream = made.flow.read(Trickle([list(range(12 * keys))], 1), name="read", parallelism=1)
+    counts = stream.key_by(lambda record: record % keys).count(emit="every", name="count", parallelism=2)
     counts.write(sink, name="last", parallelism=1)
-    made.expected[sink.channel] = ("last", Counter((key, n) for key in range(40) for n in range(1, 13)))
+    made.expected[sink.channel] = ("last", Counter((key, n) for key in range(keys) for n in range(1, 13)))
     return made
 
 
@@ -328,6 +329,27 @@ def test_a_store_that_was_removed_is_filled_anew_while_the_job_lives(seed: int) 
         assert cluster.coordinator.epoch >= epoch
         cluster.run()
         assert cluster.counts["fall-backs"] == 0
+
+
+def test_after_a_snapshot_that_could_not_be_written_the_next_one_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No epoch with changes to it can be complete."""
+    with small_steps(3):
+        cluster = Scene(counted(400), 3, Faults(kills=0, interval_s=0.002))
+        cluster.until(lambda: cluster.coordinator.epoch >= 3 and cluster.coordinator.state == "RUNNING")
+        put, number, failed = cluster.store.put, cluster.number("count"), 0
+
+        def fails_once(name: str, parts: Any) -> Any:
+            nonlocal failed
+            if not failed and name.split("-")[1] == str(number):
+                failed = cluster.coordinator.begun
+                raise StoreUnreachable("the store takes nothing")
+            return put(name, parts)
+
+        monkeypatch.setattr(cluster.store, "put", fails_once)
+        cluster.until(lambda: failed and cluster.coordinator.epoch > failed)
+        assert cluster.coordinator.epoch <= failed + 2
+        cluster._kill_master()
+        cluster.run()
 
 
 def test_an_ended_task_is_built_again_from_its_end_alone() -> None:

@@ -124,11 +124,11 @@ class Job:
         incarnation = self.host.lives.incarnation(worker)
         self.take(self.host.process_died(worker, incarnation, "it was killed", None, None, self.now))
 
-    def acknowledge(self, epoch: int, *, finished: bool = False) -> None:
+    def acknowledge(self, epoch: int, *, finished: bool = False, parked: bool = False) -> None:
         """All tasks acknowledge an epoch."""
         for task, generation in sorted(self.host.coordinator._generations.items()):
             blob = Blob(f"snapshots/{epoch:08d}-{task}-{generation}", 1, 0)
-            self.said(Acknowledged(task, generation, epoch, finished, True, blob))
+            self.said(Acknowledged(task, generation, epoch, finished, True, blob, parked=parked))
 
     def said(self, what: Any) -> None:
         worker = self.host.placed[what.task]
@@ -261,6 +261,17 @@ def test_a_plan_that_was_changed_while_it_was_planned_anew_is_not_taken_up() -> 
     assert job.others == [Reply(1)], "it is there already"
     job.take(job.host.better_placed(plan, placed, wanted, job.now))
     assert job.host.coordinator.migrating
+
+
+def test_where_tasks_are_is_known_after_they_have_moved() -> None:
+    job = running()
+    job.take(job.host.migrate(1, {"last[0]": 0}, job.now))
+    job.acknowledge(1, parked=True)
+    job.saved()
+    assert Reply(1) in job.others
+    assert set(job.host.placed.values()) == {0}
+    job.dies(1)
+    assert job.host.life.state == "RUNNING", "it had no task any more"
 
 
 def test_requests_are_refused_with_what_is_wrong_and_end_with_the_job() -> None:
