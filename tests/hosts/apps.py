@@ -3,8 +3,8 @@
     python -m tests.hosts.apps                            WordCount, Grep, YSB and SOL on 1, 2 and 4 hosts
     python -m tests.hosts.apps --apps ysb --hosts 2 --dual off
 
-YSB goes through Spark in micro-batches. Spark is RayDP's, with an executor on each of the hosts. So there are workers
-that send their micro-batches to a bridge on another host, and executors that read them from there.
+YSB goes through Spark in micro-batches. Spark is RayDP's, with an executor on each of as many hosts. So there are
+workers that send their micro-batches to a bridge on another host, and executors that read them from there.
 
 Each job has four workers on the given number of hosts, and its workers must have been there. With "spark-only" Spark
 must have answered so many records that workers of each host are among those that sent them.
@@ -38,7 +38,7 @@ APPS = ("wordcount", "grep", "sol", "ysb")
 HOSTS = (1, 2, 4)
 WORKERS = 4
 PATTERN = "string"
-LIMIT_S = 240.0
+LIMIT_S = 600.0  # of anything; Spark takes minutes to start on a busy machine
 # Of each host: all workers, and two executors of Spark.
 _CPUS = WORKERS + 2
 _EXECUTOR_BYTES = 512 << 20
@@ -111,7 +111,8 @@ def driver(settings: dict[str, Any]) -> None:
     case = CASES[settings["app"]](settings["records"], folder)
     options: dict[str, Any] = {}
     if case.source is not None and settings["dual"] != "off":
-        group = placement_group([{"CPU": 1, "memory": _EXECUTOR_BYTES}] * count, strategy="SPREAD")
+        nodes = sorted(node["NodeManagerAddress"] for node in ray.nodes())[:count]
+        group = placement_group([{"CPU": 1, "memory": _EXECUTOR_BYTES, f"node:{node}": 0.001} for node in nodes])
         spark = SparkOptions(
             kind="raydp", cores=1, executors=count, memory="512M", placement_group=group, start_seconds=LIMIT_S
         )
@@ -152,7 +153,10 @@ def _let_go(job: ps.Job, source: Held, count: int) -> None:
         found: dict[str, int | None] = (status().get("dual") or {"processes": {}})["processes"].get("executors", {})
         return found
 
-    wait_until(lambda: len(executors()) == count, "Spark has an executor for each host", LIMIT_S)
+    try:
+        wait_until(lambda: len(executors()) == count, "Spark has an executor for each host", LIMIT_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; the job says: {status().get('dual')}") from None
     # Only processes of the bridge's own host are known.
     on_other_hosts = sum(process is None for process in executors().values())
     assert on_other_hosts == count - 1, f"{on_other_hosts} executors are on other hosts"

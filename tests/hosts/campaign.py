@@ -43,8 +43,6 @@ from typing import Any
 from tests.e2e.kill_campaign import (
     GONE_S,
     KILL_LIMIT_S,
-    RATE,
-    SECONDS,
     DidNotStart,
     Fault,
     Figures,
@@ -76,6 +74,7 @@ KINDS = (*PROCESSES, "agent", *RELAYS, "host", *CUTS_S, "loss")
 ALL_KINDS = ("head", *KINDS)
 LOSS, LOSS_S = 0.05, 10.0
 FAULTS_A_RUN = 6
+RATE, SECONDS = 10_000.0, 30.0  # of a run's records
 TURNS = ("wordcount", "to all")  # the flows; the second has relays
 STARTS = 3  # of one job
 RAY_KNOWS_S = 300.0
