@@ -21,6 +21,7 @@ BENCHMARKS = {
     "multicast_model": ("multicast_model", "multicast to 480 tasks and 10,000 nodes: a model, calibrated here"),
     "hosts_links": ("hosts_links", "plain sockets and trees of plain forwarders over shaped links between hosts"),
     "relay_trees": ("relay_trees", "relays alone along multicast trees, over links of 100 Mbit/s between hosts"),
+    "relay_keyed": ("relay_keyed", "keyed messages from worker to worker beside the way through relays"),
     "rate_steps": ("rate_steps", "steps of the rate: a tree of relays that adjusts itself beside fixed ones"),
     "broadcast_hosts": ("broadcast_hosts", "to all tasks of four hosts: bytes, encodings, with and without relays"),
     "hosts_jobs": ("hosts_jobs", "WordCount and single records over two hosts, beside one host and Bytewax"),
