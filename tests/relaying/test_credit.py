@@ -83,6 +83,7 @@ def test_each_link_on_the_way_of_an_entry_has_a_credit_window() -> None:
     for channel in source.log.channels:
         links = depth[source.relays[channel.worker]] + 1  # the last one is from the relay to the worker
         assert source.stops_at(channel) == links
+    assert source.root.window() == 2 * WINDOW  # the way to the worker of the root's child
 
 
 def test_another_tree_gives_other_windows() -> None:

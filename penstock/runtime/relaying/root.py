@@ -42,6 +42,9 @@ from penstock.runtime.transport.base import Buffer, LinkLoad, PeerTransport
 # The root announces a tree without the connections of relays that have not made them in this time.
 _CONNECT_NS = 1_000_000_000
 
+#: The links on the way to a worker whose relay is a child of the root.
+_CHILD_LINKS = 2
+
 #: The only log of a switch: each stream has a tree of its own.
 _LOG = 0
 
@@ -119,7 +122,7 @@ class RootStream:
         """Tells a member how long its way is: the links of the tree, and from the relay to the worker."""
         relay = self._root.relay_of(member.worker)
         assert relay is not None, "a member's relay is in the tree"
-        member.passes(self._tree.depth[relay] + 1)
+        member.passes(self._tree.depth[relay] - 1 + _CHILD_LINKS)
 
     def _count(self) -> None:
         self._reachable = sum(map(self._reaches, self.out.channels))
@@ -569,8 +572,9 @@ class MulticastRoot:
         return {peer: load for peer, load in self._transport.links().items() if peer in self._map.addresses}
 
     def window(self) -> int:
-        """Returns how many bytes may be under way in all streams."""
-        return sum(stream.members[0].credit_window for stream in self._streams.values() if stream.members)
+        """Returns how many bytes may be under way in all streams, to the children of the root."""
+        windows = sum(stream.members[0].credit_window for stream in self._streams.values() if stream.members)
+        return _CHILD_LINKS * windows
 
     def due_s(self) -> float | None:
         """Returns in how many seconds `tick` must be called; None: when there is something new."""
