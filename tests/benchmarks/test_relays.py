@@ -74,7 +74,7 @@ def test_pauses_are_what_bodies_are_later_than_usual() -> None:
 
 def test_steps_are_scaled_to_the_links() -> None:
     rates = [rate for _, rate in rate_steps.steps_of(1.0)]
-    copy_s = BODY * 8 / rate_steps.LINK
+    copy_s = BODY * 8 / (0.95 * rate_steps.LINK)
     assert [int(1 / (rate * copy_s)) for rate in rates] == [6, 3, 2, 1, 2]
 
 
