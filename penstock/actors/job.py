@@ -30,6 +30,7 @@ from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.job_runner import first_line
 from penstock.runtime.host.job_state import ENDED
 from penstock.runtime.operators.windowing import late_words
+from penstock.runtime.program.mixing import mixing_words
 from penstock.runtime.records.codec import decode
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.sinks.base import Sink
@@ -219,7 +220,8 @@ class Job:
 
     def _tell_of_late(self, status: dict[str, Any]) -> None:
         """Warns once when records were dropped as late, because nothing else but a counter shows it."""
-        if (said := late_words(status.get("late_dropped") or {})) and not self._told_of_late:
+        mixed = mixing_words(status.get("mixing") or {})
+        if (said := late_words(status.get("late_dropped") or {}, mixed)) and not self._told_of_late:
             self._told_of_late = True
             logger.warning("job %r: %s", self.name, said)
 

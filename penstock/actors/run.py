@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 import os
 from dataclasses import replace
@@ -26,10 +27,13 @@ from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.program.flow import check_flow
+from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
 from penstock.runtime.units import above_zero, flag, number, seconds, whole
+
+logger = logging.getLogger(__name__)
 
 # Below it every message would wait for the credit of the one before.
 _LEAST_WINDOW_BYTES = 1024
@@ -186,6 +190,7 @@ def run(
     if parallelism is not None:
         flow.parallelism = parallelism
     plan = flow.plan(workers, check_sinks=savepoint is None)
+    _tell_of_mixing(plan)
     store = origin = None
     if epoch_interval_s is not None:
         store = Store.open(checkpoints or default_checkpoints(), flow.name)
@@ -218,6 +223,12 @@ def run(
 
     on_ray.connect(address, workers, cpus_per_worker, both, detached)
     return on_ray.start(flow, plan, options, detached, program)
+
+
+def _tell_of_mixing(plan: Plan) -> None:
+    """Warns of a plan in which a task that is behind makes its records late."""
+    if said := mixing_words(mixing(plan)):
+        logger.warning("job %r: %s", plan.name, said)
 
 
 def _refuse_what_needs_ray(**given: object) -> None:
@@ -397,6 +408,7 @@ def resume(
         program=store.get(found[0].program),
     )
     plan = flow.plan(options.workers, list_splits=False, check_sinks=False)
+    _tell_of_mixing(plan)
     if local:
         if options.dual is not None or options.placement != PlacementOptions():
             raise OptionError(

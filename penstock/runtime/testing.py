@@ -29,6 +29,7 @@ from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.operators.windowing import LATE, late_words
 from penstock.runtime.program.flow import check_flow
 from penstock.runtime.program.graph import Graph
+from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import make_plan
 from penstock.runtime.records.pickling import copied
 from penstock.runtime.records.userfunc import check_picklable
@@ -136,7 +137,7 @@ def run(
         name = stage.context.operator.name
         if stage.late and (name, LATE) not in plan.side_outputs:
             dropped[name] = dropped.get(name, 0) + stage.late
-    if said := late_words(dropped):
+    if said := late_words(dropped, mixing_words(mixing(plan))):
         logger.warning("testing.run(%r): %s", flow.name, said)
     return outputs
 

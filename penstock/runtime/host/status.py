@@ -7,15 +7,16 @@ earlier ones.
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
      workers: [{index, pid, node_id, tasks, queued, ring_bytes, transports, sent_bytes, streams,
                silent_s}],
-     records_read, records_written, read_per_s, skipped, late_dropped: {operator: late}, latency_ms: {p50, p99},
-     latency_all_ms: {p50, p99}}
+     records_read, records_written, read_per_s, skipped, late_dropped: {operator: late},
+     mixing: {watermark operator: [exchange]}, latency_ms: {p50, p99}, latency_all_ms: {p50, p99}}
 
 `spares` is the number of spare processes that are ready. `relays` has a dict for each relay (docs/cluster.md). `queued`
 is the number of records that wait for an operator's task. `busy` is the share of the time since the last look in which
 its task ran. The `latency_ms` of an operator is the age of records, since they entered the job, when its task had
 processed them, over the last five to ten seconds; that of the job is the same for its sinks. A batch counts with the
 age of its oldest record. `silent_s` says for how long a worker has not answered, when a status had to do without its
-answer, and is 0.0 when it has answered. The counters of a silent worker are those that it reported last.
+answer, and is 0.0 when it has answered. The counters of a silent worker are those that it reported last. `mixing` is
+what runtime/program/mixing.py finds in the plan.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read
 from penstock.runtime.operators.windowing import LATE
+from penstock.runtime.program.mixing import mixing
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.metrics import Histogram
 
@@ -54,6 +56,7 @@ class StatusBuilder:
         self._history: dict[int, deque[dict[str, Any]]] = {}
         self._told_by: dict[int, int] = {}  # the worker whose report a task's counters come from
         self._last: dict[str, Any] | None = None
+        self._mixing = mixing(plan)
 
     def of(self, plan: Plan) -> StatusBuilder:
         """Returns a builder for another plan of the same job."""
@@ -124,6 +127,7 @@ class StatusBuilder:
                 for info in self._workers
             ],
             **self._totals(operators, tasks),
+            "mixing": self._mixing,
         }
         return self._last
 

@@ -36,15 +36,18 @@ LATE = "late"
 WindowEmit = Literal["final", "latest"]
 
 
-def late_words(dropped: Mapping[str, int]) -> str:
-    """Describes the records that came too late, by operator, for the user. Empty when there are none."""
+def late_words(dropped: Mapping[str, int], mixing: str = "") -> str:
+    """Describes the records that came too late, by operator, for the user. Empty when there are none. `mixing` says
+    where records of several tasks meet before watermarks, which is the likely cause."""
     where = ", ".join(f"{late:,} at operator {name!r}" for name, late in dropped.items() if late)
     if not where:
         return ""
     return (
-        f"records or partial results came too late for their windows and were dropped: {where}. Give watermark() a "
-        'larger out_of_orderness_s, or window() a larger lateness_s, or take the records with side_output("late"). If '
-        "tasks read several files one after the other, each file begins in the past of the one before: give read() a "
+        f"records or partial results came too late for their windows and were dropped: {where}. "
+        + (f"The likely cause: {mixing}. Otherwise give" if mixing else "Give")
+        + " watermark() a larger out_of_orderness_s, or window() a larger lateness_s, or take the records with "
+        'side_output("late"). If tasks read several files one after the other, each file begins in the past of the one '
+        "before: give read() a "
         "parallelism such that each task reads one file."
     )
 

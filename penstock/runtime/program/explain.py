@@ -4,6 +4,7 @@ flow.
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from penstock.runtime.exchange.grouping import Grouping, Key
@@ -16,6 +17,7 @@ from penstock.runtime.operators.processing import Processing
 from penstock.runtime.operators.stateless import MapBatches
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import WindowAggregated
+from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import Exchange, Plan
 from penstock.runtime.records.userfunc import ListSelector
 
@@ -106,6 +108,8 @@ def _physical(plan: Plan, workers: int) -> list[str]:
         lines.append(f"  [{chain.index}] {chain.name}  x{chain.parallelism}{splits}")
         outgoing = (exchange for exchange in plan.exchanges if exchange.source == chain.index)
         lines += [f"      -> [{exchange.target}] {_exchange(exchange)}" for exchange in outgoing]
+    if said := mixing_words(mixing(plan)):
+        lines += ["", *wrap(f"warning: {said}.", width=100, initial_indent="  ", subsequent_indent="  ")]
     return lines
 
 

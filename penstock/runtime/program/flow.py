@@ -84,6 +84,7 @@ class Flow:
     """A stream program under construction; `penstock.run(flow)` runs it.
 
     `parallelism` is the number of tasks of every operator that does not set its own; None means one for each worker.
+    (`watermark` has as many tasks as its input.)
     `key_groups` is the number of parts into which keyed state is divided. It is also the highest parallelism that keyed
     operators can have during the life of the job. `chaining=False` makes separate tasks of all operators, which helps
     with measurements.
@@ -366,7 +367,9 @@ class Stream:
     ) -> Stream:
         """The same records, with event time: `time` takes a record's time, in milliseconds since 1970 or as a datetime
         with a time zone. A later window closes when a record has come whose time is `out_of_orderness_s` past the end
-        of the window. A task without input for `idle_s` does not hold up windows (None: it does)."""
+        of the window. A task without input for `idle_s` does not hold up windows (None: it does). Put it directly after
+        the source: without a `parallelism` it has that of its input, so that each of its tasks sees the records of one
+        task, in their order."""
         selector = _selector(time, "watermark", self._fields)
         stream = self._flow._add(MakeWatermarks(selector, out_of_orderness_s, idle_s, **options), (self,))
         stream._fields, stream._time = self._fields, selector

@@ -22,6 +22,7 @@ from penstock.runtime.operators.aggregated import Aggregated
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.operators.stateless import KeyBy
+from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import LATE, WindowAggregated
 from penstock.runtime.program.graph import Edge, Graph
 from penstock.runtime.records.key_groups import KeyGroups
@@ -171,7 +172,7 @@ def make_plan(
                     "cell twice that adds to a Flow, create the Flow in the same cell)"
                 )
             filled[place] = name
-    tasks_of = {name: op.parallelism or parallelism or workers for name, op in graph.operators.items()}
+    tasks_of = _parallelism(graph, parallelism or workers)
     for name, operator in graph.operators.items():
         if operator.keyed and tasks_of[name] > key_groups:
             raise FlowError(
@@ -237,6 +238,21 @@ def make_plan(
     return Plan(graph.name, key_groups, chains, exchanges, tasks)
 
 
+def _parallelism(graph: Graph, default: int) -> dict[str, int]:
+    """Returns the number of tasks of each operator. A watermark operator without a parallelism of its own has that of
+    its input, unless the user has said how records are divided among its tasks: where records of several tasks meet
+    before the watermarks, one task that is behind makes its records late."""
+    tasks_of: dict[str, int] = {}
+    for name in graph.ordered():
+        operator = graph.operators[name]
+        tasks_of[name] = operator.parallelism or default
+        edges = graph.incoming(name)
+        divided = any(edge.grouping is not None and not isinstance(edge.grouping, Forward) for edge in edges)
+        if isinstance(operator, MakeWatermarks) and operator.parallelism is None and not divided:
+            tasks_of[name] = max(tasks_of[edge.source] for edge in edges)
+    return tasks_of
+
+
 def fused_by_key(plan: Plan, operator: str) -> bool:
     """Whether the operator is fused with one for which its records have keys. More tasks then need another plan."""
     return any(fused.kind == "key_by" for fused in plan.chain_of(operator).operators)
@@ -255,7 +271,10 @@ def replanned(graph: Graph, plan: Plan, operator: str, parallelism: int, chainin
     graph = copy(graph)
     graph.operators = {name: copy(known) for name, known in graph.operators.items()}
     for name, known in graph.operators.items():
-        known.parallelism = parallelism if name == operator else plan.chain_of(name).parallelism
+        if name == operator:
+            known.parallelism = parallelism
+        elif not isinstance(known, MakeWatermarks) or known.parallelism is not None:  # others follow their input
+            known.parallelism = plan.chain_of(name).parallelism
     made = make_plan(
         graph,
         parallelism=None,

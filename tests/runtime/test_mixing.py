@@ -1,0 +1,153 @@
+"""Where watermarks are assigned: each task of the operator sees one task's records, or the user is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.runtime.program.flow import Flow, Stream
+from penstock.runtime.program.mixing import mixing
+from penstock.runtime.program.plan import replanned
+
+RECORDS = 40
+
+
+class Behind(ps.sources.Source):
+    """Two splits with the same times, 0.1 s apart. The second one begins half a second after the first one."""
+
+    def splits(self, parallelism: int) -> list[ps.sources.Split]:
+        return [ps.sources.Split("early"), ps.sources.Split("behind")]
+
+    def reader(self, splits: list[ps.sources.Split], context: ps.sources.SourceContext) -> ps.sources.Reader:
+        return BehindReader(splits, context)
+
+
+class BehindReader(ps.sources.Reader):
+    def __init__(self, splits: list[ps.sources.Split], context: ps.sources.SourceContext) -> None:
+        self._context, self._position = context, {split.name: split.offset or 0 for split in splits}
+        self._begin = context.clock()
+
+    def _left_s(self) -> float:
+        begin_s = 0.5 if "behind" in self._position else 0.0
+        return begin_s - (self._context.clock() - self._begin) / 1e9
+
+    def read(self, limit: int) -> list[Any]:
+        if self._left_s() > 0:
+            return []
+        found = []
+        for name, at in self._position.items():
+            upto = min(RECORDS, at + limit)
+            found += [{"who": name, "ms": 100 * i} for i in range(at, upto)]
+            self._position[name] = upto
+        self.finished = all(at == RECORDS for at in self._position.values())
+        return found
+
+    def ready_in(self) -> float:
+        return max(0.0, self._left_s())
+
+    def offsets(self) -> dict[str, Any]:
+        return dict(self._position)
+
+
+def windows(flow: Flow, marked: Stream) -> Flow:
+    marked.key_by("who").window(ps.Tumbling(1)).count(name="counts").write(ps.sinks.Collect(), name="out")
+    return flow
+
+
+def chains(flow: Flow, workers: int) -> list[str]:
+    return [f"{chain.name} x{chain.parallelism}" for chain in flow.plan(workers).chains]
+
+
+def in_the_chain() -> Flow:
+    flow = Flow("job")
+    read = flow.read(Behind(), parallelism=2).map(dict, parallelism=2)
+    return windows(flow, read.watermark("ms", out_of_orderness_s=2))
+
+
+def rebalanced(**options: Any) -> Flow:
+    flow = Flow("job")
+    read = flow.read(Behind(), name="tills", parallelism=2).rebalance()
+    return windows(flow, read.watermark("ms", out_of_orderness_s=2, name="marks", **options))
+
+
+def test_a_source_task_that_is_behind_makes_no_record_late(caplog: pytest.LogCaptureFixture) -> None:
+    assert "read > map > watermark x2" in chains(in_the_chain(), 4)
+    out = ps.testing.run(in_the_chain(), parallelism=4)["out"]
+    assert sum(n for *_, n in out) == 2 * RECORDS
+    assert not caplog.messages
+    assert "warning" not in in_the_chain().explain(4)
+
+
+def test_where_the_user_mixes_the_records_before_watermarks_the_late_ones_are_explained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out = ps.testing.run(rebalanced(), parallelism=4)["out"]
+    assert sum(n for *_, n in out) < 2 * RECORDS
+    (said,) = caplog.messages
+    assert "before 'marks' by rebalance from 'tills' (x2) to 'marks' (x4)" in said
+    assert "put .watermark(...) directly after .read(...)" in said
+    text = " ".join(rebalanced().explain(4).split())
+    assert "warning: records of several tasks meet before they get watermarks: before 'marks' by rebalance" in text
+
+
+def test_the_number_of_tasks_of_watermarks_is_that_of_their_input_unless_it_is_given() -> None:
+    flow = Flow("job", parallelism=3)
+    one, two = flow.read(Behind(), parallelism=1), flow.read(Behind(), parallelism=2)
+    one.watermark("ms", name="a").union(two.watermark("ms", name="b", parallelism=5)).write(ps.sinks.Null())
+    two.forward().watermark("ms", name="c").write(ps.sinks.Null())
+    two.shuffle().watermark("ms", name="d").write(ps.sinks.Null())
+    one.union(two).watermark("ms", name="e").write(ps.sinks.Null())
+    plan = flow.plan(4)
+    tasks = {name: plan.chain_of(name).parallelism for name in "abcde"}
+    assert tasks == {"a": 1, "b": 5, "c": 2, "d": 3, "e": 2}
+    assert sorted(mixing(plan)) == ["b", "d", "e"]
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        (lambda flow: flow.read(Behind(), parallelism=2).map(dict), ["rebalance from 'read' (x2) to 'map' (x4)"]),
+        (lambda flow: flow.read(Behind(), parallelism=2).to_first(), ["global from 'read' (x2) to 'marks' (x4)"]),
+        (lambda flow: flow.read(Behind(), parallelism=2), None),
+        (lambda flow: flow.read(Behind(), parallelism=1).rebalance(), None),
+        # Its other three tasks have nothing to read.
+        (lambda flow: flow.read(ps.sources.Memory([1])).rebalance(), None),
+        (
+            lambda flow: flow.read(Behind(), parallelism=1).union(flow.read(Behind(), parallelism=1, name="b")),
+            ["forward from 'read' (x1) to 'marks' (x1)", "forward from 'b' (x1) to 'marks' (x1)"],
+        ),
+    ],
+)
+def test_an_exchange_mixes_where_a_task_gets_records_of_several_tasks(before: Any, found: list[str] | None) -> None:
+    flow = Flow("job")
+    windows(flow, before(flow).watermark("ms", name="marks"))
+    assert mixing(flow.plan(4)) == ({} if found is None else {"marks": found})
+
+
+def test_separate_tasks_of_all_operators_mix_nothing() -> None:
+    flow = Flow("job", chaining=False)
+    windows(flow, flow.read(Behind(), parallelism=2).watermark("ms"))
+    assert mixing(flow.plan(4)) == {}
+
+
+def test_watermarks_follow_their_source_when_it_is_rescaled() -> None:
+    flow = Flow("job")
+    windows(flow, flow.read(Behind(), parallelism=1).watermark("ms", parallelism=None))
+    plan = flow.plan(1)
+    assert len(plan.chains) == 1
+    again = replanned(flow.graph, plan, "read", 2, chaining=True)
+    assert again.chain_of("watermark") is again.chain_of("read")
+    assert again.chain_of("read").parallelism == 2
+    assert mixing(again) == {}
+
+
+def test_a_job_tells_of_mixing_when_it_starts_and_after_late_records(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = ps.run(rebalanced(), workers=1, parallelism=2, local=True, spares=False, checkpoints=tmp_path)
+    (said,) = caplog.messages
+    assert "before 'marks' by rebalance from 'tills' (x2) to 'marks' (x2)" in said
+    assert job.wait(60)["mixing"] == {"marks": ["rebalance from 'tills' (x2) to 'marks' (x2)"]}
+    assert "The likely cause: records of several tasks meet" in caplog.messages[-1]
