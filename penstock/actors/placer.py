@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from penstock.placement import baselines
 from penstock.placement.adoption import Verdict, decide, resting
 from penstock.placement.balance import Infeasible
 from penstock.placement.groups import NotPlaced
+from penstock.placement.hop_costs import NODE_COST, HopCosts
 from penstock.placement.monitor import Monitor
 from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import Placement, workers_of
@@ -27,6 +28,7 @@ from penstock.placement.planner import plan as planned
 from penstock.placement.topology import Topology, of_plan, with_data
 from penstock.placement.traffic import Bools
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.transport.hop_meter import Row
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Placer:
         self._moves = 0
         self._verdict: Verdict | None = None
         self._seen: dict[str, float] = {}  # the traffic between nodes and between workers, as measured last
+        self._hops: HopCosts | None = None  # as measured last
         self._told: list[dict[str, Any]] = []  # what tasks use and send, as measured last
 
     def first(self, plan: Plan) -> dict[int, int]:
@@ -97,7 +100,8 @@ class Placer:
             return baselines.in_turn(len(plan.tasks), nodes)  # this method does not look at the traffic
         topology = _bound(of_plan(plan), allowed)
         if method == "traffic":
-            return planned(with_data(plan, topology, self._at.places()), nodes, tasks=len(topology))
+            drawn = with_data(plan, topology, self._at.places())
+            return planned(drawn, nodes, tasks=len(topology), node_cost=self._node_cost())
         if method == "turbostream":
             return baselines.turbostream(topology, nodes)
         if method == "t-storm":
@@ -132,13 +136,17 @@ class Placer:
         return placed
 
     def look(
-        self, plan: Plan, placed: dict[int, int], reports: Iterable[tuple[int, list[dict[str, Any]]]]
+        self, plan: Plan, placed: dict[int, int], reports: Iterable[tuple[int, list[dict[str, Any]], list[Row]]]
     ) -> dict[int, int] | None:
         """Returns where tasks should run, computed from the workers' newest reports, or None when tasks should stay
         where they are."""
         monitor = self._monitor  # the supervising thread may replace the monitor, when the plan has changed
-        for at_ns, tasks in reports:
+        hops: list[list[Row]] = []
+        for at_ns, tasks, measured in reports:
             monitor.take(at_ns, tasks)
+            hops.append(measured)
+        # The workers of today have measured nothing of one that was lost, so the last figures stay until they have.
+        self._hops = HopCosts.of(hops) or self._hops
         monitor.forget(plan)
         if monitor is not self._monitor or not monitor.ready(plan):
             return None
@@ -163,16 +171,25 @@ class Placer:
             with_data(plan, topology, self._at.places()),
             nodes,
             factor=options.factor,
+            node_cost=self._node_cost(),
             tasks=len(topology),
             running=running,
         )
-        verdict = decide(running, new, topology.graph, options)
+        verdict = decide(running, new, topology.graph, options, self._node_cost())
         if self._verdict is None or verdict.reason != self._verdict.reason:
             logger.info("job %s: %s", plan.name, verdict.reason)
         self._verdict = verdict
         if not verdict.adopt:
             return None
         return {task.number: order[place] for task, place in zip(plan.tasks, new.tasks, strict=True)}
+
+    def _node_cost(self) -> float:
+        """Returns what traffic between nodes costs, relative to that between workers of a node: what the user says,
+        else what was measured."""
+        given = self._options.adoption.node_cost
+        if given is not None:
+            return given
+        return NODE_COST if self._hops is None else self._hops.node_cost
 
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what tasks use and send, as measured last."""
@@ -185,13 +202,17 @@ class Placer:
 
     def status(self) -> dict[str, Any]:
         """Returns the part of the status about placement: the nodes, the traffic between nodes and between workers as
-        measured last (bytes a second), the number of tasks that have migrated, and the last decision."""
+        measured last (bytes a second), what hops cost, the number of tasks that have migrated, and the last
+        decision."""
+        hops = self._hops
         return {
             "method": self._options.method,
             "nodes": [{"name": node.name, "workers": node.workers} for node in self._at.nodes],
             "node_ids": [machine.node_id for machine in self._at.machines],
             "moves": self._moves,
             "last": None if self._verdict is None else self._verdict.reason,
+            "node_cost": self._node_cost(),
+            "hop_ns_per_kib": None if hops is None else {kind: 1024 * ns for kind, ns in asdict(hops).items()},
             **self._seen,
         }
 

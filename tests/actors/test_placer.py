@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import penstock as ps
+from penstock.actors import placer as placer_module
 from penstock.actors.nodes import Nodes
 from penstock.actors.placer import Placer
+from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.groups import Machine
+from penstock.placement.hop_costs import NODE_COST
 from penstock.placement.options import METHODS, Method, PlacementOptions
 from penstock.placement.traffic import Node
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.transport.hop_meter import Row, Step
 
 S = 1_000_000_000
 
@@ -73,7 +77,10 @@ def test_pinned_tasks_are_on_the_node_that_has_what_they_need(method: Method) ->
     assert grown.keys() == found.keys()
 
 
-def says(plan: Plan, traffic: dict[tuple[int, int], int], second: int) -> list[tuple[int, list[dict[str, Any]]]]:
+Report = tuple[int, list[dict[str, Any]], list[Row]]
+
+
+def says(plan: Plan, traffic: dict[tuple[int, int], int], second: int, hops: Sequence[Row] = ()) -> list[Report]:
     """A worker's report: so many bytes a second from task to task."""
     tasks = [
         {
@@ -85,7 +92,7 @@ def says(plan: Plan, traffic: dict[tuple[int, int], int], second: int) -> list[t
         }
         for task in plan.tasks
     ]
-    return [(second * S, tasks)]
+    return [(second * S, tasks, list(hops))]
 
 
 def test_tasks_move_to_those_that_they_talk_to_and_then_rest() -> None:
@@ -117,7 +124,7 @@ def test_what_was_said_of_tasks_of_an_earlier_plan_is_not_measured() -> None:
     placer = Placer(options, Nodes(options, 2))
     placed = placer.first(plan)
 
-    def reports() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    def reports() -> Iterator[Report]:
         yield from says(plan, {}, 0)
         placer.forget()
         yield from says(plan, {}, 1)
@@ -125,3 +132,68 @@ def test_what_was_said_of_tasks_of_an_earlier_plan_is_not_measured() -> None:
     assert placer.look(plan, placed, reports()) is None
     assert placer.look(plan, placed, says(plan, {}, 2)) is None
     assert placer.traffic() == [], "nothing is known yet of the new tasks"
+
+
+def hops(far: float) -> list[Row]:
+    """What a worker has measured: so many ns a byte to send to another node, and 1 to do anything else."""
+    steps: list[Step] = ["encode", "send near", "send far", "receive near", "receive far", "decode"]
+    size = 1 << 20
+    return [(step, 14, 100.0, size, size * (far if step.endswith("far") else 1.0)) for step in steps]
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, [NODE_COST, 3.0, 3.0]), (7.0, [7.0, 7.0, 7.0])])
+def test_plans_are_made_with_what_hops_cost_as_measured(
+    given: float | None, found: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then with an assumption. The workers of a lost node take their measurements with them."""
+    used: list[tuple[float, float]] = []
+
+    def planned(*arguments: Any, node_cost: float, **more: Any) -> Any:
+        used.append((node_cost, 0.0))
+        return placer_module_planned(*arguments, node_cost=node_cost, **more)
+
+    def decide(*arguments: Any) -> Any:
+        used[-1] = used[-1][0], arguments[-1]
+        return placer_module_decide(*arguments)
+
+    placer_module_planned, placer_module_decide = placer_module.planned, placer_module.decide
+    monkeypatch.setattr(placer_module, "planned", planned)
+    monkeypatch.setattr(placer_module, "decide", decide)
+    plan, options = lanes(), PlacementOptions(replan_s=1.0, adoption=AdoptionOptions(node_cost=given))
+    placer = Placer(options, over(2, 2, options=options))
+    placed = placer.first(plan)
+    placer.look(plan, placed, says(plan, {}, 0))
+    told = []
+    for second, measured in ((1, []), (2, hops(4.0)), (3, [])):
+        placer.look(plan, placed, says(plan, {}, second, measured))
+        told.append((placer.status()["node_cost"], placer.status()["hop_ns_per_kib"]))
+    assert used == [(cost, cost) for cost in found]
+    assert [cost for cost, _ in told] == found
+    assert told[0][1] is None
+    assert told[1][1] == told[2][1] == {"worker": 1024.0, "node": 4096.0, "network": 10240.0}
+
+
+def test_the_next_plan_uses_the_nodes_that_there_are_now() -> None:
+    """A node is lost. One of its workers goes to another node of the job, and one to a node that has come."""
+    plan, options = lanes(2), PlacementOptions(replan_s=1.0)
+    nodes = over(2, 2, options=options)
+    a, b = nodes.machines
+    nodes._settle([a, a, b, b])
+    placer = Placer(options, nodes)
+    placed = {task.number: worker for task, worker in zip(plan.tasks, (0, 2, 1, 3, 2), strict=True)}
+    # Source 0 and map 2 talk, on workers 0 and 1 of node a; source 1 and map 3, on workers 2 and 3 of node b.
+    traffic = {(0, 2): 2_000_000_000, (1, 3): 1_000_000_000}
+    placer.look(plan, placed, says(plan, traffic, 0))
+    placer.look(plan, placed, says(plan, traffic, 1))
+    assert placer.status()["between_nodes"] == 0
+    c = replace(b, node_id="2", name="n2")
+    nodes._settle([a, a, a, c])
+    placer.look(plan, placed, says(plan, traffic, 2))
+    status = placer.status()
+    assert status["nodes"] == [{"name": "n0", "workers": 3}, {"name": "n2", "workers": 1}]
+    assert status["between_nodes"] == pytest.approx(1_000_000_100), "worker 2 is on node a now, and worker 3 on node c"
+    wanted = placer.look(plan, placed, says(plan, traffic, 3))
+    assert wanted is not None
+    node_of = nodes.node_of_workers()
+    assert node_of[wanted[0]] == node_of[wanted[2]]
+    assert node_of[wanted[1]] == node_of[wanted[3]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from penstock.placement.hop_costs import NODE_COST_LEAST, NODE_COST_MOST
 from penstock.runtime.relaying.wire import HEAD_BYTES
 from penstock.runtime.transport.framing import HEAD_BYTES as FRAME_HEAD_BYTES
 from tests.e2e.processes import LIMIT_S, wait_until
@@ -101,6 +102,27 @@ print(json.dumps({
 """.replace("LIMIT_S", repr(LIMIT_S))
 
 
+# Keyed records between two workers of each of two hosts, until what the hops cost has been measured.
+HOPS = """
+import json, time
+import penstock as ps
+from penstock.placement.adoption import AdoptionOptions
+from penstock.placement.options import PlacementOptions
+
+flow = ps.Flow("hops", chaining=False)
+read = flow.read(ps.sources.Generator(lambda i: i), parallelism=4)
+read.map(str, parallelism=4).key_by(lambda text: text[-3:]).count(parallelism=4).write(ps.sinks.Null())
+stays = AdoptionOptions(margin=2.0, busy=float("inf"))
+job = ps.run(flow, workers=4, placement=PlacementOptions(nodes=2, replan_s=0.5, adoption=stays))
+until = time.monotonic() + LIMIT_S
+while (found := job.status()["placement"])["hop_ns_per_kib"] is None:
+    assert time.monotonic() < until and job.status()["state"] in ("STARTING", "RUNNING"), found
+    time.sleep(0.1)
+job.cancel()
+print(json.dumps({"node_cost": found["node_cost"], **found["hop_ns_per_kib"]}))
+""".replace("LIMIT_S", repr(LIMIT_S))
+
+
 class Cluster:
     """Two hosts with Ray; drivers run on the first."""
 
@@ -161,6 +183,13 @@ def test_a_broadcast_crosses_to_each_host_once(two_hosts: Cluster, tmp_path: Pat
     assert sent["entries"] == sent["encodings"] > 0
     # Besides the body there is the head of a frame, and that of a stream, which names no task.
     assert said["transports"] == sent["bytes"] + sent["entries"] * (FRAME_HEAD_BYTES + HEAD_BYTES)
+
+
+def test_what_hops_cost_is_measured_while_a_job_runs(two_hosts: Cluster) -> None:
+    said = two_hosts.says(HOPS)
+    assert 0 < said["worker"] < said["node"], said
+    assert said["worker"] < said["network"], said
+    assert NODE_COST_LEAST <= said["node_cost"] <= NODE_COST_MOST
 
 
 def test_a_store_that_the_other_host_cannot_see_is_refused(two_hosts: Cluster, tmp_path: Path) -> None:

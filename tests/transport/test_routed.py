@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from penstock.placement.hop_costs import HopCosts
+from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.transport.choose import Abilities, Kind
 from penstock.runtime.transport.framing import HEAD_BYTES
+from penstock.runtime.transport.hop_meter import EVERY, HopMeter, Step
 from penstock.runtime.transport.routed import Place, RoutedTransport
 from penstock.runtime.transport.shm import ShmTransport
 from penstock.runtime.transport.tcp import TcpTransport
@@ -88,3 +91,44 @@ def test_a_wake_up_ends_a_sleep_without_a_message(four: list[RoutedTransport]) -
     four[0].wake()
     sleeper.join(LIMIT_S)
     assert not sleeper.is_alive()
+
+
+def test_what_hops_cost_is_measured_where_they_happen(four: list[RoutedTransport]) -> None:
+    """On a clock that a message of the ring advances by 1 ns a byte, and one of a network by 5."""
+    now = [0]
+
+    def slow(transport: Transport, ns: int) -> None:
+        send, receive = transport.send, transport.receive
+
+        def slow_send(worker: int, task: int, parts: Sequence[Buffer]) -> bool:
+            now[0] += ns * sum(map(len, parts))
+            return send(worker, task, parts)
+
+        def slow_receive(timeout: float | None) -> Sequence[tuple[int, Buffer]]:
+            messages = receive(timeout)
+            now[0] += ns * sum(len(message) for _, message in messages)
+            return messages
+
+        transport.send, transport.receive = slow_send, slow_receive  # type: ignore[method-assign]
+
+    for transport in four:
+        transport.meter = HopMeter(lambda: now[0])
+        slow(transport._near, 1)
+        for far in transport._far:
+            slow(far, 5)
+    by_hand = HopMeter(lambda: now[0])
+    steps: list[Step] = ["encode", "decode"]
+    for step in steps:
+        for _ in range(100):
+            begun_ns, now[0] = now[0], now[0] + 2 * 3_000
+            by_hand.note(step, 1, 3_000, begun_ns)
+    # Worker 0 receives from its node and from the others, until each of them has sent enough to be measured.
+    for sender in (1, 3):
+        for _ in range(15 * EVERY):
+            while not four[sender].send(0, 7, (bytes(3_000),)):
+                four[sender].receive(0.01)
+            wait_until(lambda at=sender: four[at].receive(0) or four[0].receive(0.01), "it has come")  # type: ignore[misc]
+    costs = HopCosts.of([by_hand.report(), *(transport.meter.report() for transport in four)])
+    assert costs is not None
+    assert (costs.worker, costs.node) == (2, 2 + 1 + 1 + 2)
+    assert costs.network == pytest.approx(2 + 5 + 5 + 2)

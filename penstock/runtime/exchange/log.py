@@ -96,6 +96,7 @@ class OutLog:
         self.encoded = 0  # the number of encodings, and the time that they took, of a log with a stream
         self.encoding_ns = 0
         self._transport = transport
+        self._meter = transport.meter
         self._ending = False
         self._one: OutChannel | None = None  # the only channel
         # For each worker with receivers besides the sender's: the bytes of an address that names them all.
@@ -409,13 +410,22 @@ class OutLog:
             # in memory that is not in the processor's caches, which costs WordCount a fifth of its throughput
             # (benchmarks/checkpoint_cost.py). Records that cannot be encoded are not sent, because they could not be
             # sent again.
-            batch, parts = encode_body(batch, stamp, self.errors)
+            batch, parts = self._encode(batch, stamp)
             if not batch:
                 return
             encoded = sum(map(len, parts))
         estimate = approximate_bytes(batch)
         # Nested records are larger than they look.
         self._append(batch, stamp, encoded or estimate, max(encoded, estimate), parts)
+
+    def _encode(self, batch: Batch, stamp: int) -> tuple[Batch, tuple[bytes, ...]]:
+        meter = self._meter
+        if meter is None or not meter.due("encode"):
+            return encode_body(batch, stamp, self.errors)
+        begun_ns = meter.clock()
+        batch, parts = encode_body(batch, stamp, self.errors)
+        meter.note("encode", 1, sum(map(len, parts)), begun_ns)
+        return batch, parts
 
     def _append(self, batch: Batch, stamp: int, size: int, cost: int, parts: tuple[bytes, ...]) -> None:
         """Makes an entry of `size` bytes, which costs a task of this worker `cost` bytes of its credit window."""
@@ -453,10 +463,10 @@ class OutLog:
                 batch, rest = split(batch, limit)
                 queue.appendleft((rest, stamp))
             if self.stream is None:
-                batch, parts = encode_body(batch, stamp, self.errors)
+                batch, parts = self._encode(batch, stamp)
             else:
                 begun_ns = monotonic_ns()
-                batch, parts = encode_body(batch, stamp, self.errors)
+                batch, parts = self._encode(batch, stamp)
                 self.encoded += 1
                 self.encoding_ns += monotonic_ns() - begun_ns
             if not batch:

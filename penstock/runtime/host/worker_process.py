@@ -38,6 +38,7 @@ from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.base import PeerGone, PeerTransport
+from penstock.runtime.transport.hop_meter import Row
 from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad
@@ -222,9 +223,12 @@ class WorkerProcess:
         """Returns the load of this worker's tasks."""
         return self._loop.load() if self._loop is not None else []
 
-    def traffic(self) -> tuple[int, list[dict[str, Any]]]:
-        """Returns the time (monotonic, in ns), and what this worker's tasks have sent to each other task."""
-        return time.monotonic_ns(), self._loop.traffic() if self._loop is not None else []
+    def traffic(self) -> tuple[int, list[dict[str, Any]], list[Row]]:
+        """Returns the time (monotonic, in ns), what this worker's tasks have sent to each other task, and what messages
+        cost, as far as it is measured."""
+        meter = None if self._transport is None else self._transport.meter
+        hops = [] if meter is None else meter.report()
+        return time.monotonic_ns(), self._loop.traffic() if self._loop is not None else [], hops
 
     def stop(self) -> None:
         """Ends the sources. What they have read is still processed."""

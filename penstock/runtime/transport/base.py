@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.transport.hop_meter import HopMeter
 
 Buffer = bytes | bytearray | memoryview
 
@@ -41,6 +42,9 @@ class Transport(ABC):
     #: The number of bytes that a message should have: small enough for many messages to be under way, and large enough
     #: to share the fixed cost.
     target_message: int
+
+    #: Measures what messages cost. None: there is nothing to compare, because all hops are of one kind.
+    meter: HopMeter | None = None
 
     @abstractmethod
     def max_message(self, worker: int) -> int:
@@ -131,6 +135,9 @@ class PeerTransport(Transport):
 
 class NetworkTransport(PeerTransport):
     """A transport between machines. A thread can wait for its messages while the run loop sleeps elsewhere."""
+
+    #: The last `receive` found something to do, even if no message came of it.
+    worked = False
 
     @abstractmethod
     def fileno(self) -> int:

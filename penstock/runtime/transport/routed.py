@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 
 from penstock.runtime.transport.base import Buffer, LinkLoad, NetworkTransport, PeerTransport
 from penstock.runtime.transport.choose import Abilities, Kind, choose
+from penstock.runtime.transport.hop_meter import HopMeter, Step
 from penstock.runtime.transport.shm import ShmTransport
 
 _SHARED = "Shared memory, because both workers run on one machine."
@@ -59,6 +60,7 @@ class RoutedTransport(PeerTransport):
         *,
         tls: bool = False,
     ) -> None:
+        self.meter: HopMeter = HopMeter()
         self._near = near
         self._networks = dict(networks)
         self._far = list(networks.values())
@@ -146,15 +148,39 @@ class RoutedTransport(PeerTransport):
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         transport = self._by_worker.get(worker)
-        return transport is not None and transport.send(worker, task, parts)
+        if transport is None:
+            return False
+        step: Step = "send near" if transport is self._near else "send far"
+        meter = self.meter
+        if not meter.due(step):
+            return transport.send(worker, task, parts)
+        begun_ns = meter.clock()
+        sent = transport.send(worker, task, parts)
+        if sent:
+            meter.note(step, 1, sum(map(len, parts)), begun_ns)
+        return sent
 
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
+        if not self.meter.due("receive"):
+            return self._receive(timeout, None)
+        return self._receive(timeout, self.meter)
+
+    def _receive(self, timeout: float | None, meter: HopMeter | None) -> Sequence[tuple[int, Buffer]]:
+        begun_ns = 0 if meter is None else meter.clock()
         far = self._receive_far()
+        if meter is not None:
+            if far:
+                meter.note("receive far", len(far), sum(len(message) for _, message in far), begun_ns)
+            elif any(transport.worked for transport in self._far):
+                meter.note("receive far", 0, 0, begun_ns)
+            begun_ns = meter.clock()
         if far:
             timeout = 0
         if timeout != 0:
             self._arm()
         near = self._near.receive(timeout)
+        if meter is not None and near:
+            meter.note("receive near", len(near), sum(len(message) for _, message in near), begun_ns)
         if timeout != 0:
             self.target_message = self._target()
             if not self._armed:

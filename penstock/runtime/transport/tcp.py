@@ -264,8 +264,10 @@ class TcpTransport(NetworkTransport):
         handlers = self._handlers
         poll = self._epoll.poll
         deadline = time.monotonic() + timeout if timeout else None
+        self.worked = False
         while True:
             for fd, event in poll(timeout, _EVENTS):
+                self.worked = True
                 if fd in handlers:
                     handlers[fd](event, messages)
             if messages or self._woken or timeout == 0 or (self._refused and self._freed):

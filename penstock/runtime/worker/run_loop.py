@@ -217,6 +217,7 @@ class RunLoop:
     def _deliver(self, messages: Any) -> None:
         wiring = self.wiring
         inputs = wiring.remote_in
+        meter = self.transport.meter
         for sender, message in messages:
             if len(message) >= WHOLE.size:
                 n, marks, number, channel, generation, kind, flags, codec, count, stamp = WHOLE.unpack_from(message)
@@ -228,7 +229,12 @@ class RunLoop:
                         continue
                     if number == input_.expected:
                         input_.expected = number + 1 & NUMBERS_MASK
-                        batch = decode_records(message, flags, codec, count, WHOLE.size)
+                        if meter is None or not meter.due("decode"):
+                            batch = decode_records(message, flags, codec, count, WHOLE.size)
+                        else:
+                            begun_ns = meter.clock()
+                            batch = decode_records(message, flags, codec, count, WHOLE.size)
+                            meter.note("decode", 1, len(message), begun_ns)
                         task.receive(  # type: ignore[union-attr]
                             channel, batch, stamp - input_.ahead_ns, len(message) - ADDRESS_OF_ONE.size
                         )
