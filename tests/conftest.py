@@ -1,4 +1,4 @@
-"""What tests of several folders share: one Ray cluster a process, which outlives the jobs run on it."""
+"""What tests of several folders share: one Ray cluster a process, and one Spark session."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import contextlib
 import gc
 import itertools
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
-from tests import planting
+from tests import planting, scheduling
 
 if TYPE_CHECKING:
+    from penstock.bridge.session import Session
     from tests.hosts.hosts import Hosts
 
 # `make test` tries so many examples of each property, others each time; `make campaign-properties` tries thousands. How
@@ -43,9 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Deal the tests out to several processes by the fixtures that they share."""
-    from tests.scheduling import ByFixture
-
-    return ByFixture(config, log)
+    return scheduling.ByFixture(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -94,6 +94,32 @@ def cluster() -> Iterator[str]:
     else:
         os.environ["RAY_ADDRESS"] = before
     ray.shutdown()
+
+
+_spark = contextlib.ExitStack()  # holds the session until the last test of those that share it has run
+_sessions: list[Session] = []
+
+
+@pytest.fixture
+def spark_session() -> Session:
+    """A PySpark session with two cores. It takes ten seconds to start, and a process has only one: the tests that
+    tests/scheduling.py names in SPARK share it."""
+    from penstock.bridge.session import SparkOptions, open_session
+
+    pytest.importorskip("pyspark", reason="PySpark is not installed")
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        pytest.skip("there is no Java here")
+    if not _sessions:
+        _sessions.append(_spark.enter_context(open_session(SparkOptions(kind="pyspark", cores=2))))
+    return _sessions[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the session behind the last test that shares it: others start sessions of their own."""
+    if nextitem is None or not nextitem.nodeid.startswith(scheduling.SPARK):
+        _sessions.clear()
+        _spark.close()
 
 
 @pytest.fixture

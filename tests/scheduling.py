@@ -12,8 +12,13 @@ from collections.abc import Iterable
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-#: The tests of these folders run in one process: they share a fixture of the folder.
-FOLDERS = ("tests/bridge/spark/",)
+#: What shares the one Spark session (tests/conftest.py) runs in one process; and what shares a simulated Ray cluster
+#: (tests/placement/conftest.py).
+SPARK = (
+    "tests/bridge/spark/",
+    "tests/e2e/test_spark.py",
+)
+WORLD = ("tests/placement/test_groups.py", "tests/placement/test_nodes.py")
 #: The tests of these files are dealt out one by one: most start processes, and none needs what another has made.
 APART = (
     "tests/apps/test_cli.py",
@@ -21,10 +26,12 @@ APART = (
     "tests/e2e/test_bad_input.py",
     "tests/e2e/test_dual.py",
     "tests/e2e/test_ends.py",
+    "tests/e2e/test_in_main.py",
     "tests/e2e/test_migration.py",
     "tests/e2e/test_recovery.py",
     "tests/e2e/test_shapes.py",
     "tests/e2e/test_store_faults.py",
+    "tests/epochs/test_simulated.py",
     "tests/guests/test_guests.py",
     "tests/hosts/test_hosts.py",
     "tests/ring/test_stress.py",
@@ -34,24 +41,35 @@ APART = (
 #: What takes longest. A process that began one of these at the end would run on alone when the others have ended.
 FIRST = (
     "tests/bridge/spark/",
+    "tests/placement/test_groups.py",
     "tests/e2e/test_dual.py::test_windows_",
-    "tests/apps/test_cli.py::test_resume_",
     "tests/guests/test_guests.py",
+    "tests/hosts/test_jobs.py",
     "tests/e2e/test_pauses.py",
+    "tests/apps/test_cli.py::test_resume_",
     "tests/e2e/test_clusters.py",
-    "tests/placement/test_nodes.py",
     "tests/local/test_local_job.py",
     "tests/e2e/test_in_main.py",
     "tests/bridge/test_arrow_raydp.py",
-    "tests/e2e/test_spark.py",
-    "tests/placement/test_groups.py",
     "tests/epochs/test_store_s3.py",
     "tests/epochs/test_store_faults.py",
     "tests/docs/test_examples.py::test_examples",
     "tests/e2e/",
     "tests/hosts/",
     "tests/ring/test_stress.py",
+    "tests/epochs/test_simulated.py",
+    "tests/bridge/test_session.py",
+    "tests/epochs/test_poison.py",
 )
+
+
+def scope(nodeid: str) -> str:
+    """Returns the name of those tests that run in one process, in a row."""
+    for shared in (SPARK, WORLD):
+        if nodeid.startswith(shared):
+            return shared[0]
+    file = nodeid.split("::", 1)[0]
+    return nodeid if file in APART else file
 
 
 def long_first(nodeids: Iterable[str]) -> list[str]:
@@ -64,7 +82,7 @@ def long_first(nodeids: Iterable[str]) -> list[str]:
 
 
 class ByFixture(LoadScopeScheduling):
-    """Deals out folders, files or single tests, as the lists above say."""
+    """Deals out what shares something, files or single tests, as the lists above say."""
 
     _ordered = False
 
@@ -80,8 +98,4 @@ class ByFixture(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::", 1)[0]
-        for folder in FOLDERS:
-            if file.startswith(folder):
-                return folder
-        return nodeid if file in APART else file
+        return scope(nodeid)

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import TimeoutError as TooLate
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from penstock.bridge.arrow import micro_batch, to_arrow
-from penstock.bridge.session import Session, SparkOptions, SparkUnavailable, open_session
+from penstock.bridge.session import SparkOptions, SparkUnavailable, open_session
 from penstock.bridge.session.diagnosis import Java, diagnose
 from penstock.bridge.session.in_time import in_time
 from penstock.bridge.session.jvm import DidNotStart
-from penstock.bridge.session.opening import self_test
 from penstock.bridge.session.raydp_session import RevocableSettings
 from tests.e2e.processes import alive
 
@@ -198,97 +194,10 @@ def test_too_little_memory() -> None:
         open_session(SparkOptions(kind="pyspark", memory="100m"))
 
 
-# One session for the tests that follow. It is what "auto" makes of a place without RayDP.
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    with pytest.MonkeyPatch.context() as patch:
-        without(patch, "raydp")
-        opened = open_session(SparkOptions(cores=2, conf={"spark.penstock.mark": "7"}))
-    yield opened
-    pids = [executor.pid for executor in opened.executors()] if opened.spark.sparkContext._jsc else []
-    opened.stop()
-    opened.stop()
-    assert wait_until(lambda: not any(alive(pid) for pid in pids if pid)), "the JVM has outlived its session"
-
-
-@needs_java
-def test_auto_without_raydp_falls_back_and_says_why(session: Session) -> None:
-    assert session.kind == "pyspark"
-    assert session.fallback_reason is not None
-    assert "RayDP is not installed" in session.fallback_reason
-    assert "local[2]" in session.describe()
-    assert "not RayDP: Spark cannot be used: RayDP is not installed" in session.describe()
-
-
-@needs_java
-def test_settings(session: Session) -> None:
-    for key, value in {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.scheduler.mode": "FAIR",
-        "spark.penstock.mark": "7",
-    }.items():
-        assert session.spark.conf.get(key) == value, key
-    assert session.spark.sparkContext.uiWebUrl is None
-
-
-@needs_java
-def test_the_executor_of_a_local_session_is_its_jvm(session: Session) -> None:
-    (executor,) = session.executors()
-    assert executor.pid is not None
-    assert Path(f"/proc/{executor.pid}/comm").read_text().strip() == "java"
-
-
-@needs_java
-def test_a_second_session_is_refused(session: Session) -> None:
-    for kind in ("pyspark", "auto"):
-        with pytest.raises(SparkUnavailable, match="has a Spark session already"):
-            open_session(SparkOptions(kind=kind))  # type: ignore[arg-type]
-
-
-@needs_java
-def test_an_adopted_session_is_neither_changed_nor_stopped(session: Session) -> None:
-    mine = session.spark.newSession()
-    mine.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    with open_session(SparkOptions(existing=mine)) as adopted:
-        assert (adopted.kind, adopted.cores, adopted.put) == ("adopted", 2, None)
-        with micro_batch(adopted, pa.table({"s": ["2024-01-01 00:00:00"]})) as frame:
-            (instant,) = to_arrow(frame.selectExpr("cast(s as timestamp) t"))["t"].to_pylist()
-        assert instant.isoformat() == "2024-01-01T00:00:00+00:00"
-    assert mine.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
-    assert mine.range(3).count() == 3
-
-
 @needs_java
 def test_a_session_of_something_else_is_not_adopted() -> None:
     with pytest.raises(SparkUnavailable, match="no JVM in this process"):
         open_session(SparkOptions(existing=object()))  # type: ignore[arg-type]
-
-
-@needs_java
-def test_a_test_that_takes_too_long_is_cancelled(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    asleep = threading.Event()
-
-    def never(_: object) -> pa.Table:
-        asleep.wait(60)
-        raise RuntimeError("woken")
-
-    monkeypatch.setattr("penstock.bridge.arrow.to_arrow", never)
-    with pytest.raises(SparkUnavailable, match=r"timed out: a test batch had not come back after 0\.2 s"):
-        self_test(session, 0.2)
-    asleep.set()
-    monkeypatch.undo()
-    self_test(session)
-
-
-@needs_java
-def test_a_wrong_answer_is_noticed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.bridge.arrow.to_arrow", lambda _: pa.table({"key": [1], "count": [1]}))
-    with pytest.raises(SparkUnavailable, match="came back wrong"):
-        self_test(session)
 
 
 def test_late_success_is_undone() -> None:
@@ -306,16 +215,3 @@ def test_revoked_settings_cannot_be_read() -> None:
     settings.revoked = True
     with pytest.raises(DidNotStart):
         settings.items()
-
-
-@needs_java
-def test_a_jvm_that_was_killed_is_noticed_and_can_be_replaced(session: Session) -> None:
-    """Kept last: nothing works after it."""
-    (executor,) = session.executors()
-    assert executor.pid is not None
-    os.kill(executor.pid, signal.SIGKILL)
-    with pytest.raises(SparkUnavailable, match="Spark cannot be used"):
-        self_test(session)
-    session.stop()
-    with open_session(SparkOptions(kind="pyspark", cores=1)) as other:
-        assert other.executors()[0].pid != executor.pid

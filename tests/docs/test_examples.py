@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
 from collections import Counter
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ import pytest
 
 import penstock
 from penstock.apps import cli
-from penstock.bridge.session import SparkOptions, open_session
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -32,33 +28,36 @@ def blocks(document: Path) -> list[tuple[int, str]]:
 
 
 #: The jobs of these documents run on local processes, which start faster than Ray's.
-ON_LOCAL_PROCESSES = ("running.md",)
-WITH_EXAMPLES = [document for document in DOCUMENTS if blocks(document)]
+ON_LOCAL_PROCESSES = ("placement.md", "running.md", "spark.md")
+WITH_EXAMPLES = [
+    pytest.param(document, marks=[] if document.name in ON_LOCAL_PROCESSES else pytest.mark.ray)
+    for document in DOCUMENTS
+    if blocks(document)
+]
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("document", WITH_EXAMPLES, ids=lambda document: document.name)
-def test_examples(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """All examples of a document in order, in one namespace and an empty directory; in that for users of Spark there is
     a session `spark`. The first one of the README is a newcomer's: it runs by itself, and again."""
     monkeypatch.chdir(tmp_path)
     if document.name in ON_LOCAL_PROCESSES:
         monkeypatch.setattr(penstock, "run", partial(penstock.run, local=True))
         monkeypatch.setattr(penstock, "resume", partial(penstock.resume, local=True))
+    else:
+        request.getfixturevalue("cluster")
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    with ExitStack() as stack:
-        if document.name == "spark.md":
-            pytest.importorskip("pyspark", reason="PySpark is not installed")
-            if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-                pytest.skip("there is no Java here")
-            namespace["spark"] = stack.enter_context(open_session(SparkOptions(kind="pyspark", cores=1))).spark
-        examples = blocks(document)
-        if document.name == "README.md":
-            line, block = examples[0]
-            exec(compile("\n" * line + block, str(document), "exec"), {"__name__": "__main__"})
-        for line, block in examples:
-            exec(compile("\n" * line + block, str(document), "exec"), namespace)
+    if document.name == "spark.md":
+        # It is started here, because Spark reads and writes where it was started, and it ends with this test.
+        namespace["spark"] = request.getfixturevalue("spark_session").spark.newSession()
+    examples = blocks(document)
+    if document.name == "README.md":
+        line, block = examples[0]
+        exec(compile("\n" * line + block, str(document), "exec"), {"__name__": "__main__"})
+    for line, block in examples:
+        exec(compile("\n" * line + block, str(document), "exec"), namespace)
     if document.name == "README.md":
         counted = [line.split("\t") for part in Path("counts").iterdir() for line in part.read_text().splitlines()]
         texts = [path.read_text() for path in Path("corpus").iterdir()]

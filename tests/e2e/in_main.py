@@ -255,7 +255,7 @@ def beyond(job: ps.Job) -> bool:
     return True
 
 
-def first(directory: Path) -> None:
+def first(directory: Path, its_master_dies: bool = True) -> None:
     """Keyed, recovered, rescaled, saved; then failed."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "hold").touch()
@@ -270,10 +270,11 @@ def first(directory: Path) -> None:
     beyond(job)
     job.rescale("keep", 1)
     beyond(job)
-    master: int = ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid()))
-    os.kill(master, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(master), "the JobMaster is gone")
-    wait_until(lambda: running(job, 0), "the job runs again")
+    if its_master_dies:
+        master: int = ray.get(job._link.handle.__ray_call__.remote(lambda self: os.getpid()))
+        os.kill(master, signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(master), "the JobMaster is gone")
+        wait_until(lambda: running(job, 0), "the job runs again")
     job.rescale("keep", 2)
     job.savepoint(directory / "saved")
     (directory / "fail").touch()
@@ -288,7 +289,7 @@ def first(directory: Path) -> None:
 
 
 def second(directory: Path) -> None:
-    """The failed job is resumed, and another one starts from the savepoint; in another process than the first."""
+    """The failed job is resumed in another process, and one on local processes starts from the savepoint."""
     (directory / "fail").unlink()
     name = directory.name
     job = ps.resume(name, checkpoints=directory / "epochs")
@@ -297,7 +298,8 @@ def second(directory: Path) -> None:
     check_modes(job.records("modes out"))
     print("resumed: ok", flush=True)
     flow, balances, modes = flow_of(f"{name}-again", directory)
-    ps.run(flow, workers=2, checkpoints=directory / "epochs", savepoint=directory / "saved").wait(LIMIT_S)
+    options = {"checkpoints": directory / "epochs", "savepoint": directory / "saved"}
+    ps.run(flow, workers=2, local=True, **options).wait(LIMIT_S)
     check(balances.records(), first=False)
     check_modes(modes.records())
     print("from the savepoint: ok", flush=True)

@@ -31,7 +31,7 @@ def seen(word):
 flow, counts = ps.Flow({name!r}), ps.sinks.Collect()
 flow.read(ps.sources.Memory([Word("a"), Word("b"), Word("a")])).rebalance().map(seen).key_by(lambda word: word).count(
     emit="final").map(lambda pair: (*pair, pair[0].version)).write(counts)
-ps.run(flow, workers=2).wait()
+ps.run(flow, workers=2, local=True).wait()
 assert {{(type(word) is Word, word.text, n, version) for word, n, version in counts.records()}} == {{
     (True, "a", 2, {version}), (True, "b", 1, {version})}}, counts.records()
 """
@@ -75,10 +75,10 @@ def run_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 def test_a_notebook(
     cluster: str, fresh_name: Callable[[], str], tmp_path: Path, run_cell: Callable[[str], None]
 ) -> None:
-    """That such a job is resumed: test_a_main_script."""
+    """That such a job outlives its JobMaster, and is resumed: test_a_main_script."""
     name = f"{fresh_name()}-{os.getpid()}"
     run_cell(SCRIPT.read_text())
     run_cell(f"directory = Path({str(tmp_path / name)!r})")
-    run_cell("first(directory)")
+    run_cell("first(directory, its_master_dies=False)")
     for version in (1, 2):
         run_cell(CELL.format(version=version, name=f"{name}-cell"))

@@ -1,13 +1,12 @@
-"""The door for users of Spark, real Spark and real Ray: frames in, epochs out, exact while processes are killed."""
+"""The door for users of Spark, real Spark and real jobs: frames in, epochs out, exact while processes are killed."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,23 @@ import pytest
 
 import penstock as ps
 from penstock.bridge import follow, from_spark, spark_source
-from penstock.bridge.session import SparkOptions, open_session
+from penstock.bridge.session import Session
 from penstock.runtime.errors import FlowError, JobError, SourceError
 from tests.e2e.jobs import run
 from tests.e2e.processes import LIMIT_S, kill, wait_until
 
 pytest.importorskip("pyspark", reason="PySpark is not installed")
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.skipif(
-        shutil.which("java") is None and not os.environ.get("JAVA_HOME"), reason="there is no Java here"
-    ),
-]
-
 UTC = dt.timezone.utc
 ROWS = 6_000
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
+@pytest.fixture
+def spark(spark_session: Session) -> Any:
     """A session as a user has it: nothing in it is set for Penstock."""
-    with open_session(SparkOptions(kind="pyspark", cores=1)) as opened:
-        mine = opened.spark.newSession()
-        mine.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-        yield mine
+    mine = spark_session.spark.newSession()
+    mine.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    return mine
 
 
 def read(source: ps.sources.Source) -> list[Any]:
@@ -104,9 +95,7 @@ def test_a_frame_through_a_job_whose_worker_is_killed(
     assert spark.read.parquet(str(tmp_path / "out")).count() == ROWS
 
 
-def test_a_query_reads_the_table_that_a_job_writes(
-    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, spark: Any
-) -> None:
+def test_a_query_reads_the_table_that_a_job_writes(fresh_name: Callable[[], str], tmp_path: Path, spark: Any) -> None:
     """Also while it is being written."""
     table = tmp_path / "table"
     schema = pa.schema([("i", pa.int64()), ("text", pa.string())])
@@ -114,7 +103,7 @@ def test_a_query_reads_the_table_that_a_job_writes(
     rows = ps.sources.Generator(lambda i: {"i": i, "text": f"text {i}"}, rate=2000)
     numbers = flow.read(rows, parallelism=1)
     numbers.rebalance().write(ps.sinks.Parquet(table, schema=schema))
-    job = run(flow, workers=2, epoch_interval_s=0.3)
+    job = run(flow, workers=2, epoch_interval_s=0.3, local=True)
     epochs = Epochs("i", "text")
 
     def query() -> None:

@@ -1,8 +1,10 @@
-"""Ray, and jobs, on two hosts: what holds on one machine holds over several."""
+"""Jobs on two hosts: what holds on one machine holds over several, and TLS hides what crosses."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,51 +20,57 @@ from tests.e2e.processes import LIMIT_S, wait_until
 from tests.hosts import spaces
 from tests.hosts.hosts import OWN, ROOT, Hosts
 from tests.hosts.ray_cluster import RayCluster
+from tests.transport.certificates import Folder
 
 pytestmark = pytest.mark.ray
 
-ACTORS = """
-import json, socket
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+# Reads all packets of the host, and tells how much of the job's connections it has seen, and which words in the clear.
+SNIFF = """
+import json, socket, struct, sys, threading
 
-ray.init(logging_level="error", log_to_driver=False)
-nodes = sorted(ray.nodes(), key=lambda node: node["NodeManagerAddress"])
+everything = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.ntohs(3))
+everything.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+seen, clear, over = [0], set(), threading.Event()
 
-@ray.remote(num_cpus=1)
-class Actor:
-    def where(self, *others):
-        return [socket.gethostname(), *ray.get([other.where.remote() for other in others])]
+def listen():
+    while True:
+        packet = everything.recv(1 << 16)
+        if packet[12:14] != b"\\x08\\x00" or packet[23] != 6 or packet[26:30] == packet[30:34]:
+            continue  # no TCP, or to this host itself
+        start = 14 + 4 * (packet[14] & 15)
+        if any(20_000 <= port <= 20_999 for port in struct.unpack_from("!HH", packet, start)):
+            seen[0] += len(packet)
+            clear.update(word for word in ("in-the-clear", "build_tasks") if word.encode() in packet)
 
-actors = [
-    Actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote()
-    for node in nodes
-]
-print(json.dumps([
-    [node["NodeManagerHostname"] for node in nodes],
-    ray.get(actors[0].where.remote(actors[1])),
-    ray.get(actors[1].where.remote(actors[0])),
-]))
+threading.Thread(target=listen, daemon=True).start()
+print("listening", flush=True)
+sys.stdin.readline()
+print(json.dumps([seen[0], sorted(clear)]))
 """
 
 # A flow whose output is known beforehand, over both hosts.
 JOB = """
-import json, pathlib, sys
+import json, sys
 import penstock as ps
-from tests.e2e.recovery_flows import FLOWS
 
-name, place, checkpoints = sys.argv[1:]
-made = FLOWS[name](name, pathlib.Path(place), 20_000, None)
+place, checkpoints, tls = sys.argv[1:]
+tls = json.loads(tls)
+flow = ps.Flow("two-hosts")
+words = flow.read(ps.sources.Memory([f"in-the-clear-{n % 97}" for n in range(20_000)]))
+words.key_by(str).count(emit="final").write(ps.sinks.Files(place))
+options = {"ports": (20_000, 20_999), "tls": ps.Tls(*tls) if isinstance(tls, list) else tls}
 try:
-    status = ps.run(made.flow, workers=2, nodes=2, checkpoints=checkpoints).wait(progress=False)
+    status = ps.run(flow, workers=2, nodes=2, checkpoints=checkpoints, **options).wait(progress=False)
 except ps.PenstockError as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 else:
-    made.check()
-    nodes = len({worker["node_id"] for worker in status["workers"]})
-    print(json.dumps({"nodes": nodes, "latency_ms": status["latency_all_ms"]}))
+    print(json.dumps({
+        "nodes": len({worker["node_id"] for worker in status["workers"]}),
+        "latency_ms": status["latency_all_ms"],
+        "transports": [list(worker["transports"].values()) for worker in status["workers"]],
+    }))
 """
-
+ANSWER = sorted(f"in-the-clear-{i}\t{len(range(i, 20_000, 97))}" for i in range(97))
 
 # Records that go to three tasks on two hosts, until the relay of this host has been killed and replaced.
 RELAYS = """
@@ -136,6 +144,22 @@ class Cluster:
         printed = self.hosts[0].python(text, *map(str, arguments), env=env, directory=ROOT)
         return json.loads(printed.splitlines()[-1])
 
+    def run(self, folder: Path, tls: Any = False, checkpoints: Path | None = None) -> Any:
+        """What the driver of JOB says."""
+        return self.says(JOB, folder / "out", checkpoints or folder / "epochs", json.dumps(tls))
+
+    def sniff(self, folder: Path, tls: Any = False) -> tuple[Any, int, list[str]]:
+        """What the driver of JOB says, how many bytes the second host has seen of the job, and what was clear."""
+        sniffer = self.hosts[1].start(["python", "-c", SNIFF], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert sniffer.stdin is not None
+        assert sniffer.stdout is not None
+        assert sniffer.stdout.readline() == "listening\n"
+        said = self.run(folder, tls)
+        sniffer.stdin.write("\n")
+        sniffer.stdin.flush()
+        seen, clear = json.loads(sniffer.stdout.readline())
+        return said, seen, clear
+
     def broadcasts(self, settings: dict[str, Any], folder: Path) -> Any:
         """What a job of benchmarks/broadcast_peer.py has counted."""
         given = json.dumps({"folder": str(folder), "relays": True, **settings})
@@ -151,17 +175,54 @@ def two_hosts() -> Iterator[Cluster]:
         yield Cluster(stack.enter_context(Hosts(2)))
 
 
-def test_actors_on_two_hosts_call_each_other(two_hosts: Cluster) -> None:
-    names = [host.name for host in two_hosts.hosts]
-    assert two_hosts.says(ACTORS) == [names, [names[0], [names[1]]], [names[1], [names[0]]]]
-    assert all(any("raylet" in line for line in host.processes().values()) for host in two_hosts.hosts)
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """The files of a certificate, on both hosts."""
+    folder = Folder(tmp_path)
+    folder.authority("own")
+    folder.sign("job", "own")
+    return [str(tmp_path / name) for name in ("job.pem", "job.key", "own.pem")]
+
+
+def answer(folder: Path) -> list[str]:
+    return sorted(line for part in folder.glob("out/*") if part.is_file() for line in part.read_text().splitlines())
 
 
 def test_the_answer_over_two_hosts_is_right(two_hosts: Cluster, tmp_path: Path) -> None:
-    said = two_hosts.says(JOB, "wordcount", tmp_path / "out", tmp_path / "epochs")
+    """Without TLS everything can be read on the way, so the sniffer of the next test sees what there is."""
+    assert all(any("raylet" in line for line in host.processes().values()) for host in two_hosts.hosts)
+    said, seen, clear = two_hosts.sniff(tmp_path)
+    assert answer(tmp_path) == ANSWER
     assert said["nodes"] == 2, said
     # The clocks of the hosts are a day apart where the kernel allows that. Latency is measured across them.
     assert 0 < said["latency_ms"]["p50"] <= said["latency_ms"]["p99"] < LIMIT_S * 1000
+    assert seen > 10_000, "the job's connections were seen"
+    assert clear == ["build_tasks", "in-the-clear"]
+
+
+@pytest.mark.parametrize("by", ["the job's own certificate", "files"])
+def test_nothing_of_a_job_with_tls_crosses_in_the_clear(
+    two_hosts: Cluster, by: str, files: list[str], tmp_path: Path
+) -> None:
+    said, seen, clear = two_hosts.sniff(tmp_path, files if by == "files" else True)
+    assert "error" not in said, said
+    assert answer(tmp_path) == ANSWER
+    assert seen > 10_000, "the job's connections were seen"
+    assert clear == []
+    assert said["transports"] == [["TCP with TLS, because TLS was asked for, and RDMA sends in the clear."]] * 2
+    saved = b"".join(path.read_bytes() for path in tmp_path.glob("epochs/**/*") if path.is_file())
+    assert b"PRIVATE KEY" not in saved
+
+
+def test_a_certificate_that_a_host_does_not_have_is_told(two_hosts: Cluster, files: list[str], tmp_path: Path) -> None:
+    """Each host reads its own files."""
+    private = two_hosts.hosts[0].path(OWN / "tls")
+    private.mkdir()
+    for file in files:
+        shutil.copy(file, private)
+    said = two_hosts.run(tmp_path, [f"{OWN}/tls/{Path(file).name}" for file in files])
+    assert f"on node {two_hosts.hosts[1].name}" in said["error"], said
+    assert f"the certificate '{OWN}/tls/job.pem' cannot be read: No such file or directory" in said["error"]
 
 
 def test_a_relay_that_dies_is_replaced_and_no_worker_notices(two_hosts: Cluster, tmp_path: Path) -> None:
@@ -193,9 +254,9 @@ def test_what_hops_cost_is_measured_while_a_job_runs(two_hosts: Cluster) -> None
 
 
 def test_a_store_that_the_other_host_cannot_see_is_refused(two_hosts: Cluster, tmp_path: Path) -> None:
-    said = two_hosts.says(JOB, "wordcount", tmp_path / "out", OWN / "epochs")
+    said = two_hosts.run(tmp_path, checkpoints=OWN / "epochs")
     assert said["error"].startswith("StoreError: "), "as run() promises"
-    assert f"the checkpoint store {OWN}/epochs/wordcount is a directory of the JobMaster's machine" in said["error"]
+    assert f"the checkpoint store {OWN}/epochs/two-hosts is a directory of the JobMaster's machine" in said["error"]
     assert f"machine that {two_hosts.hosts[1].name} (" in said["error"]
     assert "let all workers run on one machine" in said["error"]
     assert not list(tmp_path.glob("out/*part*")), "nothing has begun"

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -97,6 +96,8 @@ class World:
 
         for entry in placement_group_table().values():
             release(entry["name"])
+        for node in [node for node in self.cluster.worker_nodes if node.node_id not in {self.two, self.one}]:
+            self.cluster.remove_node(node)
 
     def settle(self) -> None:
         """Wait until all CPUs are free again, and known to be."""
@@ -131,11 +132,10 @@ def serve(pipe: Connection) -> None:
 
 
 @contextmanager
-def elsewhere(module: ModuleType, folder: Path) -> Iterator[Callable[[Any], None]]:
-    """Calls the tests of a module with the World, in the process that has it."""
-    mine = (module, sys.modules[__name__])
-    for each in mine:
-        cloudpickle.register_pickle_by_value(each)
+def elsewhere(folder: Path) -> Iterator[Callable[[Any], None]]:
+    """Calls tests with the World, in the process that has it."""
+    mine = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(mine)
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     with pytest.MonkeyPatch.context() as patch:
@@ -148,7 +148,12 @@ def elsewhere(module: ModuleType, folder: Path) -> Iterator[Callable[[Any], None
 
     def call(test: Any) -> None:
         if test is not None:
-            ours.send(ByValue(test))
+            module = sys.modules[test.__module__]
+            cloudpickle.register_pickle_by_value(module)
+            try:
+                ours.send(ByValue(test))
+            finally:
+                cloudpickle.unregister_pickle_by_value(module)
         assert ours.poll(3 * LIMIT_S), "no answer"
         if problem := ours.recv():
             pytest.fail(problem, pytrace=False)
@@ -159,8 +164,7 @@ def elsewhere(module: ModuleType, folder: Path) -> Iterator[Callable[[Any], None
         ours.send(None)
         process.join(LIMIT_S)
     finally:
-        for each in mine:
-            cloudpickle.unregister_pickle_by_value(each)
+        cloudpickle.unregister_pickle_by_value(mine)
         if process.is_alive():
             process.kill()  # Ray's reapers end its cluster
 
