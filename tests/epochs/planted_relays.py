@@ -1,5 +1,4 @@
-"""Faults to plant into relays, roots and their receivers: entries of the table of tests/planting.py. The simulated
-cluster must find all of them."""
+"""Faults to plant into relays, roots and their receivers: entries of the table of tests/planting.py."""
 
 from __future__ import annotations
 
@@ -8,10 +7,11 @@ from unittest import mock
 
 from penstock.runtime.exchange.channel import InChannel, OutChannel, Turn
 from penstock.runtime.relaying import relay as relay_module
+from penstock.runtime.relaying import wire
 from penstock.runtime.relaying.relay import Relay
-from penstock.runtime.relaying.root import RootStream
+from penstock.runtime.relaying.root import MulticastRoot, RootStream
 from tests.epochs.sim import Faults
-from tests.planting import Seeds, planted_fault
+from tests.planting import Seeds, Test, planted_fault
 
 RELAY = "penstock/runtime/relaying/relay.py"
 CHANNEL = "penstock/runtime/exchange/channel.py"
@@ -86,3 +86,35 @@ def _nobody_looks_at_channels_that_repeat() -> Any:
             del self._root.repeating[number]
 
     return mock.patch.object(RootStream, "_withdraw", forgets)
+
+
+STREAMS = "tests/relaying/test_streams.py"
+
+
+@planted_fault(
+    "penstock/runtime/relaying/root.py",
+    Test(f"{STREAMS}::test_what_relays_say_to_an_earlier_process_of_a_root_has_no_effect"),
+)
+def _a_root_takes_what_was_for_an_earlier_life() -> Any:
+    """A root does not look at the life of the process to which a relay speaks."""
+    take = MulticastRoot.take
+
+    def careless(self: MulticastRoot, sender: int, message: Any) -> None:
+        head = wire.read(message)
+        root, _, number = head.stream
+        take(self, sender, wire.head(head.kind, (root, self.life, number), head.number, head.place))
+
+    return mock.patch.object(MulticastRoot, "take", careless)
+
+
+@planted_fault(RELAY, Test(f"{STREAMS}::test_a_relay_forgets_the_streams_of_a_root_that_is_gone"))
+def _streams_of_the_dead_are_kept() -> Any:
+    """A relay keeps the streams of a root that has died."""
+    drop = Relay._drop_workers
+
+    def keeps(self: Relay, gone: list[int]) -> None:
+        streams = dict(self._streams)
+        drop(self, gone)
+        self._streams.update(streams)
+
+    return mock.patch.object(Relay, "_drop_workers", keeps)

@@ -72,7 +72,7 @@ from tests.epochs.nodes import Nodes
 from tests.epochs.relays import Relays
 from tests.runtime.random_flows import RandomFlow
 
-STEPS_MAX = 100_000  # of a run; few need a tenth of it
+STEPS_MAX = 300_000  # of a run; few need a thirtieth of it, and slow nodes with small windows a third (seed 3099)
 IDLE_MAX = 12_000  # in which no record is taken up, nobody dies or is made again
 
 

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import pytest
 
 from penstock.runtime.exchange.log import OutLog
+from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.records.userfunc import ErrorHandler
+from penstock.runtime.relaying import wire
+from penstock.runtime.relaying.relay import Relay
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.relaying.wire import FIRST_RELAY
@@ -47,7 +50,11 @@ class _Nowhere(PeerTransport):
     def drop(self, workers: Iterable[int]) -> dict[int, int]:
         return {}
 
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, bytes]] = []
+
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
+        self.sent.append((worker, b"".join(parts)))
         return True
 
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
@@ -92,3 +99,47 @@ def test_a_stream_has_a_tree_where_the_tree_saves_copies(
     (after,) = root.status()
     assert why in after["no_tree"]
     assert (after["no_tree"] == "") == tree == after["switching"]
+
+
+def test_what_relays_say_to_an_earlier_process_of_a_root_has_no_effect() -> None:
+    transport, life = _Nowhere(), 3
+    root = MulticastRoot(0, life, transport, lambda: 0, 2)
+    log = OutLog(_Nowhere(), ErrorHandler("test"), None)
+    log.stream = root.stream(log)
+    for worker in (1, 2):
+        log.channel(worker, worker, worker, local=False, credit_window=1000)
+    relays = {worker: FIRST_RELAY + worker for worker in (1, 2)}
+    root.use(RelayMap(dict.fromkeys(relays.values(), ""), relays))
+    joins = [wire.read(message) for _, message in transport.sent if message[0] == wire.JOIN]
+    assert [join.stream for join in joins] == [(0, life, 0)] * 2
+
+    def switching(by: int) -> bool:
+        """Whether the stream still begins with its tree after the relays have said that they have all before it."""
+        for relay, join in zip(relays.values(), joins, strict=True):
+            root.take(relay, wire.head(wire.DELIVERED, (0, by, 0), join.number))
+        (status,) = root.status()
+        return bool(status["switching"])
+
+    assert switching(life - 1)
+    assert not switching(life)
+
+
+def test_a_relay_forgets_the_streams_of_a_root_that_is_gone() -> None:
+    """Those that it knows, those of which it has heard, and those that have ended."""
+    own, other = FIRST_RELAY, FIRST_RELAY + 1
+    relay = Relay(own, _Nowhere())
+    relays = {own: "", other: ""}
+    relay.use({0: ("a", 1), 9: ("b", 0)}, relays)
+    tree = wire.write_tree(Tree.of_parents(0, [(own, 0)]))
+    for stream in ((0, 1, 0), (0, 1, 1), (9, 0, 0)):
+        relay.take(stream[0], wire.head(wire.JOIN, stream) + tree)
+    relay.take(0, wire.head(wire.CLOSE, (0, 1, 1)))
+    relay.take(other, wire.head(wire.ENTRY, (0, 1, 2)) + b"early")
+    assert set(relay._streams) == {(0, 1, 0), (9, 0, 0)}
+    assert (set(relay._early), relay._closed) == ({(0, 1, 2)}, {(0, 1, 1)})
+    relay.use({0: ("c", 2), 9: ("b", 0)}, relays)
+    assert set(relay._streams) == {(9, 0, 0)}
+    assert not relay._early
+    assert not relay._closed
+    relay.take(other, wire.head(wire.ENTRY, (0, 1, 3)) + b"late")
+    assert not relay._early, "of a process that is gone"
