@@ -21,6 +21,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors import cluster
 from penstock.bridge.cost import BatchCost
@@ -167,9 +168,10 @@ class BridgeHandle:
 
 
 def start(name: str, options: SparkOptions, forms: list[RangeForm]) -> BridgeHandle:
-    """Starts the actor under a name by which workers find it."""
+    """Starts the actor on this node, under a name by which workers find it."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(concurrency_groups={"life": 1})(SparkBridge).options(
-        name=name, namespace=cluster.NAMESPACE, num_cpus=0, max_concurrency=_AT_A_TIME
+        name=name, namespace=cluster.NAMESPACE, num_cpus=0, max_concurrency=_AT_A_TIME, scheduling_strategy=here
     )
     return BridgeHandle(name, actor.remote(options, program().dumps(forms)))
 

@@ -159,7 +159,12 @@ def _let_go(job: ps.Job, source: Held, count: int) -> None:
         raise AssertionError(f"{error}; the job says: {status().get('dual')}") from None
     # Only processes of the bridge's own host are known.
     on_other_hosts = sum(process is None for process in executors().values())
-    assert on_other_hosts == count - 1, f"{on_other_hosts} executors are on other hosts"
+    assert on_other_hosts == count - 1, f"{on_other_hosts} executors are on other hosts than the bridge"
+
+    def all_divert() -> bool:
+        return all(one["state"] == "OPERATION" for one in status()["dual"]["ranges"])
+
+    wait_until(all_divert, "all tasks divert their input", LIMIT_S)
     ready.touch()
     wait_until(lambda: _in_spark(status()) >= _IN_SPARK_LEAST, "Spark has answered", LIMIT_S)
     answered.touch()
