@@ -29,6 +29,7 @@ from penstock.runtime.host.collected import Encoded
 from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.job_runner import first_line
 from penstock.runtime.host.job_state import ENDED
+from penstock.runtime.host.status import no_status
 from penstock.runtime.operators.windowing import late_words
 from penstock.runtime.program.mixing import mixing_words
 from penstock.runtime.records.codec import decode
@@ -43,11 +44,11 @@ logger = logging.getLogger(__name__)
 def summary(status: Mapping[str, Any]) -> str:
     """Returns a job's status in one line."""
     said = str(status["state"])
-    if "uptime_s" in status:
+    if status.get("uptime_s"):
         said += f" {'after' if status['state'] in ENDED else 'for'} {status['uptime_s']:,.0f} s"
     if workers := len(status.get("workers", ())):
         said += f" on {workers} worker{'s' * (workers != 1)}"
-    if "records_read" in status:
+    if status.get("uptime_s") and "records_read" in status:  # otherwise nothing is known of them yet
         said += f", {status['records_read']:,} records read, {status['records_written']:,} written"
     if silent := status.get("master_silent_s"):
         said += f", JobMaster silent for {silent:,.0f} s"
@@ -77,7 +78,7 @@ def silent_status(name: str) -> dict[str, Any]:
     """Returns the status of a running job whose JobMaster does not answer: its last answer to this program."""
     job = _known.get(name)
     if job is None or job._over.is_set():
-        return {"name": name, "state": "UNKNOWN", "operators": {}}
+        return no_status(name, "UNKNOWN")
     return job.status()
 
 
@@ -142,7 +143,8 @@ class Job:
         """What the job does now, as plain data (docs/running.md has the fields); after its end, the last status.
 
         `master_silent_s` is 0.0, or the number of seconds for which the JobMaster has not answered; the rest is then
-        its last answer. The call waits for the JobMaster for a few seconds at most.
+        its last answer, or zeros when it has not answered yet. Every status has the same keys. The call waits for the
+        JobMaster for a few seconds at most.
         """
         if self._last_status is None or self._last_status["state"] not in ENDED:
             try:
@@ -165,12 +167,9 @@ class Job:
             status = self._link.status()
             if status is None:
                 state = "UNKNOWN" if self._program is None else "STARTING"
-                last = self._last_status or self._no_status(state, None)
+                last = self._last_status or no_status(self.name, state)
                 return {**last, "master_silent_s": self._link.silent_s}
-            return {**status, "master_silent_s": 0.0}
-
-    def _no_status(self, state: str, error: str | None) -> dict[str, Any]:
-        return {"name": self.name, "state": state, "error": error, "operators": {}, "tasks": []}
+            return status
 
     @renamed(timeout="timeout_s")
     def wait(self, timeout_s: float | timedelta | None = None, *, progress: bool | None = None) -> dict[str, Any]:
@@ -349,7 +348,7 @@ class Job:
             end = self._link.wait_for_end()
             for channel in self._channels:
                 self._collected[channel] = self._link.collected(channel)
-            self._keep_status({**self._link.last_status(), "master_silent_s": 0.0})
+            self._keep_status(self._link.last_status())
             self._drained.set()
             if self._console is not None:
                 self._console.join()  # it calls the host too, and it is to print before wait() returns
@@ -364,7 +363,7 @@ class Job:
             for channel in self._channels:
                 self._collected.setdefault(channel, [])
         if self._last_status is None:
-            self._last_status = self._no_status(end.state, end.error)
+            self._last_status = no_status(self.name, end.state, end.error)
         self._end = end
         with self._lock:
             self._over.set()

@@ -202,8 +202,9 @@ class _RayCarrier:
     def placement_status(self) -> dict[str, Any]:
         """See Carrier."""
         found = self.placer.status()
-        machines = [] if self._processes is None else self._processes.nodes_status()
-        return {**found, "machines": machines} if machines else found
+        if self._processes is None:  # nothing is reserved yet
+            return {**found, "nodes": [], "node_ids": [], "machines": []}
+        return {**found, "machines": self._processes.nodes_status()}
 
     def running(self, runner: JobRunner) -> Paradigms | None:
         """See Carrier."""

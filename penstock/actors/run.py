@@ -484,7 +484,7 @@ def jobs(*, address: str | None = None) -> list[dict[str, Any]]:
     """The status of each running job, on the clusters where `attach` looks; "cluster" is the address of its cluster.
 
     The list is empty when there is no cluster. When a JobMaster does not answer within seconds, the entry is what
-    `Job.status()` knows in this program. If that is nothing, the entry has only the name and the state UNKNOWN."""
+    `Job.status()` knows in this program. If that is nothing, the entry has the state UNKNOWN, and zeros."""
     from penstock.actors import on_ray
 
     here = [{**job.status(), "cluster": "this program"} for job in local_jobs()]

@@ -336,7 +336,7 @@ def _status(options: argparse.Namespace) -> int:
 
     with _output():
         print(line(status))
-        if status.get("epochs"):
+        if status["epochs"]["store"] is not None:
             print(epochs(status))
         _print_table(table(status))
         for worker in status.get("workers", ()):

@@ -15,6 +15,7 @@ from penstock.actors.job import Job, summary
 from penstock.actors.ray_link import RayLink
 from penstock.actors.run import jobs
 from penstock.runtime.host.commands import JobEnd
+from penstock.runtime.host.status import no_status
 from penstock.runtime.records.pickling import Program
 
 
@@ -83,9 +84,10 @@ def test_the_list_of_jobs_tells_of_a_silent_jobmaster_what_the_job_does(silence:
 
 
 def test_nothing_is_known_of_a_silent_job_that_another_program_has_started(silence: Any) -> None:
-    assert jobs() == [{"name": "one", "state": "UNKNOWN", "operators": {}, "cluster": "127.0.0.1:1"}]
+    assert jobs() == [{**no_status("one", "UNKNOWN"), "cluster": "127.0.0.1:1"}]
     attached = silence(None)
     assert (attached.state, jobs()[0]["state"]) == ("UNKNOWN", "UNKNOWN")
+    assert {**attached.status(), "master_silent_s": 0.0} == no_status("one", "UNKNOWN")
     started = silence(Program())
     assert (started.state, jobs()[0]["state"]) == ("STARTING", "STARTING")
 

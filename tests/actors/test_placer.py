@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.actors import placer as placer_module
+from penstock.actors.job_master import _RayCarrier
 from penstock.actors.nodes import Nodes
 from penstock.actors.placer import Placer
 from penstock.placement.adoption import AdoptionOptions
@@ -18,6 +19,7 @@ from penstock.placement.groups import Machine
 from penstock.placement.hop_costs import NODE_COST
 from penstock.placement.options import METHODS, Method, PlacementOptions
 from penstock.placement.traffic import Node
+from penstock.runtime.host.status import no_status
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.transport.hop_meter import Row, Step
 
@@ -197,3 +199,12 @@ def test_the_next_plan_uses_the_nodes_that_there_are_now() -> None:
     node_of = nodes.node_of_workers()
     assert node_of[wanted[0]] == node_of[wanted[2]]
     assert node_of[wanted[1]] == node_of[wanted[3]]
+
+
+def test_the_status_shows_no_nodes_before_they_are_reserved() -> None:
+    options = PlacementOptions(nodes=2)
+    carrier = _RayCarrier.__new__(_RayCarrier)
+    carrier.placer, carrier._processes = Placer(options, Nodes(options, 2)), None
+    known = carrier.placement_status()
+    assert known.keys() == no_status("job", "STARTING")["placement"].keys()
+    assert (known["nodes"], known["node_ids"], known["machines"]) == ([], [], [])

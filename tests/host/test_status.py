@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.runtime.event_time.windows import Tumbling
-from penstock.runtime.host.status import StatusBuilder
+from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder, no_status
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.relaying.relay import Relay
+from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.sinks.call import Null
 from penstock.runtime.sources.memory import Memory
+from penstock.runtime.transport.base import PeerTransport
 from penstock.runtime.worker.metrics import Histogram
 
 SECOND = 1_000_000_000
@@ -228,3 +231,23 @@ def test_a_task_that_went_back_has_no_negative_rates() -> None:
     assert status["operators"]["map"]["records_in"] == 200
     assert status["read_per_s"] == status["operators"]["map"]["in_per_s"] == status["operators"]["map"]["busy"] == 0
     assert {task["busy"] for task in status["tasks"]} == {0}
+
+
+def test_every_status_has_the_same_keys() -> None:
+    """Those who look must not have to know how far a job is."""
+    builder = StatusBuilder(plan())
+    keys = list(no_status("job", "STARTING"))
+    starting = builder.last()
+    assert list(starting) == keys
+    builder.place(PLACED, WORKERS)
+    running = builder.build("RUNNING", [report(0, 1.0, 10), report(1, 1.0, 10)], 0.0)
+    assert list(running) == keys
+    for before, after in zip(starting["tasks"], running["tasks"], strict=True):
+        assert before.keys() == after.keys()
+    for nested in ("epochs", "placement", "latency_ms", "latency_all_ms"):
+        assert starting[nested].keys() == running[nested].keys()
+
+
+def test_a_relay_that_has_said_nothing_yet_has_zeros_for_what_it_will_say() -> None:
+    relay = Relay(FIRST_RELAY, cast(PeerTransport, None))
+    assert relay.status() == {**NO_RELAY_REPORT, "number": FIRST_RELAY}

@@ -22,6 +22,7 @@ from penstock.local.processes import LocalProcesses
 from penstock.runtime.epochs.manifest import FORMAT, decode, encode
 from penstock.runtime.host import job_runner
 from penstock.runtime.host.network import Network, TransportName
+from penstock.runtime.host.status import no_status
 from penstock.runtime.host.worker_process import WorkerOptions
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here
@@ -123,6 +124,8 @@ def test_without_epochs_the_death_of_a_worker_ends_the_job(fresh_name: Callable[
     os.kill(pids(job)[1], signal.SIGKILL)
     with pytest.raises(ps.JobFailed, match=r"worker 1 \(process \d+\) died: signal SIGKILL"):
         job.wait(LIMIT_S, progress=False)
+    assert job.status().keys() == no_status("job", "FAILED").keys()
+    assert job.status()["epochs"] == no_status("job", "FAILED")["epochs"]
 
 
 def test_a_job_is_rescaled_and_its_tasks_migrate(fresh_name: Callable[[], str]) -> None:
@@ -186,9 +189,13 @@ def test_a_transport_that_the_machine_does_not_have(fresh_name: Callable[[], str
 def test_a_job_is_stopped_and_cancelled(fresh_name: Callable[[], str]) -> None:
     for word, state in (("stop", "FINISHED"), ("cancel", "CANCELLED")):
         job = ps.run(ticking(fresh_name(), 10**6), workers=2, local=True)
-        wait_until(lambda job=job: job.status().get("records_read", 0) > 0, "the job runs")  # type: ignore[misc]
+        keys = [job.status().keys()]
+        wait_until(lambda job=job: job.status()["records_read"] > 0, "the job runs")  # type: ignore[misc]
+        keys.append(job.status().keys())
         getattr(job, word)()
-        assert job.wait(LIMIT_S, progress=False)["state"] == state
+        status = job.wait(LIMIT_S, progress=False)
+        assert status["state"] == state
+        assert [*keys, status.keys()] == 3 * [no_status("job", state).keys()]
 
 
 def test_a_running_job_has_one_handle_in_its_program(fresh_name: Callable[[], str]) -> None:

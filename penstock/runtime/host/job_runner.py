@@ -63,7 +63,7 @@ from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes,
 from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.resequencer import Resequencer
-from penstock.runtime.host.status import StatusBuilder
+from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder
 from penstock.runtime.host.store_keeper import SAVEPOINT, StoreKeeper
 from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.host.worker_process import WorkerOptions
@@ -203,6 +203,7 @@ class JobRunner:
         self._early = StatusBuilder(plan)  # builds the status while there is no JobHost
         self._early_lock = threading.Lock()
         self._last_status: dict[str, Any] | None = None
+        self._relays_said: dict[int, dict[str, Any]] = {}  # by number: what each relay has said last of itself
         self._removing = threading.Lock()
         self._removed = False  # whether the epochs have been removed, after the job's end
         self._keeper: StoreKeeper | None = None
@@ -847,7 +848,9 @@ class JobRunner:
 
     def _relays_status(self, known: list[dict[str, Any]], patience_s: float) -> list[dict[str, Any]]:
         said = self._relays.status(patience_s) if self._relays is not None and known else {}
-        return [{**said.get(relay["number"], {}), **relay} for relay in known]
+        numbers = {relay["number"] for relay in known}
+        self._relays_said = {n: report for n, report in {**self._relays_said, **said}.items() if n in numbers}
+        return [{**NO_RELAY_REPORT, **self._relays_said.get(relay["number"], {}), **relay} for relay in known]
 
     def _waiting(self) -> dict[str, Any]:
         return {"waits_for": self._opening.waits_for or self._carrier.waits_for()} if self._waits else {}
@@ -866,12 +869,12 @@ class JobRunner:
             return self._early.last()
 
     def _epochs_status(self) -> dict[str, Any]:
-        if self.options.store is None or self._host is None:
+        if self.options.store is None:
             return {}
-        epochs = self._host.epochs_status(time.monotonic())
+        known = self._last_built()["epochs"] if self._host is None else self._host.epochs_status(time.monotonic())
         return {
             "epochs": {
-                **epochs,
+                **known,
                 "damage": None if self._keeper is None else self._keeper.damage,
                 "store": self.options.store.place,
             }

@@ -1,7 +1,8 @@
 """The status of a job: the counters of its workers combined into one plain dict, with rates from the difference to
 earlier ones.
 
-    {name, state, error, started_ms (since 1970), uptime_s, running_s (since all workers had started), spares, relays,
+    {name, state, error, waits_for, started_ms (since 1970), uptime_s, running_s (since all workers had started),
+     master_silent_s, spares, relays, epochs, placement, dual,
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, busy,
                         latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
@@ -10,13 +11,17 @@ earlier ones.
      records_read, records_written, read_per_s, skipped, late_dropped: {operator: late},
      mixing: {watermark operator: [exchange]}, latency_ms: {p50, p99}, latency_all_ms: {p50, p99}}
 
-`spares` is the number of spare processes that are ready. `relays` has a dict for each relay (docs/cluster.md). `queued`
-is the number of records that wait for an operator's task. `busy` is the share of the time since the last look in which
-its task ran. The `latency_ms` of an operator is the age of records, since they entered the job, when its task had
-processed them, over the last five to ten seconds; that of the job is the same for its sinks. A batch counts with the
-age of its oldest record. `silent_s` says for how long a worker has not answered, when a status had to do without its
-answer, and is 0.0 when it has answered. The counters of a silent worker are those that it reported last. `mixing` is
-what runtime/program/mixing.py finds in the plan.
+Every status has all of these keys, also before anything is known of the job (`no_status`), so that nobody who looks at
+them must know what the job has and how far it is. The parts of which a job has none stay as they are in `no_status`.
+
+`waits_for` says what a job that starts waits for, and is None later. `spares` is the number of spare processes that are
+ready. `relays` has a dict for each relay (docs/cluster.md). `queued` is the number of records that wait for an
+operator's task. `busy` is the share of the time since the last look in which its task ran. The `latency_ms` of an
+operator is the age of records, since they entered the job, when its task had processed them, over the last five to ten
+seconds; that of the job is the same for its sinks. A batch counts with the age of its oldest record. `silent_s` says
+for how long a worker has not answered, when a status had to do without its answer, and is 0.0 when it has answered. The
+counters of a silent worker are those that it reported last. `mixing` is what runtime/program/mixing.py finds in the
+plan.
 """
 
 from __future__ import annotations
@@ -39,6 +44,59 @@ from penstock.runtime.worker.metrics import Histogram
 _RATE_SPAN_NS = 500_000_000
 
 _NOBODY: Mapping[int, float] = MappingProxyType({})
+
+
+def no_status(name: str, state: str, error: str | None = None) -> dict[str, Any]:
+    """Returns the status of a job of which nothing else is known. It defines the keys of every status."""
+    return {
+        "name": name,
+        "state": state,
+        "error": error,
+        "waits_for": None,
+        "started_ms": 0,
+        "uptime_s": 0.0,
+        "running_s": 0.0,
+        "master_silent_s": 0.0,
+        "operators": {},
+        "tasks": [],
+        "workers": [],
+        "relays": [],
+        "spares": 0,
+        "epochs": {
+            "complete": 0,
+            "begun": 0,
+            "age_s": None,
+            "restarts": 0,
+            "last_failure": None,
+            "damage": None,
+            "store": None,
+        },
+        "placement": {
+            "method": None,
+            "nodes": [],
+            "node_ids": [],
+            "moves": 0,
+            "last": None,
+            "node_cost": None,
+            "hop_ns_per_kib": None,
+            "machines": [],
+        },
+        "dual": {},
+        "records_read": 0,
+        "records_written": 0,
+        "read_per_s": 0.0,
+        "skipped": 0,
+        "late_dropped": {},
+        "mixing": {},
+        "latency_ms": {"p50": None, "p99": None},
+        "latency_all_ms": {"p50": None, "p99": None},
+    }
+
+
+#: What is known of a relay that has not said anything of itself yet.
+NO_RELAY_REPORT: Mapping[str, int] = MappingProxyType(
+    {"streams": 0, "kept_bytes": 0, "behind": 0, "forwarded": 0, "handed_over": 0}
+)
 
 
 class StatusBuilder:
@@ -111,9 +169,7 @@ class StatusBuilder:
             for name, skipped in task["skipped_on_the_way"].items():
                 operators[name]["skipped"] += skipped
         self._last = {
-            "name": self._plan.name,
-            "state": state,
-            "error": None,
+            **no_status(self._plan.name, state),
             "started_ms": int(self._started * 1000),
             "uptime_s": now - self._started,
             "running_s": now - self._running if self._running is not None else 0.0,
@@ -192,8 +248,17 @@ class StatusBuilder:
     def _task(self, number: int, task: dict[str, Any] | None) -> dict[str, Any]:
         entry = {"number": number, "name": self._plan.task_name(self._plan.by_number[number])}
         entry["worker"] = self._placed.get(number)
-        if task is None:
-            return entry
+        if task is None:  # its worker has not reported it yet
+            return {
+                **entry,
+                "finished": False,
+                "blocked": False,
+                "queued": 0,
+                "unsent": 0,
+                "busy": 0.0,
+                "records_in": 0,
+                "records_out": 0,
+            }
         return {
             **entry,
             **{what: task[what] for what in ("finished", "blocked", "queued", "unsent")},
