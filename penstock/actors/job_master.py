@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ import ray
 
 from penstock.actors.head_memory import HeadMemory
 from penstock.actors.options import JobOptions
-from penstock.runtime.errors import JobError
+from penstock.runtime.errors import JobError, NotEnoughResources
 from penstock.runtime.host.collected import Encoded
 from penstock.runtime.host.commands import JobEnd
 from penstock.runtime.host.job_runner import JobRunner, Paradigms
@@ -44,6 +45,10 @@ logger = logging.getLogger(__name__)
 REPORTS = "reports"
 OUTCOMES = "outcomes"
 CONCURRENCY_GROUPS = {REPORTS: 1, OUTCOMES: 8}
+
+# The time after which nodes that could not be reached are asked again.
+_FIND_AGAIN_S = 1.0
+_look_again = threading.Event()  # never set
 
 # The time between two looks at the clocks of a job's machines, and the change that workers are told of.
 _CLOCKS_S = 1.0
@@ -151,10 +156,13 @@ class _RayCarrier:
 
     def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, Processes, Placing]:
         """See Carrier. Ray may take a node for alive that was cut off before this JobMaster has started. Such a node is
-        lost, and nodes are chosen again."""
+        lost, and nodes are chosen again. When the others are not enough, the lost ones may just have been slow, and are
+        asked again until `start_timeout_s` has passed."""
         from penstock.actors import cluster
         from penstock.actors.node_agents import NotReached
 
+        until = time.monotonic() + self._options.start_timeout_s
+        unreached: NotReached | None = None
         while True:
             try:
                 found = self._reserve(cancelled)
@@ -162,9 +170,28 @@ class _RayCarrier:
                 return found
             except NotReached as error:
                 logger.warning("job %s: %s; other nodes are chosen", self._plan.name, error)
-                if self._processes is not None:
-                    self._processes.close()
+                self._give_back()
                 self._nodes.lose(error.node_id)
+                unreached = error
+            except NotEnoughResources as error:
+                self._give_back()
+                if unreached is None or cancelled():
+                    raise
+                if time.monotonic() >= until:
+                    raise NotEnoughResources(f"{error}. Besides, {unreached}") from error
+                self._nodes.find_again()
+                _look_again.wait(_FIND_AGAIN_S)
+            except BaseException:  # as of a store that some machine does not see
+                self._give_back()
+                raise
+
+    def _give_back(self) -> None:
+        """Ends what was started, and gives back the room that was reserved."""
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None
+        else:
+            self._nodes.close()
 
     def _reserve(self, cancelled: Callable[[], bool]) -> tuple[int, RayProcesses, Placing]:
         from penstock.actors.ray_processes import RayProcesses  # knows placement, as Nodes does

@@ -70,6 +70,7 @@ class NodeAgents:
         self._lost = lost
         self._lock = threading.Lock()
         self._nodes: dict[str, _Node] = {}
+        self._gone: dict[str, dict[str, Any]] = {}  # by node id: the last status of a node that is lost
 
     def line(self, node_id: str, name: str, timeout_s: float) -> NodeLine:
         """Returns the line to the agent of a node, which is started if there is none. Raises NotReached."""
@@ -86,8 +87,9 @@ class NodeAgents:
         return node.line(0.0).process(pid, blackbox)
 
     def status(self) -> list[dict[str, Any]]:
-        """What the heartbeats say of each node."""
-        return [{"node_id": node_id, **line.status()} for node_id, line in self._lines().items()]
+        """Returns what the heartbeats say of each node, also of nodes that are lost."""
+        known = {node_id: line.status() for node_id, line in self._lines().items()}
+        return [{"node_id": node_id, **status} for node_id, status in (self._gone | known).items()]
 
     def clocks(self) -> dict[str, int]:
         """How far the clock of each node is ahead of this machine's, in ns, by the node's id."""
@@ -109,6 +111,8 @@ class NodeAgents:
         with self._lock:
             node = self._nodes.pop(node_id, None)
         if node is not None:
+            if node.known is not None:
+                self._gone[node_id] = {**node.known.status(), "state": "lost"}
             self._lost(node_id, reason)
             node.close()
 

@@ -55,7 +55,9 @@ class Nodes:
         self._lock = threading.Lock()  # of what follows, which changes when nodes are lost
         self._lost: set[str] = set()
         self._asked: dict[str, tuple[float, bool]] = {}  # by node id: when it was asked, and whether it has answered
-        self._replaced: dict[int, Group] = {}  # by worker
+        #: The room of each worker whose node was lost: a group, and the number of the bundle.
+        self._moved: dict[int, tuple[Group, int]] = {}
+        self._unused: list[tuple[Group, int]] = []  # the room that these workers had, on nodes that may come back
         self._replacements = 0
 
     def reserve(self, job: str, cpus: float, timeout_s: float, cancelled: Callable[[], bool]) -> None:
@@ -232,18 +234,17 @@ class Nodes:
         return [*chosen, *(machine for machine in known if machine not in chosen)][:count]
 
     def strategy(self, worker: int) -> Any:
-        """Returns Ray's scheduling strategy for a worker's actor. When the worker's node is lost, room is reserved on
-        another node, also on one that the cluster adds. Raises NotPlaced when there is no room in time."""
+        """Returns Ray's scheduling strategy for a worker's actor. When the worker's node is lost, room is found on
+        another node, also on one that the cluster adds, or on a lost one that is back. Raises NotPlaced when there is
+        no room in time."""
         if self._group is None:
             return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         with self._lock:
-            group = self._replaced.get(worker)
+            group, bundle = self._moved.get(worker, (self._group, worker))
             lost = self._at[worker].node_id in self._lost
-        if not lost:
-            lost = bool(group.lost()) if group is not None else worker in self._group.lost()
-        if lost:
-            group = self._replace(worker)
-        return group.strategy(0) if group is not None else self._group.strategy(worker)
+        if lost or bundle in group.lost():
+            group, bundle = self._replace(worker, (group, bundle))
+        return group.strategy(bundle)
 
     def node_id(self, worker: int) -> str:
         """Returns the id of the node on which a worker runs, or is to run."""
@@ -256,61 +257,108 @@ class Nodes:
         with self._lock:
             self._lost.add(node_id)
 
+    def find_again(self) -> None:
+        """Notes that no node is lost, as far as is known."""
+        with self._lock:
+            self._lost.clear()
+
+    def is_lost(self, node_id: str) -> bool:
+        """Returns whether a node is lost for the job."""
+        with self._lock:
+            return node_id in self._lost
+
     def name(self, node_id: str) -> str:
         """Returns the name of a node, for people."""
         with self._lock:
             return next((str(machine) for machine in self._at if machine.node_id == node_id), node_id[:8])
 
-    def _replace(self, worker: int) -> Group:
-        """Reserves room for a worker whose node is lost: on a node that has room now, else wherever there will be
-        room first."""
+    def _replace(self, worker: int, before: tuple[Group, int]) -> tuple[Group, int]:
+        """Finds room for a worker whose node is lost: on a node that has room now, or what the job still has on a lost
+        node that is back, else wherever there will be room first."""
         with self._lock:
             gone = self._at[worker]
             self._lost.add(gone.node_id)
             self._replacements += 1
             name = replacement_name(cluster.workers_group(self._job), worker, self._replacements)
-            before = self._replaced.pop(worker, None)
-            used = Counter(machine.node_id for machine in self._at)
-        if before is not None:
-            before.remove()
+            self._unused.append(before)
+            used = Counter(machine.node_id for machine in self._at if machine.node_id not in self._lost)
         fit = [m for m in self._usable() if m.free_cpus >= self._cpus - _LEAST_CPUS]
+        back: list[tuple[Group, int]] = []
         try:
-            group = self._room_on(fit, used, name)
+            if fit:
+                room = self._room_on(fit, used, name), 0
+            else:
+                logger.warning("job %s: a worker waits for a node with room, because its node is lost", self._job)
+                room = self._room_anywhere(name, back), 0
+        except PlacingCancelled:
+            (room,) = back
         except NotPlaced as error:
             raise NotPlaced(
                 f"its node {gone} is lost, and no other node has room for worker {worker}: {error}. Resume the job "
                 "when there is room, and it continues from its last complete epoch",
                 error.nodes,
             ) from error
-        (node_id,) = group.where()
+        node_id = room[0].where()[room[1]]
         machine = next((machine for machine in machines() if machine.node_id == node_id), None)
         if machine is None:
-            group.remove()
+            with self._lock:
+                self._unused.append(room)
             raise NotPlaced(f"the node that was to replace {gone} has died too", (node_id,))
         with self._lock:
-            self._replaced[worker] = group
+            self._lost.discard(node_id)
+            self._moved[worker] = room
             at = list(self._at)
             at[worker] = machine
             self._settle(at)
-        logger.warning("job %s: worker %d moves from node %s, which is lost, to %s", self._job, worker, gone, machine)
-        return group
+        if machine.node_id == gone.node_id:
+            logger.warning("job %s: worker %d starts again on node %s, which is back", self._job, worker, gone)
+        else:
+            logger.warning(
+                "job %s: worker %d moves from node %s, which is lost, to %s", self._job, worker, gone, machine
+            )
+        return room
 
     def _room_on(self, fit: list[Machine], used: Counter[str], name: str) -> Group:
-        """Reserves room for one worker on the best of these nodes, or when there is none, wherever there will be room.
-        `used`: the number of the job's workers on each node."""
-        if not fit:
-            logger.warning("job %s: a worker waits for a node with room, because its node is lost", self._job)
-            return Group.reserve_anywhere(1, cpus=self._cpus, name=name, timeout_s=self._timeout_s)
-        best = min(fit, key=lambda m: (m.node_id not in used, used[m.node_id] / max(m.cpus, 1.0), -m.free_cpus))
+        """Reserves room for one worker on the best of these nodes. `used`: the number of the job's workers on each node
+        that is not lost."""
+        # Who has asked for so many nodes gets as many again.
+        spread = len(used) < (self._options.nodes or 1)
+        best = min(fit, key=lambda m: ((m.node_id in used) == spread, used[m.node_id] / max(m.cpus, 1.0), -m.free_cpus))
         return Group.reserve([best.node_id], cpus=self._cpus, name=name, timeout_s=self._timeout_s)
+
+    def _room_anywhere(self, name: str, back: list[tuple[Group, int]]) -> Group:
+        """Waits for room for one worker. Raises PlacingCancelled when there is room on a lost node that is back, and
+        puts this room into `back`."""
+
+        def is_back() -> bool:
+            found = self._unused_room()
+            back.extend([] if found is None else [found])
+            return bool(back)
+
+        if is_back():
+            raise PlacingCancelled("a node is back")
+        return Group.reserve_anywhere(1, cpus=self._cpus, name=name, timeout_s=self._timeout_s, cancelled=is_back)
+
+    def _unused_room(self) -> tuple[Group, int] | None:
+        """Takes room that the job has reserved, and does not use, on a node that is there: a lost one that is back, or
+        one to which Ray has moved the bundle."""
+        there = {machine.node_id for machine in machines() if self._answers(machine)}
+        with self._lock:
+            for place, (group, bundle) in enumerate(self._unused):
+                where = group.where()
+                if bundle < len(where) and where[bundle] in there:
+                    return self._unused.pop(place)
+        return None
 
     def close(self) -> None:
         """Gives the reserved room back."""
         with self._lock:
-            groups = [*self._replaced.values(), *([self._group] if self._group is not None else [])]
-            self._replaced.clear()
+            own = [] if self._group is None else [self._group]
+            others = [group for group, _ in (*self._moved.values(), *self._unused) if group is not self._group]
+            self._moved.clear()
+            self._unused.clear()
             self._group = None
-        for group in groups:
+        for group in (*others, *own):
             group.remove()
 
     def node_of_workers(self) -> list[int]:

@@ -7,10 +7,12 @@ ProcessDied, and the next process of the worker starts on another node.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -70,6 +72,7 @@ class RayProcesses:
         self._lock = threading.Lock()
         self._closed = False
         self._actors: dict[int, Any] = {}
+        self._starting: dict[int, str] = {}  # by worker: the node on which its process starts
         self._spares: dict[str, Any] = {}  # actors that are no worker yet, by node id
         self._spares_failed = False
         # Workers that have never had a process that was there, and those whose first process loads the program.
@@ -77,31 +80,43 @@ class RayProcesses:
         self._loading: set[int] = set()
 
     def start(self, worker: int, incarnation: int, ring_bytes: int, program: bytes, deadline: float) -> RayActor:
-        """See Processes."""
-        try:
-            strategy = self._nodes.strategy(worker)
-        except NotPlaced as error:  # and never will be
-            raise CannotStart(str(error), "resources") from error
-        spare = self._spare(worker)
-        if spare is not None:
+        """See Processes. A process whose node is lost while it starts is started on another node."""
+        while True:
             try:
-                return self._started(spare, worker, incarnation, ring_bytes, program, deadline)
+                strategy = self._nodes.strategy(worker)
+            except NotPlaced as error:  # and never will be
+                raise CannotStart(str(error), "resources") from error
+            node_id = self._nodes.node_id(worker)
+            actor = self._spare(worker, node_id)
+            spare = actor is not None
+            if not spare:
+                actor = ray.remote(Worker).options(num_cpus=self._cpus, scheduling_strategy=strategy).remote()
+                self._keep(worker, actor)
+            try:
+                with self._starting_on(worker, node_id):
+                    return self._started(actor, worker, incarnation, ring_bytes, program, deadline)
             except CannotStart as error:
-                ray.kill(spare)
-                if error.kind != "died":
-                    raise
-        actor = ray.remote(Worker).options(num_cpus=self._cpus, scheduling_strategy=strategy).remote()
-        self._keep(worker, actor)
-        try:
-            return self._started(actor, worker, incarnation, ring_bytes, program, deadline)
-        except CannotStart:
-            ray.kill(actor)
-            raise
+                ray.kill(actor)
+                if (spare and error.kind == "died") or self._nodes.is_lost(node_id):
+                    continue
+                raise
 
-    def _spare(self, worker: int) -> Any:
+    @contextlib.contextmanager
+    def _starting_on(self, worker: int, node_id: str) -> Iterator[None]:
+        """Notes on which node a worker's process starts, so that nobody waits for it when the node is lost."""
+        with self._lock:
+            self._starting[worker] = node_id
+        try:
+            if self._nodes.is_lost(node_id):
+                raise CannotStart("its node is lost", "died")
+            yield
+        finally:
+            with self._lock:
+                del self._starting[worker]
+
+    def _spare(self, worker: int, node_id: str) -> Any:
         """Returns the spare process of the node on which a worker is to run, if there is one. The worker's CPUs stay
         reserved for the job, although Ray does not count the process."""
-        node_id = self._nodes.node_id(worker)
         with self._lock:
             spare = self._spares.pop(node_id, None)
         if spare is not None:
@@ -202,6 +217,11 @@ class RayProcesses:
         self._nodes.lose(node_id)
         with self._lock:
             lost = [handle for handle in self._handles.values() if handle.info["node_id"] == node_id]
+            starting = [self._actors[worker] for worker, at in self._starting.items() if at == node_id]
+            if (spare := self._spares.pop(node_id, None)) is not None:
+                starting.append(spare)
+        for actor in starting:  # Ray itself would wait until it knows that the node is dead
+            ray.kill(actor)
         for handle in lost:
             handle.lose(reason)
         if self.relays is not None:

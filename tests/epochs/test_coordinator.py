@@ -294,7 +294,7 @@ def test_a_worker_without_tasks_takes_nobody_back() -> None:
 def test_a_worker_lost_while_another_starts_joins_the_same_recovery() -> None:
     job = Job().running(1)
     job.c.worker_lost(2, 5.0)
-    assert job.c.worker_lost(3, 5.1) == [RemoveTasks(frozenset({C, X, Y}), 1), Start(3, 0.5)]
+    assert job.c.worker_lost(3, 5.1) == [RemoveTasks(frozenset({C, X, Y}), 1), Start(3, 0.0)]
     assert job.c.started(2) == []
     (command,) = job.c.started(3)
     assert build(command).tasks == {C, X, Y}
@@ -305,7 +305,7 @@ def test_a_worker_lost_while_tasks_are_made_has_them_made_anew() -> None:
     job.c.worker_lost(2, 5.0)
     first = build(job.c.started(2)[0])
     job.c.built(0, first.generation, 5.0)
-    assert job.c.worker_lost(1, 5.1) == [RemoveTasks(frozenset({B, C}), 1), Start(1, 0.5)]
+    assert job.c.worker_lost(1, 5.1) == [RemoveTasks(frozenset({B, C}), 1), Start(1, 0.0)]
     assert job.c.built(1, first.generation, 5.1) == [], "of an older generation"
     second = build(job.c.started(1)[0])
     assert second.tasks == {B, C}
@@ -419,6 +419,31 @@ def test_the_budget_comes_back_with_time() -> None:
         job.c.started(2)
         job.built()
     assert job.c.restarts == 8
+
+
+def test_workers_that_are_lost_together_count_once() -> None:
+    job = Job(EpochOptions(max_restarts=2)).running(1)
+    for n in range(2):
+        for worker in (1, 2):
+            commands = job.c.worker_lost(worker, 10.0 * n)
+            assert not any(isinstance(command, Fail) for command in commands)
+        job.c.started(2)
+        job.c.started(1)
+        job.built()
+        assert job.c.state == "RUNNING"
+        assert job.c.restarts == n + 1
+    (fail,) = job.c.worker_lost(1, 30.0, "killed")
+    assert isinstance(fail, Fail)
+
+
+def test_a_worker_that_is_lost_again_counts_again() -> None:
+    job = Job(EpochOptions(max_restarts=2)).running(1)
+    job.c.worker_lost(1, 10.0)
+    job.c.worker_lost(2, 10.0)
+    job.c.worker_lost(2, 11.0)
+    assert job.c.restarts == 2
+    (fail,) = job.c.worker_lost(1, 12.0)
+    assert isinstance(fail, Fail)
 
 
 def test_a_budget_without_an_end_does_not_run_out() -> None:
@@ -553,7 +578,7 @@ def test_a_worker_lost_while_a_manifest_is_written_goes_back_to_what_came_of_it(
         RemoveTasks(frozenset({C}), epoch),
         Start(2, 0.0),
         RemoveTasks(frozenset({C, X, Y}), epoch),
-        Start(3, 0.5),
+        Start(3, 0.0),
     ]
 
 

@@ -6,8 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,9 @@ print(json.dumps([seen[0], sorted(clear)]))
 
 # A flow whose output is known beforehand, over both hosts.
 JOB = """
-import json, sys
+import json, sys, time
 import penstock as ps
+from ray.util import placement_group_table
 
 place, checkpoints, tls = sys.argv[1:]
 tls = json.loads(tls)
@@ -62,14 +63,20 @@ options = {"ports": (20_000, 20_999), "tls": ps.Tls(*tls) if isinstance(tls, lis
 try:
     status = ps.run(flow, workers=2, nodes=2, checkpoints=checkpoints, **options).wait(progress=False)
 except ps.PenstockError as error:
-    print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
+    def reserved():
+        return [one["name"] for one in placement_group_table().values() if one["state"] != "REMOVED"]
+
+    end = time.monotonic() + LIMIT_S
+    while reserved() and time.monotonic() < end:  # the job gives its room back, although this program lives
+        time.sleep(0.1)
+    print(json.dumps({"error": f"{type(error).__name__}: {error}", "reserved": reserved()}))
 else:
     print(json.dumps({
         "nodes": len({worker["node_id"] for worker in status["workers"]}),
         "latency_ms": status["latency_all_ms"],
         "transports": [list(worker["transports"].values()) for worker in status["workers"]],
     }))
-"""
+""".replace("LIMIT_S", repr(LIMIT_S))
 ANSWER = sorted(f"in-the-clear-{i}\t{len(range(i, 20_000, 97))}" for i in range(97))
 
 # Records that go to three tasks on two hosts, until the relay of this host has been killed and replaced.
@@ -130,6 +137,45 @@ job.cancel()
 print(json.dumps({"node_cost": found["node_cost"], **found["hop_ns_per_kib"]}))
 """.replace("LIMIT_S", repr(LIMIT_S))
 
+# A job with a worker on each host, of which a host is lost. Says when it runs, and when the worker there is lost.
+LOSES = """
+import collections, json, sys, time
+import penstock as ps
+
+flow = ps.Flow("loses")
+got = ps.sinks.Collect()
+read = flow.read(ps.sources.Generator(lambda i: i, rate=500), parallelism=2)
+read.rebalance().map(lambda i: i, parallelism=2).write(got)
+options = json.loads(sys.argv[2])
+job = ps.run(flow, workers=2, nodes=2, checkpoints=sys.argv[1], epoch_interval_s=0.3, node_timeout_s=2, **options)
+
+def until(condition):
+    end = time.monotonic() + LIMIT_S
+    while True:
+        status = job.status()
+        if condition(status):
+            return status
+        assert time.monotonic() < end and status["state"] not in ("FAILED", "FINISHED"), status
+        time.sleep(0.05)
+
+until(lambda status: status["state"] == "RUNNING" and status["epochs"]["complete"])
+print("runs", flush=True)
+until(lambda status: status["epochs"].get("restarts"))
+print("lost", flush=True)
+status = until(lambda status: status["state"] == "RUNNING")
+epochs = status["epochs"]["complete"]
+until(lambda status: status["epochs"]["complete"] > epochs)
+job.stop()
+status = job.wait(progress=False)
+times = collections.Counter(got.records())
+print(json.dumps({
+    "times": sorted(set(times.values())),
+    "restarts": status["epochs"]["restarts"],
+    "nodes": len({worker["node_id"] for worker in status["workers"]}),
+    "machines": [machine["state"] for machine in status["placement"].get("machines", [])],
+}))
+""".replace("LIMIT_S", repr(LIMIT_S))
+
 
 class Cluster:
     """Two hosts with Ray; drivers run on the first."""
@@ -165,6 +211,20 @@ class Cluster:
         given = json.dumps({"folder": str(folder), "relays": True, **settings})
         ran = self.hosts[0].run([sys.executable, "-m", "benchmarks.broadcast_peer", given], self._ray.environment, ROOT)
         return json.loads(ran.stdout.splitlines()[-1])
+
+    @contextmanager
+    def loses(self, folder: Path, **options: Any) -> Iterator[Callable[[], str]]:
+        """Runs the job LOSES. Gives a function that returns what its driver says next."""
+        driver = self.hosts[0].start(
+            [sys.executable, "-c", LOSES, str(folder), json.dumps(options)],
+            env=self._ray.environment,
+            directory=ROOT,
+            stdout=subprocess.PIPE,
+        )
+        assert driver.stdout is not None
+        said = (line for line in driver.stdout if line[0] in "rl{")  # the others are Ray's
+        yield lambda: next(said).strip()
+        assert driver.wait(LIMIT_S) == 0
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +317,30 @@ def test_a_store_that_the_other_host_cannot_see_is_refused(two_hosts: Cluster, t
     said = two_hosts.run(tmp_path, checkpoints=OWN / "epochs")
     assert said["error"].startswith("StoreError: "), "as run() promises"
     assert f"the checkpoint store {OWN}/epochs/two-hosts is a directory of the JobMaster's machine" in said["error"]
+    assert said["reserved"] == []
     assert f"machine that {two_hosts.hosts[1].name} (" in said["error"]
     assert "let all workers run on one machine" in said["error"]
     assert not list(tmp_path.glob("out/*part*")), "nothing has begun"
+
+
+def test_a_host_that_comes_back_has_the_room_that_the_job_has_reserved_there(
+    two_hosts: Cluster, tmp_path: Path
+) -> None:
+    with two_hosts.loses(tmp_path, cpus_per_worker=4) as said:  # all CPUs of both hosts
+        assert said() == "runs"
+        two_hosts.hosts[1].link.cut()
+        assert said() == "lost"
+        two_hosts.hosts[1].link.restore()
+        told = json.loads(said())
+    assert told["times"] == [1]
+    assert told["nodes"] == 2
+
+
+def test_a_host_that_crashes_is_no_place_to_start_a_worker_again(two_hosts: Cluster, tmp_path: Path) -> None:
+    """The connections of its processes break at once, so Ray tells of the worker's death before the host is lost."""
+    with two_hosts.loses(tmp_path) as said:
+        assert said() == "runs"
+        two_hosts.hosts[1].crash(silent=False)
+        assert said() == "lost"
+        told = json.loads(said())
+    assert told == {"times": [1], "restarts": 1, "nodes": 1, "machines": ["lost"]}

@@ -367,6 +367,7 @@ class Coordinator:
             None  # the epoch at which tasks migrate, and the new workers
         )
         self._missing: set[int] = set()  # workers that are being started
+        self._lost_together: set[int] = set()  # workers that were lost since tasks began to go back
         self._building: set[int] = set()  # workers that are building tasks
         self._committing: set[int] = set()
         self._restart_times: deque[float] = deque()
@@ -374,6 +375,7 @@ class Coordinator:
         self._quiet = False  # no record had come in the last complete epoch
         first_s, most_s = options.backoff_first_s, options.backoff_max_s
         self._restart_backoff = Backoff(first_s, most_s, free=1)  # an epoch that completes ends it
+        self._restart_wait_s = 0.0  # before the last restart
         self._store_backoff = Backoff(first_s, most_s)  # while the store does not return what is saved
         self._unreadable = False  # something of the last complete epoch is lost from the store
         self._downstream = _tasks_downstream(plan)
@@ -460,7 +462,16 @@ class Coordinator:
         self._missing.add(worker)
         if self.state is _S.FALLING_BACK:  # all tasks go back when it is known to which epoch
             return [Start(worker)]
-        return self._again(tasks_on(self.placed, (worker,)), [worker], now, reason or f"worker {worker} died")
+        if not self._going_back:
+            self._lost_together.clear()
+        # One cause may take several workers, such as a machine that fails. They are lost one after the other, but count
+        # once. A worker that is lost again counts again.
+        counts = not self._lost_together or worker in self._lost_together
+        self._lost_together.add(worker)
+        tasks, reason = tasks_on(self.placed, (worker,)), reason or f"worker {worker} died"
+        if not counts:
+            return self._go_back(tasks, [worker], now, self._restart_wait_s, reason)
+        return self._again(tasks, [worker], now, reason)
 
     def tick(self, now: float) -> list[Command]:
         """Notes the time, and begins an epoch when one is due."""
@@ -750,7 +761,8 @@ class Coordinator:
             ]
         times.append(now)
         self.restarts += 1
-        return self._go_back(lost, dead, now, self._restart_backoff.failed(), reason)
+        self._restart_wait_s = self._restart_backoff.failed()
+        return self._go_back(lost, dead, now, self._restart_wait_s, reason)
 
     def _go_back(self, lost: frozenset[int], dead: list[int], now: float, wait: float, reason: str) -> list[Command]:
         """Makes the lost tasks, and all tasks downstream, go back to the last complete epoch."""
