@@ -18,7 +18,7 @@ from penstock.placement.options import Method, PlacementOptions
 from penstock.runtime.epochs.coordinator import EpochOptions
 from penstock.runtime.epochs.restore import check
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, shorten
+from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, StoreError, UnfinishedFiles, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
 from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, Network, TransportName, checked_ports, checked_tls
@@ -189,7 +189,10 @@ def run(
     flow = copy.copy(flow)
     if parallelism is not None:
         flow.parallelism = parallelism
-    plan = flow.plan(workers, check_sinks=savepoint is None)
+    try:
+        plan = flow.plan(workers, check_sinks=savepoint is None)
+    except UnfinishedFiles as error:
+        raise whether_resumable(error, flow.name, checkpoints) from None
     _tell_of_mixing(plan)
     store = origin = None
     if epoch_interval_s is not None:
@@ -229,6 +232,20 @@ def _tell_of_mixing(plan: Plan) -> None:
     """Warns of a plan in which a task that is behind makes its records late."""
     if said := mixing_words(mixing(plan)):
         logger.warning("job %r: %s", plan.name, said)
+
+
+def whether_resumable(error: UnfinishedFiles, job: str, checkpoints: str | os.PathLike[str] | None) -> UnfinishedFiles:
+    """Returns the error, and whether a job of this name can be resumed from this checkpoint store."""
+    try:
+        store = Store.open(checkpoints or default_checkpoints(), job)
+        there = bool(store.epochs())
+    except StoreError:
+        return error
+    if there:
+        said = f"{store.place} has epochs of a job {job!r}, which penstock.resume({job!r}) continues."
+    else:
+        said = f"{store.place} has no epoch of a job {job!r}, so there is nothing to resume under this name."
+    return UnfinishedFiles(f"{error} {said}")
 
 
 def _refuse_what_needs_ray(**given: object) -> None:

@@ -30,7 +30,15 @@ from penstock.apps.catalog import APPS
 from penstock.placement.options import METHODS
 from penstock.runtime import standard_streams
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import FlowError, JobFailed, NotEnoughResources, OptionError, PenstockError, StoreError
+from penstock.runtime.errors import (
+    FlowError,
+    JobFailed,
+    NotEnoughResources,
+    OptionError,
+    PenstockError,
+    StoreError,
+    UnfinishedFiles,
+)
 from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, checked_ports
 from penstock.runtime.storage import filesystems
 
@@ -146,7 +154,12 @@ def _run(options: argparse.Namespace) -> int:
     prepared = _prepare(app, options)
     # What is wrong with the flow should show before Ray is started. A job from a savepoint may continue files that are
     # already in the places of its sinks.
-    prepared.flow.plan(options.workers, check_sinks=options.savepoint is None)
+    try:
+        prepared.flow.plan(options.workers, check_sinks=options.savepoint is None)
+    except UnfinishedFiles as error:
+        from penstock.actors.run import whether_resumable
+
+        raise whether_resumable(error, prepared.flow.name, options.checkpoints) from None
     _say(f"{app.name}: {prepared.intro}; {options.workers} worker{'s' * (options.workers != 1)}")
     from penstock.actors.run import run as start
 

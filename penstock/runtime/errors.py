@@ -5,6 +5,7 @@ The first line of each class's own docstring says more. A test compares this tre
     PenstockError
     ├── FlowError                 the flow as written cannot run; raised while it is built, nothing has started
     │   ├── SourceError           an input named in it cannot be read: missing, empty glob, no permission
+    │   ├── UnfinishedFiles       a folder has unfinished files of another job, which may be needed to resume that job
     │   ├── OptionError           an option of `run` or `resume` cannot be used as it was given
     │   └── NoSuchMethod          a stream has no method of this name (also an AttributeError)
     ├── CodecError                a record cannot be encoded, or received bytes cannot be decoded
@@ -93,6 +94,10 @@ class FlowError(PenstockError):
 
 class SourceError(FlowError):
     """An input cannot be read; raised before the job starts wherever that can be known."""
+
+
+class UnfinishedFiles(FlowError):
+    """A folder has unfinished files of another job; which of them are needed depends on its checkpoint store."""
 
 
 class OptionError(FlowError):

@@ -198,6 +198,32 @@ def test_a_job_is_stopped_and_cancelled(fresh_name: Callable[[], str]) -> None:
         assert [*keys, status.keys()] == 3 * [no_status("job", state).keys()]
 
 
+def test_what_is_committed_can_be_read_after_a_cancel(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    """Epochs have an interval in which the test cannot know whether another one is complete, so the parts must have at
+    least what was complete before the cancel, without a gap."""
+
+    def numbers(name: str) -> ps.Flow:
+        flow = ps.Flow(name)
+        flow.read(ps.sources.Generator(lambda i: i, rate=1000)).write(ps.sinks.Files(tmp_path / "out"))
+        return flow
+
+    def cancelled(job: ps.Job) -> None:
+        job.cancel()
+        assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
+
+    name = fresh_name()
+    job = ps.run(numbers(name), local=True, checkpoints=tmp_path / "epochs", epoch_interval_s=0.1)
+    wait_until(lambda: job.status().get("epochs", {}).get("complete", 0) >= 3, "some epochs are complete")
+    cancelled(job)
+    (part,) = (tmp_path / "out").iterdir()
+    lines = part.read_text().split()
+    assert len(lines) > 100
+    assert lines == [str(i) for i in range(len(lines))]
+    part.rename(tmp_path / "out" / ".part-00000-0000000001.0123abcd.txt.inprogress")
+    with pytest.raises(ps.FlowError, match=f"nothing can resume it: rename .* has no epoch of a job '{name}'"):
+        ps.run(numbers(name), local=True, checkpoints=tmp_path / "epochs")
+
+
 def test_a_running_job_has_one_handle_in_its_program(fresh_name: Callable[[], str]) -> None:
     flow = ticking(fresh_name(), 10**6)
     job = ps.run(flow, local=True)

@@ -714,3 +714,49 @@ def test_killed_at_any_call_of_a_commit_or_restore(tmp_path: Path, monkeypatch: 
             if not killed:
                 break
         assert kill_at > 8
+
+
+# --- a cancelled job ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_a_cancelled_job_shows_what_complete_epochs_have(tmp_path: Path, compression: str | None) -> None:
+    writer = begin(tmp_path, compression=compression)
+    states = []
+    for epoch, record in enumerate("abc", 1):
+        writer.write([record])
+        states.append(writer.prepare(epoch))
+    writer.commit(1)
+    writer.write(["d"])
+    stale = tmp_path / ".part-00000-0000000001.00000000.txt.inprogress"
+    stale.touch()
+    writer.cancel(2)
+    writer.close(True)
+    assert list(finals(tmp_path).values()) == ["a\nb\n"]
+    assert set(hidden(tmp_path)) <= {stale.name if compression else ""}
+    # The program may have died before it noted that the job is cancelled, and the job be resumed.
+    again(tmp_path, 2, [states[1]], compression=compression).close(True)
+    assert list(finals(tmp_path).values()) == ["a\nb\n"]
+
+
+def test_a_cancelled_job_shows_complete_epochs_of_a_part_that_was_closed_later(tmp_path: Path) -> None:
+    writer = begin(tmp_path, part_bytes=4)
+    writer.write(["a"])
+    writer.prepare(1)
+    writer.write(["b"])
+    writer.prepare(2)  # closes the part
+    writer.write(["c"])
+    writer.prepare(3)
+    writer.cancel(1)
+    writer.close(True)
+    assert finals(tmp_path) == {"part-00000-0000000001.txt": "a\n"}
+    assert hidden(tmp_path) == []
+
+
+def test_a_job_that_is_cancelled_before_its_first_epoch_leaves_nothing(tmp_path: Path) -> None:
+    writer = begin(tmp_path)
+    writer.write(["a"])
+    writer.prepare(1)
+    writer.cancel(0)
+    writer.close(True)
+    assert os.listdir(tmp_path) == []

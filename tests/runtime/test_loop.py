@@ -231,7 +231,7 @@ def test_a_task_that_has_come_to_rest_tells_of_its_next_record_once() -> None:
     assert moved == [("in[0]", 0), ("out[0]", 0)]
 
 
-def test_cancel_ends_at_once_and_closes_as_failed() -> None:
+def test_halt_ends_at_once_and_closes_as_failed() -> None:
     flow = Flow("f")
     flow.read(Scripted("quiet")).write(Null())
     network = MemoryNetwork(1)
@@ -239,7 +239,7 @@ def test_cancel_ends_at_once_and_closes_as_failed() -> None:
     loop, _ = loop_of(flow, transport)
     failed: list[bool] = []
     loop.tasks[0].close = failed.append  # type: ignore[method-assign]
-    transport.on_wait = loop.cancel
+    transport.on_wait = loop.halt
     loop.run()
     assert failed == [True]
     assert not loop.tasks[0].finished
@@ -250,7 +250,7 @@ def test_with_nothing_to_do_it_waits_until_something_comes() -> None:
     flow.read(Scripted("quiet")).write(Null())
     transport = Watched(MemoryNetwork(1), 0)
     loop, _ = loop_of(flow, transport)
-    transport.on_wait = loop.cancel
+    transport.on_wait = loop.halt
     loop.run()
     assert transport.waits == [None], "no time limit, so no polling"
 
@@ -261,7 +261,7 @@ def test_it_waits_until_the_next_source_is_due() -> None:
     transport = Watched(MemoryNetwork(1), 0)
     loop, _ = loop_of(flow, transport)
     loop.tasks[0].reader.wait = 30.0  # type: ignore[attr-defined]
-    transport.on_wait = loop.cancel
+    transport.on_wait = loop.halt
     loop.run()
     (wait,) = transport.waits
     assert wait is not None
@@ -295,7 +295,7 @@ def test_sinks_are_flushed_when_there_is_nothing_else_to_do() -> None:
     transport = Watched(MemoryNetwork(1), 0)
     loop, reports = loop_of(flow, transport)
     loop.tasks[0].reader._script = lambda reader: ["x"] if reader.reads == 1 else []  # type: ignore[attr-defined]
-    transport.on_wait = loop.cancel
+    transport.on_wait = loop.halt
     loop.run()
     assert reports["held"] == ["x"]
 
@@ -310,7 +310,7 @@ def test_sinks_are_flushed_while_other_tasks_of_the_worker_are_busy() -> None:
     def never_rests(reader: _ScriptedReader) -> list[Any]:
         reader.wait = 0.0
         if reader.reads == 500:
-            loop.cancel()
+            loop.halt()
         return ["more"]
 
     for task in loop.tasks:

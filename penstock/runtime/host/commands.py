@@ -66,6 +66,7 @@ class TellAll:
     """Tell each worker to stop, or to cancel, until it has confirmed. This includes workers that start later."""
 
     what: Literal["stop", "cancel"]
+    arguments: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class JobHost:
         """Ends the job at once."""
         if self.end is None and not self._cancelled:
             self._cancelled = True
-            self._out.append(TellAll("cancel"))
+            self._out.append(TellAll("cancel", (self.coordinator.epoch,)))
         return self._settled(now)
 
     def fail(self, end: JobEnd, now: float) -> list[HostCommand]:

@@ -80,9 +80,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long workers may take to end after they were told to. A cancelled run loop ends within one step of each task; a
-# worker whose run loop does not (because a user's function hangs) is killed.
-_CANCEL_S = 2.0
+# How long workers may take to end after they were told to. A halted run loop ends within one step of each task, and
+# after a cancel its sinks then show what is committed. A worker whose run loop does not end (because a user's function
+# hangs) is killed.
+_HALT_S = 5.0
 # The longest wait for a worker's answer. A worker answers late when it is paused, or when a user's function or native
 # code holds its interpreter.
 _CONTROL_S = 5.0
@@ -409,7 +410,7 @@ class JobRunner:
         end = self._until_the_end()
         if end.state == "FINISHED":
             self._anyway(self._build_last_status)
-        self._anyway(self._end_workers)
+        self._anyway(lambda: self._end_workers(end))
         if self._keeper is not None:
             self._keeper.close()
         if end.state == "CANCELLED":
@@ -529,13 +530,14 @@ class JobRunner:
         except Exception:
             logger.exception("job %s: a step of ending the job failed; the other steps follow", self._name)
 
-    def _end_workers(self) -> None:
-        """Cancels the workers that still run, gives them a moment to close their files, and ends every worker's
+    def _end_workers(self, end: JobEnd) -> None:
+        """Halts the workers that still run, gives them a moment to close their files, and ends every worker's
         process."""
-        with suppress(PenstockError):
-            self._workers.ask("cancel", _CANCEL_S)
+        if end.state != "CANCELLED":  # they were told to cancel, which has to come first
+            with suppress(PenstockError):
+                self._workers.ask("halt", _HALT_S)
         host = self._host
-        until = time.monotonic() + _CANCEL_S
+        until = time.monotonic() + _HALT_S
         while host is not None and host.running and time.monotonic() < until:
             try:
                 self._events.get(timeout=max(0.0, until - time.monotonic()))(host)
@@ -568,7 +570,7 @@ class JobRunner:
             elif isinstance(command, KillProcess):
                 self._handles[command.worker].kill()
             elif isinstance(command, TellAll):
-                self._workers.standing_request(command.what)
+                self._workers.standing_request(command.what, *command.arguments)
             elif isinstance(command, SaveManifest):
                 self._keep_store().do(partial(self._save, command.manifest))
             elif isinstance(command, FindOlder):

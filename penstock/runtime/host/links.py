@@ -70,13 +70,13 @@ class _Questions:
         self._open: dict[str, tuple[float, Future[Any]]] = {}
         self._lock = threading.Lock()
 
-    def ask(self, method: str) -> Future[Any]:
+    def ask(self, method: str, *arguments: Any) -> Future[Any]:
         """The question of this kind that has no answer yet, or else a new one. So a silent worker does not get more and
         more questions, and when it answers again, it answers with its state of that time."""
         with self._lock:
             asked = self._open.get(method)
             if asked is None or asked[1].done():
-                asked = self._open[method] = (time.monotonic(), self._line.ask(method))
+                asked = self._open[method] = (time.monotonic(), self._line.ask(method, *arguments))
             return asked[1]
 
     def tell(self, method: str, arguments: tuple[Any, ...]) -> None:
@@ -111,7 +111,7 @@ class AllWorkers:
 
     def __init__(self) -> None:
         self._workers: dict[int, _Questions] = {}
-        self._standing_requests: list[str] = []
+        self._standing_requests: dict[str, tuple[Any, ...]] = {}
         self._lock = threading.Lock()
 
     def connect(self, worker: int, end: End, incarnation: int) -> None:
@@ -119,9 +119,9 @@ class AllWorkers:
         questions = _Questions(worker, end, incarnation)
         with self._lock:
             before, self._workers[worker] = self._workers.get(worker), questions
-            standing_requests = list(self._standing_requests)
-        for standing_request in standing_requests:
-            questions.ask(standing_request)
+            standing_requests = list(self._standing_requests.items())
+        for method, arguments in standing_requests:
+            questions.ask(method, *arguments)
         if before is not None:
             before.close()
 
@@ -156,13 +156,12 @@ class AllWorkers:
         for questions in self._all():
             questions.tell(method, arguments)
 
-    def standing_request(self, method: str) -> None:
+    def standing_request(self, method: str, *arguments: Any) -> None:
         """Tell this to each worker until it has confirmed, also to workers that start later. Waits for nothing."""
         with self._lock:
-            if method not in self._standing_requests:
-                self._standing_requests.append(method)
+            self._standing_requests.setdefault(method, arguments)
         for questions in self._all():
-            questions.ask(method)
+            questions.ask(method, *arguments)
 
     def silent(self) -> dict[int, float]:
         """The workers that owe an answer, with the number of seconds for which they have owed it."""

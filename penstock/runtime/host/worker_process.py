@@ -3,7 +3,7 @@ itself).
 
 `prepare` creates the ring, and `connect` the run loop without tasks. `run` is the run loop, in the main thread of the
 process, and lasts until the job has ended. Control threads ask for everything else beside it (control.py says why): to
-build tasks, at the start and after failures, to begin and commit epochs, and for status, stop and cancel. Records
+build tasks, at the start and after failures, to begin and commit epochs, and for status, stop, cancel and halt. Records
 travel through the rings, except those that Collect and Console sinks send to the driver.
 
 A call that is asked for twice must never be carried out twice, which control.py ensures.
@@ -63,7 +63,7 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a worker's run has ended. `error` is None when all its tasks have finished, or when it was cancelled."""
+    """How a worker's run has ended. `error` is None when all its tasks have finished, or when it was halted."""
 
     worker: int
     error: str | None = None
@@ -90,7 +90,8 @@ class WorkerProcess:
         self._transport: PeerTransport | None = None
         self._participant: Participant | None = None
         self._bridge: tuple[str, Bridge] | None = None
-        self._cancelled = False
+        self._halted = False
+        self._cancelled_after: int | None = None
         self._stopped = False
         self._made = False
         self._relays: set[int] = set()  # those that this worker expects or uses; only the run loop's thread uses it
@@ -118,6 +119,7 @@ class WorkerProcess:
                 "traffic": self.traffic,
                 "stop": self.stop,
                 "cancel": self.cancel,
+                "halt": self.halt,
                 "remove_tasks": self.remove_tasks,
                 "build_tasks": self.build_tasks,
                 "connect_tasks": self.connect_tasks,
@@ -192,8 +194,8 @@ class WorkerProcess:
         assert self._loop is not None
         prepare_loop_thread()
         self._box.watch_this_process()
-        if self._cancelled:
-            self._loop.cancel()
+        if self._halted:
+            self._loop.halt(self._cancelled_after)
         if self._stopped:
             self._loop.stop()
         try:
@@ -236,11 +238,16 @@ class WorkerProcess:
         if self._loop is not None:
             self._loop.stop()
 
-    def cancel(self) -> None:
-        """Ends at once."""
-        self._cancelled = True
+    def cancel(self, epoch: int) -> None:
+        """Ends at once. The job is cancelled after this complete epoch, and nobody will resume it."""
+        self._cancelled_after = epoch
+        self.halt()
+
+    def halt(self) -> None:
+        """Ends at once. Unless the job is cancelled, somebody may resume it."""
+        self._halted = True
         if self._loop is not None:
-            self._loop.cancel()
+            self._loop.halt(self._cancelled_after)
 
     def remove_tasks(self, command: RemoveTasks, lost: list[int]) -> dict[str, Any]:
         """Removes tasks, and drops the rings of workers that have died. Returns the address of this worker's ring, and

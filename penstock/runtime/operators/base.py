@@ -127,6 +127,9 @@ class Stage:
     def commit(self, epoch: int) -> None:
         """Notes that epochs up to this one are complete."""
 
+    def cancel(self, epoch: int) -> None:
+        """Notes that the job is cancelled after this complete epoch. `close` follows."""
+
 
 def run_stages(stages: Sequence[Stage], batch: Batch, first: int) -> Iterator[Batch]:
     """Yields the outputs of the stages from `first` on, for a batch that is not empty. The pieces are of limited size,

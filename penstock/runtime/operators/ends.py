@@ -119,6 +119,10 @@ class _Writing(Stage):
             with self._blamed(f"(committing epoch {epoch})"):
                 self._writer.commit(epoch)
 
+    def cancel(self, epoch: int) -> None:
+        if self._writer is not None:
+            self._writer.cancel(epoch)
+
     def close(self, failed: bool) -> None:
         if self._writer is not None:
             self._writer.close(failed)

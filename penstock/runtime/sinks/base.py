@@ -87,6 +87,11 @@ class SinkWriter(ABC):
         since, about which `prepared` says nothing, so the writer of index 0 cleans up for all indexes from
         `parallelism` on."""
 
+    def cancel(self, epoch: int) -> None:
+        """The job is cancelled after this complete epoch, and nobody will resume it: make everything visible that was
+        prepared up to this epoch, and delete what came later. Called before `close`, in a job with epochs only; not
+        when the process dies before."""
+
     def close(self, failed: bool) -> None:
         """Release files, connections and other resources."""
 

@@ -48,9 +48,10 @@ class Files(PartFolder):
     when the epoch in which it was closed is complete. A task that makes only one part names it "part-00000.txt".
     Otherwise the names contain the epoch in which the part began: "part-00000-0000000001.txt",
     "part-00000-0000000061.txt" and so on; the order of the names is the order of the records. A failure ends a part
-    early. When the job fails for good, its parts stay, and so do hidden files with the records that it has saved since,
-    which `penstock.resume` needs: another job does not start to write there without overwrite=True. While a job runs,
-    do not change or delete a part before the next one has appeared, or a recovery may not find it.
+    early, and so does a cancel, after which the parts have the records of all complete epochs. When the job fails for
+    good, its parts stay, and so do hidden files with the records that it has saved since, which `penstock.resume`
+    needs: another job does not start to write there without overwrite=True. While a job runs, do not change or delete a
+    part before the next one has appeared, or a recovery may not find it.
 
     At a URL other than file://, a part has the records of one epoch, whatever `part_bytes` and `part_s` say:
     "part-00000-0000000061.txt" is the part of epoch 61. It is written as ".part-...inprogress". When the epoch is

@@ -9,7 +9,7 @@ import os
 import re
 from abc import abstractmethod
 
-from penstock.runtime.errors import FlowError
+from penstock.runtime.errors import FlowError, UnfinishedFiles
 from penstock.runtime.sinks.base import Guarantee, Sink, SinkContext, SinkWriter
 from penstock.runtime.sinks.parts import PartFile, PartNames, PartsWriter
 from penstock.runtime.sinks.places import LOCAL, Place, failed_write, open_place
@@ -89,10 +89,13 @@ class PartFolder(Sink):
             )
         names = PartNames(self.directory, self.suffix, self.title, place)
         if hidden := sorted(name for name, _, _ in names.hidden_ones()):
-            raise FlowError(
+            raise UnfinishedFiles(
                 f"{self.title}: {self.directory!r} holds {len(hidden)} unfinished files ({hidden[0]}, ...) of a job "
-                "that runs, has failed or was killed: penstock.resume() of that job needs them. Resume it, or write to "
-                "another directory. If nobody is to resume it, delete them, or give the sink overwrite=True."
+                "that runs, has failed or was killed. They have records that it has committed, and later ones. As long "
+                "as the checkpoint store has epochs of that job, penstock.resume() of it needs them. If the store has "
+                "none, for example because the job was cancelled, nothing can resume it: rename the files to keep "
+                "their records, or delete them. Or write to another directory, or give the sink overwrite=True to have "
+                "them deleted at the start."
             )
 
     def lock(self) -> DirectoryLock | None:

@@ -199,6 +199,7 @@ class PartsWriter(SinkWriter):
         self._file_since = 0.0
         self._promised = False  # the file is in a state that `prepare` has returned
         self._pending: list[tuple[int, str, str]] = []  # epoch, hidden name, final name
+        self._begun: list[tuple[int, Begun]] = []  # by epoch, from the last that is known to be complete on
         self._first = not context.restoring
         self._plain = False
         self._parts = False
@@ -278,6 +279,7 @@ class PartsWriter(SinkWriter):
             else:
                 begun = Begun(hidden=self._file_name, number=self._file_number, length=file.length)
                 self._promised = True
+                self._begun.append((epoch, begun))
         self._number = epoch + 1
         return PartsState(
             epoch=epoch,
@@ -307,6 +309,32 @@ class PartsWriter(SinkWriter):
             # The next state does not mention them, so that they have their names must outlast the machine.
             self._names.sync()
             self._pending = [entry for entry in self._pending if entry[0] > epoch]
+        self._begun = self._begun_up_to(epoch)[-1:] + [one for one in self._begun if one[0] > epoch]
+
+    def _begun_up_to(self, epoch: int) -> list[tuple[int, Begun]]:
+        return [one for one in self._begun if one[0] <= epoch]
+
+    def cancel(self, epoch: int) -> None:
+        if self._awaits_restore:
+            return
+        try:
+            self.commit(epoch)
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
+            unnamed = {hidden for _, hidden, _ in self._pending} | ({self._file_name} if file is not None else set())
+            for _, begun in self._begun_up_to(epoch)[-1:]:
+                if begun["hidden"] in unnamed:
+                    # No epoch from which a job could still continue has less of this file.
+                    _cut(self._names.path(begun["hidden"]), begun["length"])
+                    self._names.rename(begun["hidden"], self._names.numbered(self._index, begun["number"]))
+            self._names.sync()
+            self._pending = []
+            for name, index, _ in list(self._names.hidden_ones()):
+                if self._mine(index):
+                    self._names.remove(name)
+        except OSError as error:
+            raise failed_write(error.filename or self._names.directory, error, True, self._names.sink) from error
 
     # --- going back ----------------------------------------------------------------------------------------------
 
@@ -402,6 +430,13 @@ class PartsWriter(SinkWriter):
     def _check_restored(self) -> None:
         if self._awaits_restore:
             raise RuntimeError("the writer of a job that continues was used before restore()")
+
+
+def _cut(path: str, length: int) -> None:
+    """Shortens a file to `length` bytes, and makes sure that these are on the disk."""
+    with open(path, "r+b", buffering=0) as file:
+        file.truncate(length)
+        os.fsync(file.fileno())
 
 
 def _copy(source: str, target: str, length: int) -> None:

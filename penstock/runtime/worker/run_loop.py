@@ -79,7 +79,7 @@ Saved = tuple[dict[str, SavedState], bool, bool, "list[Split] | None"]
 
 
 class RunLoop:
-    """Runs the tasks of one worker. `run` returns when `cancel` was called, or when all tasks have finished; in a job
+    """Runs the tasks of one worker. `run` returns when `halt` was called, or when all tasks have finished; in a job
     with epochs, when the last epoch is committed too. It raises an error when a task has failed."""
 
     def __init__(
@@ -90,7 +90,8 @@ class RunLoop:
         self.transport = transport
         self.clock = clock
         self.tasks: list[Task] = list(wiring.tasks.values())
-        self.cancelled = False
+        self.halted = False
+        self._cancelled_after: int | None = None
         self.passes = 0
         self.lost: list[str] = []  # lost messages, with their senders; recovery sends the messages again
         self._stopping = False
@@ -102,9 +103,11 @@ class RunLoop:
 
     # --- called from other threads -----------------------------------------------------------------------------
 
-    def cancel(self) -> None:
-        """Ends the loop as soon as possible, without finishing the tasks."""
-        self.cancelled = True
+    def halt(self, cancelled_after: int | None = None) -> None:
+        """Ends the loop as soon as possible, without finishing the tasks. `cancelled_after`: the job is cancelled after
+        this complete epoch, and nobody will resume it; None: somebody may."""
+        self._cancelled_after = cancelled_after
+        self.halted = True
         self.transport.wake()
 
     def stop(self) -> None:
@@ -168,7 +171,11 @@ class RunLoop:
                 if not task.opened:
                     task.open()
             self._loop()
-            failed = self.cancelled
+            failed = self.halted
+            if self.halted and self._cancelled_after is not None:
+                for task in self.wiring.tasks.values():
+                    if task.opened:
+                        task.cancel(self._cancelled_after)
         finally:
             end_forks(process)  # what is closed below belongs to the worker
             self._calls.end()
@@ -180,7 +187,7 @@ class RunLoop:
         root = self.wiring.root
         calls = self._calls.waiting
         box = self.box
-        while not self.cancelled:
+        while not self.halted:
             deliver(receive(0))
             if calls:
                 self.do_calls()

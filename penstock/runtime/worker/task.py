@@ -22,6 +22,7 @@ it had taken before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -47,6 +48,8 @@ from penstock.runtime.worker.blackbox import MADE, Poison, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import RecentHistogram
 from penstock.runtime.worker.task_state import AT_END, AT_REST, TASK, TaskState
+
+logger = logging.getLogger(__name__)
 
 # In some releases of Python, looking up the members of an Enum is slow.
 _MADE, _READY, _RUNNING, _PARKED = TaskState.MADE, TaskState.READY, TaskState.RUNNING, TaskState.PARKED
@@ -650,6 +653,14 @@ class Task:
             stage.commit(epoch)
         if self.record_by_record is not None and not self.record_by_record.completed(epoch):
             self.record_by_record = None
+
+    def cancel(self, epoch: int) -> None:
+        """Notes that the job is cancelled after this complete epoch. `close` follows."""
+        for stage in self.stages:
+            try:
+                stage.cancel(epoch)
+            except Exception:  # the other sinks, and the other tasks, must still do it
+                logger.exception("what %s has committed may not be visible", stage.context.operator.name)
 
     def park(self, epoch: int) -> None:
         """Makes the task stop after the barrier of this epoch, because it migrates. It has no effect when the barrier
