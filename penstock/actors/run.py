@@ -410,9 +410,9 @@ def resume(
     found = store.latest() if store.ended() is None else None
     if found is None or found[0].program is None:
         raise JobNotFound(
-            f"there is no epoch of a job {name!r} in {store.place}: the job has finished, was never run with this "
-            "checkpoint store, ran without epochs (epoch_interval_s=None), or failed before its first epoch was "
-            "complete. Give the name and the checkpoint store with which the job was run, or run the job anew"
+            f"there is no epoch of a job {name!r} in {store.place}: the job has finished, was cancelled, was never "
+            "run with this checkpoint store, ran without epochs (epoch_interval_s=None), or failed before its first "
+            "epoch was complete. Give the name and the checkpoint store with which the job was run, or run the job anew"
         )
     program, (flow, options) = Program.loads(store.get(found[0].program))
     program.prefer_own()

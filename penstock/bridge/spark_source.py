@@ -34,6 +34,7 @@ import pyarrow as pa
 from penstock.runtime.errors import FlowError, SourceError, shorten
 from penstock.runtime.sources.base import Split
 from penstock.runtime.sources.parquet import Parquet
+from penstock.runtime.storage import filesystems
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -175,8 +176,8 @@ def _place(folder: str | os.PathLike[str] | None) -> str:
             f"from_spark: {place!r} is not empty, there is {there[0]!r}. Give an empty directory, or one that does not "
             "exist; to read what is there: ps.sources.Parquet(...)"
         )
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise FlowError(f"from_spark: cannot write in {place!r}. Give this user the right to, or another folder.")
+    if reason := filesystems.not_writable(place):
+        raise FlowError(f"from_spark: {reason}, or give another folder.")
     return place
 
 

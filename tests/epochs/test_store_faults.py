@@ -180,7 +180,7 @@ def test_a_fault_at_any_step(
         (errno.EIO, StoreUnreachable, "Look whether it is up and can be reached"),
         (errno.ESTALE, StoreUnreachable, "a later try may work"),
         (errno.EACCES, StoreError, "Give the user or the keys that run the job the right"),
-        (errno.EROFS, StoreError, "Give the user or the keys"),
+        (errno.EROFS, StoreError, "Mount it for writing, or use another directory"),
         (errno.EFBIG, StoreError, "ulimit -f"),
         (errno.ENAMETOOLONG, StoreError, "use another directory"),
     ],
@@ -289,14 +289,14 @@ def test_a_disk_that_is_read_only(namespace: tuple[str, ...], tmp_path: Path) ->
                 action()
             except StoreError as error:
                 assert type(error) is StoreError, error
-                assert "Read-only file system. Give the user" in str(error), error
+                assert "Read-only file system. Mount it" in str(error), error
             else:
                 raise AssertionError("it was written")
         assert store.latest(store.verify) == (first, [])
         try:
             Store.open(root, "job")
         except StoreError as error:
-            assert "no permission to write" in str(error), error
+            assert "Read-only file system. Mount it" in str(error), error
         else:
             raise AssertionError("open saw nothing")
     """

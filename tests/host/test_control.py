@@ -636,6 +636,16 @@ def test_strangers_of_another_machine_are_told_once(caplog: pytest.LogCaptureFix
     server.close()
 
 
+def test_a_stranger_that_has_gone_is_told_by_its_address(caplog: pytest.LogCaptureFixture) -> None:
+    """A port scanner resets its connection at once."""
+    server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
+    with stranger(server) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: caplog.records != [], "it is told")
+    assert "a process of 127.0.0.1 has connected" in caplog.text
+    server.close()
+
+
 def test_a_recorded_handshake_lets_nobody_in() -> None:
     """What a client has said is of no use to somebody who has listened: the server asks for another proof."""
     server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
@@ -693,10 +703,10 @@ def test_an_accept_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -
     server = ControlServer({"status": lambda: 7})
     let_in, failures = server._let_in, [RuntimeError("can't start new thread"), OSError(24, "Too many open files")]
 
-    def fails_first(connection: socket.socket) -> None:
+    def fails_first(connection: socket.socket, address: object) -> None:
         if failures:
             raise failures.pop()
-        let_in(connection)
+        let_in(connection, address)
 
     monkeypatch.setattr(server, "_let_in", fails_first)
     line = ControlClient(server.end, "line")

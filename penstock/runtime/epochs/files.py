@@ -32,7 +32,9 @@ def store_error(what: str, error: Exception) -> StoreError:
     if number == errno.EFBIG:
         remedy = "Raise the limit on the size of files (ulimit -f), or use another file system."
         return StoreError(f"{what} {remedy}", may_pass=by_system)
-    if isinstance(error, PermissionError) or number == errno.EROFS or filesystems.refuses(reason):
+    if number == errno.EROFS:
+        return StoreError(f"{what} {filesystems.MOUNT_IT}, or use another directory.", may_pass=by_system)
+    if isinstance(error, PermissionError) or filesystems.refuses(reason):
         remedy = "Give the user or the keys that run the job the right to read, write and delete there."
         return StoreError(f"{what} {remedy}", may_pass=by_system)
     if number in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
@@ -327,9 +329,6 @@ def _open_local(path: str, job: str, durable: bool, look: bool) -> Files:
         there = os.path.dirname(there)
     if not os.path.isdir(there):
         raise StoreError(f"checkpoint store {root}: {there} is not a directory; give one, or a path that is free")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise StoreError(
-            f"checkpoint store {root}: no permission to write in {there}. "
-            "Give the user that runs the job the right to, or use another directory."
-        )
+    if reason := filesystems.not_writable(there):
+        raise StoreError(f"checkpoint store {root}: {reason}, or use another directory.")
     return LocalFiles(root, durable)

@@ -192,17 +192,17 @@ class ControlServer:
     def _serve(self) -> None:
         while not self._closed.is_set():
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except OSError:  # the server is closed, the client has gone, or the process has too many open files
                 self._closed.wait(_ACCEPT_AGAIN_S)
                 continue
             try:
-                self._let_in(connection)
+                self._let_in(connection, address)
             except Exception:  # no thread can be started; the client will try again
                 self._show_out(connection)
                 self._closed.wait(_ACCEPT_AGAIN_S)
 
-    def _let_in(self, connection: socket.socket) -> None:
+    def _let_in(self, connection: socket.socket, address: Any) -> None:
         if not of_this_user(connection):
             connection.close()
             return
@@ -211,14 +211,14 @@ class ControlServer:
             self._strangers.append(connection)
             if len(self._strangers) > _STRANGERS_MAX:
                 _hang_up(self._strangers.pop(0))  # its thread closes it
-        threading.Thread(target=self._talk, args=(connection,), name="penstock-control", daemon=True).start()
+        threading.Thread(target=self._talk, args=(connection, address), name="penstock-control", daemon=True).start()
 
     def _show_out(self, connection: socket.socket) -> None:
         with self._lock, suppress(ValueError):
             self._strangers.remove(connection)
         connection.close()
 
-    def _talk(self, connection: socket.socket) -> None:
+    def _talk(self, connection: socket.socket, address: Any) -> None:
         deadline = time.monotonic() + _HANDSHAKE_S
         try:
             stream, key = _encrypted(connection, self.end.key, self._tls, deadline, server=True)
@@ -226,7 +226,8 @@ class ControlServer:
             with self._lock:
                 self._strangers.remove(connection)  # raises ValueError when `_let_in` has just ended it
         except (OSError, EOFError, ValueError) as error:
-            self._tell(connection, error)
+            if connection.family != socket.AF_UNIX:
+                self._tell(address[0], error)
             self._show_out(connection)
             return
         with connection, self._until_the_client_goes():
@@ -251,15 +252,9 @@ class ControlServer:
         except (EOFError, OSError):
             pass
 
-    def _tell(self, connection: socket.socket, error: Exception) -> None:
-        """Tells in the log, once in a while for each machine, that a stranger has connected. Strangers of this
-        machine are not told: they are processes of this user."""
-        if connection.family == socket.AF_UNIX:
-            return
-        try:
-            machine = connection.getpeername()[0]
-        except OSError:
-            machine = "a machine that has gone"
+    def _tell(self, machine: str, error: Exception) -> None:
+        """Tells in the log, once in a while for each machine, that a stranger has connected over the network. Those
+        that use the socket of this machine are not told: they are processes of this user."""
         if not self._told.may_tell(machine):
             return
         logger.warning(

@@ -46,8 +46,8 @@ _OF_A_RECORD = frozenset(
 
 _OVER_THE_RECORD = "to continue after such records, give the operator on_error='skip' or on_error='dead_letter'"
 _OVER_THE_PLACE = (
-    "the records are not at fault, so do not skip them: mend what the error names; a job with epochs can then be "
-    "resumed from its last one (penstock.resume(name))"
+    "the records are not at fault, so do not skip them: mend what the error names; a job that has completed an "
+    "epoch can then be resumed (penstock.resume(name)), and any other job can be run anew"
 )
 
 

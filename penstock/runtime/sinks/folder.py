@@ -65,10 +65,10 @@ class PartFolder(Sink):
             self._check_free(LOCAL)
         while not os.path.exists(place):
             place = os.path.dirname(place)
-        if not os.path.isdir(place) or not os.access(place, os.W_OK | os.X_OK):
+        reason = filesystems.not_writable(place) if os.path.isdir(place) else f"{place!r} is no directory. Remove it"
+        if reason:
             raise FlowError(
-                f"{self.title}: cannot write in {place!r}, so {self.directory!r} cannot be written. "
-                "Give the user that runs the job the right to, or another directory."
+                f"{self.title}: {self.directory!r} cannot be written: {reason}, or write to another directory."
             )
 
     def _check_remote(self, url: str) -> None:

@@ -282,7 +282,9 @@ def failed_write(path: str, error: OSError, epochs: bool = False, sink: str = "F
         remedy = f"Free some space, or write to another disk; what the job {left}."
     elif remote and (isinstance(error, PermissionError) or filesystems.refuses(reason)):
         remedy = "Give the keys that run the job's workers the right to list, read, write and delete there."
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    elif error.errno == errno.EROFS:
+        remedy = f"{filesystems.MOUNT_IT}, or write to another directory."
+    elif error.errno in (errno.EACCES, errno.EPERM):
         remedy = "Give the user that runs the job's workers the right to write there."
     elif remote:
         remedy = "Look whether it is up and can be reached from the node that runs the task."

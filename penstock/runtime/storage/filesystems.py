@@ -51,6 +51,10 @@ _REFUSALS = (
 )
 
 
+#: What to do about a file system that is mounted read-only, or has become so by a fault of its disk.
+MOUNT_IT = "Mount it for writing"
+
+
 class BadPlace(Exception):
     """A name cannot be used as it is. The message begins with the name, without keys, and says what to change."""
 
@@ -111,6 +115,15 @@ def one_line(text: str) -> str:
     """Returns a file system's message, which may be long, in one line."""
     text = " ".join(text.split()).rstrip(".")
     return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def not_writable(directory: str) -> str | None:
+    """Returns why files cannot be made in a directory of this machine, and what to do; None: they can."""
+    if os.access(directory, os.W_OK | os.X_OK):
+        return None
+    if os.statvfs(directory).f_flag & os.ST_RDONLY:
+        return f"cannot write in {directory!r}: Read-only file system. {MOUNT_IT}"
+    return f"no permission to write in {directory!r}. Give the user that runs the job the right to"
 
 
 def open_remote(url: str, below: str = "", *, look: bool = True, attempts: int = _ATTEMPTS) -> Remote:
