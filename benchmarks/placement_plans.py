@@ -1,4 +1,5 @@
-"""Plans for large graphs beside METIS at the same balance, and how planning grows with the tasks; see README.md."""
+"""Plans for large graphs beside METIS at the same balance, plans with the costs of hops beside those without, and how
+planning grows with the tasks; see README.md."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import numpy as np
 from benchmarks.common import Bench, median
 from penstock.placement.baselines import metis_parts
 from penstock.placement.multilevel import papers, partition
-from penstock.placement.traffic import TrafficEdge, TrafficGraph
+from penstock.placement.placement import workers_of
+from penstock.placement.planner import node_by_node, plan
+from penstock.placement.traffic import Node, TrafficEdge, TrafficGraph
 
 FACTOR = 0.05
 NODES = (4, 16)
@@ -105,7 +108,36 @@ def run(bench: Bench) -> None:
                     note=f"slowest {max(times[family]):.2f} s",
                     runs=times[family],
                 )
+    _over_nodes(bench)
     _growth(bench)
+
+
+def _over_nodes(bench: Bench) -> None:
+    """Plans that know what hops cost beside those that assign tasks to nodes first, and then to workers."""
+    seeds = bench.pick(3 * bench.runs, 1)
+    nodes = [Node("a", 2), Node("b", 2)]
+    node_of = np.array(workers_of(nodes))
+    for tasks in bench.pick((30, 100), (30,)):
+        for node_cost in (1.5, 2.5, 4.0):
+            for family, make in FAMILIES.items():
+                costs: list[float] = []
+                crossing: list[float] = []
+                for seed in range(seeds):
+                    graph = TrafficGraph.of(tasks, make(random.Random(seed), tasks))
+                    _, first = node_by_node(graph, nodes, factor=FACTOR, seed=seed, tasks=tasks, running=None)
+                    found = plan(graph, nodes, factor=FACTOR, node_cost=node_cost, seed=seed)
+                    before = graph.hop_cost(first, node_of[first], node_cost)
+                    costs.append(graph.hop_cost(found.worker_of, found.node_of, node_cost) / before)
+                    crossing.append(found.between_nodes(graph) / graph.edge_cut(node_of[first]))
+                bench.case(
+                    f"cost of hops over that node by node, {family}, {tasks} tasks, between nodes {node_cost:g}",
+                    median(costs),
+                    "x",
+                    goal="<= 1",
+                    config=f"{tasks} tasks on 2 nodes of 2 workers, {seeds} seeds; a hop between nodes: {node_cost:g}",
+                    note=f"{min(costs):.3f} to {max(costs):.3f}; traffic between nodes {median(crossing):.2f}x",
+                    runs=costs,
+                )
 
 
 def _growth(bench: Bench) -> None:
