@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.placement import planner
 from penstock.placement.balance import Infeasible, Limits, limits_of, pack
 from penstock.placement.multilevel import papers, partition
-from penstock.placement.placement import workers_of
+from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import all_hops_alike, node_by_node, node_limits, plan
 from penstock.placement.refinement import NodePartition, Partition
 from penstock.placement.traffic import Ints, Node, TrafficGraph
@@ -123,6 +123,23 @@ def test_a_running_placement_is_not_made_worse(seed: int, node_cost: float) -> N
     if fits(graph, running.worker_of, worker_limits(graph, 4, 0.1, alone)):
         costs = [graph.hop_cost(placed.worker_of, placed.node_of, node_cost) for placed in (found, running)]
         assert costs[0] <= costs[1] + 1e-9
+
+
+def test_a_search_that_ends_elsewhere_keeps_what_it_began_with() -> None:
+    """The plan that takes all hops for alike, and the running one, are better here than what is found without them."""
+    nodes = [Node("a", 2), Node("b", 2)]
+    node_of = np.array(workers_of(nodes))
+    graph = topology(random.Random(52), 62)
+    alike = all_hops_alike(graph, nodes, 0.1, seed=0)
+    assert alike is not None
+    assert plan(graph, nodes, node_cost=1.0).between_workers(graph) <= graph.edge_cut(alike) + 1e-9
+    graph = topology(random.Random(34), 44)
+
+    def cost(placed: Placement) -> float:
+        return graph.hop_cost(placed.worker_of, node_of[placed.worker_of], 2.0)
+
+    running = min((plan(graph, nodes, node_cost=2.0, seed=seed) for seed in (1, 2)), key=cost)
+    assert cost(plan(graph, nodes, node_cost=2.0, running=running)) <= cost(running) + 1e-9
 
 
 def test_near_the_cheapest_of_all_placements_over_nodes() -> None:
