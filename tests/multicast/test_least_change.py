@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.runtime.multicast import least_change
 from penstock.runtime.multicast.building import non_blocking, sequential
 from penstock.runtime.multicast.change_prices import by_prices
 from penstock.runtime.multicast.change_problem import Problem
@@ -115,9 +116,37 @@ def test_a_tree_has_the_right_shape_after_any_changes(data: st.DataObject) -> No
         nodes = [node for node in nodes if node not in gone]
         nodes += range(100 * step + 100, 100 * step + 100 + data.draw(st.integers(0, 3)))
         limit = data.draw(st.integers(1, 6))
-        after = adapted(tree, nodes, limit, rounds=data.draw(st.sampled_from([0, 3, 60])))
+        rounds, prompt = data.draw(st.sampled_from([0, 3, 60])), data.draw(st.booleans())
+        after = adapted(tree, nodes, limit, rounds=rounds, prompt=prompt)
         check_shape(after, set(nodes), limit)
         tree = after
+
+
+@pytest.mark.parametrize("count", [3, 7, 12])
+@pytest.mark.parametrize("limits", [(2, 3), (3, 1), (1, 2, 4)])
+def test_a_prompt_answer_for_few_nodes_changes_as_few(count: int, limits: tuple[int, ...]) -> None:
+    nodes = range(1, count + 1)
+    tree = non_blocking(0, nodes, limits[-1])
+    for limit in limits * 3:
+        after, thorough = adapted(tree, nodes, limit, prompt=True), adapted(tree, nodes, limit)
+        assert len(changed_parents(tree, after)) == len(changed_parents(tree, thorough))
+        tree = after
+
+
+@pytest.mark.parametrize("count", [15, 63, 150])
+def test_a_prompt_answer_takes_little_work(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    work: list[int] = []
+
+    def counting(problem: Problem, found: list[int], rounds: int) -> tuple[list[int], int]:
+        work.append(rounds * len(problem.nodes) * problem.units)
+        return by_prices(problem, found, rounds)
+
+    monkeypatch.setattr(least_change, "by_prices", counting)
+    nodes = range(1, count + 1)
+    for prompt in (True, False):
+        adapted(non_blocking(0, nodes, 3), nodes, 2, prompt=prompt)
+    assert work[0] <= max(1_000, count * 12)  # one round at least
+    assert work[1] > 4 * work[0]
 
 
 def test_a_large_tree_is_adapted_too() -> None:

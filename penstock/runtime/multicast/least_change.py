@@ -36,13 +36,18 @@ _WORK = 30_000
 ROUNDS = 60
 _EFFORT = 2_000
 
+# The same for a prompt answer, which takes a few milliseconds.
+_PROMPT_WORK = 1_000
+_PROMPT_EFFORT = 100
+
 # A larger tree gets the rule alone.
 _SEARCHED = 200
 
 
-def adapted(tree: Tree, destinations: Sequence[int], limit: int, rounds: int = ROUNDS) -> Tree:
+def adapted(tree: Tree, destinations: Sequence[int], limit: int, rounds: int = ROUNDS, *, prompt: bool = False) -> Tree:
     """Returns the tree of these destinations that differs least from a tree. Nodes that are new join where there is
-    room; children of nodes that have left get another parent. With 0 `rounds`, the quick rule alone decides."""
+    room; children of nodes that have left get another parent. With 0 `rounds`, the quick rule alone decides. `prompt`:
+    records wait for the answer, so less work is done, and of some fifteen nodes or more, a few may move in vain."""
     if len(set(destinations)) < len(destinations) or tree.root in destinations:
         raise ValueError("the destinations name a node twice, or the root")
     if not destinations:
@@ -51,9 +56,10 @@ def adapted(tree: Tree, destinations: Sequence[int], limit: int, rounds: int = R
     found = max((_quick(problem, great) for great in (False, True)), key=problem.kept)
     if rounds and len(destinations) <= _SEARCHED:
         size = len(problem.nodes) * problem.units
-        found, bound = by_prices(problem, found, min(rounds, max(1, _WORK // size)))
+        work, effort = (_PROMPT_WORK, _PROMPT_EFFORT) if prompt else (_WORK, _EFFORT)
+        found, bound = by_prices(problem, found, min(rounds, max(1, work // size)))
         if problem.kept(found) < bound:
-            found = Search(problem, found, bound, _EFFORT).best
+            found = Search(problem, found, bound, effort).best
     return problem.tree(found)
 
 

@@ -203,7 +203,7 @@ class RootStream:
         """Tells relays to connect to their new parents."""
         nodes, limit = self._wanted
         before = self._tree
-        after = least_change.adapted(before, nodes, limit)
+        after = least_change.adapted(before, nodes, limit, prompt=True)
         self._version += 1
         lost = frozenset(self._log.lost & before.destinations)
         switch = TreeSwitch(before, Announcement(self._version, after), lost)
