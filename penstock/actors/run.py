@@ -180,6 +180,7 @@ def run(
             nodes=nodes,
             replan_s=replan_s,
             ports=ports,
+            node_timeout_s=None if node_timeout_s == NODE_TIMEOUT_S else node_timeout_s,
             trees=None if trees == "auto" else trees,
         )
     both = dual_options(dual, spark, epoch_interval_s)

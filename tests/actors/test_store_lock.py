@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.runtime.host.store_keeper import StoreKeeper
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.records.pickling import Program, dumps
 from penstock.runtime.storage.directory_lock import DirectoryLocked
+from tests.e2e.processes import LIMIT_S, wait_until
 
 running: Any = importlib.import_module("penstock.actors.on_ray")
 
@@ -115,6 +117,20 @@ def test_of_two_jobs_that_write_to_one_folder_the_second_fails(tmp_path: Path, m
     (lock,) = first.locks
     lock.close()
     assert second.lock_places()
+
+
+def test_a_job_says_that_it_waits_for_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = opening_of(ps.sinks.Files(tmp_path)), opening_of(ps.sinks.Files(tmp_path, overwrite=True))
+    assert first.lock_places()
+    waiting = threading.Thread(target=second.lock_places)
+    waiting.start()
+    wait_until(lambda: caplog.text != "", "it waits")
+    (lock,) = first.locks
+    lock.close()
+    waiting.join(LIMIT_S)
+    assert len(second.locks) == 1
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "waits for up to 30 s: Files: another job" in said
 
 
 def test_a_folder_that_was_filled_until_it_came_free_is_looked_at_again(tmp_path: Path) -> None:

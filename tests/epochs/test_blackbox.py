@@ -114,6 +114,12 @@ def ending(code: str) -> tuple[int, Crash | None]:
     return process.returncode, watcher.crash()
 
 
+def test_a_process_that_ends_itself_says_why() -> None:
+    ended, crash = ending("box.leaves('it had heard nothing'); leave()")
+    assert ended == 3
+    assert crash == Crash("it had heard nothing", in_loop=False)
+
+
 @pytest.mark.parametrize(
     ("code", "status", "what"),
     [

@@ -232,6 +232,14 @@ def test_what_an_earlier_process_says_late_has_no_effect() -> None:
     assert job.host.coordinator.restarts == 2
 
 
+def test_a_death_of_which_nothing_is_known_is_not_guessed_at(caplog: pytest.LogCaptureFixture) -> None:
+    job = running()
+    incarnation = job.host.lives.incarnation(1)
+    job.take(job.host.process_died(1, incarnation, "it has gone", None, None, job.now, known=False))
+    assert "it has gone; the agent of its node cannot say how" in caplog.text
+    assert "for want of memory" not in caplog.text
+
+
 def test_a_process_is_not_ready_twice() -> None:
     job = running()
     with pytest.raises(InvalidTransition, match="'ready' came in state RUNNING"):

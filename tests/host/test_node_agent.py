@@ -108,7 +108,7 @@ def test_the_agent_tells_how_a_process_ended(line: NodeLine, started: Started) -
     process.kill()
     assert other.child.wait() == -signal.SIGKILL
     assert process.last_words() == (Note(7), None)
-    wait_until(lambda: process.last_words() == (None, None), "the agent has forgotten the dead process")
+    wait_until(lambda: process.last_words() is None, "the agent has forgotten the dead process")
 
 
 def test_the_clock_of_the_same_machine_is_not_ahead(line: NodeLine) -> None:

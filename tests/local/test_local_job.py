@@ -248,6 +248,8 @@ def test_a_running_job_has_one_handle_in_its_program(fresh_name: Callable[[], st
         {"placement": "traffic"},
         {"nodes": 2},
         {"replan_s": 1.0},
+        {"ports": (20000, 20100)},
+        {"node_timeout_s": 8.0},
     ],
     ids=lambda option: next(iter(option)),
 )

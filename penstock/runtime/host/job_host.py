@@ -70,6 +70,11 @@ logger = logging.getLogger(__name__)
 
 # A neighbour often notices a death first. So the failures of the next moment, which may have the cause, are waited for.
 _CAUSE_S = 0.1
+# Said of a death of which nobody can tell how it came about.
+_NOT_KNOWN = (
+    "the agent of its node cannot say how: the machine was busy or cut off, or the agent itself has ended the process, "
+    "because it had heard nothing of the JobMaster"
+)
 # The number of events in the story of a job, for errors and tests.
 _STORY_MAX = 100
 
@@ -272,9 +277,10 @@ class JobHost:
         now: float,
         *,
         with_node: bool = False,
+        known: bool = True,
     ) -> list[HostCommand]:
         """Notes that a worker's process has died. `note` says what it was doing, and `crash` how it ended if it
-        crashed. `with_node`: its node is lost, whatever the process does."""
+        crashed; without `known`, nobody can say. `with_node`: its node is lost, whatever the process does."""
         if not self._is_present(worker, incarnation, "death", now):
             return self._settled(now)
         hung, as_crash = self.lives.hung(worker, incarnation)
@@ -293,7 +299,8 @@ class JobHost:
                 text += f"; it was running {self.plan.task_name(self.plan.by_number[note.task])}"
             # A carrier guesses at reasons, and only this distinguishes a crash from a kill.
             if not hung and not with_node:
-                text += f"; its own doing: {crash.what}" if crash else "; killed from outside, or for want of memory"
+                killed = "killed from outside, or for want of memory" if known else _NOT_KNOWN
+                text += f"; its own doing: {crash.what}" if crash else f"; {killed}"
             stack = f"\n{crash.stack}" if crash is not None and crash.stack else ""
             logger.warning("job %s: %s%s", self.plan.name, text, stack)
             # The loss comes first: whatever waits for this worker's answer must not continue as if it had answered.

@@ -661,13 +661,21 @@ class JobRunner:
         return host.process_ready(worker, incarnation, handle.info, time.monotonic())
 
     def _died(
-        self, host: JobHost, worker: int, incarnation: int, died: ProcessDied, words: LastWords
+        self, host: JobHost, worker: int, incarnation: int, died: ProcessDied, words: LastWords | None
     ) -> list[HostCommand]:
         """Disconnects from a process that has died, and tells the JobHost, with what the black box says."""
         self._links[worker].close()
         self._workers.disconnect(worker)
+        note, crash = words or LastWords()
         return host.process_died(
-            worker, incarnation, str(died), words.note, words.crash, time.monotonic(), with_node=died.with_node
+            worker,
+            incarnation,
+            str(died),
+            note,
+            crash,
+            time.monotonic(),
+            with_node=died.with_node,
+            known=words is not None,
         )
 
     def _ping(self) -> None:

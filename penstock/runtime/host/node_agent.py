@@ -247,12 +247,12 @@ class ProcessElsewhere:
             return bool(self._line.ask("is_stopped", self.pid))
         return False
 
-    def last_words(self) -> LastWords:
+    def last_words(self) -> LastWords | None:
         found: LastWords | None = None
         with suppress(Refused):
             found = self._line.ask("last_words", self.pid)
         self._line.forget(self.pid)
-        return found or LastWords()
+        return found
 
 
 def leave_process() -> None:

@@ -82,6 +82,8 @@ class Opening:
                 except DirectoryLocked as error:
                     if time.monotonic() > until:
                         raise
+                    if self.waits_for is None:
+                        logger.warning("job %s waits for up to %g s: %s", self._plan.name, _LOCK_S, error)
                     self.waits_for = f"a directory that is locked: {error}"
                 except StoreError as error:
                     if not self._again or not error.may_pass:

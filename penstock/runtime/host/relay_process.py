@@ -89,4 +89,5 @@ class RelayProcess:
     def _silent(self) -> None:
         self._over.set()
         logger.warning("job %s: a relay has heard nothing of its JobMaster for %g s", self._job, self._limit_s)
+        self._box.leaves(f"it had heard nothing of the JobMaster for {self._limit_s:g} s")
         self._leave()

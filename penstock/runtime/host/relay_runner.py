@@ -16,6 +16,7 @@ from penstock.runtime.errors import PenstockError
 from penstock.runtime.host.commands import HostCommand, KillRelay, StartRelay, TellRelay
 from penstock.runtime.host.hangs import SilenceDetector
 from penstock.runtime.host.links import AllWorkers, Link
+from penstock.runtime.host.watched_process import LastWords
 
 if TYPE_CHECKING:
     from penstock.runtime.host.job_host import JobHost
@@ -105,7 +106,7 @@ class RelayRunner:
         try:
             handle.run()
         except Exception as error:  # ProcessDied, or an error of the relay itself
-            crash = handle.process.last_words().crash
+            _, crash = handle.process.last_words() or LastWords()
             reason = f"{error}; its own doing: {crash.what}" if crash else str(error)
         handle.kill()
         self._died(number, reason)

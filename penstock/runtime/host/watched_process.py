@@ -31,8 +31,8 @@ class WatchedProcess(Protocol):
         """Whether somebody has stopped the process (SIGSTOP, a debugger)."""
         ...
 
-    def last_words(self) -> LastWords:
-        """What is known of the death of the process; nothing when its machine has gone."""
+    def last_words(self) -> LastWords | None:
+        """What is known of the death of the process; None when nobody is left who could know."""
         ...
 
 

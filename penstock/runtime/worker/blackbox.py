@@ -96,6 +96,7 @@ class BlackBox:
         self._fd = os.memfd_create("penstock-blackbox", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, _BYTES)
         self._map = mmap.mmap(self._fd, _BYTES)
+        self._told = False
 
     @property
     def address(self) -> str:
@@ -135,12 +136,18 @@ class BlackBox:
         os.register_at_fork(after_in_child=faulthandler.disable)  # the end of a child is not the end of this process
         os._exit = posix._exit = self._noting(os._exit)  # type: ignore[assignment]
 
+    def leaves(self, why: str) -> None:
+        """Notes why this process ends itself, before it does."""
+        os.lseek(self._fd, _STORY_AT, os.SEEK_SET)
+        os.write(self._fd, f"{why}\n".encode("utf-8", "replace"))
+        self._told = True
+
     def _noting(self, leave: Callable[[int], Any]) -> Callable[[int], Any]:
         pid = os.getpid()
 
         def _exit(status: int) -> Any:
             """Replaces os._exit, and notes that it was called."""
-            if os.getpid() == pid:
+            if os.getpid() == pid and not self._told:
                 code = sys._getframe(1)
                 story = (
                     f"Fatal Python error: called os._exit({status!r})\n\n"
