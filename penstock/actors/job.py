@@ -310,7 +310,8 @@ class Job:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         if self._over.is_set():
-            raise JobError(f"job {self.name!r} has ended, and {method} needs a running job")
+            assert self._end is not None, "it is set before the job is over"
+            raise JobError(f"{self._end.words(self.name)}; {method} needs a running job")
         return self._link.ask(method, *arguments)
 
     def _tell(self, method: str) -> None:

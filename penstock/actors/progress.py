@@ -209,6 +209,36 @@ def epochs(status: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
+def processes(status: dict[str, Any]) -> list[str]:
+    """Returns a line for each worker, for each machine that is silent or lost, and one for all relays. Nodes are named
+    when there is more than one."""
+    placement = status["placement"]
+    names = {machine["node_id"]: machine["name"] for machine in placement["machines"]}
+    names.update(zip(placement["node_ids"], (node["name"] for node in placement["nodes"]), strict=False))
+    nodes = {worker["node_id"] for worker in status["workers"]} | set(placement["node_ids"])
+
+    def name(node_id: str) -> str:
+        return str(names.get(node_id, node_id[:8]))
+
+    lines = []
+    for worker in status["workers"]:
+        on = f" on {name(worker['node_id'])}" if len(nodes) > 1 else ""
+        tasks = len(worker["tasks"])
+        said = f"worker {worker['index']}{on}: process {worker['pid']}, {tasks} task{'s' * (tasks != 1)}"
+        if worker["state"] != "RUNNING":
+            said += "; the process has gone, and another one is started"
+        elif worker["silent_s"] >= _SILENT_S:
+            said += f", silent for {worker['silent_s']:.0f} s"
+        lines.append(said)
+    for machine in placement["machines"]:
+        if machine["state"] in ("silent", "lost"):
+            how = "lost" if machine["state"] == "lost" else f"silent for {machine['silent_s']:.0f} s"
+            lines.append(f"machine {machine['name']}: {how}")
+    if status["relays"]:
+        lines.append("relays: " + ", ".join(f"{name(one['node_id'])} {one['state']}" for one in status["relays"]))
+    return lines
+
+
 def times(number: int) -> str:
     """Returns "once", "twice" or "3 times"."""
     return {1: "once", 2: "twice"}.get(number, f"{number:,} times")

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -219,14 +220,20 @@ def run(
         placement=where,
     )
     program = Program()
-    if store is not None:
-        options = replace(options, program=program.dumps((flow, options)))
-    if local:
-        return _start_local(flow, plan, options, program)
-    from penstock.actors import on_ray
+    try:
+        if store is not None:
+            options = replace(options, program=program.dumps((flow, options)))
+        if local:
+            return _start_local(flow, plan, options, program)
+        from penstock.actors import on_ray
 
-    on_ray.connect(address, workers, cpus_per_worker, both, detached)
-    return on_ray.start(flow, plan, options, detached, program)
+        on_ray.connect(address, workers, cpus_per_worker, both, detached)
+        return on_ray.start(flow, plan, options, detached, program)
+    except BaseException:
+        if store is not None:
+            with suppress(StoreError):  # the first error tells more
+                store.tidy()
+        raise
 
 
 def _tell_of_mixing(plan: Plan) -> None:
@@ -413,7 +420,8 @@ def resume(
         raise JobNotFound(
             f"there is no epoch of a job {name!r} in {store.place}: the job has finished, was cancelled, was never "
             "run with this checkpoint store, ran without epochs (epoch_interval_s=None), or failed before its first "
-            "epoch was complete. Give the name and the checkpoint store with which the job was run, or run the job anew"
+            "epoch was complete. Give the name and the checkpoint store with which the job was run, or run the job "
+            "anew; if it was started from a savepoint, run it with that savepoint again (savepoint=..., or --savepoint)"
         )
     program, (flow, options) = Program.loads(store.get(found[0].program))
     program.prefer_own()

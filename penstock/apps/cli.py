@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import penstock
 from penstock.apps import own
@@ -39,6 +39,7 @@ from penstock.runtime.errors import (
     StoreError,
     UnfinishedFiles,
 )
+from penstock.runtime.host.job_state import ENDED
 from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, checked_ports
 from penstock.runtime.storage import filesystems
 
@@ -345,18 +346,15 @@ def _status(options: argparse.Namespace) -> int:
         with _output():
             print(json.dumps(status, indent=2))
         return OK
-    from penstock.actors.progress import epochs, line, table
+    from penstock.actors.progress import epochs, line, processes, table
 
     with _output():
         print(line(status))
         if status["epochs"]["store"] is not None:
             print(epochs(status))
         _print_table(table(status))
-        for worker in status.get("workers", ()):
-            print(f"worker {worker['index']}: process {worker['pid']}, {len(worker['tasks'])} tasks")
-        for relay in status.get("relays", ()):
-            process = "no process" if relay["pid"] is None else f"process {relay['pid']}"
-            print(f"relay of node {relay['node_id'][:8]}: {process}, {relay['state']}")
+        for said in processes(status):
+            print(said)
     return OK
 
 
@@ -377,15 +375,11 @@ def _jobs(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    job = _attach(options)
-    job.stop()
-    return _ended(job, options)
+    return _end(_attach(options), "stop", options)
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    job = _attach(options)
-    job.cancel()
-    return _ended(job, options)
+    return _end(_attach(options), "cancel", options)
 
 
 def _savepoint(options: argparse.Namespace) -> int:
@@ -400,13 +394,26 @@ def _savepoint(options: argparse.Namespace) -> int:
 
 def _rescale(options: argparse.Namespace) -> int:
     job = _attach(options)
+    before = job.status()["operators"]
     job.rescale(options.operator, options.parallelism)
+    after = job.status()["operators"]
+    # Operators that are fused with the named one have changed too.
+    changed = [name for name in after if name in before and after[name]["parallelism"] != before[name]["parallelism"]]
     tasks = f"{options.parallelism} task{'s' * (options.parallelism != 1)}"
-    _say(f"job {job.name!r}: {options.operator} runs in {tasks}; next: penstock status {job.name}")
+    if len(changed) > 1:
+        which = f"{', '.join(changed[:-1])} and {changed[-1]} run in {tasks} each"
+    else:
+        which = f"{options.operator} runs in {tasks}"
+    _say(f"job {job.name!r}: {which}; next: penstock status {job.name}")
     return OK
 
 
-def _ended(job: Job, options: argparse.Namespace) -> int:
+def _end(job: Job, how: Literal["stop", "cancel"], options: argparse.Namespace) -> int:
+    """Stops or cancels a job, and waits for its end unless the user does not want to."""
+    if (state := job.state) in ENDED:  # its JobMaster only waits for drivers to fetch what they want
+        _say(f"job {job.name!r} had ended before: {state.lower()}")
+        return OK
+    (job.stop if how == "stop" else job.cancel)()
     if not options.wait:
         _say(f"job {job.name!r} has received the request")
         return OK

@@ -24,6 +24,7 @@ from penstock.apps import cli, text
 from penstock.apps.app import Prepared
 from penstock.apps.catalog import APPS
 from penstock.runtime.errors import PenstockError
+from penstock.runtime.host.status import no_status
 from tests.e2e.processes import LIMIT_S, descendants, kill, wait_gone, wait_until
 
 
@@ -249,6 +250,85 @@ def test_the_line_about_epochs() -> None:
     assert line == "no epoch complete yet; restarted 3 times; last failure: no space; in /state/job"
 
 
+def workers_on(*nodes: str) -> list[dict[str, Any]]:
+    return [
+        {"index": i, "pid": 170 + i, "state": "RUNNING", "node_id": node, "tasks": [i], "silent_s": 0.0}
+        for i, node in enumerate(nodes)
+    ]
+
+
+def test_the_processes_of_a_job_on_one_machine_do_not_name_it() -> None:
+    status = {**no_status("job", "RUNNING"), "workers": workers_on("a1", "a1")}
+    assert progress.processes(status) == ["worker 0: process 170, 1 task", "worker 1: process 171, 1 task"]
+
+
+def test_the_processes_of_a_job_on_several_machines() -> None:
+    status = {**no_status("job", "RUNNING"), "workers": workers_on("a1", "b2", "c3")}
+    status["workers"][1]["silent_s"] = 4.2
+    status["workers"][2]["state"] = "NONE"
+    status["placement"]["nodes"] = [{"name": name, "workers": 1} for name in ("left", "right")]
+    status["placement"]["node_ids"] = ["a1", "b2"]
+    status["placement"]["machines"] = [
+        {"node_id": "b2", "name": "right", "state": "silent", "silent_s": 4.4},
+        {"node_id": "c3", "name": "gone", "state": "lost", "silent_s": 5.0},
+        {"node_id": "d4", "name": "calm", "state": "ok", "silent_s": 0.0},
+    ]
+    status["relays"] = [
+        {"number": 1, "node_id": "a1", "state": "ready", "pid": 5},
+        {"number": 2, "node_id": "b2", "state": "lost", "pid": None},
+    ]
+    assert progress.processes(status) == [
+        "worker 0 on left: process 170, 1 task",
+        "worker 1 on right: process 171, 1 task, silent for 4 s",
+        "worker 2 on gone: process 172, 1 task; the process has gone, and another one is started",
+        "machine right: silent for 4 s",
+        "machine gone: lost",
+        "relays: left ready, right lost",
+    ]
+
+
+class Rescaled:
+    """A job of three operators, of which two are fused."""
+
+    name = "shop"
+
+    def __init__(self, state: str = "RUNNING") -> None:
+        self.state = state
+        self.tasks = {"orders": 2, "balance": 4, "files": 4}
+
+    def status(self) -> dict[str, Any]:
+        return {"operators": {name: {"parallelism": tasks} for name, tasks in self.tasks.items()}}
+
+    def rescale(self, operator: str, parallelism: int) -> None:
+        for name in ("balance", "files") if operator != "orders" else ("orders",):
+            self.tasks[name] = parallelism
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        ("files", "balance and files run in 1 task each; next"),
+        ("orders", "orders runs in 1 task; next"),
+    ],
+)
+def test_rescale_names_all_operators_that_have_changed(
+    operator: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Rescaled()
+    monkeypatch.setattr(cli, "_attach", lambda options: job)
+    assert cli.main(["rescale", "shop", operator, "1"]) == 0
+    assert f"job 'shop': {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["stop", "cancel"])
+def test_a_job_that_has_ended_before_is_not_said_to_end_now(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_attach", lambda options: Rescaled("FINISHED"))
+    assert cli.main([command, "shop"]) == 0
+    assert capsys.readouterr().err == "job 'shop' had ended before: finished\n"
+
+
 class FakeJob:
     """Notes what it is told."""
 
@@ -411,7 +491,7 @@ def test_savepoint_rescale_and_recovery_of_a_detached_job(tmp_path: Path, capsys
     assert "holds a savepoint already" in capsys.readouterr().err
 
     assert cli.main(["rescale", name, "count", "3"]) == 0
-    assert "count runs in 3 tasks" in capsys.readouterr().err
+    assert re.search(r"count.* runs? in 3 tasks", capsys.readouterr().err)
     assert job.status()["operators"]["count"]["parallelism"] == 3
     assert cli.main(["rescale", name, "counting", "3"]) == 2
     assert "has no operator 'counting'; it has: 'lines'" in capsys.readouterr().err

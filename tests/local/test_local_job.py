@@ -17,9 +17,11 @@ import psutil
 import pytest
 
 import penstock as ps
+from penstock.actors import run as run_module
 from penstock.bridge.session import SparkOptions
 from penstock.local.processes import LocalProcesses
 from penstock.runtime.epochs.manifest import FORMAT, decode, encode
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.host import job_runner
 from penstock.runtime.host.network import Network, TransportName
 from penstock.runtime.host.status import no_status
@@ -592,3 +594,64 @@ def test_the_status_says_which_worker_has_no_process(fresh_name: Callable[[], st
     assert {entry["state"] for entry in seen} & {"NONE", "STARTING"}
     job.cancel()
     job.wait(LIMIT_S, progress=False)
+
+
+def test_what_a_job_that_has_ended_is_asked_names_it_and_its_state(
+    fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    flow = counting(fresh_name())
+    job = ps.run(flow, local=True, spares=False, checkpoints=tmp_path)
+    job.wait(LIMIT_S, progress=False)
+    message = f"job '{flow.name}' has ended: finished"
+    for ask in (lambda: job.rescale("count", 3), lambda: job.savepoint(tmp_path / "saved")):
+        with pytest.raises(ps.JobError, match=message):
+            ask()
+    # Another program reaches the host before it hears of the job's end.
+    for ask in (lambda: job._link.ask("rescale", "count", 3), lambda: job._link.ask("migrate", {"count[0]": 0})):
+        with pytest.raises(ps.JobError, match=message):
+            ask()
+
+
+def fails(word: str) -> str:
+    raise ValueError(word)
+
+
+def test_a_job_that_fails_before_its_first_epoch_leaves_no_directory(
+    fresh_name: Callable[[], str], tmp_path: Path
+) -> None:
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Memory(WORDS)).map(fails).write(ps.sinks.Null())
+    job = ps.run(flow, local=True, spares=False, checkpoints=tmp_path, epoch_interval_s=60)
+    with pytest.raises(ps.JobFailed):
+        job.wait(LIMIT_S, progress=False)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ps.JobNotFound, match=r"run it with that savepoint again \(savepoint=..., or --savepoint\)"):
+        ps.resume(flow.name, checkpoints=tmp_path, local=True)
+
+
+def test_a_job_that_fails_after_an_epoch_keeps_it(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Generator(lambda i: 1 / (300 - i), 1000.0)).write(ps.sinks.Null())
+    job = ps.run(flow, local=True, spares=False, checkpoints=tmp_path, epoch_interval_s=0.05)
+    with pytest.raises(ps.JobFailed, match="division"):
+        job.wait(LIMIT_S, progress=False)
+    assert list((tmp_path / flow.name / "manifests").iterdir())
+
+
+def test_a_job_that_cannot_be_started_leaves_no_directory(
+    fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ps.JobError("no")
+
+    monkeypatch.setattr(run_module, "_start_local", refuse)
+    flow = counting(fresh_name())
+    with pytest.raises(ps.JobError, match="no"):
+        ps.run(flow, local=True, checkpoints=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    kept = Store.open(tmp_path, flow.name)
+    kept.lock()
+    with pytest.raises(ps.JobError, match="no"):
+        ps.run(flow, local=True, checkpoints=tmp_path)
+    assert (tmp_path / flow.name / "snapshots").exists(), "a job that runs may be about to write there"
+    kept.release()

@@ -178,6 +178,13 @@ class Store:
                     if not again:
                         raise
 
+    def tidy(self) -> None:
+        """Removes the directories that `check` has made for a job that was then not started, if they are empty. Nothing
+        happens while a job uses the store."""
+        if not self._files.remote and not self._files.is_locked():
+            with self._trying("delete"):
+                self._files.destroy((_SNAPSHOTS,), lambda name: False)
+
     def put(self, name: str, parts: Sequence[Buffer]) -> Blob:
         """Writes a blob that consists of these parts. When this returns, all readers find the blob.
 

@@ -26,6 +26,10 @@ class JobEnd:
     operator: str | None = None
     kind: Literal["failed", "resources", "cluster", "store"] = "failed"
 
+    def words(self, name: str) -> str:
+        """Returns why a job of this name can do nothing any more."""
+        return f"job {name!r} has ended: {self.state.lower()}"
+
 
 @dataclass(frozen=True)
 class StartProcess:

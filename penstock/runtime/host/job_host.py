@@ -578,7 +578,7 @@ class JobHost:
 
     def _may_ask(self, request: int, what: str) -> bool:
         if self.end is not None:
-            self._out.append(Reply(request, JobError(f"job {self.plan.name!r} has ended")))
+            self._out.append(Reply(request, JobError(self.end.words(self.plan.name))))
             return False
         if not self._options.has_store:
             needs = (
@@ -824,7 +824,7 @@ class JobHost:
         self.end = end
         self._state_before_end = self.life.state
         self.life.end(end.state)
-        over = JobError(f"job {self.plan.name!r} has ended")
+        over = JobError(end.words(self.plan.name))
         self._out += [Reply(request, over) for request in self._requests.all()]
         self._requests.clear()
         self._out.append(EndJob(end))

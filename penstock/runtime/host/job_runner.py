@@ -310,10 +310,14 @@ class JobRunner:
             self._requests[number] = request
         self._events.put(lambda host: ask(host, number))
         try:
-            request.wait(self.ended)
+            request.wait(self.ended, self._has_ended)
         finally:
             with self._lock:
                 self._requests.pop(number, None)
+
+    def _has_ended(self) -> JobError:
+        assert self._end is not None, "only called when the job has ended"
+        return JobError(self._end.words(self._name))
 
     def _reply(self, number: int, error: Exception | None) -> None:
         with self._lock:
@@ -377,7 +381,7 @@ class JobRunner:
             with suppress(TimeoutError):
                 return found.result(1.0)
             if self.ended.is_set() and not found.done():
-                raise JobError("the job has ended")
+                raise self._has_ended()
 
     # --- told by workers -----------------------------------------------------------------------------------
 
@@ -418,6 +422,7 @@ class JobRunner:
         for lock in self._opening.locks:
             self._anyway(lock.close)
         if self.options.store is not None and end.state == "FAILED":
+            self._anyway(self._remove_vain_start)
             self._anyway(self.options.store.release)  # in the other states `_remove_epochs` does it
         self._end = end
         self._last_status = {
@@ -791,6 +796,17 @@ class JobRunner:
                 logger.warning("job %s: its epochs could not be deleted, and stay in the store: %s", self._name, error)
             self._removed = True
 
+    def _remove_vain_start(self) -> None:
+        """Deletes what a job that has failed before its first epoch has written to its store, because nobody can
+        continue from it. The store must still be locked, so that the files are not those of the next job."""
+        store = self.options.store
+        if store is None or not self._opening.begins_anew or self._epochs_noted:
+            return
+        if self._keeper is not None:
+            self._keeper.wait(_KEEPER_END_S)  # it may still be writing
+        if not store.epochs():
+            store.destroy()
+
     def _note(self, standing_request: Note) -> None:
         """Notes a driver's request where a JobMaster that Ray starts again finds it, because the driver may have gone
         by then. Until this has returned, the driver repeats the request itself when the JobMaster dies."""
@@ -918,10 +934,10 @@ class _Request:
         self._error = error
         self._over.set()
 
-    def wait(self, ended: threading.Event) -> None:
-        """Waits for the reply. Raises the reply's error, if there is one."""
+    def wait(self, ended: threading.Event, error: Callable[[], Exception]) -> None:
+        """Waits for the reply. Raises the reply's error, if there is one, and `error()` when the job has ended."""
         while not self._over.wait(1.0):
             if ended.is_set():
-                raise JobError("the job has ended")
+                raise error()
         if self._error is not None:
             raise self._error

@@ -64,6 +64,7 @@ class Opening:
         self._never = threading.Event()
         self.locks: list[DirectoryLock] = []  # to be closed when the job has ended
         self.locks_store = False
+        self.begins_anew = False  # whether all that is in the store is of this job
         self.waits_for: str | None = None  # what it waits for just now, in words
 
     def lock_places(self) -> bool:
@@ -152,6 +153,7 @@ class Opening:
         else:
             store.check_format()
             store.destroy()  # what a failed job of this name has left
+            self.begins_anew = True
             store.check()
         if self._program is not None:
             keeper.program = keeper.put_program(self._program)
