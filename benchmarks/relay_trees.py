@@ -203,7 +203,7 @@ def pauses(root: dict[str, Any], relays: dict[int, Any]) -> Pauses:
 def _longer_ms(ages: list[int], begin: int, at: int, end: int) -> float:
     """By how much the first bodies from `at` on are older than those before and after. What was late before, as when a
     frame was lost and TCP waits for 200 ms, is no pause."""
-    usual = max(median(ages[begin:at]), median(ages[at + _FIRST : end]), max(ages[at - _FIRST : at]))
+    usual = max(median(ages[begin:at]), median(ages[at + _FIRST : end]), *ages[at - _FIRST : at])
     return max(0.0, max(ages[at : at + _FIRST]) - usual) / 1e6
 
 
