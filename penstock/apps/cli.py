@@ -105,6 +105,15 @@ penstock status NAME lists the operators and their tasks.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        if argv is None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was started must be ended, and the code must be ours
+        return INTERRUPTED
+
+
+def _main(argv: Sequence[str] | None) -> int:
     standard_streams.open_closed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     unknown = _unknown_app(arguments)
@@ -132,8 +141,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, MISUSED, options)
     except (PenstockError, ConnectionError) as error:  # ConnectionError: no Ray cluster at --address
         return _fail(error, FAILED, options)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     finally:
         cluster.removeHandler(told)
         cluster.setLevel(before)
@@ -434,7 +441,7 @@ def _attach(options: argparse.Namespace) -> Job:
 
 class _Interrupts:
     """Handles Ctrl-C and SIGTERM: the first one stops the job, the second one cancels it, and the third one ends the
-    wait.
+    wait. Further Ctrl-Cs are ignored, because the program ends then.
 
     Threads of their own tell the job, because a signal handler may run in the middle of anything.
     """
@@ -451,7 +458,7 @@ class _Interrupts:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self.count > 2 and number == signal.SIGINT else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
@@ -460,13 +467,19 @@ class _Interrupts:
             self._tell(self._job.stop, f"stopping: records that were read still come through; {again}")
         elif self.count == 2:
             self._tell(self._job.cancel, "cancelling")
-        else:
+        elif self.count == 3:
+            _say_in_between("\nending without waiting for the job; what it has saved stays for penstock resume")
             raise KeyboardInterrupt
 
     def _tell(self, word: Callable[[], None], text: str) -> None:
         threading.Thread(target=word, name="penstock-interrupt", daemon=True).start()
-        with suppress(RuntimeError):  # the signal came in the middle of a write to the same stream
-            _say(f"\n{text}")
+        _say_in_between(f"\n{text}")
+
+
+def _say_in_between(text: str) -> None:
+    """Says something in a signal handler."""
+    with suppress(RuntimeError):  # the signal came in the middle of a write to the same stream
+        _say(text)
 
 
 def _summary(status: Status, ran: float, continued: str | None = None) -> str:
