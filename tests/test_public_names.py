@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,17 @@ def test_short_names_load_nothing_heavy() -> None:
         "import sys; assert not {'ray', 'pyarrow', 'pandas', 'psutil'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_help_says_what_a_source_of_ones_own_needs() -> None:
+    said = pydoc.render_doc(ps.sources, renderer=pydoc.plaintext)
+    for word in ("finished", "stamp_ns", "ready_in", "split.offset", "context.wake()", "bounded"):
+        assert word in said, word
+    assert "module's docstring" not in (ps.sources.Source.__doc__ or "")
+
+
+def test_a_wrong_option_can_be_caught_by_its_public_name(tmp_path: Path) -> None:
+    flow = ps.Flow("job")
+    flow.read(ps.sources.Memory([1])).write(ps.sinks.Null())
+    with pytest.raises(ps.OptionError, match="transport"):
+        ps.run(flow, transport="carrier pigeon", checkpoints=tmp_path)  # type: ignore[arg-type]

@@ -1,4 +1,8 @@
-"""Sources: where a flow's records come from. `ps.sources.TextFiles("logs/*.txt")`."""
+"""Sources: where a flow's records come from. `ps.sources.TextFiles("logs/*.txt")`.
+
+For a source of your own, derive from `Source` and `Reader`; `Split` and `SourceContext` are what they are given.
+docs/flows.md has an example.
+"""
 
 from __future__ import annotations
 

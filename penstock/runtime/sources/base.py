@@ -52,20 +52,28 @@ class SourceContext:
 
 
 class Reader(ABC):
-    """Reads a task's splits, in one thread. When read() has handed out records, offsets() includes them at once."""
+    """Reads a task's splits, in one thread. When read() has handed out records, offsets() includes them at once.
 
-    finished = False  # no record will ever come again
+    Two attributes are looked at after each read(). `finished`: set it to True when no record will ever come again; the
+    task then ends. A reader that never does so makes the source endless: such a job ends by `job.stop()`. `stamp_ns`:
+    when the oldest record of the last read() came into being, by the context's clock, from which its latency counts
+    (None: at the read).
+    """
 
-    #: When the oldest record of the last read() came into being, in time.monotonic_ns(); None: at the read.
+    finished = False
     stamp_ns: int | None = None
 
     @abstractmethod
     def read(self, limit: int) -> list[Any]:
-        """Returns up to `limit` records that are ready now, maybe none. It must not wait."""
+        """Returns up to `limit` records that are ready now, maybe none. It must not wait. Whatever it raises is a
+        failure of the source, about which `on_error` of flow.read() decides: "fail" fails the job, any other policy
+        ends this reader. A SourceError always fails the job."""
 
     @abstractmethod
     def offsets(self) -> dict[str, Any]:
-        """Returns, for each split name, the offset after the last record that was handed out."""
+        """Returns, for each split name, the offset after the last record that was handed out. It is called at each
+        epoch. After a failure, `Source.reader` gets the splits with these offsets in `split.offset`. An offset may be
+        anything that can be pickled."""
 
     def ready_in(self) -> float | None:
         """Returns the seconds until read() is worth calling (0: now), or None when it is worth calling only after
@@ -107,7 +115,16 @@ def rows_of(columns: Any) -> list[Any]:
 
 
 class Source(ABC):
-    """A description of an input; see the module's docstring."""
+    """A plain description of an input, which travels to the workers. A source of your own has `splits` and `reader`.
+
+    Before the job starts, `splits` lists the splits, the units that tasks share among them. In each task, `reader`
+    makes a Reader over the task's splits. It can tell at any time, for each split, the offset after the last record
+    that it handed out. Recovery makes a new reader from these offsets, which must hand out the same records again. A
+    reader never waits: one that must wait for something (a socket) does so in a thread of its own, and calls
+    `context.wake()`.
+
+    `bounded` = False says that the input never ends, so that penstock.testing asks for records in its place.
+    """
 
     bounded = True
     hands_columns = False  # its readers are ColumnReaders
