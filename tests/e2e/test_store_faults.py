@@ -335,7 +335,7 @@ try:
     goes_on(complete)
     print("full: passed", flush=True)
     assert os.system(f"mount -o remount,ro {disk}") == 0
-    complete = fails("Read-only file system. Give the user")
+    complete = fails("Read-only file system. Mount it for writing")
     assert os.system(f"mount -o remount,rw {disk}") == 0
     goes_on(complete)
     print("read-only: passed", flush=True)
