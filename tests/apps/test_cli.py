@@ -345,7 +345,17 @@ class FakeJob:
 def test_ctrl_c_while_a_flow_is_loaded(tmp_path: Path) -> None:
     flow = tmp_path / "slow.py"
     flow.write_text(f"open({str(tmp_path / 'loads')!r}, 'w')\nimport time\nwhile True: time.sleep(0.1)\n")
-    command = [sys.executable, "-m", "penstock.apps.cli", "run", f"{flow}:flow", "--local"]
+    # A suite that runs in the background of a shell ignores the signal, and its children would do so too.
+    command = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "penstock.apps.cli",
+        "run",
+        f"{flow}:flow",
+        "--local",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         wait_until((tmp_path / "loads").exists, "the flow is being loaded")
         process.send_signal(signal.SIGINT)
