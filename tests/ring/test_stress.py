@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import shutil
@@ -28,13 +29,24 @@ def build(kind: str, program: str) -> Path:
     if not (ROOT / "CMakeLists.txt").exists():
         pytest.skip("needs the source tree")
     folder = ROOT / "build" / f"stress-{kind}"
+    folder.mkdir(parents=True, exist_ok=True)
     sanitize = "" if kind == "plain" else kind
-    for step in (
-        [cmake, "-S", str(ROOT), "-B", str(folder), f"-DPENSTOCK_SANITIZE={sanitize}", "-DCMAKE_BUILD_TYPE=Release"],
-        [cmake, "--build", str(folder), "--target", program],
-    ):
-        done = subprocess.run(step, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{' '.join(step)}\n{done.stdout}\n{done.stderr}"
+    with open(folder / "lock", "w") as lock:  # another process of the suite may build in the same folder
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for step in (
+            [
+                cmake,
+                "-S",
+                str(ROOT),
+                "-B",
+                str(folder),
+                f"-DPENSTOCK_SANITIZE={sanitize}",
+                "-DCMAKE_BUILD_TYPE=Release",
+            ],
+            [cmake, "--build", str(folder), "--target", program],
+        ):
+            done = subprocess.run(step, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{' '.join(step)}\n{done.stdout}\n{done.stderr}"
     return next(path for path in folder.rglob(program) if path.is_file())
 
 
