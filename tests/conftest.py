@@ -77,6 +77,7 @@ def cluster() -> Iterator[str]:
 
     from penstock.actors.cluster import NAMESPACE
 
+    ray.shutdown()  # a test that has looked for jobs may have joined a cluster of somebody else
     ray.init(
         address="local",
         num_cpus=16,

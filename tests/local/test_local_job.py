@@ -313,6 +313,8 @@ def test_the_death_of_the_program_ends_its_workers_and_the_job_can_be_resumed(
 def test_the_job_of_another_program_cannot_be_resumed_or_attached_to(
     fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ray = pytest.importorskip("ray")
+    connected = ray.is_initialized()
     name = fresh_name()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     place = tmp_path / "penstock"
@@ -326,6 +328,8 @@ def test_the_job_of_another_program_cannot_be_resumed_or_attached_to(
                 ps.attach(name)
         finally:
             running.kill()
+            if not connected:  # it stays connected to the last cluster of this machine in which it has looked
+                ray.shutdown()
 
 
 def test_nothing_of_ray_or_spark_is_loaded() -> None:
