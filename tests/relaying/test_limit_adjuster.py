@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams
 from penstock.runtime.relaying.tree_options import LimitToggle
 from penstock.runtime.transport.base import LinkLoad
 
@@ -53,7 +53,9 @@ class Link:
                 queued += 1
                 self.send()
             due_s = max(due_s, self.now_s - 0.05)
-            found = self.adjuster.look(self.now_s, self.queued(), WINDOW, 0, 0.0, self.limit, NODES, self.links)
+            found = self.adjuster.look(
+                self.now_s, Streams(self.queued(), WINDOW, 0, 0.0, self.limit, NODES), self.links
+            )
             if found is not None:
                 self.limit = found
                 self.limits.append(found)
@@ -128,7 +130,7 @@ def test_a_link_that_is_full_without_a_tree_is_crowded_until_it_could_carry_a_co
 
 def test_nothing_is_said_of_a_root_without_relays() -> None:
     adjuster = LimitAdjuster()
-    assert all(adjuster.look(now / 10, 0, WINDOW, 0, 0.0, 1, 0, dict) is None for now in range(10))
+    assert all(adjuster.look(now / 10, Streams(0, WINDOW, 0, 0.0, 1, 0), dict) is None for now in range(10))
     assert adjuster.status()["reason"] == ""
 
 
@@ -136,9 +138,9 @@ def test_a_toggle_changes_the_limit_by_the_clock() -> None:
     toggle, limit, changed_at = LimitToggle(1.0), NODES, []
     for step in range(40):
         now_s = 5.0 + step / 10
-        found = toggle.look(now_s, 0, WINDOW, 0, 0.0, limit, NODES, dict)
+        found = toggle.look(now_s, Streams(0, WINDOW, 0, 0.0, limit, NODES), dict)
         if found is not None:
             limit = found
             changed_at.append((round(now_s, 1), limit))
     assert changed_at == [(5.0, 1), (6.0, 3), (7.0, 1), (8.0, 3)]
-    assert toggle.look(20.0, 0, WINDOW, 0, 0.0, 1, 1, dict) is None, "one destination has one tree"
+    assert toggle.look(20.0, Streams(0, WINDOW, 0, 0.0, 1, 1), dict) is None, "one destination has one tree"

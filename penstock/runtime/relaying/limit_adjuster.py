@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.runtime.multicast.load_monitor import Counters, Load, LoadMonitor
 from penstock.runtime.multicast.queue_model import Cost, affordable_limit
@@ -30,6 +30,19 @@ from penstock.runtime.transport.base import LinkLoad
 _SWITCH_S = 0.01
 # Of the mean size of entries.
 _SIZE_WEIGHT = 0.05
+
+
+class Streams(NamedTuple):
+    """What a root's streams are at a look. `queued`: the entries that a child does not have yet; `window_bytes`: how
+    many bytes may be under way; `encoded`, `encoding_s`: how many entries were encoded so far, and how long that took;
+    `limit`: of the trees, which have at most so many `nodes`."""
+
+    queued: int
+    window_bytes: int
+    encoded: int
+    encoding_s: float
+    limit: int
+    nodes: int
 
 
 class LimitAdjuster:
@@ -75,20 +88,10 @@ class LimitAdjuster:
         self.crowded = was_full and self.meter.full
         return self.crowded
 
-    def look(
-        self,
-        now_s: float,
-        queued: int,
-        window_bytes: int,
-        encoded: int,
-        encoding_s: float,
-        limit: int,
-        nodes: int,
-        links: Callable[[], Mapping[int, LinkLoad]],
-    ) -> int | None:
+    def look(self, now_s: float, streams: Streams, links: Callable[[], Mapping[int, LinkLoad]]) -> int | None:
         """Looks at the queue, if it is time. Returns the limit that the trees should have, or None for the one that
-        they have. `encoded`, `encoding_s`: how many entries were encoded so far, and how long that took. `limit`: of
-        the trees, which have so many destinations. `links`: tells the load of the connections to relays."""
+        they have. `links`: tells the load of the connections to relays."""
+        queued, window_bytes, encoded, encoding_s, limit, nodes = streams
         options, monitor = self._options, self._monitor
         capacity = self._capacity(window_bytes)
         if not look_is_due(monitor, now_s, self._arrived, queued, capacity, options):

@@ -34,7 +34,7 @@ from penstock.runtime.multicast.relay_log import Action, Connected, RootLog, Sen
 from penstock.runtime.multicast.tree import Tree
 from penstock.runtime.multicast.tree_switch import Announcement, SwitchProgress, TreeSwitch
 from penstock.runtime.relaying import wire
-from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams
 from penstock.runtime.relaying.relay_map import RelayMap
 from penstock.runtime.relaying.wire import StreamId
 from penstock.runtime.transport.base import Buffer, LinkLoad, PeerTransport
@@ -553,16 +553,15 @@ class MulticastRoot:
                 self.reconsider()
             return
         crowded = adjuster.crowded
-        limit = adjuster.look(
-            now_s,
+        now = Streams(
             sum(stream.queued for stream in streams),
             self.window(),
             sum(stream.out.encoded for stream in streams),
             sum(stream.out.encoding_ns for stream in streams) / 1e9,
             max(stream.limit for stream in streams),
             max(len(stream.tree.destinations) for stream in streams),
-            self._relay_links,
         )
+        limit = adjuster.look(now_s, now, self._relay_links)
         if limit is not None:
             self._set_limit(limit)
         if adjuster.crowded != crowded:

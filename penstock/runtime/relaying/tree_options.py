@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.runtime.multicast.reach import binomial_degree
-from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster, Streams
 from penstock.runtime.transport.base import LinkLoad
 
 
@@ -33,20 +33,10 @@ class LimitToggle(LimitAdjuster):
         self._every_s = every_s
         self._due_s = 0.0
 
-    def look(
-        self,
-        now_s: float,
-        queued: int,
-        window_bytes: int,
-        encoded: int,
-        encoding_s: float,
-        limit: int,
-        nodes: int,
-        links: Callable[[], Mapping[int, LinkLoad]],
-    ) -> int | None:
+    def look(self, now_s: float, streams: Streams, links: Callable[[], Mapping[int, LinkLoad]]) -> int | None:
         """See LimitAdjuster."""
         if now_s < self._due_s:
             return None
         self._due_s = now_s + self._every_s
-        other = binomial_degree(nodes) if limit == 1 else 1
-        return None if other == limit else other
+        other = binomial_degree(streams.nodes) if streams.limit == 1 else 1
+        return None if other == streams.limit else other
