@@ -28,6 +28,7 @@ import psutil
 T = TypeVar("T")
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parent.parent
+_SHOWN = 80  # characters of a result
 _PEERS = ("bytewax", "ray", "raydp", "pyspark", "pyzmq", "iceoryx2", "pyarrow", "msgspec", "numpy")
 
 
@@ -133,7 +134,7 @@ class Bench:
             for label, contestant in contestants.items():
                 result = contestant()
                 results[label].append(result)
-                shown = f"{result:,.4g}" if isinstance(result, int | float) else str(result)
+                shown = f"{result:,.4g}" if isinstance(result, int | float) else _short(str(result))
                 self.say(f"{self.name} {number + 1}/{runs or self.runs} {label}: {shown} {unit}")
         return results
 
@@ -174,6 +175,11 @@ class Bench:
         plt.close(figure)
 
 
+def _short(text: str) -> str:
+    """Returns a text that fits a line."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+
+
 def median(values: Iterable[float]) -> float:
     """The median."""
     return float(statistics.median(values))
@@ -211,6 +217,7 @@ def about() -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(memory, 1),
             "kernel": platform.release(),
+            "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         },
         "versions": {
             "python": platform.python_version(),

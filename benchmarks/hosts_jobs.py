@@ -1,17 +1,21 @@
 """Jobs over two hosts beside the same jobs on one: WordCount's throughput and CPU time, Bytewax over the same link, and
-how long a record is under way; see README.md. The hosts are network namespaces of this machine (tests/hosts)."""
+how long a record is under way. Before them, what the transport alone carries. See README.md. The hosts are network
+namespaces of this machine (tests/hosts)."""
 
 from __future__ import annotations
 
+import functools
 import json
+import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import pacing, stamps, text
-from benchmarks.common import Bench, median, quantile
-from benchmarks.hosts_links import round_trips
+from benchmarks.common import Bench, WrongResult, median, quantile
+from benchmarks.hosts_links import round_trips, shape, socket_pair
 from benchmarks.throughput import Input
 from tests.hosts import spaces
 from tests.hosts.hosts import ROOT, Hosts
@@ -20,6 +24,7 @@ from tests.hosts.ray_cluster import RayCluster
 RATE = 1_000
 RECORD_BYTES = 100
 _PORT = 9200
+_TRANSPORT_BYTES = (16 * 1024, 256 * 1024)
 
 
 class _Place:
@@ -52,6 +57,68 @@ class _Place:
                 raise RuntimeError(f"{module} on host {host} ended with {code}")
 
         return end
+
+
+def _transport(bench: Bench, place: _Place) -> None:
+    """The transport alone, without Ray and tasks, beside a bare socket pair that sends bodies of 16 KiB."""
+    seconds = bench.pick(3.0, 0.5)
+    hosts = place.hosts
+
+    def alone(size: int) -> float:
+        programs = [
+            hosts[number].start(
+                [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.transport_peer",
+                    json.dumps({"number": number, "host": hosts[number].address, "bytes": size, "seconds": seconds}),
+                ],
+                directory=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for number in range(2)
+        ]
+        addresses = [_line(program) for program in programs]
+        for program, other in zip(programs, reversed(addresses), strict=True):
+            assert program.stdin is not None
+            program.stdin.write(other)
+            program.stdin.flush()
+        sent, received = (json.loads(program.communicate(timeout=120)[0]) for program in programs)
+        if sent["sent"] != received["received"]:
+            raise WrongResult(f"{received['received']} of {sent['sent']} messages have come")
+        return float(received["bytes_s"] * 8 / 1e6)
+
+    for each_way_s in (0.0, 0.005):
+        hosts[1].link.delay(each_way_s)
+        for bits_s in (None, 1e9) if not each_way_s else (1e9,):
+            shape(hosts, bits_s)
+            contestants: dict[str, Callable[[], float]] = {
+                f"{size:,} bytes": functools.partial(alone, size) for size in _TRANSPORT_BYTES
+            }
+            bare = "a bare socket pair"
+            if bits_s is None:
+                contestants[bare] = lambda: socket_pair(hosts, seconds)[0]
+            found = bench.take_turns(contestants, unit="Mbit/s")
+            for label in contestants.keys() - {bare}:
+                bench.case(
+                    f"the transport alone, messages of {label}, {each_way_s * 1000:g} ms each way, "
+                    f"{'unshaped' if bits_s is None else '1 Gbit/s'}",
+                    median(found[label]),
+                    "Mbit/s",
+                    peer=bare if bits_s is None else "the link",
+                    peer_figure=median(found[bare]) if bits_s is None else bits_s / 1e6,
+                    goal=">= 0.5" if bits_s is None else ">= 0.9",
+                    runs=found[label],
+                    peer_runs=found.get(bare, []),
+                )
+    hosts[1].link.delay(0)
+    shape(hosts, None)
+
+
+def _line(program: subprocess.Popen[str]) -> str:
+    assert program.stdout is not None
+    return program.stdout.readline()
 
 
 def _throughput(bench: Bench, place: _Place, folder: Path) -> None:
@@ -117,7 +184,7 @@ def _latency(bench: Bench, place: _Place, folder: Path) -> None:
         return pacing.collect(out, expected, records, f"penstock on {hosts} hosts", seconds / 4)["p50"] * 1000
 
     def round_trip_us() -> float:
-        return quantile(round_trips(place.hosts, bench.pick(2000, 100)), 0.5)
+        return quantile(round_trips(place.hosts, bench.pick(4000, 100), RATE), 0.5)
 
     link, ring, bare = "2 hosts", "1 host", "a byte there and back"
     found = bench.take_turns({link: lambda: p50_us(2), ring: lambda: p50_us(1), bare: round_trip_us}, unit="us")
@@ -146,5 +213,6 @@ def run(bench: Bench) -> None:
     # Not in /dev/shm, of which each host has its own.
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, Hosts(2, one_clock=True) as hosts:
         place = _Place(hosts)
+        _transport(bench, place)
         _throughput(bench, place, Path(folder))
         _latency(bench, place, Path(folder))

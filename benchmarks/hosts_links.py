@@ -85,10 +85,10 @@ def socket_pair(hosts: Hosts, seconds: float) -> tuple[float, str]:
     return mbits(arrived[1], seconds), f"{cpu_s / (sent['sent'] * BODY / 1e9):.2f} CPU s a GB in both programs"
 
 
-def round_trips(hosts: Hosts, count: int) -> list[float]:
-    """Microseconds of a byte there and back, in order."""
+def round_trips(hosts: Hosts, count: int, rate: int = 0) -> list[float]:
+    """Microseconds of a byte there and back, in order; `rate` times a second, or one after the other."""
     answering = _Program(hosts[1], part="answer")
-    asking = _Program(hosts[0], part="ask", count=count, children=[hosts[1].address])
+    asking = _Program(hosts[0], part="ask", count=count, rate=rate, children=[hosts[1].address])
     asking.begin()
     took = asking.result()["took"]
     answering.result()

@@ -80,10 +80,13 @@ def answer(parent: socket.socket) -> dict[str, Any]:
     return {}
 
 
-def ask(child: socket.socket, count: int) -> dict[str, Any]:
-    """How long a byte takes there and back, so many times."""
-    took = []
-    for _ in range(count):
+def ask(child: socket.socket, count: int, rate: int) -> dict[str, Any]:
+    """How long a byte takes there and back, so many times; `rate` times a second, or one after the other."""
+    took: list[int] = []
+    started = time.monotonic_ns()
+    while len(took) < count:
+        if rate:
+            time.sleep(max(0, started + len(took) * _NS // rate - time.monotonic_ns()) / _NS)
         since = time.perf_counter_ns()
         child.sendall(b"?")
         child.recv(1)
@@ -99,7 +102,7 @@ def main(settings: dict[str, Any]) -> None:
         print("ready", flush=True)
         sys.stdin.readline()
         before = _cpu_s()
-        done = send(settings, children) if part == "send" else ask(children[0], settings["count"])
+        done = send(settings, children) if part == "send" else ask(children[0], settings["count"], settings["rate"])
     else:
         door = socket.create_server(("", PORT))
         print("ready", flush=True)

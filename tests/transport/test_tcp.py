@@ -212,6 +212,33 @@ def test_the_system_tells_what_a_connection_carries_and_for_how_long_its_peer_ha
     assert net.a.transport.links()[1].acknowledged < net.a.transport.sent_bytes()[1]
 
 
+class _Restricted(socket.socket):
+    """A socket of a user who may choose no congestion control."""
+
+    def setsockopt(self, level: int, option: int, *value: object) -> None:
+        if (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION):
+            raise PermissionError
+        super().setsockopt(level, option, *value)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_the_machine", "used"),
+    [(socket.socket, "bbr", "cubic"), (socket.socket, "reno", "reno"), (_Restricted, "bbr", "bbr")],
+)
+def test_connections_do_not_pause_under_bbr_where_the_system_lets_them_choose(
+    kind: type[socket.socket], of_the_machine: str, used: str
+) -> None:
+    with kind(socket.AF_INET, socket.SOCK_STREAM) as connection:
+        for wanted in (used, of_the_machine):
+            try:
+                socket.socket.setsockopt(connection, socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
+            except OSError as error:
+                pytest.skip(f"this machine does not let us use {wanted}: {error}")
+        peer_links.prepare(connection)
+        chosen = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        assert chosen.rstrip(b"\0").decode() == used
+
+
 def test_nothing_is_left_after_closing() -> None:
     before = descriptors(), threads()
     net = Tcp(3)

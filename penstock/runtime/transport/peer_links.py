@@ -58,6 +58,11 @@ _TRY_S = 2.0
 _USELESS_FREE = 3
 _TRIES_MAX = 8
 
+# BBR lets a busy connection send four segments a round trip for 200 ms, every ten seconds, to see how short the round
+# trip can be. Records would be 200 ms late wherever a round trip takes some milliseconds.
+_WITH_PAUSES = b"bbr"
+_WITHOUT_PAUSES = b"cubic"
+
 # The kernel probes an idle connection in this interval. It never ends one: this module does.
 _PROBE_S = 1
 _PROBES = 100
@@ -480,13 +485,21 @@ def _wants_tries(target: _Target) -> bool:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Sets what all connections between peers have: they send at once, and an idle one is probed by the kernel."""
+    """Sets what all connections between peers have: they send at once, an idle one is probed by the kernel, and none is
+    under BBR where the kernel lets us choose."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+    if _congestion_control(connection) == _WITH_PAUSES:
+        with suppress(OSError):  # the machine does not have the other one, or does not let its users choose it
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _WITHOUT_PAUSES)
+
+
+def _congestion_control(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
 def peer_address(address: str) -> tuple[str, int, bytes]:
