@@ -328,7 +328,7 @@ class EventReader(ColumnReader):
 
         self._events = source.events
         self._clock = source.clock
-        self._paced = source.paced
+        self.paced = source.paced
         self._limit = _INDEX_MAX if source.limit is None else source.limit
         self._names = [split.name for split in splits]
         self._first = np.array([split.payload[0] for split in splits], dtype=np.int64)
@@ -372,16 +372,16 @@ class EventReader(ColumnReader):
         return self._events.arrow_of(np.concatenate(parts) if parts else np.empty(0, np.int64))
 
     def ready_in(self) -> float:
-        if not self._paced or self.finished:
+        if not self.paced or self.finished:
             return 0.0
         return max(0, int(self._due[self._at]) - self._clock()) / 1e9
 
     def backlog(self) -> int:
-        if self.finished or (not self._paced and self._limit == _INDEX_MAX):
+        if self.finished or (not self.paced and self._limit == _INDEX_MAX):
             return 0
         made = self._made
         upto = self._limit
-        if self._paced:
+        if self.paced:
             passed = self._clock() - self._events.start_ms * 1_000_000
             upto = min(upto, self._events.count_due(passed, int((self._first + made * self._stride).min())))
         all_of_them = -((self._first - upto) // self._stride)  # each split's below that index
@@ -398,14 +398,14 @@ class EventReader(ColumnReader):
         """Returns how many events of the block may leave now."""
         if self.finished:
             return 0
-        if not self._paced:
+        if not self.paced:
             return min(limit, len(self._indices) - self._at)
         return int(self._due[self._at : self._at + limit].searchsorted(now, side="right"))
 
     def _hand_out(self, count: int, now: int) -> None:
         import numpy as np
 
-        if self._paced and self.stamp_ns is None:
+        if self.paced and self.stamp_ns is None:
             self.stamp_ns = time.monotonic_ns() - (now - int(self._due[self._at]))
         if len(self._names) == 1:
             self._made += count
@@ -429,7 +429,7 @@ class EventReader(ColumnReader):
             indices, split = table.reshape(-1)[order], order // size
         count = int(indices.searchsorted(self._limit))
         self._indices, self._split = indices[:count], split[:count]
-        self._due = self._events.due_ns(self._indices) if self._paced else self._indices
+        self._due = self._events.due_ns(self._indices) if self.paced else self._indices
         self._lines = []
         self._at = 0
         self._ahead += np.bincount(self._split, minlength=len(self._names))

@@ -32,6 +32,23 @@ def write_arrow(path: Path, stream: bool = False, batch: int = 64) -> Path:
     return path
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_backlog_is_what_is_left_as_far_as_files_tell(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "rows"
+    source: Source = sources.Parquet(write_parquet(path)) if kind == "parquet" else sources.Arrow(write_arrow(path))
+    splits = source.splits(1)
+    reader = source.reader(splits, CONTEXT)
+    assert not reader.paced
+    assert reader.backlog() == (1_000 if kind == "parquet" else 0)
+    assert len(reader.read(30)) == 30
+    assert reader.backlog() == (970 if kind == "parquet" else 34), "of an Arrow file the rows at hand"
+    again = source.reader([split.at(reader.offsets()[split.name]) for split in splits], CONTEXT)
+    assert again.backlog() == (970 if kind == "parquet" else 0)
+    while not reader.finished:
+        reader.read(64)
+    assert reader.backlog() == 0
+
+
 def read_all(source: Source, parallelism: int = 1, limit: int = 64) -> list[Any]:
     out: list[Any] = []
     for mine in share(source.splits(parallelism), parallelism):

@@ -8,6 +8,7 @@ import pickle
 import random
 import socket
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -590,7 +591,52 @@ def test_json_lines_resume(scratch: Path, records: list[Any], parallelism: int, 
     assert got == records
 
 
+@pytest.mark.parametrize("name", ["lines.txt", "lines.txt.gz"])
+def test_the_backlog_of_files_is_the_lines_that_are_left(tmp_path: Path, name: str) -> None:
+    """By the bytes that are left and the mean size of a line; of a gzip file by a guess at its content's size."""
+    lines = [f"{i:010}{'x' * (i % 3)}" for i in range(100_000)]
+    paths = [write(tmp_path / f"{part}-{name}", "\n".join(lines).encode()) for part in range(2)]
+    source = sources.TextFiles([str(path) for path in paths])
+    splits = source.splits(1)
+    reader = source.reader(splits, context())
+    assert not reader.paced, "all lines are there: none is late"
+    assert reader.backlog() > 0, "before the first line, by a guess"
+    assert len(reader.read(1_000)) == 1_000
+    sizes = [os.path.getsize(path) * 3 for path in paths]
+    whole = 200_000 if not name.endswith(".gz") else sum(sizes) / 12
+    assert reader.backlog() == pytest.approx(whole - 1_000, rel=0.01)
+    while len(reader._waiting) or reader.backlog() > 50_000:  # type: ignore[attr-defined]
+        assert reader.read(1_000)
+    if not name.endswith(".gz"):
+        again = source.reader([s.at(reader.offsets()[s.name]) for s in splits], context())
+        assert again.backlog() == pytest.approx(50_000 * 12 / 100, rel=0.05), "before the first line, by a guess"
+        assert len(again.read(1_000)) == 1_000
+        assert again.backlog() == pytest.approx(49_000, rel=0.05)
+    drain(reader)
+    assert reader.backlog() == 0
+
+
+def test_a_file_whose_rest_cannot_be_read_has_no_backlog(tmp_path: Path) -> None:
+    path = write(tmp_path / "lines.txt.gz", b"a line\n" * 1000)
+    source = sources.TextFiles(str(path))
+    (split,) = source.splits(1)
+    assert source.reader([split], context()).backlog() > 0
+    assert source.reader([split.at(ABANDONED)], context()).backlog() == 0
+
+
 # --- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_the_backlog_of_memory_is_what_is_left() -> None:
+    source = sources.Memory(range(100), splits=3)
+    reader = source.reader(source.splits(1), context())
+    assert reader.backlog() == 100
+    assert not reader.paced
+    assert len(reader.read(40)) == 33, "a range at a time"
+    assert len(reader.read(10)) == 10
+    assert reader.backlog() == 57
+    drain(reader)
+    assert reader.backlog() == 0
 
 
 @given(st.lists(st.integers()), st.integers(1, 9), st.none() | st.integers(1, 9), st.integers(1, 5))
@@ -699,6 +745,36 @@ def test_socket_holds_the_sender_back() -> None:
     assert sent < len("".join(lines)) // 2 + len(lines)
     assert len(reader._feed._lines) <= 50  # type: ignore[attr-defined]
     assert drain_socket(reader, woken, limit=1000) == lines
+    reader.close()
+    server.join()
+
+
+def test_the_backlog_of_a_socket_is_what_is_held_here_and_in_the_kernel() -> None:
+    count, line = 8_000, b"x" * 9 + b"\n"
+    done = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        for _ in range(count // 1_000):
+            connection.sendall(line * 1_000)
+        done.wait(20)
+
+    server = Server(serve)
+    woken = threading.Event()
+    source = sources.SocketLines("127.0.0.1", server.port, max_buffered=50)
+    reader = source.reader(source.splits(1), context(wake=woken.set))
+    assert reader.paced
+    until = time.monotonic() + 20
+    while abs(reader.backlog() - count) > 1:  # a line may lie in both places
+        assert time.monotonic() < until, f"{reader.backlog()} of {count:,} lines are known to wait"
+        time.sleep(0.01)
+    assert len(reader._feed._lines) <= 50  # type: ignore[attr-defined]
+    assert len(drain_socket(reader, woken, count=5_000)) == 5_000
+    while abs(reader.backlog() - 3_000) > 1:  # the thread may be about to take more from the kernel
+        assert time.monotonic() < until, f"{reader.backlog():,} lines are known to wait"
+        time.sleep(0.01)
+    done.set()
+    assert len(drain_socket(reader, woken)) == 3_000
+    assert reader.backlog() == 0
     reader.close()
     server.join()
 

@@ -8,9 +8,13 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 import penstock as ps
+from penstock.apps.ysb_events import START_MS, Events, EventSource
 from penstock.runtime.operators.micro_batch import Bridge, DiversionStats, DivertRequest, MicroBatchResult
 from penstock.runtime.records.batch import Batch
+from penstock.runtime.sources.base import SourceContext
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.load import task_load
@@ -179,3 +183,71 @@ def test_a_task_of_another_plan_does_not_take_a_message_for_its_own() -> None:
     assert not divert.concerns(1, ["b"])
     assert not divert.concerns(0, ["a", "b"])
     assert DivertRequest(1, 2, 0.1, True).concerns(1, ["whatever"])
+
+
+class Left(ps.sources.Reader):
+    """A reader that knows of 70 more records, and says nothing of its pace."""
+
+    def read(self, limit: int) -> list[Any]:
+        return []
+
+    def offsets(self) -> dict[str, Any]:
+        return {}
+
+    def backlog(self) -> int:
+        return 70
+
+
+class World(ps.sources.Source):
+    """The source of `Left`; or of the records of another source, which come at a pace of their own."""
+
+    bounded = False
+
+    def __init__(self, other: ps.sources.Source | None = None) -> None:
+        self.other = other
+
+    def splits(self, parallelism: int) -> list[ps.sources.Split]:
+        return [ps.sources.Split("all")] if self.other is None else self.other.splits(parallelism)
+
+    def reader(self, splits: list[ps.sources.Split], context: SourceContext) -> ps.sources.Reader:
+        reader = Left() if self.other is None else self.other.reader(splits, context)
+        reader.paced = True
+        return reader
+
+
+def _number(i: int) -> int:
+    return i
+
+
+@pytest.mark.parametrize(
+    ("source", "backlog"),
+    [
+        (ps.sources.Memory(range(100)), 0),
+        (ps.sources.Generator(_number, limit=100), 0),
+        (EventSource(Events(1), limit=100), 0),
+        (ps.sources.Generator(_number, rate=1_000), 501),
+        (EventSource(Events(1, rate=1_000), paced=True, clock=lambda: START_MS * 1_000_000 + 500_000_000), 501),
+        (World(), 70),
+        (World(ps.sources.Memory(range(100))), 100),
+    ],
+    ids=["memory", "full speed", "events at full speed", "paced", "paced events", "of a user's", "paced by a user"],
+)
+def test_what_a_source_has_left_waits_only_when_the_world_paces_it(source: ps.sources.Source, backlog: int) -> None:
+    """A bounded source at full speed has much left, and is not late."""
+    now = [10**9]
+    flow = ps.Flow("pace")
+    flow.read(source, name="read", parallelism=1).write(ps.sinks.Null())
+    plan = flow.plan(1)
+    transport = MemoryNetwork(1).transport(0)
+    placed = {task.number: 0 for task in plan.tasks}
+    loop = RunLoop(
+        build(plan, placed, 0, transport, clock=lambda: now[0], report=lambda _: None), transport, lambda: now[0]
+    )
+    (task,) = loop.tasks
+    task.open()
+    if isinstance(source, ps.sources.Generator):  # whose schedule begins at the first read
+        task.reader.read(0)  # type: ignore[attr-defined]
+        now[0] += 500_000_000
+    assert loop.load()[0]["backlog"] == backlog
+    loop.stop()
+    assert loop.load()[0]["backlog"] == 0, "nothing more is read"

@@ -58,10 +58,16 @@ class Reader(ABC):
     task then ends. A reader that never does so makes the source endless: such a job ends by `job.stop()`. `stamp_ns`:
     when the oldest record of the last read() came into being, by the context's clock, from which its latency counts
     (None: at the read).
+
+    `paced` says whether the world decides when records come, so that records which wait at the reader are late
+    (docs/papers.md: D2). With False, all records are there from the start and are read as fast as the job takes them,
+    so none is late, however many are left. A source that hands out the records of another source's reader at a pace of
+    its own sets this to True in that reader.
     """
 
     finished = False
     stamp_ns: int | None = None
+    paced = True
 
     @abstractmethod
     def read(self, limit: int) -> list[Any]:
@@ -81,8 +87,9 @@ class Reader(ABC):
         return 0.0
 
     def backlog(self) -> int:
-        """Returns the backlog: how many records are ready that were not handed out, as far as is known. It may be asked
-        at any time."""
+        """Returns the backlog: how many records are ready that were not handed out, as far as is known. An estimate
+        will do, such as bytes over the mean size of a record. It is asked a few times a second, at any time and by
+        another thread than the one that reads. It counts as input that waits only when the reader is `paced`."""
         return 0
 
     def close(self) -> None:

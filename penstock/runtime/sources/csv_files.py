@@ -317,6 +317,8 @@ class _Mistyped(Exception):
 class CsvReader(ColumnReader):
     """Reads files one after the other."""
 
+    paced = False
+
     def __init__(self, source: Csv, splits: list[Split], errors: ErrorHandler) -> None:
         self._source = source
         self._errors = errors

@@ -24,6 +24,7 @@ MIN_RANGE = 256 << 10  # bytes; a shorter range costs more to start than it gain
 MAX_LINE = 64 << 20
 _RANGES_A_READER = 4  # enough to share many files evenly without dividing each of them
 _TEXT_RATIO = 3  # about how much text is in a gzip file, for sharing the work
+_LINE_BYTES = 100  # taken for the mean size of a line before one was read
 
 
 class LineFiles(Source):
@@ -135,6 +136,8 @@ class TextFiles(LineFiles):
 class LineReader(Reader):
     """Reads file ranges one after the other."""
 
+    paced = False
+
     def __init__(
         self,
         splits: list[Split],
@@ -156,6 +159,7 @@ class LineReader(Reader):
         self._block: Block | None = None
         self._before = b""  # the last bytes before the block
         self._next = 0  # the first record of the block not handed out
+        self._lines_read = self._bytes_read = 0  # of whole blocks
         self.finished = not splits
 
     def read(self, limit: int) -> list[Any]:
@@ -216,6 +220,8 @@ class LineReader(Reader):
                 self._block = Block(base, data, records, clean)
             else:
                 self._block = Block(base, data, column, clean=True)
+            self._lines_read += len(self._block.records)
+            self._bytes_read += len(data)
         self._next = 0
 
     def _damaged(self, split: Split, base: int, error: CorruptGzip) -> Block:
@@ -227,6 +233,15 @@ class LineReader(Reader):
         if self._blocks is not None:
             self._blocks.close()
             self._blocks = None
+
+    def backlog(self) -> int:
+        # Read once, because the loop's thread may change it meanwhile.
+        split, blocks, block = self._split, self._blocks, self._block
+        left = sum(_bytes_left(one, one.offset) for one in tuple(self._waiting))
+        if split is not None and blocks is not None:
+            left += _bytes_left(split, blocks.position)
+        mean = self._bytes_read / self._lines_read if self._lines_read else _LINE_BYTES
+        return int(left / mean) + (0 if block is None else max(0, len(block.records) - self._next))
 
     def offsets(self) -> dict[str, Any]:
         if self._split is not None and self._block is not None:
@@ -250,6 +265,14 @@ class LineReader(Reader):
         self._block = None
         self._waiting.clear()
         self.finished = True
+
+
+def _bytes_left(split: Split, offset: int | None) -> float:
+    """Returns how many bytes a file range has from an offset on. Of a gzip file it is an estimate."""
+    if offset is None or offset == ABANDONED:
+        return 0.0 if offset == ABANDONED else split.weight
+    part: FileRange = split.payload
+    return max(0.0, part.start + split.weight - offset)
 
 
 class TextReader(LineReader, ColumnReader):

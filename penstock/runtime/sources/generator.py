@@ -263,6 +263,7 @@ class _GeneratorReader(Reader):
         self._errors = errors
         self._turn = itertools.count()
         self.finished = not splits
+        self.paced = source.schedule is not None
 
     def read(self, limit: int) -> list[Any]:
         self.stamp_ns = None

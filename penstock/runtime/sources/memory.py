@@ -66,6 +66,8 @@ class Memory(Source):
 
 
 class _MemoryReader(Reader):
+    paced = False
+
     def __init__(self, records: list[Any], splits: list[Split]) -> None:
         self._records = records
         self._waiting = deque((split.name, split.payload[1]) for split in splits)
@@ -85,6 +87,9 @@ class _MemoryReader(Reader):
                 return self._records[first:last]
         self.finished = True
         return []
+
+    def backlog(self) -> int:
+        return sum(end - self._offsets[name] for name, end in tuple(self._waiting))
 
     def offsets(self) -> dict[str, Any]:
         return dict(self._offsets)

@@ -79,7 +79,7 @@ class Parquet(Source):
         return splits
 
     def reader(self, splits: list[Split], context: SourceContext) -> Reader:
-        return RowReader(splits, self._batches)
+        return RowReader(splits, self._batches, lambda split: int(split.weight))
 
     def fields(self) -> list[str]:
         """Returns the columns that are read. Raises SourceError when the first file cannot be read."""

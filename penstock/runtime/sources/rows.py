@@ -40,10 +40,18 @@ def check_schemas(source: str, schemas: dict[str, pa.Schema]) -> None:
 
 class RowReader(Reader):
     """Reads the record batches of its splits one after the other. A split's offset counts the rows that were handed
-    out."""
+    out. `rows` says how many rows a split has at most; without it, the backlog is what was read of the files."""
 
-    def __init__(self, splits: list[Split], batches: Callable[[Split], Iterator[pa.RecordBatch]]) -> None:
+    paced = False
+
+    def __init__(
+        self,
+        splits: list[Split],
+        batches: Callable[[Split], Iterator[pa.RecordBatch]],
+        rows: Callable[[Split], int] | None = None,
+    ) -> None:
         self._open = batches
+        self._rows_of = rows
         self._waiting = deque(splits)
         self._offsets: dict[str, Any] = {split.name: split.offset for split in splits}
         self._split: Split | None = None
@@ -84,6 +92,13 @@ class RowReader(Reader):
         else:
             self._rows = batch.slice(self._skip).to_pylist()
             self._skip = 0
+
+    def backlog(self) -> int:
+        rows_of, split = self._rows_of, self._split  # read once, because the loop's thread may change it meanwhile
+        if rows_of is None:
+            return max(0, len(self._rows) - self._next)
+        splits = [*tuple(self._waiting), *([] if split is None else [split])]
+        return sum(max(0, rows_of(one) - (self._offsets[one.name] or 0)) for one in splits)
 
     def offsets(self) -> dict[str, Any]:
         return dict(self._offsets)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
+import termios
 import threading
 from collections import deque
 from collections.abc import Callable
+from fcntl import ioctl
 from typing import Any
 
 from penstock.runtime.backoff import Backoff
@@ -108,6 +111,9 @@ class _SocketReader(Reader):
     def ready_in(self) -> float | None:
         return 0.0 if self.finished or self._feed is None or self._feed.has_news() else None
 
+    def backlog(self) -> int:
+        return 0 if self._feed is None or self.finished else self._feed.backlog()
+
     def close(self) -> None:
         self.finished = True
         if self._feed is not None:
@@ -124,6 +130,8 @@ class _Feed:
         self._wake = wake
         self._changed = threading.Condition()
         self._lines: deque[Any] = deque()
+        self._outside = 0  # lines that were received and wait for room in the buffer
+        self._lines_seen = self._bytes_seen = 0  # of all whole lines so far
         self._closed = False
         self._ended = False
         self._error: SourceError | None = None
@@ -151,6 +159,15 @@ class _Feed:
     def has_news(self) -> bool:
         with self._changed:
             return bool(self._lines) or self._ended
+
+    def backlog(self) -> int:
+        """Returns how many lines are held here, and about how many wait in the kernel. What waits in the sender's
+        machine is not known."""
+        with self._changed:
+            waiting = len(self._lines) + self._outside
+            if self._socket is not None and self._lines_seen:
+                waiting += _in_kernel(self._socket) * self._lines_seen // self._bytes_seen
+            return waiting
 
     def close(self) -> None:
         with self._changed:
@@ -184,7 +201,11 @@ class _Feed:
                 with self._connect() as connection:
                     connected = True
                     backoff.succeeded()
-                    self._receive(connection)
+                    try:
+                        self._receive(connection)
+                    finally:
+                        with self._changed:
+                            self._socket = None  # before its number is that of another file
             except OSError as error:
                 if not self._source.reconnect and not self._closed:
                     raise self._failure(error, connected) from error
@@ -232,15 +253,19 @@ class _Feed:
                 continue
             block = b"".join([*parts, data[:end]])
             if block:
-                self._put(self._decode(block, self._name, position)[0])
+                self._put(self._decode(block, self._name, position)[0], len(block))
             if not data:
                 return
             position += len(block)
             parts = [data[end:]] if end < len(data) else []
             held = len(data) - end
 
-    def _put(self, lines: list[Any]) -> None:
-        """Appends to the buffer as room becomes free."""
+    def _put(self, lines: list[Any], size: int) -> None:
+        """Appends to the buffer as room becomes free. The lines were `size` bytes."""
+        with self._changed:
+            self._outside = len(lines)
+            self._lines_seen += len(lines)
+            self._bytes_seen += size
         done = 0
         while done < len(lines):
             with self._changed:
@@ -251,6 +276,7 @@ class _Feed:
                 room = self._source.max_buffered - len(self._lines)
                 self._lines.extend(lines[done : done + room])
                 done += room
+                self._outside = max(0, len(lines) - done)
             if was_empty:
                 self._wake()
 
@@ -267,6 +293,14 @@ class _Feed:
             f"nc -lk {self._source.port}), check host and port, or give reconnect=True to wait for it. "
             "The task that connects may run on any node."
         )
+
+
+def _in_kernel(connection: socket.socket) -> int:
+    """Returns how many bytes the kernel has received that nobody has read."""
+    try:
+        return int(struct.unpack("i", ioctl(connection.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0])
+    except (OSError, ValueError):  # it was closed meanwhile
+        return 0
 
 
 def _shut(connection: socket.socket) -> None:

@@ -89,7 +89,9 @@ class SourceTask(Task):
         return self._triggers.popleft(), self._offsets()
 
     def backlog(self) -> int:
-        return self.reader.backlog()
+        # At full speed nothing is late: what is left of the input is no burst.
+        reader = self.reader
+        return reader.backlog() if reader.paced and not self._at_end() else 0
 
     def has_input_to_divert(self) -> bool:
         return not self._at_end() and not (self.output_caches is not None and self.output_caches.full)
