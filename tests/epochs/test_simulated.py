@@ -35,7 +35,13 @@ def test_every_record_counts_once_whatever_dies(chunk: int) -> None:
         run_seed(seed)
 
 
-@pytest.mark.parametrize("seed", [7528])  # a rescale fuses a key_by, which has had no counters of its own
+@pytest.mark.parametrize(
+    "seed",
+    [
+        7528,  # a rescale fuses a key_by, which has had no counters of its own
+        *(78, 80),  # a channel through relays has more outstanding than a credit window
+    ],
+)
 def test_what_long_campaigns_have_found(seed: int) -> None:
     run_seed(seed)
 
