@@ -31,6 +31,40 @@ _TOO_LARGE_MAX = 8
 _EPSILON = 1e-9
 
 
+class _Filling:
+    """How full places are, which are workers or nodes: the CPU and the memory of their tasks, and the most of each that
+    they may take."""
+
+    __slots__ = ("cpu_most", "load", "memory_most", "used")
+
+    def __init__(self, limits: Limits, load: list[float], used: list[float]) -> None:
+        self.load = load
+        self.used = used
+        self.cpu_most: list[float] = (limits.cpu * (1 + _EPSILON)).tolist()
+        self.memory_most: list[float] = (limits.memory * (1 + _EPSILON)).tolist()
+
+    @property
+    def overload(self) -> float:
+        """Returns by how much the places exceed what they may take, each as a fraction of its limit, added up."""
+        return sum(map(self.excess, range(len(self.load))))
+
+    def excess(self, place: int) -> float:
+        """Returns by how much a place exceeds what it may take."""
+        over = 0.0
+        if self.load[place] > self.cpu_most[place]:
+            over += self.load[place] / (self.cpu_most[place] or _EPSILON) - 1
+        if self.used[place] > self.memory_most[place]:
+            over += self.used[place] / (self.memory_most[place] or _EPSILON) - 1
+        return over
+
+    def move(self, cpu: float, memory: float, source: int, target: int) -> None:
+        """A task moves from one place to another."""
+        self.load[source] -= cpu
+        self.load[target] += cpu
+        self.used[source] -= memory
+        self.used[target] += memory
+
+
 class Partition:
     """An assignment of tasks to places; see the module's docstring."""
 
@@ -41,13 +75,11 @@ class Partition:
         self._traffic: list[float] = graph.traffic.tolist()
         self._cpu: list[float] = graph.cpu.tolist()
         self._memory: list[float] = graph.memory.tolist()
-        self._cpu_most: list[float] = (limits.cpu * (1 + _EPSILON)).tolist()
-        self._memory_most: list[float] = (limits.memory * (1 + _EPSILON)).tolist()
         self._allowed: list[list[bool]] | None = None if graph.allowed is None else graph.allowed.tolist()
-        count = len(self._cpu_most)
+        count = len(limits.cpu)
         self._places: list[int] = places.tolist()
-        self._load: list[float] = graph.loads(places, count).tolist()
-        self._used: list[float] = np.bincount(places, weights=graph.memory, minlength=count).tolist()
+        used = np.bincount(places, weights=graph.memory, minlength=count)
+        self._workers = _Filling(limits, graph.loads(places, count).tolist(), used.tolist())
         self._heaviest = max(self._cpu, default=0.0)
         self._least = _EPSILON * graph.total_traffic  # a gain that may be a rounding error does not count
         self._members: list[set[int]] = [set() for _ in range(count)]
@@ -69,16 +101,11 @@ class Partition:
     def overload(self) -> float:
         """Returns by how much the places exceed what they may take, each as a fraction of its limit, added up. The
         result 0 means balanced."""
-        return sum(self._excess(place) for place in range(len(self._load)))
+        return self._workers.overload
 
     def _excess(self, place: int) -> float:
         """Returns by how much a place exceeds what it may take."""
-        over = 0.0
-        if self._load[place] > self._cpu_most[place]:
-            over += self._load[place] / (self._cpu_most[place] or _EPSILON) - 1
-        if self._used[place] > self._memory_most[place]:
-            over += self._used[place] / (self._memory_most[place] or _EPSILON) - 1
-        return over
+        return self._workers.excess(place)
 
     def _cost_of_a_hop(self, a: int, b: int) -> float:
         """Returns what traffic between two places costs."""
@@ -87,14 +114,18 @@ class Partition:
     def _room(self, source: int, target: int) -> tuple[float, float]:
         """Returns the CPU and the memory that may move from one place to another at this point of a pass, which may
         overfill a place by one task. The result is negative where nothing may move."""
-        room = self._cpu_most[target] + self._heaviest - self._load[target]
-        if self._load[target] > self._cpu_most[target] and self._load[source] <= self._cpu_most[source]:
+        return self._room_in(self._workers, source, target)
+
+    def _room_in(self, filling: _Filling, source: int, target: int) -> tuple[float, float]:
+        load, most = filling.load, filling.cpu_most
+        room = most[target] + self._heaviest - load[target]
+        if load[target] > most[target] and load[source] <= most[source]:
             room = -1.0  # first back to where the balance holds
-        return room, self._memory_most[target] - self._used[target]
+        return room, filling.memory_most[target] - filling.used[target]
 
     def improve(self, rounds: int = 10) -> None:
         """Improves one pair of places after the other until nothing changes any more, in at most `rounds` rounds."""
-        changed = set(range(len(self._load)))
+        changed = set(range(len(self._members)))
         for _ in range(rounds):
             pairs = [(a, b) for a, b in self._pairs() if a in changed or b in changed]
             changed = set()
@@ -107,7 +138,7 @@ class Partition:
     def _pairs(self) -> list[tuple[int, int]]:
         """Returns the pairs of places that exchange records, or of which one is overloaded; those with the most traffic
         come first."""
-        count = len(self._load)
+        count = len(self._members)
         at = self.places
         a = np.repeat(at, np.diff(self.graph.starts))
         b = at[self.graph.neighbours]
@@ -190,10 +221,7 @@ class Partition:
         self._places[v] = target
         self._members[source].remove(v)
         self._members[target].add(v)
-        self._load[source] -= self._cpu[v]
-        self._load[target] += self._cpu[v]
-        self._used[source] -= self._memory[v]
-        self._used[target] += self._memory[v]
+        self._workers.move(self._cpu[v], self._memory[v], source, target)
 
     def _gain(self, v: int, other: int) -> tuple[float, bool]:
         """Returns by how much the crossing traffic would fall if a task were at another place, and whether the task
@@ -259,11 +287,10 @@ class NodePartition(Partition):
         self._node_ids = node_of
         self._node_of: list[int] = node_of.tolist()
         self._node_cost = node_cost
-        self._node_cpu_most: list[float] = (nodes.cpu * (1 + _EPSILON)).tolist()
-        self._node_memory_most: list[float] = (nodes.memory * (1 + _EPSILON)).tolist()
-        count = len(self._node_cpu_most)
-        self._node_load: list[float] = np.bincount(node_of, weights=self._load, minlength=count).tolist()
-        self._node_used: list[float] = np.bincount(node_of, weights=self._used, minlength=count).tolist()
+        workers, count = self._workers, len(nodes.cpu)
+        load = np.bincount(node_of, weights=workers.load, minlength=count)
+        used = np.bincount(node_of, weights=workers.used, minlength=count)
+        self._nodes = _Filling(nodes, load.tolist(), used.tolist())
 
     @property
     def cost(self) -> float:
@@ -273,19 +300,10 @@ class NodePartition(Partition):
 
     @property
     def overload(self) -> float:
-        workers = sum(super(NodePartition, self)._excess(place) for place in range(len(self._load)))
-        return workers + sum(self._node_excess(node) for node in range(len(self._node_load)))
+        return self._workers.overload + self._nodes.overload
 
     def _excess(self, place: int) -> float:
-        return super()._excess(place) + self._node_excess(self._node_of[place])
-
-    def _node_excess(self, node: int) -> float:
-        over = 0.0
-        if self._node_load[node] > self._node_cpu_most[node]:
-            over += self._node_load[node] / (self._node_cpu_most[node] or _EPSILON) - 1
-        if self._node_used[node] > self._node_memory_most[node]:
-            over += self._node_used[node] / (self._node_memory_most[node] or _EPSILON) - 1
-        return over
+        return self._workers.excess(place) + self._nodes.excess(self._node_of[place])
 
     def _cost_of_a_hop(self, a: int, b: int) -> float:
         return 1.0 if self._node_of[a] == self._node_of[b] else self._node_cost
@@ -293,22 +311,16 @@ class NodePartition(Partition):
     def _room(self, source: int, target: int) -> tuple[float, float]:
         room, room_memory = super()._room(source, target)
         here, there = self._node_of[source], self._node_of[target]
-        if here != there:
-            load, most = self._node_load, self._node_cpu_most
-            if load[there] > most[there] and load[here] <= most[here]:
-                room = -1.0
-            room = min(room, most[there] + self._heaviest - load[there])
-            room_memory = min(room_memory, self._node_memory_most[there] - self._node_used[there])
-        return room, room_memory
+        if here == there:
+            return room, room_memory
+        on_node, on_node_memory = self._room_in(self._nodes, here, there)
+        return min(room, on_node), min(room_memory, on_node_memory)
 
     def _move(self, v: int, source: int, target: int) -> None:
         super()._move(v, source, target)
         here, there = self._node_of[source], self._node_of[target]
         if here != there:
-            self._node_load[here] -= self._cpu[v]
-            self._node_load[there] += self._cpu[v]
-            self._node_used[here] -= self._memory[v]
-            self._node_used[there] += self._memory[v]
+            self._nodes.move(self._cpu[v], self._memory[v], here, there)
 
     def _reach(self, between: Floats) -> Floats:
         """Two workers on different nodes may gain from each other when the one exchanges records with the other's
