@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -36,6 +37,43 @@ _ASKED_S = 3.0
 _MANY = 1 << 30
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the workers of a job are. A new layout replaces this one as a whole, so its parts fit together in whichever
+    thread. `machines`: of `nodes`, and empty when all workers are on the JobMaster's node. `order`: the workers in the
+    order of their nodes."""
+
+    nodes: tuple[Node, ...]
+    machines: tuple[Machine, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, at: Sequence[Machine]) -> Layout:
+        """Returns the layout when each worker is on this machine."""
+        counts = Counter(machine.node_id for machine in at)
+        found = tuple({machine.node_id: machine for machine in at}.values())
+        place = {machine.node_id: index for index, machine in enumerate(found)}
+        return cls(
+            tuple(Node(machine.name, counts[machine.node_id]) for machine in found),
+            found,
+            tuple(sorted(range(len(at)), key=lambda worker: place[at[worker].node_id])),
+        )
+
+    def node_of_workers(self) -> list[int]:
+        """Returns the node of each worker, as an index into `nodes`."""
+        found = [0] * len(self.order)
+        for worker, node in zip(self.order, workers_of(self.nodes), strict=True):
+            found[worker] = node
+        return found
+
+    def places(self) -> dict[str, int]:
+        """Returns the place in `nodes` of each name by which a source may know a node: the node's id, and the name of
+        its machine if the job uses only one node there."""
+        names = [machine.name for machine in self.machines]
+        places = {name: place for place, name in enumerate(names) if names.count(name) == 1}
+        return places | {machine.node_id: place for place, machine in enumerate(self.machines)}
+
+
 class Nodes:
     """The nodes of a job. The JobMaster's supervising thread calls `reserve` once, before anything else is called."""
 
@@ -44,10 +82,8 @@ class Nodes:
         self._options = options
         self._continues = continues
         self.workers = workers  # the number of workers; less than was asked for if the job may be smaller
-        self.nodes: tuple[Node, ...] = (Node("here", workers),)
-        self.machines: list[Machine] = []  # of `nodes`; empty when all workers are on the JobMaster's node
-        self.order = tuple(range(workers))  # the workers in the order of their nodes
-        self._at: list[Machine] = []  # the machine of each worker, when `machines` is not empty
+        self.layout = Layout((Node("here", workers),), (), tuple(range(workers)))
+        self._at: list[Machine] = []  # the machine of each worker, when the layout has machines
         self._group: Group | None = None
         self._job = ""
         self._cpus = 0.0
@@ -116,8 +152,9 @@ class Nodes:
                 self.workers = room
                 self._take(fewer, name, timeout_s, cancelled)
                 break
-        if len(self.nodes) < wanted:
-            logger.warning("job %s runs on %d nodes, not %d", job, len(self.nodes), wanted)
+        found = len(self.layout.nodes)
+        if found < wanted:
+            logger.warning("job %s runs on %d nodes, not %d", job, found, wanted)
 
     def spans_machines(self) -> bool:
         """Returns whether workers run on another machine than the JobMaster."""
@@ -125,10 +162,11 @@ class Nodes:
 
     def elsewhere(self) -> list[Machine]:
         """Returns the nodes of the job that are not on the JobMaster's machine."""
-        if not self.machines:
+        own = self.layout.machines
+        if not own:
             return []
         here = _here(machines())
-        return [machine for machine in self.machines if machine.host != here.host]
+        return [machine for machine in own if machine.host != here.host]
 
     def _usable(self) -> list[Machine]:
         """Returns the nodes that are alive. Ray also takes a node for alive that has just been cut off, and would wait
@@ -189,12 +227,7 @@ class Nodes:
     def _settle(self, at: list[Machine]) -> None:
         """Notes on which machine each worker is."""
         self._at = at
-        by_id = {machine.node_id: machine for machine in at}
-        counts = Counter(machine.node_id for machine in at)
-        self.machines = list(by_id.values())
-        self.nodes = tuple(Node(machine.name, counts[machine.node_id]) for machine in self.machines)
-        place = {machine.node_id: index for index, machine in enumerate(self.machines)}
-        self.order = tuple(sorted(range(len(at)), key=lambda worker: place[at[worker].node_id]))
+        self.layout = Layout.of(at)
 
     def _most(self, nodes: int) -> int:
         """Returns the greatest number of workers on a node, when the workers are spread over so many nodes."""
@@ -249,8 +282,10 @@ class Nodes:
     def node_id(self, worker: int) -> str:
         """Returns the id of the node on which a worker runs, or is to run."""
         with self._lock:
+            if self._at:
+                return self._at[worker].node_id
             here: str = ray.get_runtime_context().get_node_id()
-            return self._at[worker].node_id if self._at else here
+            return here
 
     def lose(self, node_id: str) -> None:
         """Notes that a node is lost for the job, whatever Ray knows of it."""
@@ -360,20 +395,6 @@ class Nodes:
             self._group = None
         for group in (*others, *own):
             group.remove()
-
-    def node_of_workers(self) -> list[int]:
-        """Returns the node of each worker, as an index into `nodes`."""
-        found = [0] * len(self.order)
-        for worker, node in zip(self.order, workers_of(self.nodes), strict=True):
-            found[worker] = node
-        return found
-
-    def places(self) -> dict[str, int]:
-        """Returns the place in `nodes` of each name by which a source may know a node: the node's id, and the name of
-        its machine if the job uses only one node there."""
-        names = [machine.name for machine in self.machines]
-        places = {name: place for place, name in enumerate(names) if names.count(name) == 1}
-        return places | {machine.node_id: place for place, machine in enumerate(self.machines)}
 
 
 def check_fits(known: list[Machine], workers: int, cpus: float) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.actors.nodes import Nodes, has, told
+from penstock.actors.nodes import Layout, Nodes, has, told
 from penstock.placement import baselines
 from penstock.placement.adoption import Verdict, decide, resting
 from penstock.placement.balance import Infeasible
@@ -54,24 +54,25 @@ class Placer:
 
     def first(self, plan: Plan) -> dict[int, int]:
         """Returns the worker of each task of a job that starts. The plan shows which traffic to expect."""
-        allowed = self._allowed(plan)
+        at = self._at.layout
+        allowed = self._allowed(plan, at)
         try:
-            found = self._first(plan, allowed)
+            found = self._first(plan, at, allowed)
         except (Infeasible, ImportError) as error:
             logger.warning("job %s: its tasks are assigned to workers in turn: %s", plan.name, error)
-            found = baselines.in_turn(len(plan.tasks), self._at.nodes)
+            found = baselines.in_turn(len(plan.tasks), at.nodes)
         workers = self._in_order(found)
         if allowed is not None:
-            workers = self._where_allowed(allowed, workers)
+            workers = self._where_allowed(allowed, at, workers)
         return {task.number: worker for task, worker in zip(plan.tasks, workers, strict=True)}
 
-    def _allowed(self, plan: Plan) -> Bools | None:
+    def _allowed(self, plan: Plan, at: Layout) -> Bools | None:
         """Returns the nodes on which each task may run, or None when every task may run on all nodes."""
         if not self._options.pin:
             return None
-        allowed = np.ones((len(plan.tasks), len(self._at.nodes)), dtype=np.bool_)
+        allowed = np.ones((len(plan.tasks), len(at.nodes)), dtype=np.bool_)
         for operator, wanted in self._options.pin.items():
-            fit = np.array([has(machine, wanted) for machine in self._at.machines])
+            fit = np.array([has(machine, wanted) for machine in at.machines])
             chain = plan.chain_of(operator).index
             for place, task in enumerate(plan.tasks):
                 if task.chain == chain:
@@ -85,22 +86,22 @@ class Placer:
                         )
         return allowed
 
-    def _where_allowed(self, allowed: Bools, workers: tuple[int, ...]) -> tuple[int, ...]:
+    def _where_allowed(self, allowed: Bools, at: Layout, workers: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the worker of each task, after moving tasks from nodes on which they may not run to the worker with
         the fewest tasks on an allowed node. Most methods of placement do not know which nodes are allowed."""
-        nodes, found = workers_of(self._at.nodes), list(workers)
+        nodes, found = workers_of(at.nodes), list(workers)
         for task, worker in enumerate(found):
             if not allowed[task, nodes[worker]]:
                 found[task] = min((w for w in range(len(nodes)) if allowed[task, nodes[w]]), key=found.count)
         return tuple(found)
 
-    def _first(self, plan: Plan, allowed: Bools | None) -> Placement:
-        method, nodes = self._options.method, self._at.nodes
+    def _first(self, plan: Plan, at: Layout, allowed: Bools | None) -> Placement:
+        method, nodes = self._options.method, at.nodes
         if method == "round-robin":
             return baselines.in_turn(len(plan.tasks), nodes)  # this method does not look at the traffic
         topology = _bound(of_plan(plan), allowed)
         if method == "traffic":
-            drawn = with_data(plan, topology, self._at.places())
+            drawn = with_data(plan, topology, at.places())
             return planned(drawn, nodes, tasks=len(topology), node_cost=self._node_cost())
         if method == "turbostream":
             return baselines.turbostream(topology, nodes)
@@ -126,8 +127,9 @@ class Placer:
         goes to the worker with the fewest tasks."""
         placed = {task.number: before[task.number] for task in plan.tasks if task.number in before}
         load = np.bincount(list(placed.values()), minlength=self._at.workers).astype(np.float64)
-        allowed = self._allowed(plan)
-        nodes = np.array(self._at.node_of_workers())
+        at = self._at.layout
+        allowed = self._allowed(plan, at)
+        nodes = np.array(at.node_of_workers())
         for place, task in enumerate(plan.tasks):
             if task.number not in placed:
                 open_ = load if allowed is None else np.where(allowed[place, nodes], load, np.inf)
@@ -150,8 +152,9 @@ class Placer:
         monitor.forget(plan)
         if monitor is not self._monitor or not monitor.ready(plan):
             return None
-        topology = _bound(monitor.topology(plan), self._allowed(plan))
-        nodes, order = self._at.nodes, self._at.order  # another thread may replace both
+        at = self._at.layout  # another thread may replace it
+        topology = _bound(monitor.topology(plan), self._allowed(plan, at))
+        nodes, order = at.nodes, at.order
         slot = {worker: place for place, worker in enumerate(order)}
         running = Placement(nodes, workers_of(nodes), tuple(slot[placed[task.number]] for task in plan.tasks))
         self._told = monitor.told(plan)
@@ -168,7 +171,7 @@ class Placer:
             self._verdict = rest
             return None
         new = planned(
-            with_data(plan, topology, self._at.places()),
+            with_data(plan, topology, at.places()),
             nodes,
             factor=options.factor,
             node_cost=self._node_cost(),
@@ -204,11 +207,11 @@ class Placer:
         """Returns the part of the status about placement: the nodes, the traffic between nodes and between workers as
         measured last (bytes a second), what hops cost, the number of tasks that have migrated, and the last
         decision."""
-        hops = self._hops
+        hops, at = self._hops, self._at.layout
         return {
             "method": self._options.method,
-            "nodes": [{"name": node.name, "workers": node.workers} for node in self._at.nodes],
-            "node_ids": [machine.node_id for machine in self._at.machines],
+            "nodes": [{"name": node.name, "workers": node.workers} for node in at.nodes],
+            "node_ids": [machine.node_id for machine in at.machines],
             "moves": self._moves,
             "last": None if self._verdict is None else self._verdict.reason,
             "node_cost": self._node_cost(),

@@ -18,7 +18,6 @@ from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.groups import Machine
 from penstock.placement.hop_costs import NODE_COST
 from penstock.placement.options import METHODS, Method, PlacementOptions
-from penstock.placement.traffic import Node
 from penstock.runtime.host.status import no_status
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.transport.hop_meter import Row, Step
@@ -37,10 +36,10 @@ def lanes(tasks: int = 4) -> Plan:
 def over(*counts: int, options: PlacementOptions, labels: dict[str, str] | None = None) -> Nodes:
     """Nodes with so many workers; the last has the labels."""
     nodes = Nodes(options, sum(counts))
-    nodes.nodes = tuple(Node(f"n{place}", count) for place, count in enumerate(counts))
     machine = Machine("0", "n0", 8, 8, 1e9, {}, {}, {})
-    nodes.machines = [replace(machine, node_id=str(place), name=f"n{place}") for place in range(len(counts))]
-    nodes.machines[-1] = replace(nodes.machines[-1], labels=labels or {})
+    machines = [replace(machine, node_id=str(place), name=f"n{place}") for place in range(len(counts))]
+    machines[-1] = replace(machines[-1], labels=labels or {})
+    nodes._settle([machines[place] for place, count in enumerate(counts) for _ in range(count)])
     return nodes
 
 
@@ -179,7 +178,7 @@ def test_the_next_plan_uses_the_nodes_that_there_are_now() -> None:
     """A node is lost. One of its workers goes to another node of the job, and one to a node that has come."""
     plan, options = lanes(2), PlacementOptions(replan_s=1.0)
     nodes = over(2, 2, options=options)
-    a, b = nodes.machines
+    a, b = nodes.layout.machines
     nodes._settle([a, a, b, b])
     placer = Placer(options, nodes)
     placed = {task.number: worker for task, worker in zip(plan.tasks, (0, 2, 1, 3, 2), strict=True)}
@@ -196,9 +195,32 @@ def test_the_next_plan_uses_the_nodes_that_there_are_now() -> None:
     assert status["between_nodes"] == pytest.approx(1_000_000_100), "worker 2 is on node a now, and worker 3 on node c"
     wanted = placer.look(plan, placed, says(plan, traffic, 3))
     assert wanted is not None
-    node_of = nodes.node_of_workers()
+    node_of = nodes.layout.node_of_workers()
     assert node_of[wanted[0]] == node_of[wanted[2]]
     assert node_of[wanted[1]] == node_of[wanted[3]]
+
+
+def test_a_plan_is_for_the_nodes_of_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that finds a node for the workers of a lost one changes them while another thread plans."""
+    plan = lanes(2)
+    options = PlacementOptions(replan_s=1.0, pin={"text": {"rack": "a"}}, adoption=AdoptionOptions(rest_s=0.0))
+    nodes = over(2, 2, options=options, labels={"rack": "a"})
+    placer = Placer(options, nodes)
+    placed = placer.first(plan)
+    a, b = nodes.layout.machines
+    bound = placer_module._bound
+
+    def late(*arguments: Any) -> Any:
+        nodes._settle([replace(a, node_id="2"), a, b, b])
+        return bound(*arguments)
+
+    traffic = {(task.number, task.number + 2): 2_000_000_000 for task in plan.tasks[:2]}
+    placer.look(plan, placed, says(plan, traffic, 0))
+    monkeypatch.setattr(placer_module, "_bound", late)
+    placer.look(plan, placed, says(plan, traffic, 1))
+    crosses = [size for (one, other), size in traffic.items() if (placed[one] < 2) != (placed[other] < 2)]
+    assert placer.status()["between_nodes"] == pytest.approx(sum(crosses), rel=1e-6)
+    assert len(nodes.layout.nodes) == 3
 
 
 def test_the_status_shows_no_nodes_before_they_are_reserved() -> None:

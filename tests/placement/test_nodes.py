@@ -168,7 +168,7 @@ def test_room_that_comes_elsewhere_is_taken(world: World) -> None:
     nodes = Nodes(PlacementOptions(nodes=1), 2)
     nodes.reserve("late", 1.0, 60.0, cancelled)
     assert asked, "at first there was no room"
-    assert [machine.node_id for machine in nodes.machines] == [world.two]
+    assert [machine.node_id for machine in nodes.layout.machines] == [world.two]
     assert nodes.workers == 2
     nodes.close()
     head.remove()

@@ -1,0 +1,164 @@
+"""Which nodes a job takes when one is lost, or slow at the start, on a cluster of machines that are made up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.actors import job_master, nodes, ray_processes
+from penstock.actors.job_master import _RayCarrier
+from penstock.actors.node_agents import NotReached
+from penstock.actors.nodes import Nodes
+from penstock.actors.options import JobOptions
+from penstock.actors.placer import Placer
+from penstock.placement.groups import Machine
+from penstock.placement.options import PlacementOptions
+from penstock.runtime.errors import NotEnoughResources
+from penstock.runtime.host.worker_process import WorkerOptions
+
+JOB = "job"
+
+
+class MadeUp:
+    """A cluster of machines with CPUs, on which room is reserved at once. `hears`: whether a machine answers."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, **cpus: int) -> None:
+        self.cpus = cpus
+        self.used: Counter[str] = Counter()
+        self.hears: Callable[[str], bool] = lambda name: True
+        patch.setattr(nodes, "machines", self.machines)
+        patch.setattr(nodes, "_here", lambda known: known[0])
+        patch.setattr(nodes, "_ASKED_S", -1.0)  # an answer does not count for the next question
+        patch.setattr(nodes.cluster, "answers_tcp", lambda address: self.hears(address.partition(":")[0]))
+        patch.setattr(nodes.Group, "reserve", self._reserve)
+
+    def machines(self) -> list[Machine]:
+        return [
+            Machine(name, name, cpus, cpus - self.used[name], 1e9, {}, {}, {"CPU": cpus}, name, 1)
+            for name, cpus in self.cpus.items()
+        ]
+
+    def _reserve(self, where: Sequence[str], *, cpus: float, **_: Any) -> Any:
+        room = Counter(where)
+        self.used += room
+
+        def remove() -> None:
+            self.used -= room
+
+        return SimpleNamespace(
+            where=lambda: list(where), lost=list, remove=remove, strategy=lambda bundle: (where[bundle], cpus)
+        )
+
+    def dies(self, name: str) -> None:
+        del self.cpus[name]
+
+
+def reserved(options: PlacementOptions, workers: int) -> Nodes:
+    """The nodes of a job that has started."""
+    found = Nodes(options, workers)
+    found.reserve(JOB, 1.0, 60.0, lambda: False)
+    return found
+
+
+def spread(found: Nodes) -> list[tuple[str, int]]:
+    return sorted((node.name, node.workers) for node in found.layout.nodes)
+
+
+def test_who_has_asked_for_two_nodes_gets_a_fresh_one_for_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the node that is left has room. The second worker goes where the first one went."""
+    cluster = MadeUp(monkeypatch, a=5, b=4, fresh=3, also=2)
+    found = reserved(PlacementOptions(nodes=2), 4)
+    assert spread(found) == [("a", 2), ("b", 2)]
+    cluster.dies("b")
+    found.lose("b")
+    lost = [worker for worker in range(4) if found.node_id(worker) == "b"]
+    assert [found.strategy(worker) for worker in lost] == [("fresh", 1.0)] * 2
+    assert spread(found) == [("a", 2), ("fresh", 2)]
+
+
+def test_who_has_not_asked_for_nodes_gets_room_on_those_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = MadeUp(monkeypatch, a=4, b=4, fresh=2)
+    found = reserved(PlacementOptions(), 6)
+    assert spread(found) == [("a", 4), ("b", 2)]
+    cluster.dies("a")
+    cluster.cpus["also"] = 8  # there is more room on nodes that the job does not have
+    found.lose("a")
+    lost = [worker for worker in range(6) if found.node_id(worker) == "a"]
+    assert [found.strategy(worker)[0] for worker in lost[:2]] == ["b", "b"]
+
+
+def carrier(found: Nodes, workers: int) -> _RayCarrier:
+    """A JobMaster's carrier on these nodes, without Ray."""
+    flow = ps.Flow(JOB)
+    flow.read(ps.sources.Memory([1])).write(ps.sinks.Null())
+    made = _RayCarrier.__new__(_RayCarrier)
+    made._plan, made._handle, made._nodes, made._processes = flow.plan(workers), None, found, None
+    made._options = JobOptions(workers, 60.0, WorkerOptions(None, 1 << 20, 1 << 20))
+    made.placer = Placer(PlacementOptions(), found)
+    return made
+
+
+class Processes:
+    """Starts an agent on each node that answers when it is asked the first time."""
+
+    def __init__(self, job: str, found: Nodes, *_: Any) -> None:
+        self.nodes = found
+
+    def connect_nodes(self) -> dict[str, Any]:
+        for machine in self.nodes.elsewhere():
+            if not nodes.cluster.answers_tcp(f"{machine.address}:{machine.port}"):
+                raise NotReached(f"node {machine} cannot be reached", machine.node_id)
+        return {}
+
+    def close(self) -> None:
+        self.nodes.close()
+
+    def kill_all(self) -> None: ...
+
+
+class Clock:
+    """The time of a wait that passes as soon as somebody waits."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        patch.setattr(job_master, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        patch.setattr(job_master, "_look_again", self)
+
+    def wait(self, timeout_s: float) -> None:
+        self.now_s += timeout_s
+
+
+@pytest.mark.parametrize("answers_at_s", [0.5, 5.0, None])
+def test_a_node_that_was_slow_at_the_start_is_asked_again(
+    answers_at_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers when nodes are chosen, and not when its agent is started. Then the others are not enough."""
+    cluster = MadeUp(monkeypatch, here=2, slow=2)
+    clock = Clock(monkeypatch)
+    asked: list[float] = []
+
+    def hears(name: str) -> bool:
+        asked.append(clock.now_s)
+        return len(asked) == 1 or (answers_at_s is not None and clock.now_s >= answers_at_s)
+
+    cluster.hears = hears
+    monkeypatch.setattr(ray_processes, "RayProcesses", Processes)
+    monkeypatch.setattr(nodes.cluster, "leave_without_head", lambda before: None)
+    found = Nodes(PlacementOptions(nodes=2), 4)
+    starting = carrier(found, 4)
+    if answers_at_s is None:
+        with pytest.raises(NotEnoughResources, match=r"the cluster has 1\..* Besides, node slow .* cannot be reached"):
+            starting.reserve(lambda: False)
+        assert 60.0 <= clock.now_s <= 61.0
+        assert not cluster.used, "what was reserved is given back"
+        return
+    workers, _, _ = starting.reserve(lambda: False)
+    assert workers == 4
+    assert spread(found) == [("here", 2), ("slow", 2)]
+    assert not found.is_lost("slow")
+    assert clock.now_s <= answers_at_s + 2.0
