@@ -33,7 +33,7 @@ class Wire(End):
 class Source:
     """A worker whose stream goes to the workers 1 to `count`, each with a relay of its own."""
 
-    def __init__(self, count: int, limit: int) -> None:
+    def __init__(self, count: int, limit: int | None) -> None:
         self.relays = {worker: FIRST_RELAY + worker for worker in range(1, count + 1)}
         self.root = MulticastRoot(0, 1, Wire(), lambda: 0, limit)
         self.log = OutLog(Wire(), ErrorHandler("test"))
@@ -103,6 +103,23 @@ def test_a_channel_that_has_left_has_its_own_window() -> None:
     source.root.use(RelayMap())
     assert not source.stream.members
     assert [source.stops_at(channel) for channel in source.log.channels] == [1, 1, 1, 1]
+
+
+def test_a_root_finds_out_what_is_under_way_only_when_a_look_may_be_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run loop calls it in each pass."""
+    source, summed = Source(6, limit=None), list[int]()
+    window, now_ns = source.root.window, 0
+
+    def counted() -> int:
+        summed.append(now_ns)
+        return window()
+
+    monkeypatch.setattr(source.root, "window", counted)
+    monkeypatch.setattr(source.root, "clock", lambda: now_ns)
+    for step in range(1000):
+        now_ns = step * 100_000
+        source.root.tick()
+    assert 1 <= len(summed) <= 100 / 2.5 + 1
 
 
 @pytest.mark.parametrize(("links", "windows"), [(1, 1), (LINKS_MAX, LINKS_MAX), (LINKS_MAX + 1, LINKS_MAX)])

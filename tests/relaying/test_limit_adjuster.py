@@ -96,6 +96,20 @@ def test_a_slow_link_gets_fewer_children_and_then_more_again() -> None:
     assert len(link.limits) - changes <= 2, f"the limit flaps: {link.limits}"
 
 
+def test_a_burst_after_a_stall_of_the_source_makes_no_chain() -> None:
+    """Its rate is one that a single child alone can be sent, for a moment. Two looks must see it."""
+    link = Link()
+    link.run(100, 1.0)
+    for _ in range(3):
+        link.run(1, 0.5)
+        link.run(2_000, 0.01)
+        link.run(100, 1.0)
+    assert link.limit == 3
+    assert 1 not in link.limits
+    link.run(600, 2.0)
+    assert link.limit == 1
+
+
 def test_children_that_answer_late_are_no_slow_link() -> None:
     link = Link(copy_s=0.00001, late_s=0.02)
     link.run(100, 2.0)

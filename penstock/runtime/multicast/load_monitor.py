@@ -77,9 +77,13 @@ class LoadMonitor:
         """The time of the last look, and the queue at this look. None before the first look."""
         return None if self._seen is None else (self._seen[0], self._seen[2])
 
+    def glance_is_due(self, now_s: float) -> bool:
+        """Returns whether the last glance or look was more than a moment ago."""
+        return not self._glances or now_s - self._glances[-1][0] >= self.early_s / 4
+
     def glance(self, now_s: float, arrived: int, queued: int) -> None:
         """Notes how many records have arrived and how many wait, unless the last glance was a moment ago."""
-        if not self._glances or now_s - self._glances[-1][0] >= self.early_s / 4:
+        if self.glance_is_due(now_s):
             self._glances.append((now_s, arrived, queued))
 
     def look(self, now_s: float, counters: Counters, queued: int) -> Load | None:

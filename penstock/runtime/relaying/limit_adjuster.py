@@ -8,6 +8,10 @@ allow, in entries of the present size.
 A tree of relays costs a hop more. It pays when it saves copies, which it does not where each node has one worker and
 the nodes are few. Then it pays only while the link is too short for a copy to each worker (`crowded`).
 
+A limit of 1 makes the longest way to the last node, and only the highest rates need it. A source that has stood still
+sends at such a rate for a moment. So the limit becomes 1 only when a second look says so, an interval after the first
+one at least, and the queue has not shrunk meanwhile.
+
 Theorem 4 is watched at each switch: where a switch takes longer than the queue has room for, the sources wait, and
 `waited_s` adds up for how long. Nothing is looked at while nothing is sent.
 """
@@ -21,7 +25,7 @@ from typing import Any, NamedTuple
 
 from penstock.runtime.multicast.load_monitor import Counters, Load, LoadMonitor
 from penstock.runtime.multicast.queue_model import Cost, affordable_limit
-from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, Verdict, decide, look_is_due
+from penstock.runtime.multicast.self_adjustment import AdjustmentOptions, Sign, Verdict, decide, look_is_due, sign_of
 from penstock.runtime.multicast.switch_cost import wait_s
 from penstock.runtime.relaying.link_meter import LinkMeter
 from penstock.runtime.transport.base import LinkLoad
@@ -58,6 +62,7 @@ class LimitAdjuster:
             self._options.interval_s, self._options.alpha, self._options.early, self._options.memory_s
         )
         self._looked_s = -math.inf  # at links without a tree
+        self._lowest_s: float | None = None  # when a look was for a limit of 1; None: the queue has shrunk since
         self._arrived = 0
         self._copies = 0
         self._sending_s = 0.0
@@ -77,6 +82,10 @@ class LimitAdjuster:
         self._switch_s = seconds
         rate = 0.0 if self._load is None else self._load.rate
         self.waited_s += wait_s(seconds, self._capacity(window_bytes), queued, rate)
+
+    def may_look(self, now_s: float) -> bool:
+        """Returns whether it may be time to look at the queue. The root asks before it finds out how long that is."""
+        return self._monitor.glance_is_due(now_s)
 
     def look_at_links(self, now_s: float, links: Callable[[], Mapping[int, LinkLoad]]) -> bool:
         """Looks at the connections of a root without trees, if it is time. Returns whether it has become crowded."""
@@ -104,11 +113,25 @@ class LimitAdjuster:
         # The load is smoothed. What a copy takes of the link is not, because it is known only when the link is full.
         copy_s = max(load.cost.copy_s, self._size / self.meter.rate(now_s))
         load = self._load = replace(load, cost=Cost(copy_s, load.cost.encode_s))
-        self.verdict = decide(load, limit, nodes, capacity, self._switch_s, options)
+        sign = sign_of(load.queued_before, load.queued, capacity, options)
+        verdict = decide(load, limit, nodes, capacity, self._switch_s, options)
+        self.verdict = self._twice(now_s, verdict, limit, sign)
         if self.crowded or self.meter.full:
             rate = max(load.rate * (1 + options.margin), load.highest_rate)
             self.crowded = affordable_limit(rate, load.cost, capacity, nodes).exact < nodes
         return self.verdict.limit if self.verdict.limit != limit else None
+
+    def _twice(self, now_s: float, verdict: Verdict, limit: int, sign: Sign) -> Verdict:
+        """Returns a verdict, or one for the present limit when the verdict is for a limit of 1 and too early."""
+        if sign is Sign.UP:
+            self._lowest_s = None
+        if not verdict.limit == 1 < limit:
+            return verdict
+        if self._lowest_s is None:
+            self._lowest_s = now_s
+        if now_s - self._lowest_s >= self._options.interval_s:
+            return verdict
+        return replace(verdict, limit=limit, reason=f"{verdict.reason}, if a later look says so too")
 
     def _capacity(self, window_bytes: int) -> float:
         return max(2.0, window_bytes / self._size) if self._size else 2.0

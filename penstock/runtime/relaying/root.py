@@ -547,6 +547,8 @@ class MulticastRoot:
     def _look(self) -> None:
         """Gives the trees another limit, or streams a tree or none, if the load calls for a change."""
         adjuster, now_s = self.adjuster, self.clock() / 1e9
+        if not adjuster.may_look(now_s):
+            return
         streams = [stream for stream in self._streams.values() if stream.members]
         if not streams:
             if self._streams and adjuster.look_at_links(now_s, self._transport.links):

@@ -33,6 +33,10 @@ class LimitToggle(LimitAdjuster):
         self._every_s = every_s
         self._due_s = 0.0
 
+    def may_look(self, now_s: float) -> bool:
+        """See LimitAdjuster."""
+        return now_s >= self._due_s
+
     def look(self, now_s: float, streams: Streams, links: Callable[[], Mapping[int, LinkLoad]]) -> int | None:
         """See LimitAdjuster."""
         if now_s < self._due_s:
