@@ -8,6 +8,7 @@ from unittest import mock
 from penstock.runtime.exchange.channel import InChannel, OutChannel, Turn
 from penstock.runtime.relaying import relay as relay_module
 from penstock.runtime.relaying import wire
+from penstock.runtime.relaying.limit_adjuster import LimitAdjuster
 from penstock.runtime.relaying.relay import Relay
 from penstock.runtime.relaying.root import MulticastRoot, RootStream
 from tests.epochs.sim import Faults
@@ -89,6 +90,35 @@ def _nobody_looks_at_channels_that_repeat() -> Any:
 
 
 STREAMS = "tests/relaying/test_streams.py"
+
+
+@planted_fault(RELAY, Test(f"{STREAMS}::test_entries_of_a_root_s_dead_process_are_not_taken_for_its_successor_s"))
+def _the_lives_of_a_root_are_one() -> Any:
+    """A relay takes what a dead process of a worker has sent for what the process after it sends."""
+    take = Relay.take
+
+    def careless(self: Relay, sender: int, message: Any) -> None:
+        kind, (root, life, number), place, entry = wire.read(message)
+        _, known = self._workers.get(root, ("", life))
+        newest = wire.head(kind, (root, max(life, known), number), entry, place)
+        take(self, sender, newest + bytes(message)[wire.HEAD_BYTES :])
+
+    return mock.patch.object(Relay, "take", careless)
+
+
+@planted_fault(CHANNEL, Test("tests/relaying/test_credit.py"))
+def _one_credit_window_for_any_way() -> Any:
+    """A channel has one credit window, however many links its entries pass."""
+    return mock.patch.object(OutChannel, "passes")
+
+
+@planted_fault(
+    "penstock/runtime/relaying/limit_adjuster.py",
+    Test("tests/relaying/test_limit_adjuster.py::test_a_burst_after_a_stall_of_the_source_makes_no_chain"),
+)
+def _one_look_makes_a_chain() -> Any:
+    """The limit becomes 1 as soon as a look says so."""
+    return mock.patch.object(LimitAdjuster, "_twice", lambda self, now_s, verdict, limit, sign: verdict)
 
 
 @planted_fault(

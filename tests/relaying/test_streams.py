@@ -124,6 +124,27 @@ def test_what_relays_say_to_an_earlier_process_of_a_root_has_no_effect() -> None
     assert not switching(life)
 
 
+def test_entries_of_a_root_s_dead_process_are_not_taken_for_its_successor_s() -> None:
+    """Another relay of the dead process's tree, which has not heard of the death yet, sends them late."""
+    own, parent, life = FIRST_RELAY, FIRST_RELAY + 1, 2
+    transport = _Nowhere()
+    relay = Relay(own, transport)
+    relay.use({0: ("the root", life), 1: ("here", 0)}, {own: "", parent: ""})
+    stream = (0, life, 0)
+    tree = wire.write_tree(Tree.of_parents(0, [(parent, 0), (own, parent)]))
+    relay.take(0, wire.head(wire.JOIN, stream) + tree)
+    relay.take(parent, wire.head(wire.MEMBERS, stream) + wire.write_members({own: {1: ((7, 1),)}}))
+
+    def got() -> list[bytes]:
+        return [message for to, message in transport.sent if to == 1]
+
+    relay.take(parent, wire.head(wire.ENTRY, (0, life - 1, 0), 1) + b"dead")
+    assert got() == []
+    relay.take(parent, wire.head(wire.ENTRY, stream, 1) + b"alive")
+    (message,) = got()
+    assert message.endswith(b"alive")
+
+
 def test_a_relay_forgets_the_streams_of_a_root_that_is_gone() -> None:
     """Those that it knows, those of which it has heard, and those that have ended."""
     own, other = FIRST_RELAY, FIRST_RELAY + 1
