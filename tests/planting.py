@@ -55,7 +55,7 @@ class Seeds:
 
     def command(self, name: str, seed: int, seeds: int) -> list[str]:
         """The command that looks for a fault in some seeds; without a name, what runs them as they are."""
-        plant = ["--plant", name] if name else []
+        plant = ["--plant", name, "--failures", "1"] if name else []
         return [sys.executable, "-m", "tests.epochs.campaign", *plant, "--seed", str(seed), "--seeds", str(seeds)]
 
 
