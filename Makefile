@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-switch campaign-placement campaign-streams campaign-trees campaign-relays campaign-heads campaign-rdma campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-switch campaign-placement campaign-streams campaign-trees campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ campaign-heads: setup ## fuzz what reads the bytes of other machines for SECONDS
 
 campaign-relays: setup ## run N (10000) simulated streams through relays with faults, starting from SEED
 	$(BIN)/python -m tests.relaying.campaign --seeds $(or $(N),10000) --seed $(SEED) $(ARGS)
+
+campaign-bursts: setup ## let the burst detector decide about N (200) random bursts, starting from SEED
+	$(BIN)/python -m tests.bridge.simulated_range $(or $(N),200) $(SEED)
 
 campaign-rdma: setup ## torment RDMA in guests with N (2000) messages a step from SEED, and send a million messages
 	$(BIN)/python -m tests.guests --guests 2 --limit 3600 -- python3 -m tests.guests.torture $(or $(N),2000) $(SEED)

@@ -20,6 +20,9 @@ records: K is a plain number, V*T records, C seconds, PD records/s.
 
 Where we differ from the paper, and why:
 
+- **PD is what the record tasks sustain**, which is what they process while records wait before them. Records per busy
+  second would be what they could do alone. Where the operators that follow, or tasks of the same thread, hold them up,
+  this is several times as much: a burst would be answered late or never.
 - **K is measured.** The paper sets it "empirically to 0.2", though it defines it as PD/PO and its own throughput
   figures (Spark 3.0/1.14 times JStorm's) make it 0.38. A K that is wrong by hand switches when it cannot pay. (With
   `BurstOptions.k` it is set by hand, to decide as the paper does: by Eq. 7 alone, whether it pays or not.)
@@ -60,7 +63,16 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from penstock.bridge.cost import BatchCost, BatchSpeed, Calibration, Interval, MicroBatch, RecordSpeed, interval
+from penstock.bridge.cost import (
+    BatchCost,
+    BatchSpeed,
+    Calibration,
+    Interval,
+    MicroBatch,
+    RecordSpeed,
+    SustainedSpeed,
+    interval,
+)
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.lifecycle import Machine, State, Table
 from penstock.runtime.units import Seconds
@@ -185,7 +197,8 @@ class Figures:
 
     queue: float  # L
     arrival_rate: float  # V
-    record_rate: float | None = None  # PD
+    record_rate: float | None = None  # PD: what the record tasks sustain as the job runs
+    record_rate_alone: float | None = None  # what they could do if nothing else held them up
     operation_rate: float | None = None  # PO, without the fixed cost
     operation_capacity: float | None = None  # with it, at the longest interval
     fixed_s: float | None = None  # t_s + t_ot
@@ -232,9 +245,10 @@ def thresholds(length: float, delta: float) -> tuple[float, float]:
 
 @dataclass
 class _Pending:
-    """The arrivals of observations that came at one time."""
+    """The arrivals of observations that came at one time. `queue`: the records that waited then."""
 
     since: float
+    queue: float
     arrivals: float = 0.0
     processed: float = 0.0
     busy_s: float = 0.0
@@ -282,6 +296,7 @@ class BurstDetector:
     def calibrate(self, calibration: Calibration) -> None:
         """Go by this from now on, until there are measurements; those so far are forgotten."""
         self._records = RecordSpeed(calibration.record_rate)
+        self._sustained = SustainedSpeed()
         self._batches = BatchSpeed(calibration.batch)
         self._prepare_s = calibration.prepare_s
         self._switch_s = self._return_s = calibration.switch_s
@@ -335,7 +350,7 @@ class BurstDetector:
     def _measure(self, seen: Observation) -> None:
         self._batches.add(seen.batches)
         if self._pending is None:
-            self._pending = _Pending(seen.time_s)
+            self._pending = _Pending(seen.time_s, seen.queue)
             self._phase_s = self.since_s = seen.time_s
         else:
             pending = self._pending
@@ -350,20 +365,24 @@ class BurstDetector:
                 old = rate if self._arrival_rate is None else self._arrival_rate
                 self._arrival_rate = rate + (old - rate) * math.exp(-passed / self.options.smoothing_s)
                 self._records.add(pending.processed, pending.busy_s, passed)
-                self._pending = _Pending(seen.time_s)
+                if self.state in ("RECORD", "PREPARING"):  # elsewhere, records wait for Spark or for a switch
+                    self._sustained.add(pending.processed, pending.queue, passed)
+                self._pending = _Pending(seen.time_s, seen.queue)
         self._queues.append((seen.time_s, seen.queue))
         while self._queues[0][0] < seen.time_s - self.options.interval_max_s:
             self._queues.popleft()
 
     def _figures(self, seen: Observation) -> Figures:
         arrival_rate = self._arrival_rate or 0.0
-        record_rate, cost = self._records.rate, self._batches.cost
+        alone, cost = self._records.rate, self._batches.cost
+        record_rate = alone if self._sustained.rate is None else self._sustained.rate
         if cost is None:
-            return Figures(seen.queue, arrival_rate, record_rate)
+            return Figures(seen.queue, arrival_rate, record_rate, alone)
         figures = Figures(
             seen.queue,
             arrival_rate,
             record_rate,
+            alone,
             operation_rate=cost.rate,
             operation_capacity=cost.capacity(self.options.interval_max_s),
             fixed_s=cost.fixed_s,

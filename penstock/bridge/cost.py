@@ -3,8 +3,11 @@
 Burst detection (`burst.py`; docs/papers.md: D2) compares two speeds. The paper (DO, ICPP 2018, section 4.2) takes both
 as known averages; here they are measured while the job runs:
 
-- `RecordSpeed`: the records/s that the record tasks sustain, the paper's PD (D: data stream): records over busy
-  seconds, of periods in which the tasks were busy.
+- `SustainedSpeed`: the records/s that the record tasks sustain as the job runs, the paper's PD (D: data stream). This
+  is what they process per second while records wait before them, whatever holds them up: their own work, tasks of the
+  same thread, or the operators that follow and take no more.
+- `RecordSpeed`: what the record tasks could do alone, which is records over busy seconds. This stands for PD until a
+  queue has been seen.
 - `BatchSpeed`: Spark. A micro-batch of n records takes
 
       t(n) = fixed_s + n / rate
@@ -31,6 +34,10 @@ from statistics import median
 # Busy time after which a measurement weighs 1/e: long enough that one slow second (a garbage collection) does not
 # decide, short enough that records that become heavier are noticed before the burst they cause is over.
 RECORD_MEMORY_S = 5.0
+
+# The same for what the record tasks process while records wait, in seconds of the queue. What an earlier queue has
+# shown does not count in the next one.
+SUSTAINED_MEMORY_S = 2.0
 
 # What the record tasks do per busy second counts only of periods in which they were busy for this share: with little to
 # do they take batches of one record, which costs more a record than what they do under load.
@@ -133,6 +140,35 @@ class RecordSpeed:
     def rate(self) -> float | None:
         """Returns records/s, or None when nothing is known."""
         return self._records / self._busy_s if self._busy_s > 0 else self._idle
+
+
+class SustainedSpeed:
+    """Records per second of a range's record tasks while records wait before them.
+
+    A period counts when all that was processed in it was waiting at its beginning: so the tasks were never without
+    work. Periods with less waiting only tell how many records came.
+    """
+
+    def __init__(self) -> None:
+        self.rate: float | None = None  # None: no queue has been seen
+        self._period_s = 0.0  # of periods with a queue in which nothing was processed yet
+        self._measured_s = 0.0  # for how long, with weights
+
+    def add(self, records: float, waiting: float, period_s: float) -> None:
+        """Adds a period: the records that were processed, and the records that waited when the period began."""
+        if waiting <= 0 or records > waiting:
+            self._period_s = self._measured_s = 0.0
+            return
+        self._period_s += period_s
+        if records <= 0 or self._period_s <= 0:
+            return  # a pause, as for a barrier: it counts with what is processed after it
+        keep = math.exp(-self._period_s / SUSTAINED_MEMORY_S)
+        before = 0.0 if self.rate is None else self.rate * self._measured_s
+        self._measured_s = self._measured_s * keep
+        total_s = self._measured_s + self._period_s
+        self.rate = (before * keep + records) / total_s
+        self._measured_s = total_s
+        self._period_s = 0.0
 
 
 class BatchSpeed:
