@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -69,3 +70,42 @@ def _impossible_events_are_passed_over() -> Any:
         return (self.state, event) in self.table.answers and move(self, event, why)
 
     return mock.patch.object(Machine, "move", silent)
+
+
+# What loads Ray is imported when it is needed, because each process of a campaign loads this table.
+
+
+@planted_fault(
+    "penstock/actors/nodes.py",
+    Test("tests/actors/test_nodes.py::test_who_has_asked_for_two_nodes_gets_a_fresh_one_for_a_lost_one"),
+)
+def _any_node_will_do() -> Any:
+    """A worker of a lost node goes to a node that the job has, whatever number of nodes was asked for."""
+    from penstock.actors.nodes import Nodes
+
+    room_on = Nodes._room_on
+
+    def packs(self: Any, fit: Any, used: Any, name: str) -> Any:
+        with mock.patch.object(self, "_options", replace(self._options, nodes=None)):
+            return room_on(self, fit, used, name)
+
+    return mock.patch.object(Nodes, "_room_on", packs)
+
+
+@planted_fault(
+    "penstock/actors/nodes.py",
+    Test("tests/actors/test_nodes.py::test_a_node_that_was_slow_at_the_start_is_asked_again"),
+)
+def _slow_nodes_are_lost_for_good() -> Any:
+    """A node that was not reached when the job started is not asked again."""
+    from penstock.actors.nodes import Nodes
+
+    return mock.patch.object(Nodes, "find_again")
+
+
+@planted_fault("penstock/actors/cluster.py", Test("tests/actors/test_name_of_an_ended_job.py"))
+def _drivers_elsewhere_live_for_ever() -> Any:
+    """A JobMaster takes each driver of another machine for one that lives."""
+    from penstock.actors import cluster
+
+    return mock.patch.object(cluster, "program_has_ended", return_value=False)

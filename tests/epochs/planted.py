@@ -501,7 +501,7 @@ def _group_of_another() -> Any:
     return _patch(restore, "_keyed", more)
 
 
-@planted_fault("penstock/runtime/exchange/log.py", Seeds(11, _rescales))
+@planted_fault("penstock/runtime/exchange/log.py", Seeds(21, _rescales))
 def _nothing_dealt() -> Any:
     """Who sends to tasks of a changed plan does not send them what it has kept."""
     return _patch(OutLog, "kept", lambda self: iter(()))
