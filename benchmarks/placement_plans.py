@@ -1,5 +1,5 @@
-"""Plans for large graphs beside METIS at the same balance, plans with the costs of hops beside those without, and how
-planning grows with the tasks; see README.md."""
+"""Plans for large graphs beside METIS at the same balance, plans for the paper's topologies, plans with the costs of
+hops beside those without, and how planning grows with the tasks; see README.md."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ import time
 
 import numpy as np
 
+import penstock as ps
 from benchmarks.common import Bench, median
-from penstock.placement.baselines import metis_parts
-from penstock.placement.multilevel import papers, partition
+from penstock.apps import sol, throughput
+from penstock.placement.assignment import assign
+from penstock.placement.baselines import jstorm, metis_parts, round_robin, turbostream
+from penstock.placement.multilevel import partition
 from penstock.placement.placement import workers_of
 from penstock.placement.planner import node_by_node, plan
+from penstock.placement.topology import of_plan
 from penstock.placement.traffic import Node, TrafficEdge, TrafficGraph
 
 FACTOR = 0.05
 NODES = (4, 16)
+#: Nodes and workers of all entries of the TurboStream paper's Table II.
+DEPLOYMENTS = ((8, 8), (4, 8), (2, 8), (1, 1), (4, 4), (2, 4), (2, 2), (1, 2))
 SIZES = (100, 300, 1_000, 3_000, 10_000)
 
 
@@ -108,8 +114,37 @@ def run(bench: Bench) -> None:
                     note=f"slowest {max(times[family]):.2f} s",
                     runs=times[family],
                 )
+    _papers_deployments(bench)
     _over_nodes(bench)
     _growth(bench)
+
+
+def _papers_deployments(bench: Bench) -> None:
+    """What the off-line plans let across between nodes, on the deployments of the paper's Table II."""
+    for name in ("SOL", "Throughput"):
+        for nodes, workers in DEPLOYMENTS:
+            source = ps.sources.Generator(int, 1)
+            flow = sol.topology(source, levels=5, tasks=5) if name == "SOL" else throughput.topology(source)
+            flow.parallelism = workers
+            topology = of_plan(flow.plan(workers))
+            graph, at = topology.graph, [Node(f"n{place}", workers // nodes) for place in range(nodes)]
+            found = {
+                "turbostream": turbostream(topology, at),
+                "traffic": plan(graph, at),
+                "jstorm": jstorm(topology, at),
+                "round-robin": round_robin(topology, at),
+            }
+            for method, placed in found.items():
+                bench.case(
+                    f"part of the traffic that crosses nodes, {name} {nodes}N{workers}W, {method}",
+                    placed.between_nodes(graph) / graph.total_traffic,
+                    "",
+                    peer="round-robin",
+                    peer_figure=found["round-robin"].between_nodes(graph) / graph.total_traffic,
+                    goal="<= round-robin" if method in {"turbostream", "traffic"} else "",
+                    config=f"{len(topology)} tasks, traffic by the shape of the flow",
+                    note=f"fullest node {placed.imbalance(graph):+.0%}",
+                )
 
 
 def _over_nodes(bench: Bench) -> None:
@@ -153,7 +188,7 @@ def _growth(bench: Bench) -> None:
         if tasks <= 1_000:
             graph = TrafficGraph.of(tasks, layers(random.Random(1), tasks))
             began = time.perf_counter()
-            papers(graph, fair, FACTOR, tasks)
+            assign(graph, fair, FACTOR / 4, tasks)
             series["the paper's Algorithm 2 alone"].append((tasks, time.perf_counter() - began))
     bench.plot("placement_plans.png", "planning for 4 nodes", series, "tasks", "seconds", log_x=True, log_y=True)
     for name, points in series.items():

@@ -6,18 +6,23 @@ of the work nearer to the target. Of the results within `factor` of the target i
 across. `assign` splits the nodes in halves, ceil(N/2) and the rest, with targets by what the nodes can take, until each
 part has one node. Both use the names of the paper's listing.
 
-This is the paper's algorithm as it is. It considers neither memory nor where tasks may run. `placement/planner.py` uses
-its result as one of several beginnings.
+The paper consolidates the tasks first, until `taskNumThreshold` of them are left, and leaves open which threshold is
+good. A threshold that was chosen for large graphs does nothing on small ones, and without consolidation the gathering
+tears tasks apart that exchange most. So `assign_from_each_level` tries all thresholds that make a difference, of which
+there are as many as consolidation has levels, and the caller takes the best result.
+
+This is the paper's algorithm as it is otherwise. It considers neither memory nor where tasks may run.
+`placement/planner.py` uses its results as some of several beginnings.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.placement.consolidation import consolidate, expand
+from penstock.placement.consolidation import Level, consolidate, expand
 from penstock.placement.traffic import Floats, Ints, TrafficGraph
 
 
@@ -27,10 +32,25 @@ def split(graph: TrafficGraph, target: float, factor: float) -> set[int] | None:
     return _least(graph, target, factor)[0]
 
 
-def assign(graph: TrafficGraph, shares: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
+def assign(graph: TrafficGraph, shares: Floats, factor: float, task_num_threshold: int) -> Ints:
     """Returns the node of each task, by consolidation and then by splits. When no split is within `factor`, it takes
     the split that comes nearest to its target, a case for which the paper has no rule."""
-    levels = consolidate(graph, task_num_threshold)
+    return _assigned(graph, consolidate(graph, task_num_threshold), shares, factor)
+
+
+def assign_from_each_level(graph: TrafficGraph, shares: Floats, factor: float, parents_most: int) -> Iterator[Ints]:
+    """Generates the results of `assign` for all thresholds that make a difference, the largest first. The thresholds
+    are at most `parents_most`, because the time grows with the third power of the parents, and at least the number of
+    nodes, because each node is to get a parent. There is always a result, also where no threshold is between both."""
+    levels = consolidate(graph, 1)
+    sizes = [len(graph), *(len(level.graph) for level in levels)]
+    largest = next((count for count, size in enumerate(sizes) if size <= parents_most), len(levels))
+    for count in range(largest, len(sizes)):
+        if count == largest or sizes[count] >= len(shares):
+            yield _assigned(graph, levels[:count], shares, factor)
+
+
+def _assigned(graph: TrafficGraph, levels: Sequence[Level], shares: Floats, factor: float) -> Ints:
     parents = levels[-1].graph if levels else graph
     places = np.zeros(len(parents), dtype=np.int64)
     _assign(parents, np.arange(len(parents)), list(range(len(shares))), shares, factor, places)

@@ -255,9 +255,9 @@ def metis_parts(graph: TrafficGraph, shares: Floats, factor: float, seed: int) -
 
 
 def turbostream(topology: Topology, nodes: Sequence[Node], *, factor: float = 0.1) -> Placement:
-    """The paper's own scheduler: Algorithms 1 and 2 assign tasks to nodes, and the tasks of a node go to its workers in
-    turn. It considers neither memory nor where tasks may run. Its cost grows with the third power of the number of
-    parents, up to 100."""
+    """The paper's own scheduler: Algorithms 1 and 2 assign tasks to nodes, with the best of all thresholds of Algorithm
+    1, and the tasks of a node go to its workers in turn. It considers neither memory nor where tasks may run. Its cost
+    grows with the third power of the number of parents, up to 100."""
     return _in_turn(papers(topology.graph, shares(nodes), factor), nodes)
 
 

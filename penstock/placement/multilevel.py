@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.placement.assignment import assign
+from penstock.placement.assignment import assign_from_each_level
 from penstock.placement.balance import Limits, limits_of, pack
 from penstock.placement.consolidation import consolidate_once
 from penstock.placement.refinement import NodePartition, Partition
@@ -39,6 +39,9 @@ _PARENT_MOST = 1.5
 # and so do more beginnings by chance, which cost little there.
 _FEW_TASKS = 150
 _BEGINNINGS_OF_FEW = 20
+
+# The paper's algorithm divides at most so many parents, except where it begins on the tasks themselves.
+_PARENTS_OF_PAPERS = 100
 
 # On the coarsest level so many partitions are made by halves, each half in the best of so many ways.
 _BISECTED = 2
@@ -112,10 +115,20 @@ def partition_over_nodes(
     return _Search(spread, fair, factor, limits, seed, made).best(packed, starts, quick=True)
 
 
-def papers(graph: TrafficGraph, fair: Floats, factor: float, task_num_threshold: int = 100) -> Ints:
-    """Returns the paper's own placement. The factor of each split is chosen so that all splits in a row keep within
-    `factor`."""
-    return assign(graph, fair, _of_each_split(len(fair), factor) / 2, task_num_threshold)
+def papers(graph: TrafficGraph, fair: Floats, factor: float) -> Ints:
+    """Returns the paper's own placement, with the threshold of its consolidation that lets the least traffic across
+    within `factor` of balance. Of equal results it takes the one with the largest threshold."""
+    anywhere = graph.anywhere()
+    room = np.full(len(fair), np.inf)
+    limits = limits_of(anywhere, fair, factor, room, pack(anywhere, fair, room))
+    plans = _papers_plans(graph, fair, factor, _PARENTS_OF_PAPERS)
+    return min((Partition(anywhere, limits, places) for places in plans), key=_badness).places
+
+
+def _papers_plans(graph: TrafficGraph, fair: Floats, factor: float, parents_most: int) -> Iterator[Ints]:
+    """Generates the placements of the paper's algorithm for all thresholds of up to `parents_most` that make a
+    difference. The factor of each split is chosen so that all splits in a row keep within `factor`."""
+    return assign_from_each_level(graph, fair, _of_each_split(len(fair), factor) / 2, parents_most)
 
 
 def _of_each_split(places: int, factor: float) -> float:
@@ -177,8 +190,8 @@ class _Search:
             yield self._refined(graph, start)
         if not quick and len(graph) <= _FEW_TASKS:
             yield self._refined(graph, packed)
-            for threshold in (100, len(graph)):
-                yield self._refined(graph, self._papers(graph, threshold))
+            for places in self._papers(graph, _FEW_TASKS):
+                yield self._refined(graph, places)
             for _ in range(_BEGINNINGS_OF_FEW):
                 yield self._refined(graph, self._grown(graph, self._fair))
         yield self._through_levels(None)
@@ -214,12 +227,13 @@ class _Search:
 
     def _begun(self, graph: TrafficGraph) -> Partition:
         """Returns the best of several beginnings on the coarsest level."""
-        beginnings = [self._papers(graph), *(self._bisected(graph) for _ in range(_BISECTED))]
+        beginnings = [*self._papers(graph, _PARENTS_OF_PAPERS), *(self._bisected(graph) for _ in range(_BISECTED))]
         best = min((self._made(graph, places) for places in beginnings), key=_badness)
         return self._refined(graph, best.places)
 
-    def _papers(self, graph: TrafficGraph, threshold: int = 100) -> Ints:
-        return _where_allowed(graph, papers(graph, self._fair, self._factor, threshold))
+    def _papers(self, graph: TrafficGraph, parents_most: int) -> Iterator[Ints]:
+        for places in _papers_plans(graph, self._fair, self._factor, parents_most):
+            yield _where_allowed(graph, places)
 
     def _bisected(self, graph: TrafficGraph) -> Ints:
         """Finds places by halving: the tasks are split in two, for the first half of the places and for the rest, and

@@ -41,7 +41,7 @@ def test_every_small_graph(tasks: int) -> None:
 def test_nodes_get_what_they_can_take() -> None:
     """Twelve equal tasks in a row for nodes of 1, 2 and 3 workers: 2, 4 and 6 tasks, next to each other."""
     graph = TrafficGraph.of(12, [(v, v + 1, 1.0) for v in range(11)])
-    places = assign(graph, np.array([1, 2, 3]) / 6, 0.05)
+    places = assign(graph, np.array([1, 2, 3]) / 6, 0.05, 100)
     assert np.bincount(places).tolist() == [2, 4, 6]
     assert graph.edge_cut(places) == 2
 
@@ -55,11 +55,11 @@ def test_parents_stay_together() -> None:
 
 
 def test_without_a_split_within_the_factor_the_nearest_is_taken() -> None:
-    places = assign(TrafficGraph.of(3, [(0, 1, 1.0)], cpu=[5, 1, 1]), np.array([0.5, 0.5]), 0.1)
+    places = assign(TrafficGraph.of(3, [(0, 1, 1.0)], cpu=[5, 1, 1]), np.array([0.5, 0.5]), 0.1, 100)
     assert sorted(np.bincount(places, weights=[5, 1, 1]).tolist()) == [2, 5]
 
 
 @pytest.mark.parametrize("tasks", [0, 1])
 def test_fewer_tasks_than_nodes(tasks: int) -> None:
-    places = assign(TrafficGraph.of(tasks, []), np.full(4, 0.25), 0.1)
+    places = assign(TrafficGraph.of(tasks, []), np.full(4, 0.25), 0.1, 100)
     assert len(places) == tasks
