@@ -20,7 +20,7 @@ from penstock.placement import baselines
 from penstock.placement.adoption import Verdict, decide, resting
 from penstock.placement.balance import Infeasible
 from penstock.placement.groups import NotPlaced
-from penstock.placement.hop_costs import NODE_COST, HopCosts
+from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST, HopCosts
 from penstock.placement.monitor import Monitor
 from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import Placement, workers_of
@@ -178,7 +178,7 @@ class Placer:
             tasks=len(topology),
             running=running,
         )
-        verdict = decide(running, new, topology.graph, options, self._node_cost())
+        verdict = decide(running, new, topology.graph, options, self._node_cost(), self._core_bytes_per_s())
         if self._verdict is None or verdict.reason != self._verdict.reason:
             logger.info("job %s: %s", plan.name, verdict.reason)
         self._verdict = verdict
@@ -193,6 +193,13 @@ class Placer:
         if given is not None:
             return given
         return NODE_COST if self._hops is None else self._hops.node_cost
+
+    def _core_bytes_per_s(self) -> float:
+        """Returns how many bytes a second a core takes from one worker of a node to another, in the same way."""
+        given = self._options.adoption.core_bytes_per_s
+        if given is not None:
+            return given
+        return CORE_BYTES_PER_S if self._hops is None else self._hops.core_bytes_per_s
 
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what tasks use and send, as measured last."""

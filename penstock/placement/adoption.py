@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.placement.hop_costs import NODE_COST
+from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
 from penstock.runtime.units import Seconds
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class AdoptionOptions:
     rest_s: Seconds = Seconds(20.0)  # the time after a migration in which no other one is made
     pause_s: Seconds = Seconds(0.1)  # the pause of a task that migrates
     node_cost: float | None = None  # of traffic between nodes, relative to that between workers of one node (measured)
-    core_bytes_per_s: float = 1e9  # the bytes that a core can pass on in a second, if it does nothing else
+    core_bytes_per_s: float | None = None  # that a core takes from worker to worker of a node (measured)
     busy: float = 0.7  # cores: a worker with less has no reason to give tasks away
 
 
@@ -67,9 +67,14 @@ def resting(since_move_s: float | None, options: AdoptionOptions) -> Verdict | N
 
 
 def decide(
-    running: Placement, new: Placement, graph: TrafficGraph, options: AdoptionOptions, node_cost: float = NODE_COST
+    running: Placement,
+    new: Placement,
+    graph: TrafficGraph,
+    options: AdoptionOptions,
+    node_cost: float = NODE_COST,
+    core_bytes_per_s: float = CORE_BYTES_PER_S,
 ) -> Verdict:
-    """Decides whether a job should move from the placement `running` to `new`. `node_cost`: see HopCosts."""
+    """Decides whether a job should move from the placement `running` to `new`. The last two: see HopCosts."""
     moves = int((running.worker_of != new.worker_of).sum())
     if not moves:
         return Verdict(False, "tasks run where they should")
@@ -85,7 +90,7 @@ def decide(
     if after > (1 - options.margin) * before:
         saved = 1 - after / before if before else 0.0
         return Verdict(False, f"{saved:.0%} less traffic is not worth a move (margin {options.margin:.0%})", moves)
-    gain = (before - after) / options.core_bytes_per_s * options.horizon_s
+    gain = (before - after) / core_bytes_per_s * options.horizon_s
     if gain < pause:
         return Verdict(
             False, f"{moves} moves would cost {pause:.1f} s and save {gain:.2g} s in {options.horizon_s:g} s", moves

@@ -1,9 +1,10 @@
 """What hops cost: inside a worker, between two workers of a node, and between nodes (docs/papers.md: T10, T12).
 
 The workers of a job over several machines measure this while they work (`runtime/transport/hop_meter.py`), and
-`HopCosts.of` puts their reports together. Planning only needs how much a hop between nodes costs more than one between
-two workers of a node, `node_cost`. Messages of like size are compared, because a small message costs more for each
-byte, and one kind of hop may have the smaller ones. Until there is enough of both kinds, NODE_COST holds.
+`HopCosts.of` puts their reports together. Planning needs how much a hop between nodes costs more than one between two
+workers of a node, `node_cost`, and a decision about a plan what the latter costs, `core_bytes_per_s`. Messages of like
+size are compared, because a small message costs more for each byte, and one kind of hop may have the smaller ones.
+Until there is enough of both kinds, NODE_COST and CORE_BYTES_PER_S hold.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from penstock.runtime.transport.hop_meter import Row, Step
 #: The cost of traffic between nodes, relative to traffic between workers of one node, until it is measured.
 NODE_COST = 4.0
 
+#: The bytes a second that a core takes from one worker of a node to another, until they are measured.
+CORE_BYTES_PER_S = 1e9
+
 #: What is measured counts within these limits, so that an odd measurement moves no task.
 NODE_COST_LEAST, NODE_COST_MOST = 1.0, 16.0
+CORE_BYTES_PER_S_LEAST, CORE_BYTES_PER_S_MOST = 1e8, 1e10
 
 # Messages of fewer bytes are mostly not records, but credit and signals. (binary digits of 128)
 _DIGITS_LEAST = 8
@@ -41,6 +46,13 @@ class HopCosts:
         with a hop inside a worker, which is what a plan can choose instead."""
         near, far = self.node - self.worker, self.network - self.worker
         return min(max(far / near, NODE_COST_LEAST), NODE_COST_MOST) if near > 0 else NODE_COST
+
+    @property
+    def core_bytes_per_s(self) -> float:
+        """Returns how many bytes a second a core takes from one worker of a node to another, if it does nothing else.
+        What a hop inside a worker costs does not count."""
+        near = self.node - self.worker
+        return min(max(1e9 / near, CORE_BYTES_PER_S_LEAST), CORE_BYTES_PER_S_MOST) if near > 0 else CORE_BYTES_PER_S
 
     @classmethod
     def of(cls, reports: Iterable[Iterable[Row]]) -> HopCosts | None:

@@ -16,7 +16,7 @@ from penstock.actors.nodes import Nodes
 from penstock.actors.placer import Placer
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.groups import Machine
-from penstock.placement.hop_costs import NODE_COST
+from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
 from penstock.placement.options import METHODS, Method, PlacementOptions
 from penstock.runtime.host.status import no_status
 from penstock.runtime.program.plan import Plan
@@ -142,25 +142,31 @@ def hops(far: float) -> list[Row]:
     return [(step, 14, 100.0, size, size * (far if step.endswith("far") else 1.0)) for step in steps]
 
 
-@pytest.mark.parametrize(("given", "found"), [(None, [NODE_COST, 3.0, 3.0]), (7.0, [7.0, 7.0, 7.0])])
+@pytest.mark.parametrize(
+    ("given", "found", "bytes_per_s"),
+    [
+        (AdoptionOptions(), [NODE_COST, 3.0, 3.0], [CORE_BYTES_PER_S, 1e9 / 3, 1e9 / 3]),
+        (AdoptionOptions(node_cost=7.0, core_bytes_per_s=5e8), [7.0, 7.0, 7.0], [5e8, 5e8, 5e8]),
+    ],
+)
 def test_plans_are_made_with_what_hops_cost_as_measured(
-    given: float | None, found: list[float], monkeypatch: pytest.MonkeyPatch
+    given: AdoptionOptions, found: list[float], bytes_per_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then with an assumption. The workers of a lost node take their measurements with them."""
-    used: list[tuple[float, float]] = []
+    used: list[tuple[float, ...]] = []
 
     def planned(*arguments: Any, node_cost: float, **more: Any) -> Any:
-        used.append((node_cost, 0.0))
+        used.append((node_cost,))
         return placer_module_planned(*arguments, node_cost=node_cost, **more)
 
     def decide(*arguments: Any) -> Any:
-        used[-1] = used[-1][0], arguments[-1]
+        used[-1] += arguments[-2:]
         return placer_module_decide(*arguments)
 
     placer_module_planned, placer_module_decide = placer_module.planned, placer_module.decide
     monkeypatch.setattr(placer_module, "planned", planned)
     monkeypatch.setattr(placer_module, "decide", decide)
-    plan, options = lanes(), PlacementOptions(replan_s=1.0, adoption=AdoptionOptions(node_cost=given))
+    plan, options = lanes(), PlacementOptions(replan_s=1.0, adoption=given)
     placer = Placer(options, over(2, 2, options=options))
     placed = placer.first(plan)
     placer.look(plan, placed, says(plan, {}, 0))
@@ -168,7 +174,7 @@ def test_plans_are_made_with_what_hops_cost_as_measured(
     for second, measured in ((1, []), (2, hops(4.0)), (3, [])):
         placer.look(plan, placed, says(plan, {}, second, measured))
         told.append((placer.status()["node_cost"], placer.status()["hop_ns_per_kib"]))
-    assert used == [(cost, cost) for cost in found]
+    assert used == [(cost, cost, pytest.approx(each)) for cost, each in zip(found, bytes_per_s, strict=True)]
     assert [cost for cost, _ in told] == found
     assert told[0][1] is None
     assert told[1][1] == told[2][1] == {"worker": 1024.0, "node": 4096.0, "network": 10240.0}

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.placement.hop_costs import NODE_COST_LEAST, NODE_COST_MOST, HopCosts
+from penstock.placement.hop_costs import (
+    CORE_BYTES_PER_S_LEAST,
+    CORE_BYTES_PER_S_MOST,
+    NODE_COST_LEAST,
+    NODE_COST_MOST,
+    HopCosts,
+)
 from penstock.runtime.transport.hop_meter import EVERY, HopMeter, Row, Step
 
 KIB = 1024
@@ -74,6 +80,7 @@ def test_no_measurement_leaves_the_limits(near: float, far: float) -> None:
     found = HopCosts.of([rows(near, far)])
     assert found is not None
     assert NODE_COST_LEAST <= found.node_cost <= NODE_COST_MOST
+    assert CORE_BYTES_PER_S_LEAST <= found.core_bytes_per_s <= CORE_BYTES_PER_S_MOST
 
 
 def test_one_in_some_is_measured_and_the_latest_count_most() -> None:

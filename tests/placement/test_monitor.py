@@ -154,6 +154,13 @@ def test_reasons_to_stay(new: Placement, graph: TrafficGraph, reason: str) -> No
     assert reason in verdict.reason
 
 
+def test_what_a_hop_costs_decides_whether_a_move_pays() -> None:
+    """3 MB/s that no longer cross take 0.18 s of a core in a minute at 1e9 bytes a second, and a move takes 0.1 s."""
+    better = placed(0, 1, 2, 3), placed(2, 1, 2, 3), lanes(3e6 / 3.5, 0), OPTIONS, 3.5
+    assert decide(*better, 1e9).adopt
+    assert not decide(*better, 2e9).adopt
+
+
 def test_a_job_rests_after_a_move() -> None:
     assert resting(None, OPTIONS) is None
     rest = resting(5.0, OPTIONS)
