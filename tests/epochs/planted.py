@@ -448,7 +448,12 @@ def _end_of_time_before_the_end() -> Any:
     return _patch(Task, "advance_to", advance_to)
 
 
-@planted_fault("penstock/runtime/exchange/output_cache.py", Seeds(110, _several_epochs))
+@planted_fault(
+    "penstock/runtime/exchange/output_cache.py",
+    Test(
+        "tests/epochs/test_output_caches.py::test_the_last_watermark_before_a_complete_epoch_stays_until_there_is_a_later_one"
+    ),
+)
 def _watermark_forgotten() -> Any:
     """When an epoch is complete a channel drops all that is before its barrier, the last watermark too."""
     complete = OutputCache.complete
@@ -542,7 +547,7 @@ def _early_commit() -> Any:
     return _both(_patch(Coordinator, "_save", early), _patch(Coordinator, "saved", late))
 
 
-@planted_fault("penstock/runtime/epochs/participant.py", Seeds(1))
+@planted_fault("penstock/runtime/epochs/participant.py", Seeds(26))
 def _acknowledge_before_written() -> Any:
     """A snapshot is acknowledged when it is made; it is written later."""
 
@@ -711,7 +716,7 @@ def _unanswered_is_forgotten() -> Any:
 # --- migration -------------------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/worker/task.py", Seeds(84, _moves))
+@planted_fault("penstock/runtime/worker/task.py", Seeds(31, _moves))
 def _says_that_it_stops() -> Any:
     """A task that is to migrate continues after its barrier."""
     save = Task._save
@@ -723,7 +728,10 @@ def _says_that_it_stops() -> Any:
     return _patch(Task, "_save", goes_on)
 
 
-@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(818, _moves))
+@planted_fault(
+    "penstock/runtime/epochs/coordinator.py",
+    Test("tests/epochs/test_coordinator.py::test_a_task_that_has_not_stopped_takes_downstream_tasks_along"),
+)
 def _all_have_stopped() -> Any:
     """Tasks move alone, whether they have stopped or not."""
     move = Coordinator._migrate_now
@@ -734,7 +742,7 @@ def _all_have_stopped() -> Any:
     return _patch(Coordinator, "_migrate_now", alone)
 
 
-@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(26, _moves))
+@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(52, _moves))
 def _stays_stopped() -> Any:
     """A task that does not migrate after all does not continue."""
     return _patch(RunLoop, "unpark", lambda self: None)
@@ -760,7 +768,7 @@ def _nothing_redirected() -> Any:
     return _both(_patch(OutChannel, "move", moved), _patch(OutChannel, "connect", connected))
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(251, _moves))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(295, _moves))
 def _old_ends() -> Any:
     """Receivers that stay still wait for the sender in its old place."""
     connect = Wiring._connect_receiver
@@ -772,7 +780,7 @@ def _old_ends() -> Any:
     return _patch(Wiring, "_connect_receiver", once)
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(251, _moves))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(52, _moves))
 def _moved_senders_wait() -> Any:
     """Only those who send to tasks that were made again are told to send, not these themselves."""
 
@@ -876,7 +884,7 @@ def _losses_are_not_told() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/coordinator.py", Seeds(110, lambda faults: faults.merges > 0 and _several_epochs(faults))
+    "penstock/runtime/epochs/coordinator.py", Seeds(138, lambda faults: faults.merges > 0 and _several_epochs(faults))
 )
 def _merged_for_all_that_follows() -> Any:
     """When snapshots have been put together, those that were saved meanwhile are taken to be in the result."""

@@ -62,7 +62,7 @@ def _forgets_what_was_under_way() -> Any:
     return _both(_patch(SendStream, "answered", forgets), _patch(FrameDecoder, "_check", any_number))
 
 
-@planted_fault(TCP, Seeds(1, _breaks))
+@planted_fault(TCP, Seeds(29, _breaks))
 def _sends_twice_after_a_cut() -> Any:
     """A receiver that is connected to anew says that it lacks its last message, which then comes twice."""
     begin, decode = tcp.Incoming.begin, FrameDecoder.decode
@@ -96,7 +96,7 @@ def _the_dropped_are_heard() -> Any:
     return _patch(TcpTransport, "drop", drop)
 
 
-@planted_fault("penstock/runtime/host/job_host.py", Seeds(155, _is_lost))
+@planted_fault("penstock/runtime/host/job_host.py", Seeds(134, _is_lost))
 def _silent_workers_are_taken_back() -> Any:
     """A worker that was lost with its node is taken back when it is heard before its successor is started."""
     died, said = JobHost.process_died, JobHost.said
@@ -121,7 +121,7 @@ def _silent_workers_are_taken_back() -> Any:
     return _both(_patch(JobHost, "process_died", died_and_note), _patch(JobHost, "said", taken_back))
 
 
-@planted_fault("penstock/actors/ray_processes.py", Seeds(32, _is_lost))
+@planted_fault("penstock/actors/ray_processes.py", Seeds(5, _is_lost))
 def _one_of_a_lost_node_is_not_told() -> Any:
     """When a node is lost, the death of one of its workers is not told to the JobHost."""
     lost = EpochCluster._lost
@@ -134,13 +134,13 @@ def _one_of_a_lost_node_is_not_told() -> Any:
     return _patch(EpochCluster, "_lost", forgets)
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(1, lambda faults: faults.nodes > 1 and faults.apart_s > 1))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(61, lambda faults: faults.nodes > 1 and faults.apart_s > 1))
 def _clocks_are_taken_as_they_are() -> Any:
     """Stamps of other machines are not translated."""
     return _patch(Wiring, "clocks", lambda self, ahead_ns: None)
 
 
-@planted_fault("penstock/actors/nodes.py", Seeds(52, _is_lost))
+@planted_fault("penstock/actors/nodes.py", Seeds(47, _is_lost))
 def _started_where_the_node_is_lost() -> Any:
     """The next process of a worker starts on the node that it had, although the node is lost."""
 

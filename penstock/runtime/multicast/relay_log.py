@@ -206,7 +206,11 @@ class RelayLog:
             self._drop()
 
     def reconnected(self, peer: int) -> list[Action]:
-        """A connection to a node broke, and is there again. What was sent before may be lost."""
+        """A connection to a node broke, and is there again. What was sent before may be lost.
+
+        Penstock's transports lose nothing between two processes that live, so relays need not call this. Simulated
+        trees do: what a relay keeps, and for how long, then holds for connections of any kind.
+        """
         actions: list[Action] = []
         if self._future is not None and self._future[1] == peer:
             version, _ = self._future
