@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.runtime.epochs.coordinator import EpochOptions
-from penstock.runtime.epochs.manifest import Blob
+from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Acknowledged, Declined
+from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import JobError, PenstockError
 from penstock.runtime.host.commands import (
     Call,
@@ -24,7 +27,7 @@ from penstock.runtime.host.commands import (
     TellAll,
     TellRelay,
 )
-from penstock.runtime.host.job_host import HostOptions, JobHost
+from penstock.runtime.host.job_host import Found, HostOptions, JobHost
 from penstock.runtime.lifecycle import InvalidTransition
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
@@ -269,6 +272,34 @@ def test_a_plan_that_was_changed_while_it_was_planned_anew_is_not_taken_up() -> 
     assert job.others == [Reply(1)], "it is there already"
     job.take(job.host.better_placed(plan, placed, wanted, job.now))
     assert job.host.coordinator.migrating
+
+
+def test_the_number_of_a_rescale_holds_for_the_job_itself_and_not_for_one_that_starts_from_its_savepoint(
+    tmp_path: Path,
+) -> None:
+    """Whether the program names the number or leaves it open, `explain` has told the user what will run."""
+    flow = Flow("job")
+    numbers = flow.read(Memory([1]), name="read", parallelism=1)
+    given = numbers.key_by(lambda n: n).count(name="count", parallelism=4).filter(bool, name="fused", parallelism=4)
+    given.key_by(lambda n: n).count(name="open").write(Null(), name="last")
+    saved = Manifest(
+        job="job",
+        epoch=3,
+        created=0.0,
+        final=False,
+        key_groups=128,
+        tasks=[],
+        extra={"parallelism": '{"count": 5, "open": 3, "gone": 2}'},
+    )
+    own = replace(saved, extra={"parallelism": '{"count": 5, "open": 3}'})
+
+    def tasks(found: Found) -> dict[str, int]:
+        host = JobHost(flow.plan(2), HostOptions(2, EpochOptions(1.0), has_store=True, flow=flow), InTurn(2), found)
+        return {name: host.plan.chain_of(name).parallelism for name in ("read", "count", "fused", "open", "last")}
+
+    assert tasks(Found(own)) == {"read": 1, "count": 5, "fused": 5, "open": 3, "last": 3}
+    origin = Store.open(tmp_path, "savepoint")
+    assert tasks(Found(saved, origin)) == {"read": 1, "count": 4, "fused": 4, "open": 2, "last": 2}
 
 
 def test_where_tasks_are_is_known_after_they_have_moved() -> None:

@@ -124,7 +124,9 @@ class JobHost:
         self.plan = plan
         self.parallelism: dict[str, int] = {}  # the parallelism of operators that were rescaled
         manifest = found.manifest
-        if manifest is not None:
+        # Whoever starts a job from a savepoint gives it a program, and what this program says holds, not what another
+        # job was once asked for.
+        if manifest is not None and found.origin is None:
             for operator, parallelism in json.loads(str(manifest.extra.get("parallelism", "{}"))).items():
                 self.parallelism[operator] = parallelism
                 self.plan = self._rescaled(operator, parallelism)
