@@ -54,6 +54,7 @@ from penstock.bridge.spark_life import SparkFacts, SparkLife, SparkState
 from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.waiting import WaitingRecords
 
 # What Spark is assumed to cost before it was measured: on two cores a micro-batch costs about a quarter of a second,
 # and rows that stay columns go through at some hundred thousand a second.
@@ -192,6 +193,7 @@ class ParadigmScheduler:
         self._spark = SparkLife(options.spark.prepare_limit_s, hang_timeout_s)
         self._requests = DivertRequests()
         self._counts = OperatorCounts()
+        self._waiting = WaitingRecords()
         self._why_not_in_spark: dict[str, str] = {}  # chain -> why nothing of it can cross
         self._ranges: list[_Range] = []
         self._failures: dict[int, int] = {}  # of each task: its last diversion that ended by itself
@@ -229,6 +231,9 @@ class ParadigmScheduler:
         of_plan = {worker: [task for task in tasks if _is_of(task, layout)] for worker, tasks in reports.items()}
         look = _Look(now, asked_s, of_plan)
         self._counts.take(task for tasks in look.reports.values() for task in tasks)
+        for tasks in look.reports.values():
+            for task in tasks:
+                self._waiting.look(task, task["operators"][0][1])
         for range_ in self._ranges:
             own = look.tasks(range_.form.chain)
             if self._leader(range_) is not None:
@@ -283,8 +288,10 @@ class ParadigmScheduler:
     def plan_changed(self, plan: Plan) -> list[Command]:
         """The job has this plan from now on."""
         before, self._plan = self._plan, plan
+        self._waiting.keep(plan.by_number)
         if _layout(plan) == _layout(before):
             return []
+        self._waiting = WaitingRecords()
         self._find_ranges()
         self._counts.forget_tasks()
         life = self._spark.replace()
@@ -328,7 +335,9 @@ class ParadigmScheduler:
 
     def _decide(self, range_: _Range, look: _Look) -> list[Command]:
         detector = range_.detector
-        decision = detector.observe(range_.meter.observe(look.tasks(range_.form.chain), look.now))
+        chain = range_.form.chain
+        held_back = self._waiting.held_back(chain)
+        decision = detector.observe(range_.meter.observe(look.tasks(chain), look.now, held_back))
         range_.decision = decision
         commands: list[Command] = []
         if decision.warning is not None:

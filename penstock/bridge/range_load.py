@@ -51,18 +51,22 @@ class RangeMeter:
         self._observed = 0  # of these, by the last observation
         # Of each task by the last observation: records taken in both paradigms, records that waited, ns busy.
         self._done: dict[int, tuple[int, int, int]] = {}
+        self._held_back: int | None = None  # by the last observation
         self._answered: dict[int, int] = {}  # of each task: records that Spark has answered
         self._seen: dict[int, tuple[int, int]] = {}  # of each task: its diversion, and the last micro-batch
 
-    def observe(self, tasks: Sequence[TaskLoad], now: float) -> Observation:
-        """Returns what the tasks have done since the last observation."""
+    def observe(self, tasks: Sequence[TaskLoad], now: float, held_back: int = 0) -> Observation:
+        """Returns what the tasks have done since the last observation. `held_back` is what senders hold back for them
+        (runtime/worker/waiting.py)."""
         batches = self.take_answers(tasks)
         in_spark, self._observed = self.records_in_spark - self._observed, self.records_in_spark
-        waiting = arrivals = more = busy_ns = 0
+        more = busy_ns = 0
+        waiting, arrivals = held_back, held_back - (held_back if self._held_back is None else self._held_back)
+        self._held_back = held_back
         for task in tasks:
-            taken, busy = task["operators"][0][1], task["busy_ns"]
+            taken, busy = task["operators"][0][1] - task["begun"], task["busy_ns"]
             # What is under way in Spark waits too: it counts as taken when it is answered.
-            queue = task["queued"] + task["backlog"] + task["under_way"]
+            queue = task["queued"] + task["backlog"] + task["under_way"] + task["begun"]
             waiting += queue
             # Task by task: one whose worker has missed a look, or was started again, counts from where it was.
             taken_before, queue_before, busy_before = self._done.get(task["number"], (taken, queue, busy))

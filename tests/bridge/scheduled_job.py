@@ -81,6 +81,9 @@ class ScheduledJob:
                 "queued": 0,
                 "backlog": 0,
                 "under_way": 0,
+                "begun": 0,
+                "sends": [],
+                "at_ns": 0,
                 "divert": None,
                 "diverted": None,
                 "diversion_failed": None,
@@ -180,7 +183,13 @@ class ScheduledJob:
     def _reports(self, worker: int) -> list[TaskLoad]:
         # As plain data that nobody changes afterwards.
         return [
-            {**task, "operators": list(task["operators"]), "diverted": task["diverted"] and dict(task["diverted"])}
+            {
+                **task,
+                "operators": list(task["operators"]),
+                "diverted": task["diverted"] and dict(task["diverted"]),
+                "sends": list(task["sends"]),
+                "at_ns": round(self.now * 1e9),
+            }
             for number, task in self.tasks.items()
             if self.workers[number] == worker
         ]

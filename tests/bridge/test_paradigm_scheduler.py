@@ -84,6 +84,35 @@ def test_status_says_what_spark_is() -> None:
     assert status["ranges"][0]["partials"]
 
 
+def test_a_queue_is_with_what_senders_hold_back() -> None:
+    """Credit lets only little of a burst inside of a flow into the inboxes of the operator that is too slow for it."""
+    job = start(row(), "auto")
+    for task in job.chains[0]:
+        task["sends"] = [(1, 0, 0, 0)]
+    job.look()
+    for task in job.chains[0]:
+        did(task, 1_000, busy_s=0.1, backlog=100)
+        task["sends"] = [(1, 10_000, 2_000, 10**9)]
+    for task in job.chains[1]:
+        did(task, 500, busy_s=0.25, queued=30)
+    job.look()
+    assert [job.status(chain)["figures"]["queue"] for chain in (0, 1, 2)] == [200, 2 * (30 + 2_000 + 10 * 100), 0]
+    rate = job.status(1)["figures"]["arrival_rate"]
+    gone = job.chains[0][1]["number"]
+    job.change_plan(rescaled(job.plan, "read", 1))
+    del job.tasks[gone]
+    job.chains[0][0]["sends"] = [(1, 10_000, 2_000, 2 * 10**9)]
+    job.look()
+    assert job.status(1)["figures"]["queue"] == 2 * 30 + 2_000 + 10 * 100, "without what the task held that is gone"
+    assert job.status(1)["figures"]["arrival_rate"] < rate, "nothing has come"
+    job.change_plan(replanned(job.flow.graph, job.plan, "lower", 3, chaining=True))
+    job.make_tasks()
+    for task in job.chains[0]:
+        del job.tasks[task["number"]]  # it has not reported yet
+    job.look()
+    assert job.status(1)["figures"]["queue"] == 0, "what tasks held is not known of those of another plan"
+
+
 # --- there -------------------------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,35 @@ def test_records_wait_in_the_inbox_at_the_source_and_in_spark() -> None:
     assert second.time_s == 100.0 + LOOK_S
 
 
+def test_what_senders_hold_back_waits_too() -> None:
+    one, other = both = tasks()
+    meter = RangeMeter()
+    did(one, 1_000, queued=10)
+    first = meter.observe(both, 100.0, held_back=5_000)
+    assert (first.queue, first.arrivals) == (5_010, 0), "counting begins here"
+    did(one, 300, queued=20)
+    second = meter.observe(both, 100.0 + LOOK_S, held_back=5_500)
+    assert (second.queue, second.arrivals, second.processed) == (5_520, 300 + 10 + 500, 300)
+    did(one, 300)
+    did(other, 200)
+    third = meter.observe(both, 100.0 + 2 * LOOK_S, held_back=5_000)
+    assert (third.queue, third.arrivals, third.processed) == (5_020, 0, 500)
+
+
+def test_what_a_step_has_begun_with_and_not_taken_up_waits_still() -> None:
+    """A step that is interrupted by back-pressure may have much before it."""
+    one, _ = both = tasks()
+    meter = RangeMeter()
+    did(one, 1_000)
+    meter.observe(both, 1.0)
+    did(one, 8_000, begun=6_000)
+    seen = meter.observe(both, 2.0)
+    assert (seen.queue, seen.arrivals, seen.processed) == (6_000, 8_000, 2_000)
+    did(one, 0, begun=1_000)
+    seen = meter.observe(both, 3.0)
+    assert (seen.queue, seen.arrivals, seen.processed) == (1_000, 0, 5_000)
+
+
 def test_what_spark_has_answered_is_not_the_record_tasks_merit() -> None:
     one, other = both = tasks()
     meter = RangeMeter()

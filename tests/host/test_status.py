@@ -46,7 +46,13 @@ def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[st
             "name": made.task_name(made.tasks[number]),
             "finished": False,
             "blocked": False,
+            "chain": made.tasks[number].chain,
             "queued": 3,
+            "backlog": 20 if number == 0 else 0,
+            "under_way": 0 if number == 0 else 100,
+            "begun": 0,
+            "sends": [(1, records, 5, 0)] if number == 0 else [],
+            "at_ns": int(seconds * SECOND),
             "unsent": 1,
             "busy_ns": int(seconds * SECOND / 4),
             "operators": [
@@ -95,6 +101,11 @@ def test_counters_are_summed_over_tasks() -> None:
     }
     assert status["operators"]["map"]["queued"] == 6
     assert status["operators"]["write"]["queued"] == 0, "what waits, waits before the chain's first operator"
+    assert {name: operator["waiting"] for name, operator in status["operators"].items()} == {
+        "read": 3 + 20,
+        "map": 2 * (3 + 100) + 5,
+        "write": 0,
+    }
     assert (status["records_read"], status["records_written"]) == (10, 40)
     assert status["skipped"] == 1 + 4 + 4
     assert [worker["queued"] for worker in status["workers"]] == [6, 3]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,9 +111,13 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
     class Ending:
         task = SimpleNamespace(number=0, chain=0)
         finished = False
-        queued = busy_ns = held = answered = 0
+        queued = busy_ns = held = answered = begun = 0
         diversion_failed = record_by_record = None
         stages: tuple[Any, ...] = ()
+        outputs: Mapping[Any, Any] = MappingProxyType({})
+
+        def clock(self) -> int:
+            return 0
 
         @property
         def diversion(self) -> Any:

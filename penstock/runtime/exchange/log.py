@@ -89,6 +89,9 @@ class OutLog:
         self.ended = False  # the cache has the end
         # The last flush found no room in the transport, and no message will tell when there is room.
         self.stopped_by_room = False
+        # How long `flush` has held up the task, by the task's clock, and since when it does; None: it does not.
+        self.stopped_ns = 0
+        self.stopped_since: int | None = None
         self.records = 0  # produced so far
         self.bytes = 0  # of these records: encoded size if they are kept or sent, else an estimate
         self.on_shared: Callable[[Batch], None] | None = None  # called with each batch that several tasks get
@@ -161,6 +164,21 @@ class OutLog:
     def queued(self) -> int:
         """Returns the number of records in the queue. Other threads may ask."""
         return sum(len(batch) for batch, _ in list(self.queue) if batch is not None)
+
+    def stop(self, now: int) -> None:
+        """Notes that the task stands still from now on, until `flush` lets it run."""
+        self.stopped_since = now
+
+    def stop_over(self, now: int) -> None:
+        """Notes that the task may run as far as this log is concerned."""
+        since, self.stopped_since = self.stopped_since, None
+        if since is not None:
+            self.stopped_ns += now - since
+
+    def stopped(self, now: int) -> int:
+        """Returns for how many ns this log has held up the task so far. Other threads may ask."""
+        since = self.stopped_since
+        return self.stopped_ns + (0 if since is None else max(0, now - since))
 
     # --- sending -------------------------------------------------------------------------------------------------
 

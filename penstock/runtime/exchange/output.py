@@ -28,6 +28,8 @@ class Output:
     """Sends everything to the first log: for all, forward, global, and every grouping except by key when there is one
     receiver."""
 
+    target = -1  # the number of the receiving chain
+
     def __init__(self, logs: list[OutLog]) -> None:
         self.logs = logs
 

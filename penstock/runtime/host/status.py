@@ -3,8 +3,8 @@ earlier ones.
 
     {name, state, error, waits_for, started_ms (since 1970), uptime_s, running_s (since all workers had started),
      master_silent_s, spares, relays, epochs, placement, dual,
-     operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, busy,
-                        latency_ms: {p50, p99}}},
+     operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, waiting,
+                        busy, latency_ms: {p50, p99}}},
      tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
      workers: [{index, pid, node_id, tasks, queued, ring_bytes, transports, sent_bytes, streams,
                silent_s}],
@@ -15,13 +15,15 @@ Every status has all of these keys, also before anything is known of the job (`n
 them must know what the job has and how far it is. The parts of which a job has none stay as they are in `no_status`.
 
 `waits_for` says what a job that starts waits for, and is None later. `spares` is the number of spare processes that are
-ready. `relays` has a dict for each relay (docs/cluster.md). `queued` is the number of records that wait for an
-operator's task. `busy` is the share of the time since the last look in which its task ran. The `latency_ms` of an
-operator is the age of records, since they entered the job, when its task had processed them, over the last five to ten
-seconds; that of the job is the same for its sinks. A batch counts with the age of its oldest record. `silent_s` says
-for how long a worker has not answered, when a status had to do without its answer, and is 0.0 when it has answered. The
-counters of a silent worker are those that it reported last. `mixing` is what runtime/program/mixing.py finds in the
-plan.
+ready. `relays` has a dict for each relay (docs/cluster.md). `queued` is the number of records in the inboxes of an
+operator's tasks, and `waiting` that of all records that wait for the operator, with those that its source has not read
+and those that its senders hold back (runtime/worker/waiting.py). Operators that are fused into one chain share both,
+which stand at the first of them. `busy` is the share of the time since the last look in which its task ran. The
+`latency_ms` of an operator is the age of records, since they entered the job, when its task had processed them, over
+the last five to ten seconds; that of the job is the same for its sinks. A batch counts with the age of its oldest
+record. `silent_s` says for how long a worker has not answered, when a status had to do without its answer, and is 0.0
+when it has answered. The counters of a silent worker are those that it reported last. `mixing` is what
+runtime/program/mixing.py finds in the plan.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from penstock.runtime.operators.windowing import LATE
 from penstock.runtime.program.mixing import mixing
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.metrics import Histogram
+from penstock.runtime.worker.waiting import WaitingRecords
 
 # Rates are measured over at least this time, once it has passed. Over shorter times they depend on single batches.
 _RATE_SPAN_NS = 500_000_000
@@ -115,6 +118,7 @@ class StatusBuilder:
         self._told_by: dict[int, int] = {}  # the worker whose report a task's counters come from
         self._last: dict[str, Any] | None = None
         self._mixing = mixing(plan)
+        self._waiting = WaitingRecords()
 
     def of(self, plan: Plan) -> StatusBuilder:
         """Returns a builder for another plan of the same job."""
@@ -156,11 +160,15 @@ class StatusBuilder:
                 if task["number"] not in tasks or self._placed.get(task["number"]) == report["index"]:
                     tasks[task["number"]] = task
                     self._told_by[task["number"]] = report["index"]
+        for task in tasks.values():
+            self._waiting.look(task, task["operators"][0]["records_in"])  # type: ignore[arg-type]
         operators = {}
         for chain in self._plan.chains:
+            waiting = self._waiting.of_chain(chain.index)
             numbers = [task.number for task in self._plan.tasks if task.chain == chain.index]
             for position, operator in enumerate(chain.operators):
                 operators[operator.name] = self._operator(operator, position, numbers, tasks)
+                operators[operator.name]["waiting"] = 0 if position else waiting
             for key_by, keyed in pairwise(chain.operators):
                 if key_by.kind == "key_by":  # its failures count for the operator for which it finds the keys
                     operators[keyed.name]["skipped"] += operators[key_by.name]["skipped"]

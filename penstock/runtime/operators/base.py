@@ -67,6 +67,12 @@ class Stage:
         self.records_out = 0
         self.late = 0  # the number of records that no window has accepted
 
+    @property
+    def left(self) -> int:
+        """The number of records of a batch that `expand` has begun with, and that it has not taken up. Other threads
+        may ask."""
+        return 0
+
     def open(self) -> None:
         """Prepares the stage. The worker calls it once, before the first batch."""
 

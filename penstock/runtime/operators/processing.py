@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
+from operator import length_hint
 from typing import Any
 
 from penstock.runtime.errors import FlowError
@@ -92,6 +93,11 @@ class _Processing(Stage):
         if self._on_timer is not None and getattr(self._on_timer, "__func__", None) is not Process.on_timer:
             self.user.timers = self._timers
         self._map = KeyedMap(self.user.state, context.epochs)
+        self._records: Iterator[Any] = iter(())  # of the present batch
+
+    @property
+    def left(self) -> int:
+        return length_hint(self._records)
 
     def open(self) -> None:
         if isinstance(self._process, Process):
@@ -102,7 +108,8 @@ class _Processing(Stage):
         process = self._process.process if isinstance(self._process, Process) else self._process
         user = self.user
         out = user.emitted
-        for key, record in zip(batch.keys, batch.values, strict=True):
+        self._records = iter(batch.values)
+        for key, record in zip(batch.keys, self._records, strict=True):
             user.key = key
             try:
                 result = process(user, key, record)

@@ -121,6 +121,11 @@ class _Expand(Stage):
         super().__init__(context)
         self._own = OwnFunction(fn)
         self._seen = False
+        self._records: Iterator[Any] = iter(())  # of the present batch
+
+    @property
+    def left(self) -> int:
+        return length_hint(self._records)
 
     def open(self) -> None:
         self._own.open()
@@ -139,7 +144,7 @@ class _Expand(Stage):
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
         assert isinstance(batch, list)
-        records = iter(batch)
+        records = self._records = iter(batch)
         # A mistake in the program shows in the first batch. To check every result would cost as much as a short
         # function.
         fn = self._own.fn if self._seen else self._looked_at

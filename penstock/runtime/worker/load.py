@@ -27,6 +27,11 @@ class TaskLoad(TypedDict):
     queued: int  # records in its inbox
     backlog: int  # records that are ready at its source and that it has not read
     under_way: int  # records in micro-batches without an answer
+    begun: int  # of those that its first operator has received: how many wait for another function in the same step
+    # For each chain that it sends to: (the chain's number, records made for it, records of these that were not sent,
+    # for how many ns it has stood still because the chain took no more).
+    sends: list[tuple[int, int, int, int]]
+    at_ns: int  # when this was so, by the task's clock
     # What it follows, or will follow from the next barrier on; None: it processes records, now or soon.
     divert: DivertLoad | None
     diverted: dict[str, Any] | None  # the counters of its present diversion (DiversionStats)
@@ -46,6 +51,7 @@ def task_load(task: Task) -> TaskLoad:
     run loop's may call it."""
     diversion = task.diversion  # read once, because it may end meanwhile
     told = task.told_to_divert()
+    now = task.clock()
     return {
         "number": task.task.number,
         "chain": task.task.chain,
@@ -54,6 +60,9 @@ def task_load(task: Task) -> TaskLoad:
         "queued": task.queued + task.held,
         "backlog": task.backlog(),
         "under_way": 0 if diversion is None else diversion.records,
+        "begun": task.begun,
+        "sends": _sends(task, now),
+        "at_ns": now,
         "divert": None if told is None else divert_load(told),
         "diverted": None if diversion is None else diversion.story.plain(),
         "diversion_failed": task.diversion_failed,
@@ -61,3 +70,18 @@ def task_load(task: Task) -> TaskLoad:
         "busy_ns": task.busy_ns,
         "operators": [(stage.context.operator.name, stage.records_in, stage.records_out) for stage in task.stages],
     }
+
+
+def _sends(task: Task, now: int) -> list[tuple[int, int, int, int]]:
+    """Returns what TaskLoad says of what the task sends. Of an exchange to all, each receiver's copy counts."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for output in [output for outputs in list(task.outputs.values()) for output in list(outputs)]:
+        made, held, stopped = found.get(output.target, (0, 0, 0))
+        for log in output.logs:
+            queued = log.queued()
+            made += (log.records + queued) * len(log.channels)
+            held += queued * len(log.channels)
+            held += sum(log.cache.unsent_records(channel.next) for channel in log.channels)
+            stopped = max(stopped, log.stopped(now))
+        found[output.target] = made, held, stopped
+    return [(chain, *counts) for chain, counts in found.items()]

@@ -204,7 +204,7 @@ class Task:
 
     def channels_changed(self) -> None:
         """Must be called when logs were replaced."""
-        self._waiting = [log for log in self.logs if not log.flush()]
+        self._flush_logs(self.logs)
 
     def open(self) -> None:
         """Opens the stages. Errors count as the operator's own."""
@@ -279,10 +279,8 @@ class Task:
         state = self._life.state
         if state is _FINISHED or state is _CLOSED:
             return False
-        if self._waiting:
-            self._waiting = [log for log in self._waiting if not log.flush()]
-            if self._waiting:
-                return False
+        if self._waiting and self._flush_logs(self._waiting):
+            return False
         if state is not _RUNNING and state is not _READY:
             return self._runnable_otherwise(state)
         return (
@@ -306,6 +304,13 @@ class Task:
     def held(self) -> int:
         """The number of records that its stages have gathered. Other threads may ask."""
         return sum(stage.held for stage in self.gathering)
+
+    @property
+    def begun(self) -> int:
+        """The number of records of its input that a step has begun with, and that wait for an operator's function.
+        Other threads may ask."""
+        first = self.stages[0]
+        return round(sum(stage.left * first.records_in / max(1, stage.records_in) for stage in self.stages))
 
     def step(self) -> None:
         """Processes a limited part of what is ready. It must be called only when the task is runnable."""
@@ -847,7 +852,17 @@ class Task:
     def _flush_channels(self) -> bool:
         """Sends what the logs have queued. Returns True when the task is blocked."""
         self._emit_sides()
-        self._waiting = [log for log in self.logs if not log.flush()]
+        return self._flush_logs(self.logs)
+
+    def _flush_logs(self, logs: list[OutLog]) -> bool:
+        """Sends what these logs have queued. Returns True when the task is blocked."""
+        before, self._waiting = self._waiting, [log for log in logs if not log.flush()]
+        if self._waiting != before:
+            now = self.clock()
+            for log in before:
+                log.stop_over(now)
+            for log in self._waiting:
+                log.stop(now)
         return bool(self._waiting)
 
     def _emit_sides(self) -> None:

@@ -367,6 +367,7 @@ class Wiring:
             errors=errors,
             table=plan.chains[exchange.target].table,
         )
+        output.target = exchange.target
         task.add_output(exchange.operator, exchange.output, output, errors, instead_of)
         self._outputs[exchange.index, sender.number] = output
         return output
