@@ -19,7 +19,7 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import SnapshotDamaged, StoreUnreachable
 from penstock.runtime.host import store_keeper as keeper_module
 from penstock.runtime.host.collected import Collected, EncodedSinkRecords
-from penstock.runtime.host.store_keeper import StoreKeeper
+from penstock.runtime.host.store_keeper import NotSaved, StoreKeeper
 from penstock.runtime.records.codec import decode, encode
 from tests.epochs.dict_files import DictFiles
 
@@ -310,24 +310,51 @@ def test_epochs_that_are_not_needed_make_room_for_the_next(monkeypatch: pytest.M
     keeper.store.verify(keeper.store.read_manifest(10))
 
 
-def test_a_store_that_stays_full_is_collected_once_a_failure_and_keeps_two_epochs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_epoch_that_a_full_directory_does_not_take_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise nothing else could be done: a dead worker would get no new process before there is room."""
     files, keeper, said = full_store(monkeypatch)
     for epoch in (2, 3):
         assert keeper.save(manifest(epoch))
-    files.room, collected, collect = 0, list[int](), keeper.store.collect
+    room, files.room, collected, collect = files.room, 0, list[int](), keeper.store.collect
 
     def count(keep: int) -> int:
         collected.append(collect(keep))
         return collected[-1]
 
     monkeypatch.setattr(keeper.store, "collect", count)
-    assert not keeper.save(manifest(4))
-    assert len(collected) == sum(reason is not None for reason in said)
-    assert collected[0] == 2
-    assert sum(collected) == 2
+    said.clear()
+    keeper._collected.take(EncodedSinkRecords("out", encode([1]), 0, 1, 4))
+    with pytest.raises(NotSaved, match="No space left"):
+        keeper.save(manifest(4))
+    assert collected == [2, *[0] * (len(collected) - 1)]
+    assert len(said) == len(collected)
+    assert None not in said
     assert keeper.store.epochs() == [3, 2]
+    assert keeper.collected_blobs == []  # the next epoch has its own with the same records
+    files.room = room
+    assert keeper.save(manifest(5))
+
+
+@pytest.mark.parametrize("which", ["of a distant store", "the last one"])
+def test_a_manifest_that_may_still_come_or_is_the_last_is_tried_for_ever(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, keeper, said = full_store(monkeypatch)
+    monkeypatch.setattr(files, "remote", which == "of a distant store")
+    files.room = 0
+    assert not keeper.save(replace(manifest(2), final=which == "the last one"))
+    assert len(said) > 100
+
+
+def test_a_manifest_of_which_only_the_copy_is_missing_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever continues from this store finds it."""
+    files, keeper, said = full_store(monkeypatch)
+    said.clear()
+    monkeypatch.setattr(keeper_module, "_TRIES", 1)
+    files.room = len(files.files["manifests/0000000001.json"]) * 3 + 20
+    assert keeper.save(manifest(2))
+    assert "copies/0000000002.json" not in " ".join(files.files)
+    assert len(said) == 2
 
 
 def test_tasks_that_could_not_write_have_old_epochs_deleted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +22,10 @@ import penstock as ps
 from penstock.actors import run as run_module
 from penstock.bridge.session import SparkOptions
 from penstock.local.processes import LocalProcesses
+from penstock.runtime.epochs.files import LocalFiles
 from penstock.runtime.epochs.manifest import FORMAT, decode, encode
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.host import job_runner
+from penstock.runtime.host import job_runner, store_keeper
 from penstock.runtime.host.network import Network, TransportName
 from penstock.runtime.host.status import no_status
 from penstock.runtime.host.worker_process import WorkerOptions
@@ -75,6 +78,34 @@ def test_results_are_those_of_a_loop(
     assert dict(job.records("out")) == {"a": 200, "b": 400, "c": 800 - 200}
     assert len({task["worker"] for task in status["tasks"]}) == workers
     assert not workers_here()
+
+
+def test_a_killed_worker_comes_back_while_the_disk_of_the_store_is_full(
+    fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, write = threading.Event(), LocalFiles.write
+
+    def written(files: LocalFiles, name: str, *rest: Any) -> None:
+        if full.is_set() and name.startswith("manifests/"):  # the JobMaster, which writes them, is in this process
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(files, name, *rest)
+
+    monkeypatch.setattr(LocalFiles, "write", written)
+    monkeypatch.setattr(store_keeper, "_RETRY_S", 0.05)
+    flow = ticking(fresh_name(), 100_000)
+    job = ps.run(flow, workers=2, local=True, epoch_interval_s=0.1, checkpoints=str(tmp_path))
+    wait_until(lambda: job.status()["epochs"]["complete"] > 1, "an epoch is complete")
+    full.set()
+    wait_until(lambda: "No space left" in str(job.status()["epochs"]["last_failure"]), "the disk is full")
+    kill_after(job, 1, 0)
+    full.clear()
+    job.stop()
+    status = job.wait(LIMIT_S, progress=False)
+    counts = dict(job.records("out"))
+    assert sum(counts.values()) == status["records_read"]
+    for numbers in ([0, 2, 4, 6, 8], [1, 3, 5, 7, 9]):  # of one source task each
+        assert max(counts[one] for one in numbers) - min(counts[one] for one in numbers) <= 1
+    assert status["epochs"]["restarts"] == 1
 
 
 def test_a_spare_process_takes_the_place_of_a_killed_worker(

@@ -64,7 +64,7 @@ from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.host.reporting import Report
 from penstock.runtime.host.resequencer import Resequencer
 from penstock.runtime.host.status import NO_RELAY_REPORT, StatusBuilder
-from penstock.runtime.host.store_keeper import SAVEPOINT, StoreKeeper
+from penstock.runtime.host.store_keeper import SAVEPOINT, NotSaved, StoreKeeper
 from penstock.runtime.host.watched_process import LastWords
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.program.plan import Plan
@@ -738,7 +738,7 @@ class JobRunner:
         try:
             if not keeper.save(manifest):
                 return
-        except SnapshotDamaged as error:
+        except (SnapshotDamaged, NotSaved) as error:
             reason = str(error)
             self._events.put(lambda host: host.not_saved(epoch, reason, time.monotonic()))
             return

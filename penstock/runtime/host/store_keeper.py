@@ -6,7 +6,9 @@ reads all of it, slowly. What is missing or damaged is written again from its co
 lives is reported (`lost`), and the tasks that it belongs to save their whole state.
 
 The keeper must never give up a manifest half-way: while the store does not answer, nobody knows whether the manifest is
-there, so it is written again until the store answers. And it must never write a manifest that refers to a known loss.
+there, so it is written again until the store answers. A directory that takes no more, such as that of a full disk, does
+answer: the manifest is certainly not there, so the epoch is given up after some tries, and the job may continue from
+the one before when a worker dies. And the keeper must never write a manifest that refers to a known loss.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ _COLLECT_EVERY = 5
 _NOT_YET = 1000
 # The time between two tries to write to a store that does not answer.
 _RETRY_S = 1.0
+# After so many tries an epoch is given up whose manifest is certainly not there.
+_TRIES = 3
 # The store is checked after each epoch, but this takes at most this share of the keeper's time. After this many seconds
 # a check is due in any case: for a directory, and for a store whose requests may cost money.
 _LOOK_SHARE = 0.05
@@ -57,6 +61,10 @@ _EXAMINE_BYTES_S = 8 << 20
 _EXAMINE_EVERY_S = 60.0
 # The number of blobs of collected records that a manifest refers to before they are written as one.
 _COLLECTED_BLOBS_MAX = 32
+
+
+class NotSaved(StoreError):
+    """A manifest could not be written, and is certainly not there."""
 
 
 class StoreKeeper:
@@ -132,8 +140,11 @@ class StoreKeeper:
 
     def save(self, manifest: Manifest) -> bool:
         """Writes a manifest. Returns False when the keeper was closed before. Raises SnapshotDamaged when the manifest
-        refers to something lost, and StoreError when it cannot be written."""
+        refers to something lost, NotSaved when a directory takes no more, and StoreError when the manifest cannot be
+        written for another reason."""
         whole: Manifest | None = None
+        before = list(self.collected_blobs), self._collected_lost
+        tries = 0
         while not self._over.is_set():
             try:
                 if whole is None:  # afterwards nobody knows whether the manifest is there, and it must not be given up
@@ -152,12 +163,26 @@ class StoreKeeper:
                     raise
                 self._said(f"epoch {manifest.epoch}: {error}")
                 self._collect()  # in a full store, old epochs may take the room that this one needs
+                tries += 1
+                if tries >= _TRIES and self._certainly_not_there(manifest):
+                    self.collected_blobs, self._collected_lost = before
+                    raise NotSaved(str(error)) from error
                 self._over.wait(_RETRY_S)
             else:
                 self.saved(whole)
                 self._said(None)
                 return True
         return False
+
+    def _certainly_not_there(self, manifest: Manifest) -> bool:
+        """Returns whether nobody will ever find a manifest that could not be written. The last manifest of a job is
+        never given up: the job would have nothing more to do than to try again."""
+        if manifest.final or self.store.remote:  # a request may arrive late
+            return False
+        try:
+            return manifest.epoch not in self.store.epochs()
+        except StoreError:
+            return False
 
     def saved(self, manifest: Manifest) -> None:
         """Notes that a manifest is written."""
