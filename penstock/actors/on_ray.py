@@ -90,8 +90,8 @@ def _check_node_timeout(node_timeout_s: float) -> None:
     if node_timeout_s > limit_s:
         raise OptionError(
             "{node_timeout_s=} is longer than Ray itself waits for a node that it cannot reach, which is {limit} s; "
-            "give less, or make Ray wait longer: set RAY_health_check_failure_threshold (now {threshold}) in the "
-            "environment of ray start on all nodes, and of this program",
+            "give {limit} or less, or make Ray wait longer: set RAY_health_check_failure_threshold (now {threshold}) "
+            "in the environment of ray start on all nodes, and of this program",
             {"node_timeout_s": node_timeout_s},
             limit=f"{limit_s:g}",
             threshold=ray._raylet.Config.health_check_failure_threshold(),

@@ -22,7 +22,15 @@ from penstock.runtime.epochs.store import Store
 from penstock.runtime.errors import FlowError, JobExists, JobNotFound, OptionError, StoreError, UnfinishedFiles, shorten
 from penstock.runtime.exchange.channel import CREDIT_WINDOW_BYTES
 from penstock.runtime.exchange.output_cache import MEMORY_BYTES
-from penstock.runtime.host.network import NODE_TIMEOUT_S, TRANSPORTS, Network, TransportName, checked_ports, checked_tls
+from penstock.runtime.host.network import (
+    NODE_TIMEOUT_S,
+    TRANSPORTS,
+    Network,
+    TransportName,
+    checked_node_timeout,
+    checked_ports,
+    checked_tls,
+)
 from penstock.runtime.host.store_keeper import SAVEPOINT
 from penstock.runtime.host.worker_process import WorkerOptions
 from penstock.runtime.mistakes import refusing
@@ -314,7 +322,7 @@ def _network(transport: object, ports: object, tls: object, node_timeout_s: floa
             "{transport=}; it must be one of {names}", {"transport": transport}, names=", ".join(TRANSPORTS)
         )
     first, last = checked_ports(ports)
-    timeout_s = above_zero(node_timeout_s, "node_timeout_s")
+    timeout_s = checked_node_timeout(node_timeout_s)
     return Network(transport, first, last, timeout_s, checked_tls(tls, transport))
 
 

@@ -781,7 +781,7 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         "--node-timeout",
         metavar="S",
         type=seconds,
-        help=f"a machine is lost when it has not answered for S seconds ({NODE_TIMEOUT_S:g})",
+        help=f"a machine is lost when it has not answered for S seconds, 1 or more ({NODE_TIMEOUT_S:g})",
     )
     _add_driver_options(parser)
 

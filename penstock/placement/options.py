@@ -42,10 +42,16 @@ class PlacementOptions:
         if unknown := sorted(set(self.pin) - set(operators)):
             raise FlowError(f"pin names an operator {unknown[0]!r}; the flow has: {', '.join(operators)}")
         if self.at_least is not None and not (is_whole(self.at_least) and 1 <= self.at_least <= workers):
-            raise FlowError(f"at_least={self.at_least!r}; it must be 1 to {workers}, the number of workers")
+            bounds = "1 with one worker" if workers == 1 else f"1 to {workers}, the number of workers"
+            raise FlowError(f"at_least={self.at_least!r}; it must be {bounds}")
         if self.method not in METHODS:
             raise FlowError(f"placement={self.method!r}; it must be one of {', '.join(METHODS)}")
         if self.nodes is not None and not (is_whole(self.nodes) and 1 <= self.nodes <= workers):
+            if workers == 1:
+                raise OptionError(
+                    "{nodes=}; it must be 1 with one worker, because each node gets at least one; give more {workers}",
+                    {"nodes": self.nodes},
+                )
             raise OptionError(
                 "{nodes=}; it must be 1 to {most}, because each node gets at least one of the {most} workers; give "
                 "fewer {nodes} or more {workers}",

@@ -23,16 +23,23 @@ T = TypeVar("T")
 
 def seconds(duration: float | timedelta, what: str) -> float:
     """Returns a duration in seconds. Raises FlowError when it is no number and no timedelta, or NaN, or negative."""
+    found = any_seconds(duration, what)
+    if not found >= 0:  # also NaN
+        raise FlowError(f"{what}={shorten(duration)}; it must be 0 seconds or more")
+    return found
+
+
+def any_seconds(duration: float | timedelta, what: str) -> float:
+    """Returns a duration in seconds, for callers that check its bounds: it may be negative, and NaN. Raises FlowError
+    when it is no number and no timedelta."""
     if isinstance(duration, timedelta):
         duration = duration.total_seconds()
     if not isinstance(duration, int | float) or isinstance(duration, bool):
         raise FlowError(f"{what}={duration!r}; give seconds or a timedelta")
-    if not duration >= 0:  # also NaN
-        raise FlowError(f"{what}={duration!r}; it must be 0 seconds or more")
     try:
         return float(duration)
     except OverflowError:  # an int of hundreds of digits
-        return math.inf
+        return math.inf if duration > 0 else -math.inf
 
 
 def above_zero(duration: float | timedelta, what: str, otherwise: str = "") -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -76,11 +77,14 @@ def test_a_number_that_is_none_or_too_small_is_named(name: str, value: Any) -> N
         ({"trees": "binomial"}, "trees='binomial'; it must be 'auto', a number of 1 or more, or 'toggle:SECONDS'"),
         ({"trees": "toggle:0"}, "trees='toggle:0'; it must be"),
         ({"trees": 0}, "trees=0; it must be"),
-        ({"node_timeout_s": 0}, "node_timeout_s=0; it must be above 0"),
+        *(
+            ({"node_timeout_s": wrong}, rf"node_timeout_s={re.escape(repr(wrong))}; it must be 1 to 600 seconds: heart")
+            for wrong in (0, -1, math.nan, 0.001, 0.999, 600.5, 1e9, math.inf, timedelta(milliseconds=100))
+        ),
         ({"spares": 1}, "spares=1; it must be True or False"),
         ({"start_timeout_s": 0}, "start_timeout_s=0; it must be above 0"),
         ({"epoch_interval_s": 0}, "epoch_interval_s=0; it must be above 0, or None for a job without epochs"),
-        ({"placement": PlacementOptions(nodes="1")}, "nodes='1'; it must be 1 to 1"),  # type: ignore[arg-type]
+        ({"placement": PlacementOptions(nodes="1")}, "nodes='1'; it must be 1 with one worker"),  # type: ignore[arg-type]
         ({"placement": PlacementOptions(replan_s="1")}, "replan_s='1'; give seconds"),  # type: ignore[arg-type]
     ],
 )
@@ -94,7 +98,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
     [
         {"workers": 2, "parallelism": 3, "ring_bytes": 1024, "window_bytes": 1024, "cache_bytes": 1},
         {"transport": "tcp", "ports": [20_000, 20_999], "node_timeout_s": timedelta(seconds=3), "spares": False},
-        {"tls": True, "transport": "tcp", "trees": 1},
+        {"tls": True, "transport": "tcp", "trees": 1, "node_timeout_s": 1},
         {"cpus_per_worker": 0, "max_restarts": 0, "max_attempts": 1, "detached": True, "address": "local"},
         {"cpus_per_worker": 0.5, "start_timeout_s": timedelta(seconds=1), "ring_bytes": ring.MAX_CAPACITY},
     ],

@@ -185,6 +185,7 @@ def test_a_place_for_epochs_that_are_not_wanted(tmp_path: Path, capsys: pytest.C
         (["--replan", "5", "--epoch-interval", "0"], "and --epoch-interval 0 turns epochs off; leave out --replan or"),
         (["--savepoint", "/x", "--epoch-interval", "0"], "leave out --epoch-interval or --savepoint"),
         (["--nodes", "5"], "--nodes 5; it must be 1 to 2, because each node gets"),
+        (["--node-timeout", "0.1"], "--node-timeout 0.1; it must be 1 to 600 seconds: heartbeats come four times"),
         (["--ring-bytes", "5000"], "--ring-bytes 5000; it must be a power of two"),
         (["--dual", "on,delta={x}"], "--dual 'on,delta={x}': could not convert string to float: '{x}'; use 'off'"),
         (["--local", "--dual", "on"], "--dual on is not for local jobs"),

@@ -140,7 +140,7 @@ def test_a_job_without_epochs_moves_nothing(cluster: str, fresh_name: Callable[[
             {"placement": PlacementOptions(pin={"nobody": {"rack": "a"}})},
             "pin names an operator 'nobody'; the flow has",
         ),
-        ({"placement": PlacementOptions(at_least=2)}, "at_least=2; it must be 1 to 1"),
+        ({"placement": PlacementOptions(at_least=2)}, "at_least=2; it must be 1 with one worker"),
         (
             {"placement": PlacementOptions(nodes=1), "nodes": 1, "replan_s": 2.5},
             r"write placement=PlacementOptions\(..., nodes=1, replan_s=2.5\) and leave out nodes and replan_s",

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.runtime.errors import OptionError, PenstockError, shorten
+from penstock.runtime.units import any_seconds
 
 if TYPE_CHECKING:  # the command's --help needs no sockets and no rings
+    from datetime import timedelta
+
     from penstock.runtime.transport.base import NetworkTransport, PeerTransport
     from penstock.runtime.transport.certificates import Credentials, JobCertificate, Tls
     from penstock.runtime.transport.endpoint import Ports
@@ -23,6 +26,10 @@ TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
 #: The silence after which a node is lost, by default. Ray itself declares a node that it cannot reach dead after about
 #: the same time.
 NODE_TIMEOUT_S = 5.0
+# Four heartbeats: a machine that is only a little late must not be taken for lost. The most is longer than any cut of
+# a network that a job should sit through.
+_NODE_TIMEOUT_LEAST_S = 1.0
+_NODE_TIMEOUT_MOST_S = 600.0
 
 _PORT_MAX = 65_535
 _SECRET_BYTES = 32
@@ -171,6 +178,21 @@ def _certificates(given: object) -> Tls:
         TlsContexts(found)
     except BadCertificate as error:
         raise OptionError("{tls}: {problem}", problem=error) from None
+    return found
+
+
+def checked_node_timeout(given: float | timedelta) -> float:
+    """Returns the silence in seconds after which a node is lost, as a user has given it. Raises FlowError."""
+    found = any_seconds(given, "node_timeout_s")
+    if not _NODE_TIMEOUT_LEAST_S <= found <= _NODE_TIMEOUT_MOST_S:
+        raise OptionError(
+            "{node_timeout_s=}; it must be {least:g} to {most:g} seconds: heartbeats come four times a second, and "
+            "with less a machine that is just late would be lost; with more the job would stand still for long after "
+            "a machine is gone",
+            {"node_timeout_s": given},
+            least=_NODE_TIMEOUT_LEAST_S,
+            most=_NODE_TIMEOUT_MOST_S,
+        )
     return found
 
 
