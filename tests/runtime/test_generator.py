@@ -205,10 +205,13 @@ def test_a_new_reader_continues_with_the_same_sequence(rate: Any, arrivals: Any,
     assert sorted(got) == list(range(200))
 
 
+@pytest.mark.parametrize("catch_up", [True, False])
 @pytest.mark.parametrize("arrivals", ["constant", "poisson"])
-def test_after_a_restart_the_distances_stay(arrivals: Any) -> None:
+def test_after_a_restart_the_distances_stay(arrivals: Any, catch_up: bool) -> None:
     def source(clock: Clock) -> Generator:
-        return Generator(lambda i: i, [(100, 1), (1000, 1)], limit=9000, arrivals=arrivals, clock=clock)
+        return Generator(
+            lambda i: i, [(100, 1), (1000, 1)], limit=9000, arrivals=arrivals, catch_up=catch_up, clock=clock
+        )
 
     clock = Clock()
     whole = [at for at, _ in run(source(clock), clock)]

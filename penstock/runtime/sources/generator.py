@@ -48,7 +48,7 @@ class Generator(Source):
     `splits`: how many tasks can share the work (None: all tasks of the source); task t makes the indexes t, t +
     splits, ...
     `catch_up`: False lets a task that is more than 0.1 s late shift the rest of its schedule by the delay,
-    instead of making all that is due at once.
+    instead of making all that is due at once. A task that has gone back to an epoch is not late: see Offset.
     `clock`: nanoseconds, in place of the job's clock.
 
     Latency counts from the time when a record was due, so it includes the time by which the job was late for
@@ -58,7 +58,8 @@ class Generator(Source):
     index).
 
     Offset: the number of records that the split made; a restarted source continues with the next one, which is
-    then due at once; the later ones follow at their usual distances.
+    then due at once; the later ones follow at their usual distances, with `catch_up` or without. So a task that
+    goes back to an epoch while others continue stays behind them for good, by that epoch and the recovery.
     """
 
     @renamed(duration="duration_s")
