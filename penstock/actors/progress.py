@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from types import TracebackType
 from typing import Any
 
@@ -210,15 +211,19 @@ def epochs(status: dict[str, Any]) -> str:
 
 
 def processes(status: dict[str, Any]) -> list[str]:
-    """Returns a line for each worker, for each machine that is silent or lost, and one for all relays. Nodes are named
-    when there is more than one."""
+    """Returns a line for each worker, for each machine that is silent or lost or has come back under another id, and
+    one for all relays. Nodes are named when there is more than one, and with their ids when they have the same name."""
     placement = status["placement"]
-    names = {machine["node_id"]: machine["name"] for machine in placement["machines"]}
-    names.update(zip(placement["node_ids"], (node["name"] for node in placement["nodes"]), strict=False))
+    hosts = {one["node_id"]: one["name"].removesuffix(f" ({one['node_id'][:8]})") for one in placement["machines"]}
+    hosts.update(zip(placement["node_ids"], (node["name"] for node in placement["nodes"]), strict=False))
+    with_name = Counter(hosts.values())
     nodes = {worker["node_id"] for worker in status["workers"]} | set(placement["node_ids"])
 
     def name(node_id: str) -> str:
-        return str(names.get(node_id, node_id[:8]))
+        host = hosts.get(node_id)
+        if host is None:
+            return node_id[:8]
+        return host if with_name[host] == 1 else f"{host} ({node_id[:8]})"
 
     lines = []
     for worker in status["workers"]:
@@ -230,9 +235,10 @@ def processes(status: dict[str, Any]) -> list[str]:
         elif worker["silent_s"] >= _SILENT_S:
             said += f", silent for {worker['silent_s']:.0f} s"
         lines.append(said)
+    lost = {hosts[machine["node_id"]] for machine in placement["machines"] if machine["state"] == "lost"}
     for machine in placement["machines"]:
-        if machine["state"] in ("silent", "lost"):
-            how = "lost" if machine["state"] == "lost" else f"silent for {machine['silent_s']:.0f} s"
+        if machine["state"] in ("silent", "lost") or hosts[machine["node_id"]] in lost:
+            how = f"silent for {machine['silent_s']:.0f} s" if machine["state"] == "silent" else machine["state"]
             lines.append(f"machine {machine['name']}: {how}")
     if status["relays"]:
         lines.append("relays: " + ", ".join(f"{name(one['node_id'])} {one['state']}" for one in status["relays"]))

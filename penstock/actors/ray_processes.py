@@ -63,7 +63,7 @@ class RayProcesses:
         self.relays = (
             None
             if network is None or network.everywhere
-            else RayRelays(job, network, options.ring_bytes, self._watched)
+            else RayRelays(job, network, options.ring_bytes, self._watched, nodes.name)
         )
         self._handles: dict[int, RayActor] = {}  # of the present processes
         self._start_timeout_s = start_timeout_s
@@ -133,7 +133,9 @@ class RayProcesses:
             except Exception as error:  # whatever Ray, or a user's module, raises
                 ray.kill(spare)
                 if not self._spares_failed:
-                    logger.info("no spare process could be started on node %s: %s", node_id[:8], first_line(error))
+                    logger.info(
+                        "no spare process could be started on node %s: %s", self._nodes.name(node_id), first_line(error)
+                    )
                 self._spares_failed = True
                 continue
             with self._lock:

@@ -36,7 +36,7 @@ class Relay:
 
 class RayRelays:
     """Starts the relays of a job, and ends them. `watched`: returns who looks after a process that has said this of
-    itself, before a deadline. Safe to use from several threads."""
+    itself, before a deadline. `node_name`: see RelayStarter. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -44,11 +44,13 @@ class RayRelays:
         network: Network,
         ring_bytes: int | None,
         watched: Callable[[dict[str, Any], float], WatchedProcess],
+        node_name: Callable[[str], str],
     ) -> None:
         self._job = job
         self._network = network
         self._ring_bytes = ring_bytes
         self._watched = watched
+        self.node_name = node_name
         self._lock = threading.Lock()
         self._closed = False
         self._actors: dict[int, Any] = {}

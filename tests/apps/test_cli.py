@@ -288,6 +288,30 @@ def test_the_processes_of_a_job_on_several_machines() -> None:
     ]
 
 
+def test_a_machine_that_came_back_is_told_from_the_lost_one_of_its_name() -> None:
+    back, gone, far = "6bc20f8f77", "28a2fe3f96", "0d16e8cd58"
+    status = {**no_status("job", "RUNNING"), "workers": workers_on("a1", back)}
+    status["placement"]["nodes"] = [{"name": name, "workers": 1} for name in ("left", "right")]
+    status["placement"]["node_ids"] = ["a1", back]
+    status["placement"]["machines"] = [
+        {"node_id": gone, "name": "right (28a2fe3f)", "state": "lost", "silent_s": 5.0},
+        {"node_id": far, "name": "far (0d16e8cd)", "state": "lost", "silent_s": 5.0},
+        {"node_id": back, "name": "right (6bc20f8f)", "state": "ok", "silent_s": 0.0},
+    ]
+    status["relays"] = [
+        {"number": 1, "node_id": "a1", "state": "ready", "pid": 5},
+        {"number": 2, "node_id": back, "state": "starting", "pid": None},
+    ]
+    assert progress.processes(status) == [
+        "worker 0 on left: process 170, 1 task",
+        "worker 1 on right (6bc20f8f): process 171, 1 task",
+        "machine right (28a2fe3f): lost",
+        "machine far (0d16e8cd): lost",
+        "machine right (6bc20f8f): ok",
+        "relays: left ready, right (6bc20f8f) starting",
+    ]
+
+
 class Rescaled:
     """A job of three operators, of which two are fused."""
 

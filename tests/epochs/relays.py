@@ -70,7 +70,7 @@ class Relays:
         reached = node is not None and nodes.hears(node) and nodes.is_heard(node)
         if node is None or not reached or self.rng.random() < cluster.faults.stillborn:
             cluster.counts["relays not started"] += 1
-            cluster._do(cluster.host.relay_died(number, "it could not be started", cluster.now))
+            cluster._do(cluster.host.relay_died(number, command.node_id, "it could not be started", cluster.now))
             return
         cluster.lives += 1
         ends = Ends(cluster.network, number, cluster.lives, node, cluster.faults.capacity, self.rng, far=True)
@@ -115,7 +115,11 @@ class Relays:
     def _tell_of_death(self, life: RelayLife, after_s: float) -> None:
         cluster = self._cluster
         life.wanted = False
-        cluster._after(after_s, lambda: cluster._do(cluster.host.relay_died(life.number, "it has died", cluster.now)))
+
+        def died() -> None:
+            cluster._do(cluster.host.relay_died(life.number, "its node", "it has died", cluster.now))
+
+        cluster._after(after_s, died)
 
     def node_lost(self, node: Node) -> None:
         """The JobMaster has given up a node."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -28,6 +30,8 @@ from penstock.runtime.host.commands import (
     TellRelay,
 )
 from penstock.runtime.host.job_host import Found, HostOptions, JobHost
+from penstock.runtime.host.processes import RelayHandle
+from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.lifecycle import InvalidTransition
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
@@ -439,9 +443,31 @@ def relays_obey(job: Job) -> list[TellRelay]:
     return told
 
 
+class NoRelays:
+    """Starts no relay."""
+
+    def node_name(self, node_id: str) -> str:
+        return f"host-1 ({node_id})"
+
+    def start_relay(self, number: int, node_id: str, deadline: float) -> RelayHandle:
+        raise OSError("no room")
+
+
+def test_the_message_of_a_lost_relay_names_its_node_as_that_of_a_lost_worker_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    job, (first, _) = with_relays()
+    events: SimpleQueue[Callable[[JobHost], list[HostCommand]]] = SimpleQueue()
+    runner = RelayRunner(NoRelays(), events.put, 10.0, 10.0)
+    runner.carry_out(StartRelay(first, "28a2fe3f"))
+    job.take(events.get(timeout=60.0)(job.host))
+    runner.close()
+    assert "job to_all: a relay of node host-1 (28a2fe3f) is lost: it could not be started: no room" in caplog.text
+
+
 def test_relays_start_with_a_job_and_are_replaced_when_they_die() -> None:
     job, (first, second) = with_relays()
-    job.take(job.host.relay_died(first, "it was killed", job.now))
+    job.take(job.host.relay_died(first, "left", "it was killed", job.now))
     assert job.maps[0].of_worker == job.maps[1].of_worker == {1: second}
     due = job.host.due()
     assert due is not None

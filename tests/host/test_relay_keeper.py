@@ -102,7 +102,7 @@ class World:
 
     def kill_relay(self, number: int) -> None:
         del self.relays[number]
-        self.take(self.keeper.relay_died(number, "it was killed", self.now))
+        self.take(self.keeper.relay_died(number, "left (aabb)", "it was killed", self.now))
 
     def lose(self, machine: str) -> None:
         """A machine is lost: its workers go to others."""

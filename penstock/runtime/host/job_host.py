@@ -452,9 +452,9 @@ class JobHost:
         """Notes that a relay has done what a TellRelay asked for."""
         return self._of_relays(lambda relays: relays.relay_knows(number, now), now)
 
-    def relay_died(self, number: int, reason: str, now: float) -> list[HostCommand]:
-        """Notes that a relay has died, or could not be started."""
-        return self._of_relays(lambda relays: relays.relay_died(number, reason, now), now)
+    def relay_died(self, number: int, node: str, reason: str, now: float) -> list[HostCommand]:
+        """Notes that a relay has died, or could not be started. `node`: its node's name, for people."""
+        return self._of_relays(lambda relays: relays.relay_died(number, node, reason, now), now)
 
     def _of_relays(self, event: Callable[[RelayKeeper], list[RelayCommand]], now: float) -> list[HostCommand]:
         assert self._relays is not None

@@ -70,6 +70,10 @@ class RelayStarter(Protocol):
         error."""
         ...
 
+    def node_name(self, node_id: str) -> str:
+        """Returns the name of a node, for people."""
+        ...
+
 
 class Processes(Protocol):
     """Starts the processes of a job's workers. Safe to use from several threads."""

@@ -174,8 +174,8 @@ class RelayKeeper:
             relay.known = relay.unconfirmed.popleft()
         return self._settled(now)
 
-    def relay_died(self, number: int, reason: str, now: float) -> list[RelayCommand]:
-        """Notes that a relay has died, or could not be started."""
+    def relay_died(self, number: int, node: str, reason: str, now: float) -> list[RelayCommand]:
+        """Notes that a relay has died, or could not be started. `node`: its node's name, for people."""
         for home in self._homes.values():
             relay = home.relay
             if relay is not None and relay.number == number:
@@ -183,7 +183,7 @@ class RelayKeeper:
                     home.backoff.succeeded()
                 home.relay = None
                 home.again_at = now + home.backoff.failed()
-                logger.warning("job %s: a relay of node %s is lost: %s", self._job, home.node_id[:8], reason)
+                logger.warning("job %s: a relay of node %s is lost: %s", self._job, node, reason)
         return self._settled(now)
 
     def tick(self, now: float) -> list[RelayCommand]:

@@ -87,10 +87,11 @@ class RelayRunner:
     def _start(self, command: StartRelay) -> None:
         """Starts a relay, and waits until its process has ended. Runs in a thread of its own."""
         number = command.number
+        node = self._starter.node_name(command.node_id)  # later, the job may know nothing of a node that is lost
         try:
             handle = self._starter.start_relay(number, command.node_id, time.monotonic() + self._start_timeout_s)
         except Exception as error:  # whatever the carrier raises: a job runs without relays too
-            self._died(number, f"it could not be started: {error}")
+            self._died(number, node, f"it could not be started: {error}")
             return
         with self._lock:
             wanted = number in self._wanted and not self._closed.is_set()
@@ -109,11 +110,11 @@ class RelayRunner:
             _, crash = handle.process.last_words() or LastWords()
             reason = f"{error}; its own doing: {crash.what}" if crash else str(error)
         handle.kill()
-        self._died(number, reason)
+        self._died(number, node, reason)
 
-    def _died(self, number: int, reason: str) -> None:
+    def _died(self, number: int, node: str, reason: str) -> None:
         self._forget(number)
-        self._put(lambda host: host.relay_died(number, reason, time.monotonic()))
+        self._put(lambda host: host.relay_died(number, node, reason, time.monotonic()))
 
     def _tell(self, command: TellRelay) -> None:
         number = command.number
