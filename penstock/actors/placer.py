@@ -178,7 +178,15 @@ class Placer:
             tasks=len(topology),
             running=running,
         )
-        verdict = decide(running, new, topology.graph, options, self._node_cost(), self._core_bytes_per_s())
+        verdict = decide(
+            running,
+            new,
+            topology.graph,
+            options,
+            self._node_cost(),
+            self._core_bytes_per_s(),
+            records=monitor.records(plan),
+        )
         if self._verdict is None or verdict.reason != self._verdict.reason:
             logger.info("job %s: %s", plan.name, verdict.reason)
         self._verdict = verdict

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.placement.topology import Topology, of_plan
-from penstock.placement.traffic import TrafficGraph
+from penstock.placement.traffic import Floats, TrafficGraph
 from penstock.runtime.program.plan import Plan
 
 # The cores that each task counts in addition to the time that it runs, so that tasks that do nothing yet are assigned
@@ -113,13 +113,20 @@ class Monitor:
     def topology(self, plan: Plan) -> Topology:
         """Returns the topology of the plan with measured CPU (cores) and traffic (bytes a second, with RECORD_BYTES for
         each record)."""
+        cores = [self._seen[task.number].cores if task.number in self._seen else 0.0 for task in plan.tasks]
+        graph = self._graph(plan, RECORD_BYTES, 1.0, np.array(cores) + _AT_REST)
+        return replace(of_plan(plan), graph=graph)
+
+    def records(self, plan: Plan) -> TrafficGraph:
+        """Returns the graph of the plan's tasks with the records a second that they exchange as traffic."""
+        return self._graph(plan, 1.0, 0.0, None)
+
+    def _graph(self, plan: Plan, of_record: float, of_byte: float, cpu: Floats | None) -> TrafficGraph:
         number = {task.number: place for place, task in enumerate(plan.tasks)}
         edges = [
-            (number[task], number[target], size + RECORD_BYTES * records)
+            (number[task], number[target], of_byte * size + of_record * records)
             for task, seen in self._seen.items()
             for target, (records, size) in seen.rates.items()
             if task in number and target in number
         ]
-        cores = [self._seen[task.number].cores if task.number in self._seen else 0.0 for task in plan.tasks]
-        graph = TrafficGraph.of(len(plan.tasks), edges, cpu=np.array(cores) + _AT_REST)
-        return replace(of_plan(plan), graph=graph)
+        return TrafficGraph.of(len(plan.tasks), edges, cpu=cpu)

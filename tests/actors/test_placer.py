@@ -159,9 +159,9 @@ def test_plans_are_made_with_what_hops_cost_as_measured(
         used.append((node_cost,))
         return placer_module_planned(*arguments, node_cost=node_cost, **more)
 
-    def decide(*arguments: Any) -> Any:
+    def decide(*arguments: Any, **more: Any) -> Any:
         used[-1] += arguments[-2:]
-        return placer_module_decide(*arguments)
+        return placer_module_decide(*arguments, **more)
 
     placer_module_planned, placer_module_decide = placer_module.planned, placer_module.decide
     monkeypatch.setattr(placer_module, "planned", planned)
