@@ -175,7 +175,8 @@ class RayProcesses:
         except RayActorError as error:
             raise CannotStart(first_line(error), "died") from error
         except Exception as error:  # of the worker's own
-            raise CannotStart(f"a worker could not start: {first_line(error)}", "program") from error
+            where = self._nodes.name(self._nodes.node_id(worker))
+            raise CannotStart(f"a worker could not start on node {where}: {first_line(error)}", "program") from error
         with self._lock:
             if first:
                 self._loading.add(worker)

@@ -80,7 +80,7 @@ These exceptions are no PenstockErrors. All but the last two are turned into one
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from string import Formatter
 
 
@@ -250,10 +250,48 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+# How much of a repr is made at most, to tell how long it is.
+_WRITTEN_MOST = 20_000
+_BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), set: ("{", "}")}
+
+
+def _written(value: object, most: int, inside: tuple[int, ...] = ()) -> Iterator[str]:
+    """Yields the pieces of repr(value). Of a text only so much is taken that its repr has more than `most` characters.
+    `inside`: the containers, by their ids, that this value is in. Python's own repr writes all of a container before
+    anyone can cut it."""
+    kind = type(value)
+    if kind in (str, bytes, bytearray) and len(value) > most:  # type: ignore[arg-type]
+        yield repr(value[: most + 1])  # type: ignore[index]
+    elif kind in _BRACKETS and value:
+        opening, closing = _BRACKETS[kind]
+        if id(value) in inside:
+            yield f"{opening}...{closing}"
+            return
+        inside = (*inside, id(value))
+        yield opening
+        between = ""
+        for item in value:  # type: ignore[attr-defined]
+            yield between
+            between = ", "
+            yield from _written(item, most, inside)
+            if kind is dict:
+                yield ": "
+                yield from _written(value[item], most, inside)  # type: ignore[index]
+        yield f",{closing}" if kind is tuple and len(value) == 1 else closing  # type: ignore[arg-type]
+    else:
+        yield str.__str__(repr(value))  # a plain str, also of a class derived from it
+
+
 def shorten(value: object, limit: int = 200) -> str:
-    """repr(value), shortened to `limit` characters; raises nothing but Ctrl-C, whatever the object's own repr does."""
+    """repr(value), shortened to `limit` characters; raises nothing but Ctrl-C, whatever the object's own repr does.
+    Texts, bytes and containers of any size cost no more than a long text does."""
+    most = max(limit, _WRITTEN_MOST)
+    text = ""
     try:
-        text = str.__str__(repr(value))  # a plain str, also of a class derived from it
+        for piece in _written(value, most):
+            text += piece
+            if len(text) > most:
+                return f"{text[: limit - 36]}... (more than {most:,} characters)"
     except BaseException as error:  # a repr may call sys.exit(), too
         if is_interrupt(error):
             raise

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -19,7 +20,9 @@ from penstock.actors.placer import Placer
 from penstock.placement.groups import Machine
 from penstock.placement.options import PlacementOptions
 from penstock.runtime.errors import NotEnoughResources
+from penstock.runtime.host.processes import CannotStart
 from penstock.runtime.host.worker_process import WorkerOptions
+from penstock.runtime.transport.ring import RingNoSpace
 
 JOB = "job"
 
@@ -162,3 +165,19 @@ def test_a_node_that_was_slow_at_the_start_is_asked_again(
     assert spread(found) == [("here", 2), ("slow", 2)]
     assert not found.is_lost("slow")
     assert clock.now_s <= answers_at_s + 2.0
+
+
+def test_a_worker_that_cannot_start_is_told_with_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise RingNoSpace("/dev/shm has 0 free")
+
+    MadeUp(monkeypatch, a=1, b=4)
+    monkeypatch.setattr(ray_processes, "_get", full)
+    actor = MagicMock()
+    monkeypatch.setattr(ray_processes.ray, "remote", lambda _: actor)
+    monkeypatch.setattr(ray_processes.ray, "kill", lambda _: None)
+    found = reserved(PlacementOptions(nodes=2), 2)
+    processes = ray_processes.RayProcesses(JOB, found, None, 2, 1.0, WorkerOptions(None, 1024), 60.0, 60.0)
+    worker = next(worker for worker in range(2) if found.node_id(worker) == "b")
+    with pytest.raises(CannotStart, match=r"could not start on node b \(b\): .*/dev/shm has 0 free"):
+        processes.start(worker, 0, 0, b"", 1e9)

@@ -435,7 +435,7 @@ def test_rings_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_no_space_names_the_sizes(small_tmpfs: Path) -> None:
-    with pytest.raises(RingNoSpace, match=r"a ring of 2097152 bytes.* free of 1048576.*smaller capacity"):
+    with pytest.raises(RingNoSpace, match=r"a ring of 2097152 bytes.* free of 1048576.*smaller capacity \(ring_bytes"):
         Ring.create(2 * 1024 * 1024, directory=str(small_tmpfs))
     Ring.create(64 * 1024, directory=str(small_tmpfs)).close()
 

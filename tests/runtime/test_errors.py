@@ -5,7 +5,13 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+import tracemalloc
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime.errors import shorten
 
 PACKAGE = Path(__file__).parents[2] / "penstock"
 ERRORS = PACKAGE / "runtime" / "errors.py"
@@ -50,3 +56,45 @@ def test_the_tree_has_every_exception_of_the_package() -> None:
     in_code = defined()
     assert in_code.pop("PenstockError") == "Exception"
     assert drawn() == in_code, "correct the tree in the docstring of penstock/runtime/errors.py"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["it's", b"a", bytearray(b"b"), [], (), (1,), {}, set(), {1}, [1, ("a", {"k": [b"x"]})], {"a": {2.5, None}}],
+    ids=repr,
+)
+def test_a_short_value_is_told_by_its_repr(value: object) -> None:
+    assert shorten(value) == repr(value)
+
+
+def test_a_container_in_itself_is_told() -> None:
+    value: list[Any] = [1]
+    value.append({"again": value})
+    assert shorten(value) == repr(value)
+
+
+MANY = 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("value", "begins"),
+    [
+        ("x" * MANY, "'xxx"),
+        (b"x" * MANY, "b'xxx"),
+        ({"blob": bytearray(MANY)}, "{'blob': bytearray(b'"),
+        ((1, "x" * MANY), "(1, 'xxx"),
+        ([0] * MANY, "[0, 0, "),
+    ],
+    ids=["text", "bytes", "field", "tuple", "items"],
+)
+def test_a_huge_value_is_told_without_its_whole_repr(value: object, begins: str) -> None:
+    tracemalloc.start()
+    try:
+        told = shorten(value)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert told.startswith(begins)
+    assert told.endswith("... (more than 20,000 characters)")
+    assert len(told) <= 200
+    assert most < MANY / 4

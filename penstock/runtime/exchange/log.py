@@ -523,7 +523,7 @@ class OutLog:
         self.errors.handle(
             batch[0] if isinstance(batch, list) else batch.values[0],
             ValueError(
-                f"the record takes {size:,} bytes encoded, a message of this channel at most {largest:,}; "
+                f"the record takes {size:,} bytes encoded, and may take {largest:,} at most; "
                 f"{self._transport.remedy(size + ADDRESS_BYTES + DESTINATION_BYTES)}"
             ),
         )

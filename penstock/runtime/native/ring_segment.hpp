@@ -45,8 +45,8 @@ class Segment {
                             std::to_string(s.bytes_) + " bytes of shared memory; " + directory + " has " +
                             std::to_string(uint64_t(v.f_bavail) * v.f_frsize) + " free of " +
                             std::to_string(uint64_t(v.f_blocks) * v.f_frsize) +
-                            ": choose a smaller capacity, or enlarge the shared memory (mount -o "
-                            "remount,size=..., or the container's --shm-size)");
+                            ": choose a smaller capacity (ring_bytes of a job), or enlarge the shared memory "
+                            "(mount -o remount,size=..., or the container's --shm-size)");
         }
         if (error != 0)
             throw RingFault("RingError", "cannot claim " + std::to_string(s.bytes_) + " bytes in " + directory + ": " +

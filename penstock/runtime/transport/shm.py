@@ -176,7 +176,9 @@ class ShmTransport(PeerTransport):
     def remedy(self, size: int) -> str:
         if not self._grows:
             return super().remedy(size)
-        return f"the most is {LARGEST_MESSAGE:,} bytes, or a third of the free /dev/shm; keep larger things in files"
+        return (
+            "the most is a little less than 128 MiB, or than a third of the free /dev/shm; keep larger things in files"
+        )
 
     def leave(self) -> bool:
         for worker, (_, producer) in self._peers.items():

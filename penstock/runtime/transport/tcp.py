@@ -217,7 +217,7 @@ class TcpTransport(NetworkTransport):
     def remedy(self, size: int) -> str:
         if not self._grows:
             return super().remedy(size)
-        return f"the most is {LARGEST_BODY:,} bytes; keep larger things in files"
+        return "the most is a little less than 128 MiB; keep larger things in files"
 
     def send(self, worker: int, task: int, parts: Sequence[Buffer]) -> bool:
         out = self._out.get(worker)
