@@ -32,6 +32,7 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── NotAnswered               Spark has not answered a micro-batch: the tasks run it
     ├── NotTheSame                Spark might answer otherwise than the tasks: the tasks run this micro-batch
     ├── StoreError                the checkpoint store cannot be used as asked; trying again will not help
+    │   ├── NotSaved              a manifest could not be written, and is certainly not there
     │   ├── StoreUnreachable      it did not answer or has no room; a later try may work, nothing is known to be lost
     │   └── SnapshotDamaged       what was read is not what was written; no later try mends it, an older epoch may do
     ├── DirectoryLocked           another process has locked a directory that only one may use at a time
