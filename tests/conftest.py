@@ -56,10 +56,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.ray)
 
 
-def pytest_collection_finish() -> None:
-    """What thousands of tests consist of stays to the end: the garbage collector need not look through it each time."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
+    """Gives the tests that use the cluster other names while pytest-xdist tells its scheduler the names of all tests.
+
+    What thousands of tests consist of stays to the end: the garbage collector need not look through it each time.
+    """
+    items = session.items
+    if hasattr(session.config, "workerinput"):  # this is one of several processes
+        session.items = [_Named(f"{item.nodeid}{scheduling.CLUSTER}") if uses_cluster(item) else item for item in items]  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        session.items = items
     gc.collect()
     gc.freeze()
+
+
+class _Named:
+    """A test of which only the name is asked."""
+
+    def __init__(self, nodeid: str) -> None:
+        self.nodeid = nodeid
+
+
+def uses_cluster(item: pytest.Item) -> bool:
+    """Whether a test uses the fixture `cluster`. A parameter that is marked `ray` stands for a test that asks for the
+    fixture when it runs."""
+    marks = getattr(getattr(item, "callspec", None), "marks", ())
+    return "cluster" in getattr(item, "fixturenames", ()) or any(mark.name == "ray" for mark in marks)
 
 
 @pytest.fixture(scope="session", autouse=True)

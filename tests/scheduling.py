@@ -2,12 +2,14 @@
 What takes long begins first.
 
 Files whose tests share nothing but the session-wide cluster are dealt out test by test, so that no process is left with
-a long file at the end.
+a long file at the end. Two processes run all tests that use such a cluster: each process of these tests has a cluster
+of its own, which takes time of the cores for as long as the suite runs, also while nobody uses it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
@@ -36,7 +38,10 @@ APART = (
     "tests/hosts/test_hosts.py",
     "tests/ring/test_stress.py",
 )
-
+#: Ends the name under which the scheduler knows a test that uses the cluster (tests/conftest.py).
+CLUSTER = "@cluster"
+#: How many processes have a cluster, unless only tests that use it are left.
+CLUSTERS = 2
 
 #: What takes longest. A process that began one of these at the end would run on alone when the others have ended.
 FIRST = (
@@ -65,6 +70,7 @@ FIRST = (
 
 def scope(nodeid: str) -> str:
     """Returns the name of those tests that run in one process, in a row."""
+    nodeid = nodeid.removesuffix(CLUSTER)
     for shared in (SPARK, WORLD):
         if nodeid.startswith(shared):
             return shared[0]
@@ -86,6 +92,10 @@ class ByFixture(LoadScopeScheduling):
 
     _ordered = False
 
+    def __init__(self, config: Any, log: Any = None) -> None:
+        super().__init__(config, log)
+        self._with_cluster: set[WorkerController] = set()
+
     def schedule(self) -> None:
         self.config.option.loadscopereorder = False  # it would begin with what has many tests, which are short
         super().schedule()
@@ -95,7 +105,25 @@ class ByFixture(LoadScopeScheduling):
             self._ordered = True
             for scope in long_first(list(self.workqueue)):
                 self.workqueue.move_to_end(scope)
+        self.workqueue.move_to_end(self._next_for(node), last=False)
         super()._assign_work_unit(node)
+
+    def _next_for(self, node: WorkerController) -> str:
+        """Returns the scope that a process is given: one that uses the cluster, as long as there are any, if the
+        process has a cluster or is to have one."""
+        wanted = node in self._with_cluster or len(self._with_cluster) < CLUSTERS
+        scopes = self.workqueue
+        chosen = next((scope for scope in scopes if self._needs_cluster(scope) == wanted), next(iter(scopes)))
+        if self._needs_cluster(chosen):
+            self._with_cluster.add(node)
+        return chosen
+
+    def _needs_cluster(self, scope: str) -> bool:
+        return any(test.endswith(CLUSTER) for test in self.workqueue[scope])
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        self._with_cluster.discard(node)
+        return super().remove_node(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return scope(nodeid)

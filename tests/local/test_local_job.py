@@ -312,13 +312,13 @@ def program(script: str, *arguments: str, **options: Any) -> subprocess.Popen[st
 
 
 SLOW = """
-    import sys, penstock as ps
+    import sys, time, penstock as ps
     from tests.local.test_local_job import ticking
     if __name__ == "__main__":
         name, place, records = sys.argv[1:]
         job = ps.run(ticking(name, int(records)), workers=2, local=True, epoch_interval_s=0.2, checkpoints=place)
         while job.status().get("epochs", {}).get("complete", 0) < 2:
-            pass
+            time.sleep(0.05)
         print(*[worker["pid"] for worker in job.status()["workers"]], flush=True)
         print(job.wait(progress=False)["state"], flush=True)
 """
@@ -405,7 +405,7 @@ def test_ctrl_c_stops_the_sources_and_what_was_read_comes_through() -> None:
 def test_a_class_of_the_main_script_is_one_class_in_all_that_the_host_sends() -> None:
     """A rescale sends the plan, with the functions of the script, to workers that have loaded it before."""
     script = """
-        import penstock as ps
+        import time, penstock as ps
         class Order:
             def __init__(self, user, cents): self.user, self.cents = user, cents
         def add(ctx, key, order):
@@ -419,7 +419,7 @@ def test_a_class_of_the_main_script_is_one_class_in_all_that_the_host_sends() ->
             orders.key_by(lambda order: order.user % 3).process(add, name="add").write(ps.sinks.Collect(), name="out")
             job = ps.run(flow, workers=2, local=True, epoch_interval_s=0.1)
             while job.status().get("records_written", 0) == 0:
-                pass
+                time.sleep(0.05)
             job.rescale("add", 3)
             job.wait(progress=False)
             found = job.records("out")

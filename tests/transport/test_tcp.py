@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import select
+import selectors
 import socket
 import threading
 import time
@@ -512,13 +513,15 @@ def test_a_peer_that_leaves_in_the_middle_of_tls_is_no_stranger(caplog: pytest.L
 
 def _pass_on(one: socket.socket, other: socket.socket) -> None:
     """Passes on what comes, until one end has hung up."""
-    to = {one: other, other: one}
-    while True:
-        for source in select.select([*to], [], [], LIMIT_S)[0]:
-            data = source.recv(65536)
-            if not data:
-                return
-            to[source].sendall(data)
+    with selectors.DefaultSelector() as ready:  # not select(), whose file descriptors must be below 1024
+        ready.register(one, selectors.EVENT_READ, other)
+        ready.register(other, selectors.EVENT_READ, one)
+        while True:
+            for source, _ in ready.select(LIMIT_S):
+                data = source.fileobj.recv(65536)  # type: ignore[union-attr]
+                if not data:
+                    return
+                source.data.sendall(data)
 
 
 def test_who_says_nothing_or_little_is_shown_out(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
