@@ -10,11 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from penstock.runtime.host import node_agent
 from penstock.runtime.host.control import End
-from penstock.runtime.host.node_agent import NodeAgent, NodeLine
+from penstock.runtime.host.node_agent import BEAT_S, NodeAgent, NodeLine
 from penstock.runtime.transport.endpoint import Ports
 from penstock.runtime.worker.blackbox import Note
 from tests.e2e.processes import LIMIT_S, wait_until
@@ -158,6 +163,55 @@ def test_a_node_that_does_not_answer_is_lost_once(started: Started) -> None:
     wait_until(lambda: lost, "it is lost")
     assert lost == ["its node there has not answered for 1 s"]
     line.close()
+
+
+class Seconds:
+    """A clock, and an event for which nobody waits in vain: the time passes at once."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.set_ = False
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def monotonic_ns(self) -> int:
+        return round(self.now * 1e9)
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds + 0.001  # a thread never wakes too early
+        return self.set_
+
+    def is_set(self) -> bool:
+        return self.set_
+
+    def set(self) -> None:
+        self.set_ = True
+
+
+class Nobody:
+    """In place of a ControlClient: what is asked gets no answer."""
+
+    def __init__(self, end: End, name: str) -> None: ...
+
+    def ask(self, method: str, *arguments: Any) -> Future[Any]:
+        return Future()
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("limit_s", [1.0, 2.0, 3.0, 5.0, 5.1, 6.0, 7.9, 30.0])
+def test_a_node_is_lost_soon_after_its_limit(limit_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Seconds()
+    monkeypatch.setattr(node_agent, "time", clock)
+    monkeypatch.setattr(node_agent, "ControlClient", Nobody)
+    threads = SimpleNamespace(Event=lambda: clock, Lock=threading.Lock, Thread=threading.Thread)
+    monkeypatch.setattr(node_agent, "threading", threads)
+    lost: SimpleQueue[float] = SimpleQueue()
+    line = NodeLine("there", End("nowhere", b""), limit_s, lambda reason: lost.put(clock.now))
+    waited = lost.get(timeout=LIMIT_S) - 1000.0
+    line.close()
+    assert limit_s <= waited <= limit_s + 2.5 * BEAT_S + 0.01 * limit_s
 
 
 def test_a_pause_within_the_limit_is_slow_and_no_loss(started: Started) -> None:

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 BEAT_S = 0.25
 # An answer to a heartbeat that takes longer than this shows that the machine, or the way to it, is slow.
 _SLOW_S = 0.25
-# How often an agent looks within its limit whether the JobMaster is silent, and a JobMaster whether a node is.
+# How often an agent looks within its limit whether the JobMaster is silent. A JobMaster looks at each heartbeat.
 _LOOKS = 20
 # How long the JobMaster waits for what an agent says of a process. Afterwards it continues as if it did not know.
 _ANSWER_S = 2.0
@@ -195,8 +195,9 @@ class NodeLine:
         self._client.close()
 
     def _beat(self) -> None:
-        silence: SilenceDetector[str] = SilenceDetector(self._limit_s, looks=_LOOKS)
-        looked = time.monotonic()
+        # The detector must expect a look at each heartbeat: it counts no more than it expects for a look that is late.
+        looks = max(1, round(self._limit_s / BEAT_S))
+        silence: SilenceDetector[str] = SilenceDetector(self._limit_s, time.monotonic, looks=looks)
         while not self._closed.is_set():
             with self._lock:
                 waits = self._asked_at is not None
@@ -205,11 +206,9 @@ class NodeLine:
             if not waits:
                 self._ask_for_time()
             self._closed.wait(BEAT_S)
-            if time.monotonic() - looked < silence.period_s:
-                continue
-            looked = time.monotonic()
             with self._lock:
-                silent = [self.name] if self._asked_at is not None and looked - self._asked_at > BEAT_S else []
+                late = self._asked_at is not None and time.monotonic() - self._asked_at > BEAT_S
+                silent = [self.name] if late else []
             if silence.look(silent):
                 self._lost(f"its node {self.name} has not answered for {self._limit_s:g} s")
                 return
