@@ -19,8 +19,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
 from penstock.runtime.units import Seconds
 
@@ -86,7 +84,8 @@ def _fullest(placed: Placement, graph: TrafficGraph) -> float:
 
 def _at(tasks: Bools, records: TrafficGraph) -> float:
     """Returns how many records a second these tasks take in and put out."""
-    return float(np.repeat(tasks, np.diff(records.starts)) @ records.traffic)
+    starts = records.starts
+    return float(tasks.repeat(starts[1:] - starts[:-1]) @ records.traffic)
 
 
 def resting(since_move_s: float | None, options: AdoptionOptions) -> Verdict | None:

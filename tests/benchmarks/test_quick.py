@@ -29,7 +29,7 @@ def test_record_path_runs_and_writes_its_lines(tmp_path: Path, capsys: pytest.Ca
         assert isinstance(line["figure"], float)
         assert line["figure"] > 0
         assert isinstance(line["machine"], dict)
-        assert line["machine"].keys() == {"cpu", "cores", "memory_gib", "kernel"}
+        assert line["machine"].keys() == {"cpu", "cores", "memory_gib", "kernel", "congestion_control"}
         assert isinstance(line["versions"], dict)
         assert {"python", "penstock", "ray"} <= line["versions"].keys()
     assert "record_path" in capsys.readouterr().out
