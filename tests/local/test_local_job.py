@@ -29,6 +29,7 @@ from penstock.runtime.host import job_runner, store_keeper
 from penstock.runtime.host.network import Network, TransportName
 from penstock.runtime.host.status import no_status
 from penstock.runtime.host.worker_process import WorkerOptions
+from penstock.runtime.sinks.base import SinkContext, SinkWriter
 from tests.e2e.processes import LIMIT_S, alive, wait_until
 from tests.local.workers import workers_here
 
@@ -255,6 +256,29 @@ def test_what_is_committed_can_be_read_after_a_cancel(fresh_name: Callable[[], s
     part.rename(tmp_path / "out" / ".part-00000-0000000001.0123abcd.txt.inprogress")
     with pytest.raises(ps.FlowError, match=f"nothing can resume it: rename .* has no epoch of a job '{name}'"):
         ps.run(numbers(name), local=True, checkpoints=tmp_path / "epochs")
+
+
+class Dying(ps.sinks.Files):
+    """Files whose worker dies when it is told to cancel."""
+
+    def writer(self, context: SinkContext) -> SinkWriter:
+        writer = ps.sinks.Files.writer(self, context)
+        writer.cancel = lambda epoch: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        return writer
+
+
+def test_files_that_nobody_could_name_at_a_cancel_are_told(
+    fresh_name: Callable[[], str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = ps.Flow(fresh_name())
+    flow.read(ps.sources.Generator(lambda i: i, rate=1000)).write(Dying(tmp_path / "out"))
+    job = ps.run(flow, local=True, checkpoints=tmp_path / "epochs", epoch_interval_s=0.1)
+    wait_until(lambda: job.status().get("epochs", {}).get("complete", 0) >= 2, "some epochs are complete")
+    job.cancel()
+    assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
+    (hidden,) = os.listdir(tmp_path / "out")
+    (told,) = [record.getMessage() for record in caplog.records if "is cancelled" in record.getMessage()]
+    assert f"'{tmp_path}/out' still holds unfinished files (1: {hidden}, ...)" in told
 
 
 def test_a_running_job_has_one_handle_in_its_program(fresh_name: Callable[[], str]) -> None:

@@ -58,7 +58,7 @@ from penstock.runtime.host.job_state import JobState
 from penstock.runtime.host.linger import Driver, Drivers
 from penstock.runtime.host.links import AllWorkers, Link
 from penstock.runtime.host.network import Network
-from penstock.runtime.host.opening import STORE_RETRY_S, Opening
+from penstock.runtime.host.opening import STORE_RETRY_S, Opening, sinks_of
 from penstock.runtime.host.processes import CannotStart, ProcessDied, Processes, RelayStarter, WorkerHandle
 from penstock.runtime.host.relay_runner import RelayRunner
 from penstock.runtime.host.reporting import Report
@@ -419,6 +419,7 @@ class JobRunner:
             self._keeper.close()
         if end.state == "CANCELLED":
             self._note_the_end(end.state)  # a JobMaster that Ray starts again must not continue from these epochs
+            self._anyway(self._tell_of_hidden_files)
         for lock in self._opening.locks:
             self._anyway(lock.close)
         if self.options.store is not None and end.state == "FAILED":
@@ -440,6 +441,14 @@ class JobRunner:
         self._anyway(self._remove_epochs)
         self._forget()
         self._anyway(self._carrier.leave)
+
+    def _tell_of_hidden_files(self) -> None:
+        """Warns of files that a worker could not name at a cancel. The folders are still locked for this job."""
+        if self.options.store is None or self._host is None:  # nothing was hidden, or the job never ran
+            return
+        for sink in sinks_of(self.plan):
+            if left := sink.left_by_cancel():
+                logger.warning("job %s is cancelled. %s", self._name, left)
 
     def _until_the_end(self) -> JobEnd:
         """Opens the job and runs it. Returns its end, whatever error comes."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.runtime.epochs.store import Store
     from penstock.runtime.host.notes import Notes
     from penstock.runtime.host.store_keeper import StoreKeeper
+    from penstock.runtime.sinks.base import Sink
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ _LOCK_S = 30.0
 # The time between two tries to take a lock that another process holds, and to use a store that does not answer.
 _LOCK_RETRY_S = 0.1
 STORE_RETRY_S = 1.0
+
+
+def sinks_of(plan: Plan) -> list[Sink]:
+    """Returns the sinks of a plan."""
+    return [op.sink for chain in plan.chains for op in chain.operators if isinstance(op, Write)]
 
 
 class Opening:
@@ -73,7 +79,7 @@ class Opening:
         cancelled meanwhile. Raises DirectoryLocked, and StoreError."""
         store = None if self._keeper is None else self._keeper.store
         until = time.monotonic() + _LOCK_S
-        sinks = [op.sink for chain in self._plan.chains for op in chain.operators if isinstance(op, Write)]
+        sinks = sinks_of(self._plan)
         found: list[DirectoryLock | None] = []
         for take in [*([] if store is None else [store.lock]), *(sink.lock for sink in sinks)]:
             while True:

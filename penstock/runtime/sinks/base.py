@@ -157,6 +157,12 @@ class Sink(ABC):
         while another job has the lock; returns None when there is nothing to lock."""
         return None
 
+    def left_by_cancel(self) -> str:
+        """Is called on the node of the JobMaster when a job with epochs was cancelled and its workers have ended.
+        Returns what people have to know of records that are still hidden, because a worker died before its writers'
+        `cancel`; empty when all is well."""
+        return ""
+
     def describe(self) -> str:
         """Returns what `flow.explain()` shows."""
         return type(self).__name__

@@ -113,6 +113,18 @@ class PartFolder(Sink):
         except OSError:
             return None  # the tasks, which may be on other nodes, say what is wrong with it
 
+    def left_by_cancel(self) -> str:
+        if self._url is not None:  # an object store that does not answer must not hold up the end of the job
+            return ""
+        hidden = sorted(name for name, _, _ in PartNames(self.directory, self.suffix, self.title).hidden_ones())
+        if not hidden:
+            return ""
+        return (
+            f"{self.title}: {self.directory!r} still holds unfinished files ({len(hidden)}: {hidden[0]}, ...), because "
+            "their workers ended before they could name them. They may have records of complete epochs, and later "
+            "ones. Nothing can resume the job: rename the files to keep their records, or delete them."
+        )
+
     def writer(self, context: SinkContext) -> SinkWriter:
         place: Place = LOCAL if self._url is None else open_place(self._url, self.title)
         names = PartNames(self.directory, self.suffix, self.title, place)
