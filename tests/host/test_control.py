@@ -643,6 +643,16 @@ def test_a_stranger_that_has_gone_is_told_by_its_address(caplog: pytest.LogCaptu
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     wait_until(lambda: caplog.records != [], "it is told")
     assert "a process of 127.0.0.1 has connected" in caplog.text
+    assert "was gone or silent before it had proved" in caplog.text
+    server.close()
+
+
+def test_a_stranger_that_does_not_know_the_key_is_told_as_refused(caplog: pytest.LogCaptureFixture) -> None:
+    server = ControlServer({"status": lambda: 7}, Ports("127.0.0.1"))
+    with stranger(server) as one:
+        one.sendall(bytes(64))
+        wait_until(lambda: caplog.records != [], "it is told")
+    assert "was refused, because it has not proved that it belongs to the job" in caplog.text
     server.close()
 
 

@@ -127,7 +127,7 @@ def test_an_agent_and_its_line_speak_tls() -> None:
 
 
 def _told(caplog: pytest.LogCaptureFixture) -> str:
-    wait_until(lambda: "was refused" in caplog.text, "the stranger is told")
+    wait_until(lambda: "has connected to" in caplog.text, "the stranger is told")
     return caplog.text
 
 

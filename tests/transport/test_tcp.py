@@ -475,9 +475,18 @@ def _replay(net: Network) -> None:
         _refused(stranger)
 
 
-@pytest.mark.parametrize("attack", [_port_scan, _random_bytes, _four_gigabytes, _wrong_secret, _replay])
+@pytest.mark.parametrize(
+    ("attack", "why"),
+    [
+        (_port_scan, "was gone or silent before it had proved"),
+        (_random_bytes, "has connected"),
+        (_four_gigabytes, "was refused, because it has not proved"),
+        (_wrong_secret, "was refused, because it has not proved"),
+        (_replay, "was refused, because it has not proved"),
+    ],
+)
 def test_strangers_are_refused_and_told_once(
-    net: Network, attack: Callable[[Network], None], caplog: pytest.LogCaptureFixture
+    net: Network, attack: Callable[[Network], None], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = descriptors()
     attack(net)
@@ -489,6 +498,7 @@ def test_strangers_are_refused_and_told_once(
     told = [message for message in _told(caplog) if "worker 1" in message]
     assert len(told) == 1
     assert "a process of 127.0.0.1 has connected to worker 1" in told[0]
+    assert why in told[0]
     net.settle()
     assert net.a.mail == net.b.mail == []
 

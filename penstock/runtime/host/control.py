@@ -45,7 +45,7 @@ from penstock.runtime.transport.handshake import (
     receive_frame,
     send_frame,
 )
-from penstock.runtime.transport.strangers import Told
+from penstock.runtime.transport.strangers import Told, refusal
 
 if TYPE_CHECKING:
     from penstock.runtime.transport.certificates import Credentials
@@ -258,10 +258,11 @@ class ControlServer:
         if not self._told.may_tell(machine):
             return
         logger.warning(
-            "a process of %s has connected to %s and was refused, because it has not proved that it belongs to the "
-            "job (%s); further processes of that machine are refused without a word for a while",
+            "a process of %s has connected to %s %s (%s); further processes of that machine are refused without a word "
+            "for a while",
             machine,
             self.end.address,
+            refusal(error),
             (str(error) if self._tls is None else self._tls.said(error)) or type(error).__name__,
         )
 

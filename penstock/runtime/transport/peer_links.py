@@ -32,7 +32,7 @@ from penstock.runtime.backoff import Backoff
 from penstock.runtime.transport.endpoint import family, host_and_port
 from penstock.runtime.transport.handshake import NotProved
 from penstock.runtime.transport.peer_handshake import Admitting, Introducing, Process
-from penstock.runtime.transport.strangers import Told
+from penstock.runtime.transport.strangers import Told, refusal
 from penstock.runtime.transport.tls import TlsConnection, TlsContexts, said
 
 logger = logging.getLogger(__name__)
@@ -471,11 +471,12 @@ class PeerLinks:
             return  # a peer that means an earlier process, or has connected in another way meanwhile
         if self._told.may_tell(meeting.host):
             logger.warning(
-                "a process of %s has connected to worker %d at %s and was refused, because it has not proved that it "
-                "belongs to the job (%s); further ones of that machine are refused without a word for a while",
+                "a process of %s has connected to worker %d at %s %s (%s); further ones of that machine are refused "
+                "without a word for a while",
                 meeting.host,
                 self._own.worker,
                 self._host,
+                refusal(error),
                 said(error),
             )
 

@@ -13,6 +13,19 @@ _TOLD_S = 600.0
 _TOLD_MAX = 100
 
 
+def refusal(error: Exception) -> str:
+    """Returns why a connection was not let in, for a sentence that begins with who has connected. One that ends, or
+    says nothing more, in the middle of the handshake may be of a process of the job whose machine has just gone."""
+    import ssl  # most jobs refuse nobody
+
+    if isinstance(error, EOFError | ConnectionError | TimeoutError | ssl.SSLEOFError):
+        return (
+            "and was gone or silent before it had proved that it belongs to the job. A process of the job that was cut "
+            "off looks like this, and a stranger that only tries the port"
+        )
+    return "and was refused, because it has not proved that it belongs to the job"
+
+
 class Told:
     """The machines that were told. Any thread may ask."""
 
