@@ -130,7 +130,7 @@ def decide(
         if records is not None:
             saved_s = (waiting(running, records, options) - waiting(new, records, options)) * options.horizon_s
             lost_s = _at(moved, records) * options.pause_s**2 / 2
-        if saved_s > lost_s:
+        if saved_s > max(lost_s, pause):  # at a few records a second, chance decides what was measured
             return Verdict(
                 True,
                 f"{1 - after / before:.0%} less traffic crosses, and records wait {saved_s:.2g} s less in all in "

@@ -62,6 +62,12 @@ def test_what_a_pause_delays_counts_against_a_move() -> None:
     assert not judged(5_000, replace(OPTIONS, node_hop_s=0.0, network_hop_s=0.0)).adopt
 
 
+def test_a_few_records_move_nothing() -> None:
+    """At such rates chance decides how many records a period has, and no margin holds against this."""
+    assert not judged(10).adopt
+    assert judged(200).adopt
+
+
 def test_a_hop_waits_by_its_kind() -> None:
     records = TrafficGraph.of(2, [(0, 1, 1_000.0)])
     found = [waiting(Placement(NODES, workers_of(NODES), (0, to)), records, OPTIONS) for to in (0, 1, 2)]
