@@ -97,7 +97,7 @@ def _stale_ranges() -> Any:
     return mock.patch.object(ParadigmScheduler, "plan_changed", plan_changed)
 
 
-@planted_fault(_SCHEDULER, Seeds(58, lambda faults: _decides(faults) and faults.rescales > 0))
+@planted_fault(_SCHEDULER, Seeds(62, lambda faults: _decides(faults) and faults.rescales > 0))
 def _spark_of_the_old_plan() -> Any:
     """A Spark that has compiled the ranges of a plan stays when another plan has other ranges."""
     return mock.patch.object(SparkLife, "replace", return_value=None)
@@ -117,7 +117,7 @@ def _on_the_way_to_a_lost_spark() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/worker/task.py", Seeds(485, lambda faults: _decides(faults) and faults.spark_trouble > 0)
+    "penstock/runtime/worker/task.py", Seeds(689, lambda faults: _decides(faults) and faults.spark_trouble > 0)
 )
 def _any_spark_will_do() -> Any:
     """A task that is diverted to a Spark that was given up is taken for one that is diverted to the present one."""
