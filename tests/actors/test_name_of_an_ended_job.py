@@ -6,6 +6,7 @@ asks Ray about drivers of other machines. Ray itself is made up.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,7 @@ class Handle:
         self.status = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.runner.status))
 
     def _outcome(self, driver: Driver) -> None:
+        self.driver = driver
         self.runner.ping(driver)
         self.runner.start()
 
@@ -115,10 +117,16 @@ class MadeUp:
         return [first, {"JobID": "02", "IsDead": False}]
 
 
+def supervisors() -> set[threading.Thread]:
+    """The threads of this process that run jobs to their end."""
+    return {thread for thread in threading.enumerate() if thread.name == "penstock-supervise"}
+
+
 def test_the_name_is_freed_when_the_driver_has_died_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     flow = ps.Flow("job")
     flow.read(ps.sources.Memory([1])).write(ps.sinks.Null())
     plan = flow.plan(1)
+    before = supervisors()
     ray = MadeUp(plan)
     for module in (on_ray, cluster, ray_link, job_master):
         monkeypatch.setattr(module, "ray", ray)
@@ -140,3 +148,11 @@ def test_the_name_is_freed_when_the_driver_has_died_on_another_machine(monkeypat
     _, second = ray.made
     assert ray.names == {cluster.master_name("job"): second}
     assert ray.asked >= ASKED, "as long as the driver lives, its job keeps its name"
+
+    # Its threads must not outlive the made-up Ray: the next thing that they ask would start a cluster of the real one.
+    assert second.runner.ended.wait(LIMIT_S)
+    second.runner.release(second.driver)
+    for thread in supervisors() - before:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+    assert not ray.names

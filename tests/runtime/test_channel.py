@@ -286,7 +286,7 @@ def test_a_record_that_fails_is_let_go_once_however_its_batch_is_divided(kinds: 
 def test_a_too_large_record_tells_the_remedy() -> None:
     channel = one_log(Wire(max_message=300), errors_of("fail"))
     channel.push(["x" * 950], 0)
-    with pytest.raises(RecordError, match=r"at most 284; run with a larger ring.*ring_bytes=4,?096"):
+    with pytest.raises(RecordError, match=r"284 at most; run with a larger ring.*ring_bytes=4,?096"):
         channel.flush()
 
 
