@@ -103,6 +103,21 @@ def test_large_and_many_messages_both_ways(server: ControlServer) -> None:
     line.close()
 
 
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_what_was_asked_before_there_was_a_connection_is_sent_while_answers_are_read(
+    server: ControlServer, encrypted: bool
+) -> None:
+    """The worker sends answers that are larger than all buffers, and meanwhile takes no requests."""
+    there = server if encrypted else ControlServer({"say": lambda *what: what}, Ports(LOCAL))
+    line = ControlClient(End(endpoint.tcp_address(LOCAL, 1), there.end.key, there.end.tls), "line")
+    bodies = [os.urandom(3_000_000) for _ in range(20)]
+    answers = [line.ask("say", body) for body in bodies]
+    line._end = there.end
+    assert [answer.result(LIMIT_S) for answer in answers] == [(body,) for body in bodies]
+    line.close()
+    there.close()
+
+
 def test_a_connection_that_breaks_is_made_again(server: ControlServer) -> None:
     line = ControlClient(server.end, "line")
     for number in range(10):

@@ -330,8 +330,9 @@ def _hang_up(connection: Connection) -> None:
 class ControlClient:
     """The asking end of the connection with one worker's process. Safe to use from several threads.
 
-    A thread of its own connects, connects again when the connection breaks, and reads the answers. While a worker has
-    not started yet, is paused or is busy, requests wait until it answers or the line is closed.
+    A thread of its own connects, connects again when the connection breaks, and reads the answers. Another one sends
+    the requests again that had no answer when the connection broke. While a worker has not started yet, is paused or
+    is busy, requests wait until it answers or the line is closed.
     """
 
     def __init__(self, end: End, name: str, program: Program | None = None) -> None:
@@ -392,6 +393,7 @@ class ControlClient:
                 finally:
                     with self._lock:
                         self._connection = self._connecting = None
+                    _hang_up(connection)  # who is sending must not wait for a peer that is not read any more
             self._closed.wait(backoff.failed())
 
     def _tell(self, error: OSError) -> None:
@@ -411,15 +413,24 @@ class ControlClient:
         stream, key = _encrypted(connection, self._end.key, self._tls, deadline, server=False)
         introduce(stream, key, deadline - time.monotonic())
         send_frame(stream, self._session)
-        with self._sending:
-            with self._lock:
-                if self._closed.is_set():
-                    raise EOFError
-                self._connection = stream
-                messages = self._asked.again()
-            for message in messages:
-                send_frame(stream, message)
+        # In a thread of its own, because the worker takes no more requests while nobody reads its answers.
+        arguments = (connection, stream)
+        threading.Thread(target=self._send_again, args=arguments, name="penstock-ask-again", daemon=True).start()
         return stream
+
+    def _send_again(self, connection: socket.socket, stream: Connection) -> None:
+        """Sends the requests without an answer over a new connection, and lets later ones follow them."""
+        try:
+            with self._sending:
+                with self._lock:
+                    if self._closed.is_set() or self._connecting is not connection:  # it is over already
+                        return
+                    self._connection = stream
+                    messages = self._asked.again()
+                for message in messages:
+                    send_frame(stream, message)
+        except OSError:
+            _hang_up(stream)
 
     def _read(self, connection: Connection) -> None:
         while True:
