@@ -185,6 +185,13 @@ def test_a_flow_of_one_s_own_runs_with_two_workers(own_file: Path, capsys: pytes
     assert sorted(lines[1:]) == ["  ('EVEN', 500)", "  ('ODD', 500)"]
 
 
+def printed(capsys: pytest.CaptureFixture[str], begins: str) -> str:
+    """What was printed from a line on that begins so. Ray prints what the processes of its cluster say in between, as
+    of the jobs of earlier tests; each such line is coloured."""
+    lines = capsys.readouterr().out.splitlines()
+    return "\n".join(line for line in lines[lines.index(begins) :] if not line.startswith("\x1b"))
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_the_only_job_needs_no_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,10 +203,10 @@ def test_the_only_job_needs_no_name(capsys: pytest.CaptureFixture[str]) -> None:
         flow.read(ps.sources.Generator(str, rate=500)).write(ps.sinks.Null())
     first = ps.run(flows[0])
     assert cli.main(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["name"] == "only-one"
+    assert json.loads(printed(capsys, "{"))["name"] == "only-one"
     second = ps.run(flows[1])
     assert cli.main(["jobs", "--json"]) == 0
-    assert {status["name"] for status in json.loads(capsys.readouterr().out)} == {"only-one", "another"}
+    assert {status["name"] for status in json.loads(printed(capsys, "["))} == {"only-one", "another"}
     assert cli.main(["jobs"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2
     assert cli.main(["stop"]) == 1

@@ -54,8 +54,9 @@ class Source:
 
     def deliver(self) -> None:
         """Each relay says that its workers have everything."""
+        following = self.stream._log.next
         for relay in self.relays.values():
-            self.root.take(relay, wire.head(wire.DELIVERED, self.stream.id, 1 << 40, 1 << 40))
+            self.root.take(relay, wire.head(wire.DELIVERED, self.stream.id, following, following))
 
     def grant(self, but: OutChannel | None = None) -> None:
         """All workers take up what they have, but one."""
@@ -103,6 +104,20 @@ def test_a_channel_that_has_left_has_its_own_window() -> None:
     source.root.use(RelayMap())
     assert not source.stream.members
     assert [source.stops_at(channel) for channel in source.log.channels] == [1, 1, 1, 1]
+
+
+def test_a_root_waits_for_records_and_not_for_the_announcement_of_the_last_tree() -> None:
+    """The workers of the other nodes have ended, and their relays are told nothing more. They may never answer."""
+    source = Source(3, 1)
+    source.push()
+    assert not source.root.idle
+    source.deliver()
+    assert source.root.idle
+    source.root.use(RelayMap(dict.fromkeys(source.relays.values(), ""), {}))
+    source.root.tick()
+    assert not source.stream.tree.destinations
+    assert source.stream.status()["undelivered"]
+    assert source.root.idle
 
 
 def test_a_root_finds_out_what_is_under_way_only_when_a_look_may_be_due(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,8 +175,9 @@ class RootStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all workers have all entries."""
-        return not self._log.entries
+        """Whether all workers have all entries that are for them. Nobody may be there any more to say that it has an
+        announcement: when the workers of a node have ended, the tree is empty, and its relay is told nothing more."""
+        return not any(isinstance(entry, int) for entry in self._log.entries)
 
     def adjust(self, limit: int | None, now_ns: int) -> None:
         """Begins a switch when another tree is wanted, because of the relays that there are, or of the limit. None
