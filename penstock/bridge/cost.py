@@ -162,12 +162,9 @@ class SustainedSpeed:
         self._period_s += period_s
         if records <= 0 or self._period_s <= 0:
             return  # a pause, as for a barrier: it counts with what is processed after it
-        keep = math.exp(-self._period_s / SUSTAINED_MEMORY_S)
-        before = 0.0 if self.rate is None else self.rate * self._measured_s
-        self._measured_s = self._measured_s * keep
-        total_s = self._measured_s + self._period_s
-        self.rate = (before * keep + records) / total_s
-        self._measured_s = total_s
+        kept_s = self._measured_s * math.exp(-self._period_s / SUSTAINED_MEMORY_S)
+        self._measured_s = kept_s + self._period_s
+        self.rate = ((self.rate or 0.0) * kept_s + records) / self._measured_s
         self._period_s = 0.0
 
 

@@ -288,8 +288,8 @@ class ParadigmScheduler:
     def plan_changed(self, plan: Plan) -> list[Command]:
         """The job has this plan from now on."""
         before, self._plan = self._plan, plan
-        self._waiting.keep(plan.by_number)
         if _layout(plan) == _layout(before):
+            self._waiting.keep(plan.by_number)
             return []
         self._waiting = WaitingRecords()
         self._find_ranges()

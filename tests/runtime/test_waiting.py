@@ -92,21 +92,29 @@ BURST = range(1_000, 4_000)  # from 1 s to 4 s
 OF_ONE = 20  # in the burst: 20,000 records/s come to the slow operator
 
 
+def slowly(takes: Callable[[int], None]) -> Callable[[Any], Any]:
+    """A function that takes EACH_NS for a record, and returns it."""
+
+    def slow(record: Any) -> Any:
+        takes(EACH_NS)
+        return record
+
+    return slow
+
+
 def burst_inside(takes: Callable[[int], None], apart: bool) -> ps.Flow:
     """A source that is quiet all the time; an operator that suddenly makes many records of one; a slow operator."""
 
     def several(i: int) -> list[str]:
         return [f"{i} {n:0100}" for n in range(OF_ONE if i in BURST else 1)]
 
-    def slow(text: str) -> str:
-        takes(EACH_NS)
-        return text
-
     flow = ps.Flow("inside", parallelism=1)
     numbers = flow.read(ps.sources.Generator(lambda i: i, rate=RATE), name="numbers")
     if apart:
         numbers = numbers.rebalance()
-    numbers.flat_map(several, name="several").rebalance().map(slow, name="slow").write(ps.sinks.Null(), name="out")
+    numbers.flat_map(several, name="several").rebalance().map(slowly(takes), name="slow").write(
+        ps.sinks.Null(), name="out"
+    )
     return flow
 
 
@@ -141,13 +149,9 @@ def test_a_burst_of_the_world_waits_at_its_source() -> None:
     """The operators downstream are quick enough."""
 
     def make(takes: Callable[[int], None]) -> ps.Flow:
-        def slow(i: int) -> int:
-            takes(EACH_NS)
-            return i
-
         flow = ps.Flow("outside", parallelism=1)
         numbers = flow.read(ps.sources.Generator(lambda i: i, rate="1000:1s,15000:2s,1000:9s"), name="numbers")
-        numbers.map(slow, name="slow").rebalance().map(str, name="text").write(ps.sinks.Null())
+        numbers.map(slowly(takes), name="slow").rebalance().map(str, name="text").write(ps.sinks.Null())
         return flow
 
     job = Job(make, 1)
@@ -159,13 +163,9 @@ def test_a_burst_of_the_world_waits_at_its_source() -> None:
 
 def test_a_bounded_source_at_full_speed_is_no_burst() -> None:
     def make(takes: Callable[[int], None]) -> ps.Flow:
-        def slow(text: str) -> str:
-            takes(EACH_NS)
-            return text
-
         flow = ps.Flow("bounded", parallelism=1)
         texts = flow.read(ps.sources.Memory([f"{i:0100}" for i in range(50_000)]), name="texts")
-        texts.rebalance().map(slow, name="slow").write(ps.sinks.Null())
+        texts.rebalance().map(slowly(takes), name="slow").write(ps.sinks.Null())
         return flow
 
     job = Job(make, 1)
