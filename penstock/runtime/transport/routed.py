@@ -70,7 +70,10 @@ class RoutedTransport(PeerTransport):
         self._by_worker: dict[int, PeerTransport] = {}
         self._reasons: dict[int, str] = {}
         self.target_message = self._target()
+        self._near_target = near.target_message
         self._armed = False
+        # Nothing had come over a network when the run loop awoke, so that the next pass need not ask the networks.
+        self._quiet = False
         self._closed = False
         self._end = os.eventfd(0, os.EFD_CLOEXEC)  # readable when the thread is to end
         self._epoll = select.epoll()
@@ -161,38 +164,55 @@ class RoutedTransport(PeerTransport):
         return sent
 
     def receive(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
-        if not self.meter.due("receive"):
-            return self._receive(timeout, None)
-        return self._receive(timeout, self.meter)
-
-    def _receive(self, timeout: float | None, meter: HopMeter | None) -> Sequence[tuple[int, Buffer]]:
-        begun_ns = 0 if meter is None else meter.clock()
+        if self._quiet:
+            self._quiet = False
+            if timeout == 0:
+                return self._near.receive(0)
+        meter = self.meter
+        if meter.due("receive"):
+            return self._receive_measured(timeout, meter)
         far = self._receive_far()
-        if meter is not None:
-            if far:
-                meter.note("receive far", len(far), sum(len(message) for _, message in far), begun_ns)
-            elif any(transport.worked for transport in self._far):
-                meter.note("receive far", 0, 0, begun_ns)
-            begun_ns = meter.clock()
-        if far:
-            timeout = 0
-        if timeout != 0:
-            self._arm()
-        near = self._near.receive(timeout)
-        if meter is not None and near:
-            meter.note("receive near", len(near), sum(len(message) for _, message in near), begun_ns)
-        if timeout != 0:
-            self.target_message = self._target()
-            if not self._armed:
+        if far or timeout == 0:
+            near = self._near.receive(0)
+        else:
+            near = self._sleep(timeout)
+            if not self._quiet:
                 far = self._receive_far()
         return [*far, *near] if far and near else far or near
 
-    def _arm(self) -> None:
+    def _receive_measured(self, timeout: float | None, meter: HopMeter) -> Sequence[tuple[int, Buffer]]:
+        """Receives, and notes what both kinds of transport take."""
+        begun_ns = meter.clock()
+        far = self._receive_far()
+        if far:
+            meter.note("receive far", len(far), sum(len(message) for _, message in far), begun_ns)
+        elif any(transport.worked for transport in self._far):
+            meter.note("receive far", 0, 0, begun_ns)
+        sleeps = not far and timeout != 0
+        begun_ns = meter.clock()
+        near = self._sleep(timeout) if sleeps else self._near.receive(0)
+        if near:
+            meter.note("receive near", len(near), sum(len(message) for _, message in near), begun_ns)
+        if sleeps and not self._quiet:
+            far = self._receive_far()
+        return [*far, *near] if far and near else far or near
+
+    def _sleep(self, timeout: float | None) -> Sequence[tuple[int, Buffer]]:
+        """Receives what comes from this machine, until a network rings. Sets `_quiet`."""
         if not self._armed:
-            self._armed = True
-            for transport in self._far:
-                # A descriptor that is readable already rings at once.
-                self._epoll.modify(transport.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+            self._arm()
+        near = self._near.receive(timeout)
+        if self._near.target_message != self._near_target:
+            self._near_target = self._near.target_message
+            self.target_message = self._target()
+        self._quiet = self._armed
+        return near
+
+    def _arm(self) -> None:
+        self._armed = True
+        for transport in self._far:
+            # A descriptor that is readable already rings at once.
+            self._epoll.modify(transport.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def _target(self) -> int:
         return min(transport.target_message for transport in (self._near, *self._far))
