@@ -28,6 +28,10 @@ Where we differ from the paper, and why:
   `BurstOptions.k` it is set by hand, to decide as the paper does: by Eq. 7 alone, whether it pays or not.)
 - **PO is Spark's speed without its fixed cost**, which is t_s + t_ot and stands in C already (`cost.py` fits both). An
   average of the two would count the fixed cost twice.
+- **A queue that others hold up is theirs.** Senders hold back what an operator does not take, so a burst within a flow
+  is also seen at all ranges before it, up to the source's. These would only make more of what cannot be taken. So L
+  counts for a decision without what waits because a range further down takes no more: of several ranges with long
+  queues, the last one whose queue is its own goes to Spark, and takes along what follows as every range does.
 - **C is not below 0.** t_dt must be the way of a record that waits for nobody. Measured under load it holds queues as
   well, which L counts: with the paper's Table 2 (V 40,000/s, T 1 s, K 0.2; t_dt 1,533 ms against 500 + 39 + 44 ms)
   L_switch is 8,000 - 0.95 s * PD, negative for every PD above 8,421/s: L_up is below L_down, an empty queue a burst.
@@ -189,6 +193,7 @@ class Observation:
     processed: float = 0.0  # records that the record tasks took out of it
     busy_s: float = 0.0  # how long these were busy; with several tasks, on average
     batches: tuple[MicroBatch, ...] = ()  # that Spark finished
+    held_up: float = 0.0  # of the queue: what waits only because a range further down takes no more
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,7 @@ class Figures:
 
     queue: float  # L
     arrival_rate: float  # V
+    held_up: float = 0.0  # of the queue: what waits only because a range further down takes no more
     record_rate: float | None = None  # PD: what the record tasks sustain as the job runs
     record_rate_alone: float | None = None  # what they could do if nothing else held them up
     operation_rate: float | None = None  # PO, without the fixed cost
@@ -206,6 +212,11 @@ class Figures:
     queue_switch: float | None = None  # L_switch
     queue_up: float | None = None  # L_up
     queue_down: float | None = None  # L_down
+
+    @property
+    def own(self) -> float:
+        """Returns what of the queue is the range's own."""
+        return max(0.0, self.queue - self.held_up)
 
 
 @dataclass(frozen=True)
@@ -368,7 +379,7 @@ class BurstDetector:
                 if self.state in ("RECORD", "PREPARING"):  # elsewhere, records wait for Spark or for a switch
                     self._sustained.add(pending.processed, pending.queue, passed)
                 self._pending = _Pending(seen.time_s, seen.queue)
-        self._queues.append((seen.time_s, seen.queue))
+        self._queues.append((seen.time_s, max(0.0, seen.queue - seen.held_up)))
         while self._queues[0][0] < seen.time_s - self.options.interval_max_s:
             self._queues.popleft()
 
@@ -377,10 +388,11 @@ class BurstDetector:
         alone, cost = self._records.rate, self._batches.cost
         record_rate = alone if self._sustained.rate is None else self._sustained.rate
         if cost is None:
-            return Figures(seen.queue, arrival_rate, record_rate, alone)
+            return Figures(seen.queue, arrival_rate, seen.held_up, record_rate, alone)
         figures = Figures(
             seen.queue,
             arrival_rate,
+            seen.held_up,
             record_rate,
             alone,
             operation_rate=cost.rate,
@@ -449,8 +461,13 @@ class BurstDetector:
             return "burst", f"asked for: Spark's turn after {in_phase:.1f} s"
         if f.queue_up is None:
             return None, self._unknown(f)
-        if f.queue <= f.queue_up:
-            return None, f"calm: {f.queue:,.0f} records wait; Spark answers sooner above {f.queue_up:,.0f}"
+        if f.own <= f.queue_up:
+            if f.queue > f.queue_up:
+                return None, (
+                    f"not switched: of {f.queue:,.0f} waiting records {f.held_up:,.0f} wait because operators further "
+                    "down take no more"
+                )
+            return None, f"calm: {f.own:,.0f} records wait; Spark answers sooner above {f.queue_up:,.0f}"
         refused = self._slower(f, self.options.margin) or self._too_late(time_s, f)
         if refused is not None:
             return None, f"not switched: {refused}"
@@ -460,7 +477,7 @@ class BurstDetector:
                 f"not switched yet: the range came back only now, and stays {self._stay_until - time_s:.1f} s more",
             )
         return "burst", (
-            f"burst: {f.queue:,.0f} records wait, above {f.queue_up:,.0f}, and {f.arrival_rate:,.0f} come a second; "
+            f"burst: {f.own:,.0f} records wait, above {f.queue_up:,.0f}, and {f.arrival_rate:,.0f} come a second; "
             f"Spark processes {f.operation_capacity:,.0f} records/s, the record tasks {f.record_rate:,.0f}"
         )
 
@@ -480,9 +497,9 @@ class BurstDetector:
         if preparing:
             if slower is not None:
                 return "calm", f"not switched: {slower}"
-            if f.queue < f.queue_down:
-                return "calm", f"over before Spark was ready: {f.queue:,.0f} records wait, under {f.queue_down:,.0f}"
-            return None, f"burst: {f.queue:,.0f} records wait; Spark is being made ready"
+            if f.own < f.queue_down:
+                return "calm", f"over before Spark was ready: {f.own:,.0f} records wait, under {f.queue_down:,.0f}"
+            return None, f"burst: {f.own:,.0f} records wait; Spark is being made ready"
         if time_s < self._stay_until:
             return None, f"in Spark only now, and stays {self._stay_until - time_s:.1f} s more"
         if slower is not None:
@@ -540,16 +557,16 @@ class BurstDetector:
         spare = f.record_rate - f.arrival_rate
         if spare <= 0:
             return None  # they never are
-        records_s = f.queue / spare
+        records_s = f.own / spare
         begun = time_s if self._prepare_since is None else self._prepare_since
         ready_s = 0.0 if self.prepared else max(0.0, self._prepare_s - (time_s - begun))
-        left = max(0.0, f.queue - spare * ready_s) + f.arrival_rate * self._switch_s
+        left = max(0.0, f.own - spare * ready_s) + f.arrival_rate * self._switch_s
         working_s = left / (f.operation_capacity - f.arrival_rate) + f.interval_s + f.fixed_s
         spark_s = ready_s + self._switch_s + working_s
         if spark_s < records_s:
             return None
         return (
-            f"the record tasks are through with {f.queue:,.0f} waiting records in {records_s:.1f} s, "
+            f"the record tasks are through with {f.own:,.0f} waiting records in {records_s:.1f} s, "
             f"Spark would be in {spark_s:.1f} s, {ready_s + self._switch_s:.1f} s of them to prepare and to switch"
         )
 
@@ -566,7 +583,7 @@ class BurstDetector:
         loaded = f.arrival_rate > near * f.record_rate
         if f.queue_up is None:
             return loaded  # to calibrate in time
-        return (loaded or f.queue > near * f.queue_up) and self._slower(f, self.options.margin) is None
+        return (loaded or f.own > near * f.queue_up) and self._slower(f, self.options.margin) is None
 
     # --- moving ----------------------------------------------------------------------------------------------------
 

@@ -145,7 +145,7 @@ class RecordSpeed:
 class SustainedSpeed:
     """Records per second of a range's record tasks while records wait before them.
 
-    A period counts when all that was processed in it was waiting at its beginning: so the tasks were never without
+    A period counts when more was waiting at its beginning than was processed in it: so the tasks were never without
     work. Periods with less waiting only tell how many records came.
     """
 
@@ -156,7 +156,7 @@ class SustainedSpeed:
 
     def add(self, records: float, waiting: float, period_s: float) -> None:
         """Adds a period: the records that were processed, and the records that waited when the period began."""
-        if waiting <= 0 or records > waiting:
+        if records >= waiting:
             self._period_s = self._measured_s = 0.0
             return
         self._period_s += period_s

@@ -337,7 +337,8 @@ class ParadigmScheduler:
         detector = range_.detector
         chain = range_.form.chain
         held_back = self._waiting.held_back(chain)
-        decision = detector.observe(range_.meter.observe(look.tasks(chain), look.now, held_back))
+        held_up = self._waiting.held_up(chain, {one.form.chain for one in self._ranges}.difference(range_.chains))
+        decision = detector.observe(range_.meter.observe(look.tasks(chain), look.now, held_back, held_up))
         range_.decision = decision
         commands: list[Command] = []
         if decision.warning is not None:

@@ -55,9 +55,9 @@ class RangeMeter:
         self._answered: dict[int, int] = {}  # of each task: records that Spark has answered
         self._seen: dict[int, tuple[int, int]] = {}  # of each task: its diversion, and the last micro-batch
 
-    def observe(self, tasks: Sequence[TaskLoad], now: float, held_back: int = 0) -> Observation:
-        """Returns what the tasks have done since the last observation. `held_back` is what senders hold back for them
-        (runtime/worker/waiting.py)."""
+    def observe(self, tasks: Sequence[TaskLoad], now: float, held_back: int = 0, held_up: int = 0) -> Observation:
+        """Returns what the tasks have done since the last observation. `held_back` is what senders hold back for them,
+        and `held_up` what waits because other chains take no more (runtime/worker/waiting.py)."""
         batches = self.take_answers(tasks)
         in_spark, self._observed = self.records_in_spark - self._observed, self.records_in_spark
         more = busy_ns = 0
@@ -77,6 +77,7 @@ class RangeMeter:
         return Observation(
             now,
             float(waiting),
+            held_up=float(min(held_up, waiting)),
             arrivals=float(max(0, arrivals)),
             processed=float(max(0, more - in_spark)),
             busy_s=busy_ns / 1e9 / len(tasks),

@@ -678,6 +678,7 @@ def test_only_what_is_processed_while_records_wait_is_sustained() -> None:
     speed = SustainedSpeed()
     speed.add(500, 0, 1.0)  # the records of the period
     speed.add(500, 100, 1.0)
+    speed.add(100, 100, 1.0)  # perhaps within a moment
     assert speed.rate is None
     speed.add(0, 3_000, 0.5)  # a pause of half a second
     speed.add(1_000, 3_000, 0.5)

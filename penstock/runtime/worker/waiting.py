@@ -16,6 +16,10 @@ two looks. A fifth of the time is enough to count everything: whoever is stopped
 the operator, and then the queue is the operator's. From nothing to a fifth of the time the share grows, so that chance
 moves it little.
 
+So a burst within a flow is also seen at the operators before it, up to the source. What of their queue waits only
+because a chain further down takes no more is *held up*: the burst is that chain's, and it would not end if the
+operators before it were quicker (`held_up`).
+
 Everything is computed from counters of tasks (runtime/worker/load.py) by whoever asks for them; a task knows nothing of
 this. It must never cost a task time for each record. What is held back also waits for the operator that holds it: it
 counts at both, and so the records of several operators must not be added up.
@@ -36,6 +40,10 @@ _LATELY_S = 0.25
 # Stops are looked at over at least this time.
 _LOOK_S = 0.1
 
+# What is held up is computed from the stops of this time: a sender that was stopped by chance for a moment is not held
+# up, and one that went on for a moment still is.
+_HELD_UP_S = 0.3
+
 # A sender that is stopped for this share of the time is stopped.
 _STOPPED = 0.2
 
@@ -47,6 +55,7 @@ class _Flow:
     taken: float  # records of the task's input, lately
     made: float  # of these, records for the chain
     share: float = 0.0  # of what waits for the task, the part that waits for the chain
+    stopped: float = 0.0  # for what part of the time the chain has stopped the task lately
 
     @property
     def magnification(self) -> float:
@@ -99,7 +108,10 @@ class WaitingRecords:
             then = None if before is None else before.sends.get(chain)
             if before is None or then is None or made < then[0] or stopped < then[2]:  # these are other logs
                 # What it stood still for, it most likely stands still for again.
-                seen.flows[chain] = _Flow(seen.taken, made, flows[chain].share if chain in flows else 0.0)
+                known = flows.get(chain)
+                seen.flows[chain] = _Flow(seen.taken, made)
+                if known is not None:
+                    seen.flows[chain].share, seen.flows[chain].stopped = known.share, known.stopped
                 seen.stopped_ns[chain] = stopped
                 continue
             flow = seen.flows[chain] = before.flows[chain]
@@ -110,8 +122,10 @@ class WaitingRecords:
                 flow.made = kept * flow.made + more_made
             stopped_before = before.stopped_ns[chain]
             if stops_due:
-                part = (stopped - stopped_before) / (seen.at_ns - before.stops_ns)
+                passed = seen.at_ns - before.stops_ns
+                part = (stopped - stopped_before) / passed
                 flow.share = min(1.0, part / _STOPPED)
+                flow.stopped = part + (flow.stopped - part) * math.exp(-passed / 1e9 / _HELD_UP_S)
                 stopped_before = stopped
             seen.stopped_ns[chain] = stopped_before
 
@@ -126,6 +140,30 @@ class WaitingRecords:
         if self._held_back is None:
             self._held_back = self._compute()
         return round(self._held_back.get(chain, 0.0))
+
+    def held_up(self, chain: int, by: Container[int]) -> int:
+        """Returns how many of the records that wait for a chain wait because one of these chains takes no more, be it
+        from the chain itself or from others between them."""
+        by_chain: dict[int, list[_Seen]] = {}
+        for seen in self._tasks.values():
+            by_chain.setdefault(seen.chain, []).append(seen)
+        parts: dict[int, float] = {}  # of a chain's own queue, the part that is held up
+        held_up = 0.0
+        # A chain sends to chains of higher numbers only.
+        for sender in sorted((one for one in by_chain if one >= chain), reverse=True):
+            parts[sender] = held_up = 0.0
+            for seen in by_chain[sender]:
+                part = max(
+                    (
+                        min(1.0, flow.stopped / _STOPPED) * (1.0 if target in by else parts.get(target, 0.0))
+                        for target, flow in seen.flows.items()
+                        if target in seen.sends
+                    ),
+                    default=0.0,
+                )
+                held_up += part * seen.own
+                parts[sender] = max(parts[sender], part)
+        return round(held_up + parts.get(chain, 0.0) * self.held_back(chain))
 
     def of_chain(self, chain: int) -> int:
         """Returns how many records wait for a chain."""
