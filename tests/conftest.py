@@ -29,6 +29,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("penstock")
 
+# A call of Ray's in a process that has joined no cluster fails, and does not start one that nobody has asked for. Ray
+# reads it when it is imported; the programs that tests start, and their workers, inherit it.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+
 # The tests' queries are short: the JVM's optimising compiler and its parallel collector would take more of the two
 # cores than they save.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData")

@@ -121,9 +121,32 @@ class ByFixture(LoadScopeScheduling):
     def _needs_cluster(self, scope: str) -> bool:
         return any(test.endswith(CLUSTER) for test in self.workqueue[scope])
 
+    def _reschedule(self, node: WorkerController) -> None:
+        """Gives a process what it needs to go on: it begins a test when it knows the next one, or that there is none.
+        More would lie there while others are idle."""
+        if node.shutting_down or node not in self.registered_collections:  # one that replaces another collects first
+            return
+        while self.workqueue and self._pending_of(self.assigned_work[node]) < 2:
+            self._assign_work_unit(node)
+        if not self.workqueue:
+            node.shutdown()
+
     def remove_node(self, node: WorkerController) -> str | None:
+        """Forgets a process, and returns the test that it was running if it has crashed: that test has failed, and is
+        not run again. The others that it was given go to the front of the queue; another process takes its place."""
         self._with_cluster.discard(node)
-        return super().remove_node(node)
+        given = self.assigned_work.pop(node)
+        left = [(scope, test) for scope, tests in given.items() for test, completed in tests.items() if not completed]
+        if not left:
+            return None
+        (_, crashed), *others = left
+        for scope, test in reversed(others):
+            self.workqueue.setdefault(scope, {})
+            self.workqueue[scope] = {test: False, **self.workqueue[scope]}
+            self.workqueue.move_to_end(scope, last=False)
+        for process in self.assigned_work:
+            self._reschedule(process)
+        return crashed.removesuffix(CLUSTER)
 
     def _split_scope(self, nodeid: str) -> str:
         return scope(nodeid)
