@@ -42,6 +42,8 @@ Where we differ from the paper, and why:
 - **L < L_down is not enough to come back.** In the operation stream the queue swings between 0 and V*T with every
   batch, and just after a batch was formed it is empty at any load: the greatest L of the longest interval counts.
   And the record tasks must be able to bear V, or the burst is there again at once.
+- **What the record tasks could do while Spark works is not known.** So the range comes back for a probe now and then,
+  ever more rarely while these fail (`probes.py`).
 - A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
 
 How a range moves, with the table `RANGE` as the only place that says so:
@@ -74,9 +76,11 @@ from penstock.bridge.cost import (
     Interval,
     MicroBatch,
     RecordSpeed,
+    ShownSpeed,
     SustainedSpeed,
     interval,
 )
+from penstock.bridge.probes import Probes
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.lifecycle import Machine, State, Table
 from penstock.runtime.units import Seconds
@@ -136,6 +140,9 @@ WANTED: dict[RangeState, Paradigm] = {
     _S.RETURNING: "record",
 }
 
+# How much more than one micro-batch that gathers and one that is under way may wait when Spark has caught up.
+_CAUGHT_UP = 1.5
+
 FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
 
 
@@ -154,6 +161,8 @@ class BurstOptions:
     dwell_costs: float = 3.0  # ... and for so many times what switching there and back takes: 1/7 is lost at worst
     backoff_first_s: Seconds = Seconds(10.0)  # after a failure, before the next try; doubles
     backoff_max_s: Seconds = Seconds(600.0)
+    probe_first_s: Seconds = Seconds(10.0)  # in Spark, before the record tasks are tried again (probes.py); doubles
+    probe_max_s: Seconds = Seconds(600.0)
     toggle_s: Seconds = Seconds(10.0)
     interval_min_s: Seconds = Seconds(0.2)
     interval_max_s: Seconds = Seconds(2.0)
@@ -176,11 +185,18 @@ class BurstOptions:
             )
         if self.k is not None and not self.k > 0:
             raise ValueError(f"k={self.k}; it must be above 0 (DO takes 0.2), or None: as measured")
-        times = (self.smoothing_s, self.backoff_first_s, self.backoff_max_s, self.toggle_s, self.catch_up_s)
+        names = (
+            "smoothing_s",
+            "backoff_first_s",
+            "backoff_max_s",
+            "probe_first_s",
+            "probe_max_s",
+            "toggle_s",
+            "catch_up_s",
+        )
+        times = tuple(getattr(self, name) for name in names)
         if min(times) <= 0:
-            raise ValueError(
-                f"smoothing_s, backoff_first_s, backoff_max_s, toggle_s, catch_up_s={times}: they must be above 0"
-            )
+            raise ValueError(f"{', '.join(names)}={times}: they must be above 0")
 
 
 @dataclass(frozen=True)
@@ -205,6 +221,7 @@ class Figures:
     held_up: float = 0.0  # of the queue: what waits only because a range further down takes no more
     record_rate: float | None = None  # PD: what the record tasks sustain as the job runs
     record_rate_alone: float | None = None  # what they could do if nothing else held them up
+    record_rate_shown: float = 0.0  # the most that they have processed in a second lately
     operation_rate: float | None = None  # PO, without the fixed cost
     operation_capacity: float | None = None  # with it, at the longest interval
     fixed_s: float | None = None  # t_s + t_ot
@@ -291,6 +308,7 @@ class BurstDetector:
         self._queues: deque[tuple[float, float]] = deque()  # (time, L) of the last interval_max_s
         self._phase_s = 0.0  # when the range came to run in the paradigm that it is in
         self._stay_until = -math.inf
+        self._probes = Probes(self.options.probe_first_s, self.options.probe_max_s)
         self._prepare_since: float | None = None  # when the host was told to; None: it was not, or it is done
         self.calibrate(calibration or Calibration())
 
@@ -308,6 +326,7 @@ class BurstDetector:
         """Go by this from now on, until there are measurements; those so far are forgotten."""
         self._records = RecordSpeed(calibration.record_rate)
         self._sustained = SustainedSpeed()
+        self._shown = ShownSpeed()
         self._batches = BatchSpeed(calibration.batch)
         self._prepare_s = calibration.prepare_s
         self._switch_s = self._return_s = calibration.switch_s
@@ -378,6 +397,7 @@ class BurstDetector:
                 self._records.add(pending.processed, pending.busy_s, passed)
                 if self.state in ("RECORD", "PREPARING"):  # elsewhere, records wait for Spark or for a switch
                     self._sustained.add(pending.processed, pending.queue, passed)
+                    self._shown.add(pending.processed, passed)
                 self._pending = _Pending(seen.time_s, seen.queue)
         self._queues.append((seen.time_s, max(0.0, seen.queue - seen.held_up)))
         while self._queues[0][0] < seen.time_s - self.options.interval_max_s:
@@ -388,13 +408,14 @@ class BurstDetector:
         alone, cost = self._records.rate, self._batches.cost
         record_rate = alone if self._sustained.rate is None else self._sustained.rate
         if cost is None:
-            return Figures(seen.queue, arrival_rate, seen.held_up, record_rate, alone)
+            return Figures(seen.queue, arrival_rate, seen.held_up, record_rate, alone, self._shown.rate)
         figures = Figures(
             seen.queue,
             arrival_rate,
             seen.held_up,
             record_rate,
             alone,
+            self._shown.rate,
             operation_rate=cost.rate,
             operation_capacity=cost.capacity(self.options.interval_max_s),
             fixed_s=cost.fixed_s,
@@ -444,6 +465,7 @@ class BurstDetector:
         if self.mode == "off":
             return (None, "the bridge is off") if self.state == "RECORD" else ("calm", "the bridge was turned off")
         if self.state == "RECORD":
+            self._probes.in_records(time_s)
             event, reason = self._wants_spark(time_s, f)
             if event is not None and time_s < self._failures.until:
                 wait = self._failures.until - time_s
@@ -505,20 +527,35 @@ class BurstDetector:
         if slower is not None:
             return "calm", f"Spark does not pay any more: {slower}"
         most = max(queue for _, queue in self._queues)
+        burst = None
         if most >= f.queue_down:
-            return (
-                None,
-                f"burst: up to {most:,.0f} records wait; the record tasks answer sooner under {f.queue_down:,.0f}",
-            )
-        if f.arrival_rate * (1 + self.options.margin) > f.record_rate:
-            return None, (
+            burst = f"burst: up to {most:,.0f} records wait; the record tasks answer sooner under {f.queue_down:,.0f}"
+        elif f.arrival_rate * (1 + self.options.margin) > f.record_rate:
+            burst = (
                 f"burst: {f.arrival_rate:,.0f} records come a second, which the record tasks, with "
                 f"{f.record_rate:,.0f} records/s, would not bear with {self.options.margin:.0%} to spare"
             )
+        if burst is not None:
+            return self._wants_to_probe(time_s, f, most, burst)
         return "calm", (
             f"over: at most {most:,.0f} records wait, under {f.queue_down:,.0f}, and {f.arrival_rate:,.0f} come a "
             f"second, of the {f.record_rate:,.0f} that the record tasks process"
         )
+
+    def _wants_to_probe(self, time_s: float, f: Figures, most: float, burst: str) -> tuple[Event | None, str]:
+        """In OPERATION, when by the figures the range should stay there. `most`: records that waited lately."""
+        assert f.operation_rate is not None
+        assert f.fixed_s is not None
+        assert f.interval_s is not None
+        in_spark_s = time_s - self._phase_s
+        due_in_s = self._probes.due_in(in_spark_s, f.arrival_rate, f.record_rate_shown)
+        gathered = f.arrival_rate * f.interval_s
+        batch_s = f.fixed_s + gathered / f.operation_rate
+        # One micro-batch gathers, and one is under way. More waits only while Spark catches up.
+        if due_in_s > 0 or most > _CAUGHT_UP * f.arrival_rate * (f.interval_s + batch_s):
+            return None, burst
+        self._probes.begin()
+        return "calm", f"a probe of the record tasks, after {in_spark_s:.1f} s in Spark; by the last figures: {burst}"
 
     def _unknown(self, f: Figures) -> str:
         missing = [
@@ -591,7 +628,9 @@ class BurstDetector:
         before = self.state
         self._life.move(event, f"{time_s:.3f} s" + (f": {why}" if why else ""))
         took = 0.0 if self.since_s is None else time_s - self.since_s
-        if event == "ready":
+        if event == "burst":
+            self._probes.burst()
+        elif event == "ready":
             self.prepared = True
             if self._prepare_since is not None:
                 self._prepare_s = time_s - self._prepare_since
@@ -610,6 +649,10 @@ class BurstDetector:
             self._phase_s = time_s
             self._stay_until = time_s + self.dwell_s
             self._queues.clear()  # those of the other paradigm
+        if event == "returned" and self._probes.returned(time_s):
+            self._stay_until = time_s  # it goes back as soon as it is seen that the record tasks are still too slow
+            hoped = max(self._shown.rate, (1 + self.options.margin) * (self._arrival_rate or 0.0))
+            self._records, self._sustained = RecordSpeed(hoped or None), SustainedSpeed()
 
     def _no_failures(self) -> _Failures:
         return _Failures(Backoff(self.options.backoff_first_s, self.options.backoff_max_s))

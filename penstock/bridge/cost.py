@@ -8,6 +8,8 @@ as known averages; here they are measured while the job runs:
   same thread, or the operators that follow and take no more.
 - `RecordSpeed`: what the record tasks could do alone, which is records over busy seconds. This stands for PD until a
   queue has been seen.
+- `ShownSpeed`: the most that the record tasks have processed in a second of the last minutes. This tells what they
+  could process again, when they last were slow.
 - `BatchSpeed`: Spark. A micro-batch of n records takes
 
       t(n) = fixed_s + n / rate
@@ -38,6 +40,11 @@ RECORD_MEMORY_S = 5.0
 # The same for what the record tasks process while records wait, in seconds of the queue. What an earlier queue has
 # shown does not count in the next one.
 SUSTAINED_MEMORY_S = 2.0
+
+# The most that the record tasks have shown is averaged over so long, and believed for so long after: then they may have
+# other records to process.
+SHOWN_OVER_S = 1.0
+SHOWN_MEMORY_S = 600.0
 
 # What the record tasks do per busy second counts only of periods in which they were busy for this share: with little to
 # do they take batches of one record, which costs more a record than what they do under load.
@@ -166,6 +173,20 @@ class SustainedSpeed:
         self._measured_s = kept_s + self._period_s
         self.rate = ((self.rate or 0.0) * kept_s + records) / self._measured_s
         self._period_s = 0.0
+
+
+class ShownSpeed:
+    """The most records per second that a range's record tasks have processed lately, whether records waited or not."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self._lately = 0.0
+
+    def add(self, records: float, period_s: float) -> None:
+        """Adds a period in which the tasks processed so many records."""
+        rate = records / period_s
+        self._lately = rate + (self._lately - rate) * math.exp(-period_s / SHOWN_OVER_S)
+        self.rate = max(self.rate * math.exp(-period_s / SHOWN_MEMORY_S), self._lately)
 
 
 class BatchSpeed:

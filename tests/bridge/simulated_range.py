@@ -29,7 +29,8 @@ class SimulatedRange:
 
     Record tasks take `record_rate` a second, of which they are busy for as long as if they took `alone` a second. Spark
     takes what waits when an interval is over and it is free; it needs fixed_s + n / rate. Making it ready takes
-    `prepare_s`, a switch `switch_s`, in which nobody works. `mode`: the detector's at a time.
+    `prepare_s`, a switch `switch_s`, in which nobody works. `mode`: the detector's at a time. `slowness`: how many
+    times as long a record takes in the record tasks at a time.
     """
 
     load: Callable[[float], float]
@@ -41,6 +42,7 @@ class SimulatedRange:
     calibration: Calibration = field(default_factory=Calibration)
     step_s: float = 0.1
     mode: Callable[[float], Mode] = lambda now: "auto"
+    slowness: Callable[[float], float] = lambda now: 1.0
 
     def run(self, until_s: float) -> None:
         self.detector = BurstDetector(BurstOptions(), self.calibration)
@@ -65,7 +67,7 @@ class SimulatedRange:
                 running = None
             state = self.detector.state
             if state in ("RECORD", "PREPARING"):
-                processed = min(queue, self.record_rate * self.step_s)
+                processed = min(queue, self.record_rate / self.slowness(now) * self.step_s)
                 queue -= processed
                 self.done += processed
             elif state == "OPERATION" and running is None and now >= cut_at and queue > 0:
@@ -79,7 +81,7 @@ class SimulatedRange:
             if untried and self.detector.prepared:
                 batches += [MicroBatch(n, self.spark.seconds(n)) for n in (1_000, 10_000, 50_000)]
             self.detector.mode = self.mode(now)
-            busy_s = processed / (self.alone or self.record_rate)
+            busy_s = processed / (self.alone or self.record_rate) * self.slowness(now)
             self.decision = self.detector.observe(Observation(now, queue, arrived, processed, busy_s, tuple(batches)))
             if self.decision.prepare and ready_at is None and not self.detector.prepared:
                 ready_at = now + self.prepare_s

@@ -692,6 +692,45 @@ def test_only_what_is_processed_while_records_wait_is_sustained() -> None:
     assert speed.rate == pytest.approx(100)
 
 
+@pytest.mark.parametrize("lasts_s", [20, 60])
+def test_a_range_comes_back_after_an_operator_was_slow(lasts_s: float) -> None:
+    """Its record tasks took 20 times as long for a while. Nothing in Spark tells that this is over."""
+    run = SimulatedRange(
+        lambda now: 10_000.0,
+        prepare_s=1.0,
+        calibration=Calibration(None, SPARK, prepare_s=1.0, switch_s=0.5),
+        slowness=lambda now: 20.0 if 30 <= now < 30 + lasts_s else 1.0,
+    )
+    run.run(60 + 2 * lasts_s)
+    first = next(at for at, name in run.states if name == "SWITCHING")
+    assert 30 < first < 31.5 + 1.0, "a second to prepare"
+    assert run.detector.state == "RECORD"
+    assert run.states[-1][0] < 30 + 1.8 * lasts_s + 12, "the wait before a probe doubles"
+    assert max(run.queues[-50:]) <= 1_000, "nothing waits at the end"
+    assert max(run.queues) < 50_000, "a probe is short: two seconds of what comes"
+    assert sum(name == "OPERATION" for _, name in run.states) <= 2 + lasts_s / 30
+
+
+def test_probes_become_rare_while_the_record_tasks_stay_slow() -> None:
+    run = SimulatedRange(
+        lambda now: 10_000.0,
+        prepare_s=1.0,
+        calibration=Calibration(None, SPARK, prepare_s=1.0, switch_s=0.5),
+        slowness=lambda now: 20.0 if now >= 30 else 1.0,
+    )
+    run.run(1_000)
+    probes = [at for at, name in run.states if name == "RETURNING"]
+    assert 4 <= len(probes) <= 6, "after 10, 20, 40, 80, 160, 320 seconds"
+    waits = [later - earlier for earlier, later in itertools.pairwise(probes)]
+    assert all(later > 1.7 * earlier for earlier, later in itertools.pairwise(waits))
+
+
+def test_a_burst_that_the_record_tasks_have_never_borne_is_hardly_probed() -> None:
+    run = SimulatedRange(lambda now: 60_000.0 if now >= 30 else 5_000.0, calibration=KNOWN)
+    run.run(85)
+    assert [name for _, name in run.states] == ["RECORD", "PREPARING", "SWITCHING", "OPERATION"]
+
+
 def test_few_decisions_cost_more_than_the_better_choice() -> None:
     """`python -m tests.bridge.simulated_range` decides many more cases."""
     cases = [decided(seed) for seed in range(20)]
