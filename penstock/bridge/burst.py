@@ -97,7 +97,7 @@ class RangeState(State):
 
     RECORD = "RECORD", "The range runs record by record."
     PREPARING = "PREPARING", "Spark is being made ready; the range still runs record by record."
-    SWITCHING = "SWITCHING", "The range empties up to a barrier; what comes after it waits for Spark."
+    SWITCHING = "SWITCHING", "Its tasks are told to send their input to Spark; some still process it as records."
     OPERATION = "OPERATION", "Spark runs the range in micro-batches."
     RETURNING = (
         "RETURNING",

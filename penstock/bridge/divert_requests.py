@@ -20,12 +20,12 @@ _Place = tuple[int, int]  # (worker, chain)
 
 
 def is_diverted(task: TaskLoad) -> bool:
-    """Returns whether a task's input goes to Spark, or will go there from the next barrier on."""
+    """Returns whether a task's input goes to Spark, or went there and is not answered yet."""
     return task["diverted"] is not None or task["divert"] is not None
 
 
 def is_diverted_to(task: TaskLoad, life: int) -> bool:
-    """Whether a task's input goes to the Spark of this life, or will from the next barrier on."""
+    """Whether a task's input goes to the Spark of this life."""
     return task["divert"] is not None and task["divert"]["life"] == life
 
 

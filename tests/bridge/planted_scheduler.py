@@ -123,10 +123,10 @@ def _any_spark_will_do() -> Any:
     """A task that is diverted to a Spark that was given up is taken for one that is diverted to the present one."""
     divert = Task.divert
 
-    def stays(self: Task, request: Any, *rest: Any, at_once: bool) -> None:
+    def stays(self: Task, request: Any, *rest: Any) -> None:
         if self.diversion is not None:
             self.diversion.divert = replace(self.diversion.divert, life=request.life)
-        divert(self, request, *rest, at_once=at_once)
+        divert(self, request, *rest)
 
     return mock.patch.object(Task, "divert", stays)
 

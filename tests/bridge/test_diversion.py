@@ -256,7 +256,7 @@ def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
     (task,) = wiring.tasks.values()
     assert isinstance(task, SourceTask)
     task.open()
-    task.divert(DivertRequest(form.chain, form.position, 0.1, True), bridge, network.wake, at_once=True)
+    task.divert(DivertRequest(form.chain, form.position, 0.1, True), bridge, network.wake)
     while task.diversion is not None:
         if task.runnable():
             task.step()
@@ -288,11 +288,11 @@ def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_s
     (task,) = wiring.tasks.values()
     assert isinstance(task, SourceTask)
     task.open()
-    task.divert(DivertRequest(form.chain, form.position, 0.0, False, 10), bridge, network.wake, at_once=False)
+    task.divert(DivertRequest(form.chain, form.position, 0.0, False, 10), bridge, network.wake)
+    assert task.state == "DIVERTED", "a switch waits for no barrier"
     task.trigger(1)
     task.step()
-    assert [snapshot.epoch for snapshot in saved] == [1], "the barrier of the switch itself waits for nothing"
-    assert task.diversion is not None
+    assert [snapshot.epoch for snapshot in saved] == [1], "nothing is under way before this barrier"
     task.step()
     task.trigger(2)
     while task.runnable():

@@ -689,7 +689,6 @@ def _returns_too_early() -> Any:
     """A task takes up its input as records again while Spark still has micro-batches of it."""
 
     def undivert(self: Task) -> None:
-        self._divert = None
         if self._life.move("undivert"):
             self.all_answered()
 

@@ -1625,10 +1625,7 @@ class EpochCluster:
         inner = [n + (form.source is not None) for n in range(1, len(form.operators))]
         position = self.rng.choice([form.position, form.position, *inner])
         divert = DivertRequest(form.chain, position, interval_s, False, rows)
-        if rng.random() < 0.5:
-            process.loop.divert(divert, _Bridge(self, process))
-        else:  # not at a barrier: nothing needs one
-            task.divert(divert, _Bridge(self, process), process.transport.wake, at_once=task._work is None)
+        process.loop.divert(divert, _Bridge(self, process))
 
     def _late(self, process: Process) -> None:
         for queue in (process.answers, process.said):

@@ -60,8 +60,8 @@ def opened(records: int = 3, saved: Callable[[Snapshot], None] = lambda snapshot
     return task
 
 
-def divert(task: Task, bridge: Bridge, *, at_once: bool = True) -> None:
-    task.divert(DIVERT, bridge, lambda: None, at_once=at_once)
+def divert(task: Task, bridge: Bridge) -> None:
+    task.divert(DIVERT, bridge, lambda: None)
 
 
 def test_a_task_runs_from_its_first_step_to_its_end() -> None:
@@ -177,7 +177,7 @@ def test_a_task_comes_back_from_spark_when_all_is_answered() -> None:
 def test_a_task_without_input_is_not_diverted_and_not_parked() -> None:
     task = opened(0)
     while not task.finished:
-        divert(task, Silent(), at_once=False)
+        divert(task, Silent())
         stepped(task)
     task.park(1)
     task.undivert()

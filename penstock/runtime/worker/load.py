@@ -32,7 +32,7 @@ class TaskLoad(TypedDict):
     # for how many ns it has stood still because the chain took no more).
     sends: list[tuple[int, int, int, int]]
     at_ns: int  # when this was so, by the task's clock
-    # What it follows, or will follow from the next barrier on; None: it processes records, now or soon.
+    # What it follows; None: it processes records, now or as soon as all micro-batches are answered.
     divert: DivertLoad | None
     diverted: dict[str, Any] | None  # the counters of its present diversion (DiversionStats)
     diversion_failed: tuple[int, str] | None  # the last diversion that ended by itself, and why

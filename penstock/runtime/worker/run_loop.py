@@ -366,11 +366,11 @@ class RunLoop:
             task.complete(epoch)
 
     def divert(self, divert: DivertRequest, bridge: Bridge) -> None:
-        """Sends the input of a chain's tasks to the operation stream, from the next barrier on."""
+        """Sends the input of a chain's tasks to the operation stream."""
         self._due = self.tasks
         for task in self.tasks:
             if divert.concerns(task.task.chain, (stage.context.operator.name for stage in task.stages)):
-                task.divert(divert, bridge, self.transport.wake, at_once=not self.wiring.epochs)
+                task.divert(divert, bridge, self.transport.wake)
 
     def undivert(self, chain: int) -> None:
         """Lets the tasks of a chain process their input as records again."""

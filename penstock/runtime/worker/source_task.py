@@ -132,7 +132,6 @@ class SourceTask(Task):
     def _pass_barrier(self) -> None:
         self._has_passed = True
         self._save(self._triggers.popleft(), finished=False)
-        self._switch()
 
     def _has_input(self) -> bool:
         if self._at_end() or (self.output_caches is not None and self.output_caches.full):

@@ -141,8 +141,6 @@ class Task:
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
         self.answered = 0  # the number of records of its input that Spark has answered
         self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
-        # A diversion from the next barrier on.
-        self._divert: tuple[DivertRequest, Bridge, Callable[[], None]] | None = None
         self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
         self._has_fired = False  # whether timers were called after the last input
         self._stamp = 0
@@ -691,27 +689,27 @@ class Task:
         epoch = self.inbox.epoch
         self._save(epoch, finished=False)
         self.inbox.release()
-        self._switch()
 
     # --- the operation stream ----------------------------------------------------------------------------------
 
-    def divert(self, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None], *, at_once: bool) -> None:
-        """Sends the input to the operation stream, from the next barrier on or at once."""
-        if not self._life.move("ask to divert"):
+    def divert(self, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
+        """Sends what the task has not begun to process to the operation stream. This needs no barrier: a range has no
+        state of its own, and the outputs of what the task has begun leave before the answer to the first micro-batch.
+        And a burst delays the next barrier most of all."""
+        if self.record_by_record is not None or self._at_end():  # in record-by-record mode each record must be noted
             return
-        if self.diversion is not None and self.diversion.divert.life != divert.life:
+        if not self._life.move("divert"):
+            return
+        if self.diversion is None:
+            self.diversion = Diversion(self, divert, bridge, wake)
+        elif self.diversion.divert.life != divert.life:
             self.undivert()  # from a Spark that was given up; to go to the other one is asked for again
-        elif self.diversion is not None:
+        else:
             # Answers are still under way that continue at the end of the range as it was.
             self.diversion.divert = replace(divert, position=self.diversion.divert.position)
-        elif self.record_by_record is None:  # in record-by-record mode each record must be noted
-            self._divert = (divert, bridge, wake)
-            if at_once:
-                self._switch()
 
     def undivert(self) -> None:
         """Lets the task process its input as records again, as soon as all micro-batches are answered."""
-        self._divert = None  # also when the next barrier has not come yet
         self._life.move("undivert")
 
     def all_answered(self) -> None:
@@ -720,20 +718,11 @@ class Task:
         self._life.move("answered")
 
     def told_to_divert(self) -> DivertRequest | None:
-        """The diversion that the input follows, or will follow from the next barrier on. None: the input is processed
-        as records, or will be when all micro-batches are answered. Other threads may ask."""
-        # Read in this order: each value changes before those after it, because a request becomes a diversion.
-        returning, waiting, diversion = self._life.state is TaskState.RETURNING, self._divert, self.diversion
-        if diversion is not None:
-            return None if returning else diversion.divert
-        return None if waiting is None else waiting[0]
-
-    def _switch(self) -> None:
-        """Sends the input to the operation stream from here on, if this was asked for."""
-        if self._divert is not None and self.diversion is None:
-            self._life.move("divert")
-            self.diversion = Diversion(self, *self._divert)
-        self._divert = None
+        """The diversion that the input follows. None: the input is processed as records, or will be when all
+        micro-batches are answered. Other threads may ask."""
+        # Read in this order: a task is RETURNING until it has no diversion any more.
+        returning, diversion = self._life.state is TaskState.RETURNING, self.diversion
+        return None if returning or diversion is None else diversion.divert
 
     def backlog(self) -> int:
         """Returns how many records wait outside of the inbox, as far as is known."""
@@ -824,7 +813,7 @@ class Task:
         quiet, self._records_at_snapshot = moved == self._records_at_snapshot, moved
         self._rested = quiet and not finished
         # The records that were sent to Spark are answered after the barrier too, so the task cannot stop there.
-        parked = self.park_at == epoch and self._life.state is _RUNNING and self._divert is None
+        parked = self.park_at == epoch and self._life.state is _RUNNING
         if parked:
             self._life.move("park", f"epoch {epoch}")
         self.on_snapshot(Snapshot(self.task, self.generation, epoch, finished, whole, quiet, parked, states))

@@ -35,19 +35,18 @@ TaskEvent = Literal[
     "trigger",
     "ask to park",
     "unpark",
-    "ask to divert",
+    "divert",
     "undivert",
     "close",
     # What its steps lead to:
     "start",
-    "divert",
     "answered",
     "park",
     "input ended",
     "say the end",
     "sent",
 ]
-"""`restore its end`: the task had ended in the epoch from which it continues. `ask to park`, `ask to divert`: a request
+"""`restore its end`: the task had ended in the epoch from which it continues. `ask to park`: a request
 for a later barrier. `answered`: all micro-batches are. `sent`: nothing waits in its channels."""
 
 _S = TaskState
@@ -71,9 +70,7 @@ TASK: Table[TaskState, TaskEvent] = Table(
         **{(state, "ask to park"): state for state in _LIVE if state is not _S.PARKED},
         (_S.RUNNING, "park"): _S.PARKED,
         (_S.PARKED, "unpark"): _S.RUNNING,
-        **{(state, "ask to divert"): state for state in (_S.READY, _S.RUNNING, _S.DIVERTED)},
-        (_S.READY, "divert"): _S.DIVERTED,  # at once, in a job without epochs
-        (_S.RUNNING, "divert"): _S.DIVERTED,
+        **{(state, "divert"): _S.DIVERTED for state in (_S.READY, _S.RUNNING, _S.DIVERTED)},
         (_S.DIVERTED, "undivert"): _S.RETURNING,
         (_S.RETURNING, "undivert"): _S.RETURNING,
         (_S.DIVERTED, "answered"): _S.RUNNING,  # its input has ended
@@ -94,12 +91,12 @@ TASK: Table[TaskState, TaskEvent] = Table(
             "it has not stopped; the command goes to all tasks of a worker",
         ),
         (
-            "ask to divert",
+            "divert",
             (_S.RETURNING,),
             "the answers on their way belong to the range before; it is asked for again",
         ),
-        ("ask to divert", (_S.PARKED,), "it is about to move; it is asked for again"),
-        ("ask to divert", AT_END, "its input has ended"),
+        ("divert", (_S.PARKED,), "it is about to move; it is asked for again"),
+        ("divert", AT_END, "its input has ended"),
         ("undivert", (_S.READY, _S.RUNNING, _S.PARKED, *AT_END), "its input does not go to Spark"),
     ],
 )
