@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -32,6 +33,9 @@ hypothesis.settings.load_profile("penstock")
 # A call of Ray's in a process that has joined no cluster fails, and does not start one that nobody has asked for. Ray
 # reads it when it is imported; the programs that tests start, and their workers, inherit it.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+
+# The autoscaler of a cluster has nothing to do here, and need not look for it every five seconds.
+os.environ.setdefault("AUTOSCALER_UPDATE_INTERVAL_S", "60")
 
 # The tests' queries are short: the JVM's optimising compiler and its parallel collector would take more of the two
 # cores than they save.
@@ -130,8 +134,14 @@ _spark = contextlib.ExitStack()  # holds the session until the last test of thos
 _sessions: list[Session] = []
 
 
+@pytest.fixture(scope="session")
+def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory in which the Spark session is started: relative paths of its queries begin there."""
+    return tmp_path_factory.mktemp("spark")
+
+
 @pytest.fixture
-def spark_session() -> Session:
+def spark_session(spark_folder: Path) -> Session:
     """A PySpark session with two cores. It takes ten seconds to start, and a process has only one: the tests that
     tests/scheduling.py names in SPARK share it."""
     from penstock.bridge.session import SparkOptions, open_session
@@ -140,7 +150,9 @@ def spark_session() -> Session:
     if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
         pytest.skip("there is no Java here")
     if not _sessions:
-        _sessions.append(_spark.enter_context(open_session(SparkOptions(kind="pyspark", cores=2))))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(spark_folder)
+            _sessions.append(_spark.enter_context(open_session(SparkOptions(kind="pyspark", cores=2))))
     return _sessions[0]
 
 

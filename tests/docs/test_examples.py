@@ -27,10 +27,11 @@ def blocks(document: Path) -> list[tuple[int, str]]:
     ]
 
 
-#: The jobs of these documents run on local processes, which start faster than Ray's.
-ON_LOCAL_PROCESSES = ("placement.md", "running.md", "spark.md")
+#: The jobs of this document run on Ray. All others, and those of its examples but the first, run on local processes,
+#: which start faster.
+ON_RAY = "README.md"
 WITH_EXAMPLES = [
-    pytest.param(document, marks=[] if document.name in ON_LOCAL_PROCESSES else pytest.mark.ray)
+    pytest.param(document, marks=pytest.mark.ray if document.name == ON_RAY else [])
     for document in DOCUMENTS
     if blocks(document)
 ]
@@ -41,24 +42,24 @@ def test_examples(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """All examples of a document in order, in one namespace and an empty directory; in that for users of Spark there is
-    a session `spark`. The first one of the README is a newcomer's: it runs by itself, and again."""
-    monkeypatch.chdir(tmp_path)
-    if document.name in ON_LOCAL_PROCESSES:
-        monkeypatch.setattr(penstock, "run", partial(penstock.run, local=True))
-        monkeypatch.setattr(penstock, "resume", partial(penstock.resume, local=True))
-    else:
-        request.getfixturevalue("cluster")
+    a session `spark`. The first one of the README is a newcomer's: it runs by itself, on Ray, and again."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     if document.name == "spark.md":
-        # It is started here, because Spark reads and writes where it was started, and it ends with this test.
         namespace["spark"] = request.getfixturevalue("spark_session").spark.newSession()
+        # Nothing else is written where Spark reads and writes.
+        monkeypatch.chdir(request.getfixturevalue("spark_folder"))
+    else:
+        monkeypatch.chdir(tmp_path)
     examples = blocks(document)
-    if document.name == "README.md":
+    if document.name == ON_RAY:
+        request.getfixturevalue("cluster")
         line, block = examples[0]
         exec(compile("\n" * line + block, str(document), "exec"), {"__name__": "__main__"})
+    monkeypatch.setattr(penstock, "run", partial(penstock.run, local=True))
+    monkeypatch.setattr(penstock, "resume", partial(penstock.resume, local=True))
     for line, block in examples:
         exec(compile("\n" * line + block, str(document), "exec"), namespace)
-    if document.name == "README.md":
+    if document.name == ON_RAY:
         counted = [line.split("\t") for part in Path("counts").iterdir() for line in part.read_text().splitlines()]
         texts = [path.read_text() for path in Path("corpus").iterdir()]
         expected = Counter(word.lower() for text in texts for word in text.split())

@@ -138,7 +138,7 @@ def test_full_shared_memory(tmp_path: Path) -> None:
     assert re.search(told, run.stdout), run.stdout + run.stderr
 
 
-def test_a_function_that_calls_sys_exit(cluster: str, fresh_name: Callable[[], str]) -> None:
+def test_a_function_that_calls_sys_exit(fresh_name: Callable[[], str]) -> None:
     """It ends no process: its record fails, by the operator's policy."""
 
     def leave(word: str) -> str:
@@ -150,14 +150,14 @@ def test_a_function_that_calls_sys_exit(cluster: str, fresh_name: Callable[[], s
     words = flow.read(ps.sources.Memory([f"w{i}" for i in range(100)])).rebalance()
     words.map(leave, name="skipping", on_error="skip").map(leave, name="failing").write(ps.sinks.Null())
     words.map(leave, name="leaving").write(ps.sinks.Null())
-    job = ps.run(flow, workers=2)
+    job = ps.run(flow, workers=2, local=True)
     with pytest.raises(ps.JobFailed, match=r"operator 'leaving' failed: called sys\.exit\(\)\n +record: 'w77'\n +at "):
         job.wait(LIMIT_S, progress=False)
     assert job.status()["epochs"]["restarts"] == 0
 
 
 @pytest.mark.parametrize("policy", ["dead_letter", "fail"])
-def test_a_record_that_kills_its_worker(cluster: str, fresh_name: Callable[[], str], policy: Any) -> None:
+def test_a_record_that_kills_its_worker(fresh_name: Callable[[], str], policy: Any) -> None:
     """It is found out by the worker's deaths, and then fails by the operator's policy."""
 
     def crash(word: str) -> str:
@@ -172,7 +172,7 @@ def test_a_record_that_kills_its_worker(cluster: str, fresh_name: Callable[[], s
     words.write(out)
     if policy == "dead_letter":
         words.dead_letters().write(letters)
-    job = ps.run(flow, workers=2, max_attempts=2)
+    job = ps.run(flow, workers=2, max_attempts=2, local=True)
     if policy == "fail":
         with pytest.raises(ps.JobFailed, match=r"'crash' failed: Poison: .* killed the worker's process 2 times"):
             job.wait(LIMIT_S, progress=False)

@@ -32,6 +32,7 @@ def running(job: Any) -> Callable[[], bool]:
     return lambda: bool(job.status()["state"] == "RUNNING")
 
 
+@LOCAL
 def test_tasks_move_while_records_flow(carrier: Carrier, fresh_name: Callable[[], str]) -> None:
     """Sources, keyed state and sinks move to and fro, at last while a worker is killed; the sums are those of all
     numbers, each once."""
@@ -67,7 +68,6 @@ def test_tasks_move_while_records_flow(carrier: Carrier, fresh_name: Callable[[]
         job.migrate(wanted)
         found = where(job)
         assert {name: found[name] for name in wanted} == wanted
-    assert carrier.local or job.status()["placement"]["moves"] > 5
     job.wait(120, progress=False)
     assert dict(value for _, value in sink.records()) == {key: sum(range(key, total, KEYS)) for key in range(KEYS)}
 

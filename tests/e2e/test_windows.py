@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import penstock as ps
 from tests.e2e.jobs import Carrier
 from tests.e2e.processes import LIMIT_S, kill, wait_until
@@ -14,6 +16,7 @@ RECORDS = 16_000
 RATE = 4_000.0  # a second; the times of records go ten times as fast
 
 
+@pytest.mark.parametrize("carrier", ["local"], indirect=True)
 def test_a_windowed_count_is_exact_though_a_worker_is_killed(
     carrier: Carrier, fresh_name: Callable[[], str], tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""The Yahoo benchmark on Ray: its counts are a plain loop's, its rows are stamped when their window has ended."""
+"""The Yahoo benchmark on processes: its counts are a plain loop's, its rows are stamped when their window has ended."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from penstock.apps import cli, ysb
 from penstock.apps.ysb_events import START_MS, Events, EventSource
 from tests.e2e import jobs
 from tests.e2e.processes import wait_until
-
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster")]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def test_counts_equal_the_recount(disordered: tuple[Events, int, ysb.Counts], pa
         name=f"ysb-{parallelism}-{every_s:g}",
     )
     began = time.time() * 1000
-    status = jobs.run(flow, workers=2, parallelism=parallelism).wait(progress=False)
+    status = jobs.run(flow, workers=2, parallelism=parallelism, local=True).wait(progress=False)
     assert ysb.stored(rows.records()) == right
     assert all(began - 1 <= updated <= time.time() * 1000 for *_, updated in rows.records())
     assert status["records_read"] == n
@@ -56,7 +54,7 @@ def test_rows_follow_their_window_s_end() -> None:
     flow = ysb.topology(
         source, events.campaigns(), ysb.Store(rows, clock=partial(shifted, by_ns, 1e-9)), name="ysb-paced"
     )
-    job = jobs.run(flow, workers=2, parallelism=2)
+    job = jobs.run(flow, workers=2, parallelism=2, local=True)
     right = {key: views for key, views in ysb.recount(events, 10_000).items() if key[1] == START_MS}
 
     def counted() -> bool:
@@ -72,7 +70,7 @@ def test_rows_follow_their_window_s_end() -> None:
     assert first[0] >= 50, "events may come 100 ms after others that are 50 ms early"
 
 
-def test_the_command_checks_its_counts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_checks_its_counts(cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "ysb", "--rate", "max", "--events", "30000", "--check", "--no-progress", "--seed", "2"]
     assert cli.main([*command, "--store-every", "1", "--parallelism", "3", "--no-skew"]) == 0
     out = capsys.readouterr().out.splitlines()

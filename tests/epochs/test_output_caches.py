@@ -135,7 +135,8 @@ def entry_of(kind: int, stamp: int, data: bytes) -> Entry:
     return kind, stamp, 1, len(data), data[:cut], memoryview(data)[cut:]
 
 
-def check_all(output_caches: OutputCaches, caches: list[Modelled], directory: Path) -> None:
+def check_all(output_caches: OutputCaches, caches: list[Modelled], directory: Path, files: bool = True) -> None:
+    """`files`: look at the process's open files too, of which those of other tests may be thousands."""
     for cache in caches:
         cache.check()
     entries = [entry for cache in caches for entry in cache.cache.entries]
@@ -144,7 +145,8 @@ def check_all(output_caches: OutputCaches, caches: list[Modelled], directory: Pa
     assert output_caches.spilled == sum(entry[3] for entry in entries if isinstance(entry[4], OnDisk))
     assert output_caches.used <= output_caches.memory_bytes
     assert output_caches.full == (output_caches.spilled >= output_caches.disk_bytes)
-    assert open_files(directory) == len(on_disk(entries))
+    if files:
+        assert open_files(directory) == len(on_disk(entries))
     assert not os.listdir(directory), "a file with a name would remain"
 
 
@@ -162,7 +164,7 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
     caches = [Modelled(output_caches) for _ in range(rng.randint(1, 4))]
     largest = rng.choice((3, 60, 2 * MEMORY))
     most_spilled = 0
-    for _ in range(200):
+    for turn in range(200):
         chosen = rng.choice(caches)
         act = rng.choices(("append", "complete", "spill", "clear"), (60, 5, 2, 0.3))[0]
         if act == "append":
@@ -190,7 +192,7 @@ def run_random_acts(seed: int, tmp_path: Path) -> int:
         elif act == "clear":
             chosen.drop(len(chosen.entries))
             chosen.cache.clear()
-        check_all(output_caches, caches, tmp_path)
+        check_all(output_caches, caches, tmp_path, files=turn % 20 == 19)
         most_spilled = max(most_spilled, output_caches.spilled)
     for cache in caches:
         if not cache.ended and rng.random() < 0.5:

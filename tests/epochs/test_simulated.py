@@ -25,7 +25,7 @@ from tests.epochs.sim import EpochCluster, Faults, Process, Stuck, faults_of
 from tests.runtime.random_flows import RandomFlow
 from tests.runtime.sim import Trickle, small_steps
 
-SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "36"))
+SEEDS = int(os.environ.get("PENSTOCK_EPOCH_SEEDS", "18"))
 CHUNKS = 6
 
 
