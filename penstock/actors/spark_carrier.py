@@ -26,6 +26,7 @@ from penstock.bridge.paradigm_scheduler import (
     DualOptions,
     EndSpark,
     KillSpark,
+    Note,
     ParadigmScheduler,
     PrepareSpark,
     UndivertTasks,
@@ -178,6 +179,8 @@ class SparkCarrier:
             self._send(command.worker, command.number, "divert", arguments)
         elif isinstance(command, UndivertTasks):
             self._send(command.worker, command.number, "undivert", (command.chain,))
+        elif isinstance(command, Note):
+            logger.info("job %s: %s", self._job, command.text)
         else:
             assert isinstance(command, Warn)
             logger.warning("job %s: %s", self._job, command.text)

@@ -44,6 +44,8 @@ Where we differ from the paper, and why:
   And the record tasks must be able to bear V, or the burst is there again at once.
 - **What the record tasks could do while Spark works is not known.** So the range comes back for a probe now and then,
   ever more rarely while these fail (`probes.py`).
+- **A switch must have paid.** Each switch is predicted and measured (`switch_outcome.py`). One to Spark that did not
+  pay is taken back, and similar loads are refused for a while.
 - A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
 
 How a range moves, with the table `RANGE` as the only place that says so:
@@ -81,6 +83,16 @@ from penstock.bridge.cost import (
     interval,
 )
 from penstock.bridge.probes import Probes
+from penstock.bridge.switch_outcome import (
+    JUDGED_AFTER_S,
+    Forecast,
+    Model,
+    OperationModel,
+    RecordModel,
+    Refusals,
+    SwitchStory,
+    forecast,
+)
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.lifecycle import Machine, State, Table
 from penstock.runtime.units import Seconds
@@ -139,6 +151,9 @@ WANTED: dict[RangeState, Paradigm] = {
     _S.OPERATION: "operation",
     _S.RETURNING: "record",
 }
+
+# The switches of a range that its status tells of.
+_SWITCHES_KEPT = 10
 
 # How much more than one micro-batch that gathers and one that is under way may wait when Spark has caught up.
 _CAUGHT_UP = 1.5
@@ -247,6 +262,7 @@ class Decision:
     reason: str
     warning: str | None  # to be told to the user; each once
     figures: Figures
+    note: str | None = None  # a switch, what was predicted of it and what it did; each once
 
 
 def switch_length(
@@ -309,6 +325,12 @@ class BurstDetector:
         self._phase_s = 0.0  # when the range came to run in the paradigm that it is in
         self._stay_until = -math.inf
         self._probes = Probes(self.options.probe_first_s, self.options.probe_max_s)
+        self.switches: deque[SwitchStory] = deque(maxlen=_SWITCHES_KEPT)
+        self.refusals = Refusals()
+        self._figures_now = Figures(0.0, 0.0)
+        self._reason = ""  # of the last burst
+        self._story: SwitchStory | None = None  # of the last switch, while it is not judged
+        self._notes: deque[str] = deque()
         self._prepare_since: float | None = None  # when the host was told to; None: it was not, or it is done
         self.calibrate(calibration or Calibration())
 
@@ -351,6 +373,8 @@ class BurstDetector:
         """Takes what the range has done, and decides."""
         self._measure(seen)
         figures = self._figures(seen)
+        self._figures_now = figures
+        self._watch_story(seen, figures)
         event, reason = self._judge(seen.time_s, figures)
         if event is not None:
             self._move(event, seen.time_s, reason)
@@ -368,6 +392,7 @@ class BurstDetector:
             reason=reason,
             warning=warning,
             figures=figures,
+            note=self._notes.popleft() if self._notes else None,
         )
 
     def happened(self, event: Event, time_s: float, why: str = "") -> RangeState:
@@ -491,6 +516,8 @@ class BurstDetector:
                 )
             return None, f"calm: {f.own:,.0f} records wait; Spark answers sooner above {f.queue_up:,.0f}"
         refused = self._slower(f, self.options.margin) or self._too_late(time_s, f)
+        if refused is None and self.options.k is None:
+            refused = self.refusals.refused(f.arrival_rate, f.record_rate or 0.0, time_s)
         if refused is not None:
             return None, f"not switched: {refused}"
         if time_s < self._stay_until:
@@ -526,6 +553,10 @@ class BurstDetector:
             return None, f"in Spark only now, and stays {self._stay_until - time_s:.1f} s more"
         if slower is not None:
             return "calm", f"Spark does not pay any more: {slower}"
+        if (story := self._story) is not None and self._does_not_pay(story, f):
+            story.paid = False
+            self.refusals.did_not_pay(story.arrival_rate, story.record_rate, time_s, story.text)
+            return "calm", f"taken back: {story.text}"
         most = max(queue for _, queue in self._queues)
         burst = None
         if most >= f.queue_down:
@@ -544,18 +575,23 @@ class BurstDetector:
 
     def _wants_to_probe(self, time_s: float, f: Figures, most: float, burst: str) -> tuple[Event | None, str]:
         """In OPERATION, when by the figures the range should stay there. `most`: records that waited lately."""
-        assert f.operation_rate is not None
-        assert f.fixed_s is not None
-        assert f.interval_s is not None
         in_spark_s = time_s - self._phase_s
         due_in_s = self._probes.due_in(in_spark_s, f.arrival_rate, f.record_rate_shown)
-        gathered = f.arrival_rate * f.interval_s
-        batch_s = f.fixed_s + gathered / f.operation_rate
-        # One micro-batch gathers, and one is under way. More waits only while Spark catches up.
-        if due_in_s > 0 or most > _CAUGHT_UP * f.arrival_rate * (f.interval_s + batch_s):
+        if due_in_s > 0 or most > _CAUGHT_UP * self._in_batches(f):  # more waits only while Spark catches up
             return None, burst
         self._probes.begin()
         return "calm", f"a probe of the record tasks, after {in_spark_s:.1f} s in Spark; by the last figures: {burst}"
+
+    def _in_batches(self, f: Figures) -> float:
+        """Returns how many records wait for Spark although nothing is late: one micro-batch gathers, and one is under
+        way."""
+        assert f.operation_rate is not None
+        assert f.fixed_s is not None
+        assert f.interval_s is not None
+        return f.arrival_rate * (f.interval_s + f.fixed_s + f.arrival_rate * f.interval_s / f.operation_rate)
+
+    def _does_not_pay(self, story: SwitchStory, f: Figures) -> bool:
+        return self.options.k is None and story.to == "operation" and story.does_not_pay(self._in_batches(f))
 
     def _unknown(self, f: Figures) -> str:
         missing = [
@@ -622,6 +658,41 @@ class BurstDetector:
             return loaded  # to calibrate in time
         return (loaded or f.own > near * f.queue_up) and self._slower(f, self.options.margin) is None
 
+    # --- switches and their outcomes -------------------------------------------------------------------------------
+
+    def _begin_story(self, to: Paradigm, time_s: float, reason: str) -> None:
+        """The range begins to switch."""
+        self._end_story()
+        f = self._figures_now
+        predicted: Forecast | None = None
+        other: Model | None = None
+        if f.record_rate is not None and f.operation_rate is not None and f.fixed_s is not None and f.interval_s:
+            record = RecordModel(f.record_rate)
+            cost = BatchCost(f.fixed_s, f.operation_rate)
+            operation = OperationModel(cost, f.interval_s, self.options.interval_max_s)
+            other = record if to == "operation" else operation
+            predicted = forecast(f.own, f.arrival_rate, record, operation, self._switch_s)
+        self._story = SwitchStory(
+            time_s, to, reason, f.arrival_rate, f.own, f.record_rate or 0.0, predicted, other, self.options.margin
+        )
+        self.switches.append(self._story)
+
+    def _watch_story(self, seen: Observation, f: Figures) -> None:
+        if self._story is not None:
+            self._story.observe(seen.time_s, f.own, seen.arrivals, seen.batches)
+            if self._story.to == "record" and self.state == "RECORD" and self._story.lasted_s >= JUDGED_AFTER_S:
+                self._end_story()
+
+    def _end_story(self) -> None:
+        """Enough has been seen of the last switch."""
+        story, self._story = self._story, None
+        if story is None:
+            return
+        story.judge()
+        if story.to == "operation" and story.paid:
+            self.refusals.paid(story.arrival_rate, story.record_rate)
+        self._notes.append(story.text)
+
     # --- moving ----------------------------------------------------------------------------------------------------
 
     def _move(self, event: Event, time_s: float, why: str) -> None:
@@ -630,6 +701,7 @@ class BurstDetector:
         took = 0.0 if self.since_s is None else time_s - self.since_s
         if event == "burst":
             self._probes.burst()
+            self._reason = why
         elif event == "ready":
             self.prepared = True
             if self._prepare_since is not None:
@@ -645,6 +717,13 @@ class BurstDetector:
             self._failures = self._no_failures()  # Spark has served a burst to its end
         if self.state is not before:
             self.since_s = time_s
+            if self.state == "SWITCHING":
+                self._begin_story("operation", time_s, self._reason)
+            elif self.state == "RETURNING":
+                self._begin_story("record", time_s, why)
+            elif before == "SWITCHING" and self.state == "RECORD" and self._story is not None:
+                self.switches.remove(self._story)  # it did not switch: a range before it took its operators along
+                self._story = None
         if event in ("switched", "returned"):
             self._phase_s = time_s
             self._stay_until = time_s + self.dwell_s

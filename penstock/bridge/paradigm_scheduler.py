@@ -12,7 +12,7 @@ This module is without Ray, threads, clock and files. A *carrier* (actors/spark_
 for the events, each with the time of a clock that does not go back, and carries out the commands that they return:
 
     event                                   what it may lead to
-    looked: what the workers report         PrepareSpark, DivertTasks, UndivertTasks, CheckSpark, KillSpark, Warn
+    looked: what the workers report         PrepareSpark, DivertTasks, UndivertTasks, CheckSpark, KillSpark, Warn, Note
     spark_ready, spark_failed               KillSpark
     spark_answered                          nothing: Spark lives
     done, refused: a worker's answer        CheckSpark, Warn
@@ -134,7 +134,14 @@ class Warn:
     text: str
 
 
-Command = PrepareSpark | CheckSpark | EndSpark | KillSpark | DivertTasks | UndivertTasks | Warn
+@dataclass(frozen=True)
+class Note:
+    """What is for the log: a switch that is over, what was predicted of it, and what it did."""
+
+    text: str
+
+
+Command = PrepareSpark | CheckSpark | EndSpark | KillSpark | DivertTasks | UndivertTasks | Warn | Note
 
 
 @dataclass
@@ -343,6 +350,9 @@ class ParadigmScheduler:
         commands: list[Command] = []
         if decision.warning is not None:
             commands += self._warn(decision.warning)  # each range has it to say
+        if decision.note is not None:
+            names = ", ".join(range_.form.names)
+            commands.append(Note(f"{names}: {decision.note}"))
         if decision.prepare:
             commands += self._prepare(look.now)
         if detector.state == "SWITCHING" and not range_.parts:
@@ -468,6 +478,8 @@ class ParadigmScheduler:
             "paradigm": "operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
             "reason": "" if leader.decision is None else leader.decision.reason,
             "figures": {} if leader.decision is None else vars(leader.decision.figures),
+            "switches": [story.plain() for story in range_.detector.switches],
+            "did_not_pay": range_.detector.refusals.plain(),
             "records_in_spark": range_.meter.records_in_spark,
             "failed": range_.failed,
         }

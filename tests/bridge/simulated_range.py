@@ -11,6 +11,7 @@ Arguments: the number of cases, and the first one.
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 
 from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Mode, Observation
 from penstock.bridge.cost import BatchCost, Calibration, MicroBatch
+from penstock.runtime.operators.micro_batch import ROWS_MAX
 
 RECORD_RATE = 30_000.0  # PD
 SPARK = BatchCost(0.2, 120_000.0)  # t_s + t_ot, PO
@@ -30,7 +32,8 @@ class SimulatedRange:
     Record tasks take `record_rate` a second, of which they are busy for as long as if they took `alone` a second. Spark
     takes what waits when an interval is over and it is free; it needs fixed_s + n / rate. Making it ready takes
     `prepare_s`, a switch `switch_s`, in which nobody works. `mode`: the detector's at a time. `slowness`: how many
-    times as long a record takes in the record tasks at a time.
+    times as long a record takes in the record tasks at a time. `follows`: the records/s that what follows the range
+    takes of Spark's answers; micro-batches take no longer by that, but the next one begins later.
     """
 
     load: Callable[[float], float]
@@ -43,6 +46,7 @@ class SimulatedRange:
     step_s: float = 0.1
     mode: Callable[[float], Mode] = lambda now: "auto"
     slowness: Callable[[float], float] = lambda now: 1.0
+    follows: float | None = None
 
     def run(self, until_s: float) -> None:
         self.detector = BurstDetector(BurstOptions(), self.calibration)
@@ -72,17 +76,19 @@ class SimulatedRange:
                 self.done += processed
             elif state == "OPERATION" and running is None and now >= cut_at and queue > 0:
                 assert self.decision is not None
-                batch = MicroBatch(queue, self.spark.seconds(queue))
-                running = (now + batch.seconds, batch)
-                cut_at = now + self.decision.interval.seconds
-                queue = 0.0
-            self.waited += (queue + (running[1].records if running else 0.0)) * self.step_s
+                rows = min(queue, ROWS_MAX)
+                batch = MicroBatch(rows, self.spark.seconds(rows))
+                running = (now + max(batch.seconds, rows / (self.follows or math.inf)), batch)
+                cut_at = now if rows == ROWS_MAX else now + self.decision.interval.seconds
+                queue -= rows
+            waiting = queue + (running[1].records if running else 0.0)
+            self.waited += waiting * self.step_s
             untried = self.decision is not None and self.decision.figures.queue_switch is None
             if untried and self.detector.prepared:
                 batches += [MicroBatch(n, self.spark.seconds(n)) for n in (1_000, 10_000, 50_000)]
             self.detector.mode = self.mode(now)
             busy_s = processed / (self.alone or self.record_rate) * self.slowness(now)
-            self.decision = self.detector.observe(Observation(now, queue, arrived, processed, busy_s, tuple(batches)))
+            self.decision = self.detector.observe(Observation(now, waiting, arrived, processed, busy_s, tuple(batches)))
             if self.decision.prepare and ready_at is None and not self.detector.prepared:
                 ready_at = now + self.prepare_s
             if ready_at is not None and now >= ready_at:
@@ -108,6 +114,7 @@ class Case:
     more: float
     about: dict[str, float]
     states: dict[str, float]  # the states of the range, and when each began for the last time
+    taken_back: bool  # a switch was taken for one that did not pay
 
 
 # Half a second after the beginning of a burst somebody who sees it may have decided. Nobody cares for less than a
@@ -158,20 +165,22 @@ def decided(seed: int) -> Case:
         "prepare_s": prepare_s,
     }
     states = {name: at for at, name in own.states}
-    return Case(seed, (own.waited + nothing) / (best + nothing), about, states)
+    return Case(seed, (own.waited + nothing) / (best + nothing), about, states, bool(own.detector.refusals.plain()))
 
 
 def main(count: int, first: int) -> None:
     """Decides cases, and lists those that cost at least a tenth more than the best choice."""
-    worse = 0
+    worse = taken_back = 0
     for seed in range(first, first + count):
         case = decided(seed)
+        taken_back += case.taken_back
         if case.more > 1.1:
             worse += 1
             about = ", ".join(f"{name} {value:,.4g}" for name, value in case.about.items())
             print(f"case {seed} cost {case.more:.2f} times the best choice: {about}; {case.states}", flush=True)
     print(f"{worse} of {count} cases cost more than 1.1 times the best choice; at most {count // 20} may")
-    if worse > count // 20:
+    print(f"{taken_back} switches were taken back; none may be, because Spark does what is known of it")
+    if taken_back or worse > count // 20:
         sys.exit(1)
 
 

@@ -35,6 +35,7 @@ from penstock.bridge.paradigm_scheduler import (
     DualOptions,
     EndSpark,
     KillSpark,
+    Note,
     ParadigmScheduler,
     PrepareSpark,
     UndivertTasks,
@@ -200,7 +201,7 @@ class SimulatedSpark:
 
     def _do(self, command: Command) -> None:
         self._checks.check(command)
-        if not isinstance(command, Warn):
+        if not isinstance(command, Warn | Note):
             self._cluster.story.append((self._cluster.now, command))
         if isinstance(command, PrepareSpark):
             spark = self._sparks[command.life] = Spark(command.life, self._checks.lives[command.life])
@@ -219,8 +220,9 @@ class SimulatedSpark:
         elif isinstance(command, UndivertTasks):
             self._tell(command.worker, command.number, "undivert", (command.chain,))
         else:
-            assert isinstance(command, Warn)
-            self._warnings.add(command.text)
+            assert isinstance(command, Warn | Note)
+            if isinstance(command, Warn):
+                self._warnings.add(command.text)
 
     def plan_changed(self, plan: Plan) -> None:
         """The job has this plan from now on."""

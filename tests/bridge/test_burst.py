@@ -735,5 +735,6 @@ def test_few_decisions_cost_more_than_the_better_choice() -> None:
     """`python -m tests.bridge.simulated_range` decides many more cases."""
     cases = [decided(seed) for seed in range(20)]
     assert sum(case.more > 1.1 for case in cases) <= 1
+    assert not any(case.taken_back for case in cases)
     assert any("OPERATION" in case.states for case in cases)
     assert any("OPERATION" not in case.states for case in cases)
