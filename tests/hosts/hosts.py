@@ -20,7 +20,8 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -48,6 +49,7 @@ class Host:
         self._space: Space | None = None
         self._link: Link | None = None
         self._started: list[subprocess.Popen[str]] = []
+        self._cores: frozenset[int] = frozenset()  # none: all
 
     def boot(self) -> None:
         """Starts the host, after a crash as a machine that has forgotten everything, at the same address."""
@@ -102,8 +104,9 @@ class Host:
         """Returns the command that runs a program on this host, in the caller's directory or another. The program ends
         with the process that runs the command."""
         enter = ["nsenter", *self.space.enter(*self.space.whole), "setpriv", "--pdeathsig", "KILL"]
+        cores = ["taskset", "-c", ",".join(map(str, sorted(self._cores)))] if self._cores else []
         within = ["sh", "-c", 'cd "$0" && exec "$@"', str(directory or Path.cwd())]
-        return [*enter, *within, *map(str, arguments)]
+        return [*enter, *cores, *within, *map(str, arguments)]
 
     def start(
         self,
@@ -186,6 +189,16 @@ class Host:
                 if command:
                     found[int(entry.name)] = command
         return found
+
+    def use_cores(self, cores: Iterable[int]) -> None:
+        """Has all processes of the host, those that run and those that are started later, run on these cores only. For
+        benchmarks: two machines have no core in common."""
+        self._cores = frozenset(cores)
+        own = os.stat(f"/proc/{self.space.pid}/ns/pid").st_ino
+        for task in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+            with suppress(OSError):  # it has just ended
+                if os.stat(task / "ns/pid").st_ino == own:
+                    os.sched_setaffinity(int(task.name), self._cores)
 
     def segments(self) -> list[str]:
         """Returns the names in the host's /dev/shm."""

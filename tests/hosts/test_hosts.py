@@ -278,6 +278,20 @@ def _nothing_left() -> Iterator[list[int]]:
     assert sorted(psutil.net_if_stats()) == devices
 
 
+def test_the_processes_of_a_host_run_on_the_cores_that_it_is_given(new_hosts: NewHosts) -> None:
+    first, second = new_hosts(2)
+    says = "import os; print('ready', flush=True); input(); print(sorted(os.sched_getaffinity(0)), flush=True)"
+    running = [Program(host, says) for host in (first, second)]
+    all_cores = sorted(os.sched_getaffinity(0))
+    first.use_cores(all_cores[-1:])
+    for program in running:
+        assert program.process.stdin is not None
+        program.process.stdin.write("\n")
+        program.process.stdin.flush()
+    assert [program.answer() for program in running] == [str(all_cores[-1:]), str(all_cores)]
+    assert first.python("import os; print(os.sched_getaffinity(0))").strip() == str({all_cores[-1]})
+
+
 def test_two_tests_at_once_do_not_meet_and_nothing_is_left_of_them() -> None:
     if reason := spaces.why_not():
         pytest.skip(reason)
