@@ -39,6 +39,7 @@ BENCHMARKS = {
     "ysb_throughput": ("ysb_throughput", "the most Yahoo events a second: records, everything in Spark, Spark alone"),
     "ysb_operators": ("ysb_operators", "where the time of a Yahoo event goes, by operator"),
     "spark_text": ("spark_text", "WordCount and Grep beside Spark alone over the same files"),
+    "spark_handover": ("spark_handover", "the hand-over of a micro-batch to Spark, taken apart; PySpark and RayDP"),
     "bridge_pays": ("bridge_pays", "from which cluster and load on a burst goes to Spark: a model, calibrated here"),
     "placement_plans": ("placement_plans", "plans of 1,000 and 10,000 tasks beside METIS; how planning grows"),
     "placement_latency": ("placement_latency", "SOL and Throughput over nodes and workers, by placement"),

@@ -41,8 +41,10 @@ def main(settings: dict[str, Any]) -> None:
             batches[cores] = []
             for _ in range(settings["repeats"]):
                 for size in settings["sizes"]:
-                    seconds = operations.answer(form.chain, form.position, events.events_arrow(0, size)).seconds
-                    batches[cores].append((size, seconds))
+                    columns = events.events_arrow(0, size)
+                    began = time.perf_counter()
+                    operations.answer(form.chain, form.position, columns)
+                    batches[cores].append((size, time.perf_counter() - began))
     size = max(settings["sizes"])
     began = time.perf_counter()
     columns = events.events_arrow(0, size)

@@ -69,9 +69,12 @@ class SparkBridge:
             self._release()
         self._operations = Operations(session, self._forms, program())
         costs: dict[int, BatchCost | None] = {}
+        ways: dict[int, str] = {}
         for form in self._forms:
             try:
-                costs[form.chain] = self._operations.prepare(form.chain)
+                trial = self._operations.prepare(form.chain)
+                costs[form.chain], ways[form.chain] = trial.cost, trial.describe()
+                logger.info("the range %s runs %s", ", ".join(form.names), ways[form.chain])
             except Exception as error:  # a record fails there, or Spark would treat it differently from the tasks
                 logger.info("the range %s could not be tried in Spark: %s", ", ".join(form.names), error)
         return SparkFacts(
@@ -81,6 +84,7 @@ class SparkBridge:
             log=self._log,
             executors=dict(self.executors()),
             node=ray.get_runtime_context().get_node_id(),
+            ways=ways,
         )
 
     def answer(self, chain: int, position: int, batch: pa.Buffer | str) -> MicroBatchResult:

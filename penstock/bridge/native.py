@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import reduce
 from operator import or_
@@ -30,6 +30,7 @@ from penstock.bridge.columns import (
     with_columns,
 )
 from penstock.bridge.forms import ENCODED, RangeForm
+from penstock.bridge.plan_tape import PlanTape
 from penstock.bridge.session import Session
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.expressions import Aggregation, Expr, col, count, lit, max_, tree, when
@@ -69,6 +70,9 @@ _SAFE = 1 << 40
 # Decimals of up to so many digits can be added ten billion times.
 _SAFE_DIGITS = DECIMAL_DIGITS - 10
 
+# The number of schemas of one input of which plans are kept.
+_TAPES_MAX = 16
+
 
 class NotTheSame(PenstockError):
     """Spark's answer might differ from that of the record tasks, so the tasks process this micro-batch themselves."""
@@ -86,17 +90,28 @@ class NativeRange:
     rest: RangeForm | None
     texts: bool  # whether a row is still a text after the steps
     end: Callable[[pa.Table], MicroBatchResult] | None = None
+    tapes: dict[pa.Schema, PlanTape] = field(default_factory=dict)
 
-    def apply(self, frame: DataFrame) -> DataFrame:
-        """Applies the steps."""
+    def apply(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
+        """Applies the steps to a micro-batch of this schema. The plan of a schema is made once."""
+        tape = self.tapes.get(schema)
+        if tape is not None:
+            return tape.play(frame)
+        tape, made = PlanTape.record(frame, self._steps)
+        if len(self.tapes) == _TAPES_MAX:
+            self.tapes.clear()
+        self.tapes[schema] = tape
+        return made
+
+    def _steps(self, frame: DataFrame) -> DataFrame:
         for step in self.steps:
             frame = step(frame)
         return frame
 
 
-def native(form: RangeForm, session: Session, names: list[str]) -> NativeRange | None:
+def native(form: RangeForm, session: Session, names: list[str], *, parsing_only: bool = False) -> NativeRange | None:
     """Returns the native form of a range whose input has columns of these names, or None when none of its operators has
-    one."""
+    one. `parsing_only`: only the operators of expressions at the beginning of the range are native."""
     if names == [ENCODED]:
         return None
     texts = names == [TEXT]
@@ -105,6 +120,8 @@ def native(form: RangeForm, session: Session, names: list[str]) -> NativeRange |
     for operator in form.operators:
         rest = replace(form, operators=form.operators[at + 1 :])
         step: Step | None
+        if parsing_only and not isinstance(operator, Columnar):
+            break
         if isinstance(operator, MakeWatermarks):
             # The greatest time must be known with the answer: only partial aggregates say it.
             clock = expression_of(operator.time)
@@ -117,7 +134,7 @@ def native(form: RangeForm, session: Session, names: list[str]) -> NativeRange |
         texts = texts and isinstance(operator, Columnar) and operator.closure.shape == "filter"
         at += 1
     rest = replace(form, operators=form.operators[at:])
-    if (partials := _partials(rest, texts)) is not None:
+    if not parsing_only and (partials := _partials(rest, texts)) is not None:
         step, end = partials
         return NativeRange([*steps, step], None, texts, end)
     return NativeRange(steps, rest, texts) if at else None

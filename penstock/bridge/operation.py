@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import pyarrow as pa
 
 from penstock.bridge.arrow import micro_batch, to_arrow
+from penstock.bridge.burst import BurstOptions
 from penstock.bridge.cost import BatchCost, BatchSpeed, MicroBatch
 from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records
 from penstock.bridge.native import NativeRange, native
+from penstock.bridge.python_range import PythonRange, take_in_pieces
 from penstock.bridge.session import Session
 from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.records.pickling import Program, join
@@ -25,6 +29,38 @@ from penstock.runtime.records.pickling import Program, join
 # not so many that a burst would have to wait.
 _SAMPLE_ROWS = 40_000
 _SOME_ROWS = 2_000
+
+# The interval at which a burst is processed, for which the ways of a range are compared.
+_INTERVAL_S = BurstOptions().interval_max_s
+
+
+Way = Literal["columns", "parsed", "python"]
+
+WAYS: dict[Way, str] = {
+    "columns": "as columns of Spark as far as they go, then in Python",
+    "parsed": "expressions at its beginning as columns of Spark, the rest in Python",
+    "python": "in Spark's Python workers, as in the record tasks",
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of trying a range: the way that is kept, and what a micro-batch costs in each way that works."""
+
+    way: Way
+    costs: dict[Way, BatchCost]
+
+    @property
+    def cost(self) -> BatchCost | None:
+        """What a micro-batch costs in the way that is kept, if that is known."""
+        return self.costs.get(self.way)
+
+    def describe(self) -> str:
+        """Says which way is kept and why, in one line."""
+        figures = ", ".join(
+            f"{way}: {cost.fixed_s:.3f} s and {cost.rate:,.0f} records/s" for way, cost in self.costs.items()
+        )
+        return f"{WAYS[self.way]} ({figures or 'nothing to measure it by'})"
 
 
 class Operations:
@@ -35,54 +71,91 @@ class Operations:
         self.session = session
         self._program = program or Program()
         self._forms = {form.chain: form for form in forms}
-        self._compiled: dict[tuple[int, int, tuple[str, ...]], tuple[NativeRange | None, bytes]] = {}
+        self._ways: dict[int, Way] = {}
+        self._compiled: dict[tuple[int, int, tuple[str, ...], Way], _Compiled] = {}
 
-    def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> MicroBatchResult:
-        """Returns the results of a micro-batch, from the range of a chain that ends before a position."""
-        columns = tuple(batch.schema.names)
-        known = self._compiled.get((chain, position, columns))
+    def answer(self, chain: int, position: int, batch: pa.RecordBatch, way: Way | None = None) -> MicroBatchResult:
+        """Returns the results of a micro-batch, from the range of a chain that ends before a position. `way`: how the
+        range runs; without it, in the way that `prepare` has kept."""
+        names = tuple(batch.schema.names)
+        key = (chain, position, names, way or self._ways.get(chain, "columns"))
+        known = self._compiled.get(key)
         if known is None:
-            known = self._compiled[chain, position, columns] = self._compile(self._forms[chain].before(position), batch)
+            known = self._compiled[key] = self._compile(self._forms[chain].before(position), names, key[3])
+        if isinstance(known, PythonRange):
+            return known.answer(batch)
         prefix, rest = known
         # There are few rows of encoded lists, so each core gets a part, however few rows there are.
         parts = min(self.session.cores, batch.num_rows) or 1
         with micro_batch(self.session, batch, parts=parts) as frame:
-            if prefix is not None:
-                frame = prefix.apply(frame)  # noqa: PLW2901
-            if prefix is not None and prefix.end is not None:
-                return prefix.end(to_arrow(frame))
-            texts = prefix is None or prefix.texts
-            return answer_of(to_arrow(frame.mapInArrow(partial(_run_partition, rest, texts), ANSWER_SCHEMA)))
+            made = prefix.apply(frame, batch.schema)
+            if prefix.end is not None:
+                return prefix.end(to_arrow(made))
+            return answer_of(to_arrow(made.mapInArrow(partial(_run_partition, rest, prefix.texts), ANSWER_SCHEMA)))
 
-    def prepare(self, chain: int) -> BatchCost | None:
+    def prepare(self, chain: int) -> Trial:
         """Has the code of a range compiled and loaded in every core, by running it on a sample of its source's records,
-        or on nothing when there is no sample. Returns what a micro-batch costs, as far as the sample shows."""
+        or on nothing when there is no sample. Every way in which the range can run is tried, and the way that carries
+        the most records is kept."""
         form = self._forms[chain]
         sample = None if form.source is None else form.source.sample(_SAMPLE_ROWS)
         if sample is None or not sample.num_rows:
             nothing = pa.Table.from_batches([as_columns([])] * self.session.cores).combine_chunks().to_batches()[0]
             for _ in range(2):
                 self.answer(chain, form.position, nothing)
-            return None
+            return Trial("columns", {})
+        costs: dict[Way, BatchCost] = {}
+        failure: Exception | None = None
+        for way in self.ways(form, tuple(sample.schema.names)):
+            try:
+                if (cost := self._try(form, sample, way)) is not None:
+                    costs[way] = cost
+            except Exception as error:  # whatever the way cannot do, another way may
+                failure = error
+        if not costs:
+            if failure is not None:
+                raise failure
+            return Trial(self._ways.get(chain, "columns"), {})
+        best = max(costs, key=lambda way: (costs[way].capacity(_INTERVAL_S), -costs[way].seconds(_SAMPLE_ROWS)))
+        self._ways[chain] = best
+        return Trial(best, costs)
+
+    def _try(self, form: RangeForm, sample: pa.RecordBatch, way: Way) -> BatchCost | None:
         speed = BatchSpeed()
         some = sample.slice(0, min(_SOME_ROWS, sample.num_rows))
         for rows in (some, sample):  # what is measured must not include loading and compiling
-            self.answer(chain, form.position, rows)
+            self.answer(form.chain, form.position, rows, way)
         for rows in (some, sample):
             began = time.perf_counter()
-            self.answer(chain, form.position, rows)
+            self.answer(form.chain, form.position, rows, way)
             speed.add([MicroBatch(rows.num_rows, time.perf_counter() - began)])
         return speed.cost
 
-    def _compile(self, form: RangeForm, batch: pa.RecordBatch) -> tuple[NativeRange | None, bytes]:
-        prefix = native(form, self.session, batch.schema.names)
-        rest = form if prefix is None else prefix.rest
-        return prefix, b"" if rest is None else self._program.dumps(rest)
+    def ways(self, form: RangeForm, names: tuple[str, ...]) -> list[Way]:
+        """Returns the ways in which a range can run that differ from each other."""
+        whole = native(form, self.session, list(names))
+        if whole is None:
+            return ["python"]
+        parsed = native(form, self.session, list(names), parsing_only=True)
+        if parsed is None or (whole.rest is not None and len(parsed.steps) == len(whole.steps)):
+            return ["columns", "python"]
+        return ["columns", "parsed", "python"]
+
+    def _compile(self, form: RangeForm, names: tuple[str, ...], way: Way) -> _Compiled:
+        prefix = None
+        if way != "python":
+            prefix = native(form, self.session, list(names), parsing_only=way == "parsed")
+        if prefix is None:
+            return PythonRange(self.session, self._program.dumps(form))
+        return prefix, b"" if prefix.rest is None else self._program.dumps(prefix.rest)
+
+
+_Compiled = PythonRange | tuple[NativeRange, bytes]
 
 
 def _run_partition(form: bytes, texts: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Runs in an executor's Python worker. `texts`: rows of the single column "value" are texts, not dicts."""
     run = RangeRun(join(form))
     for batch in batches:
-        run.take(as_records(batch) if texts else batch.to_pylist())
+        take_in_pieces(run, batch, as_records if texts else pa.RecordBatch.to_pylist)
     yield answer_rows(run.answer())

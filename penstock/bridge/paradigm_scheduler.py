@@ -482,4 +482,5 @@ class ParadigmScheduler:
             "did_not_pay": range_.detector.refusals.plain(),
             "records_in_spark": range_.meter.records_in_spark,
             "failed": range_.failed,
+            "way": None if self._spark.facts is None else self._spark.facts.ways.get(form.chain),
         }

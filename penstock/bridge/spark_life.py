@@ -12,7 +12,7 @@ few seconds, so that a JobMaster that was paused does not take its own pause for
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.bridge.cost import BatchCost
@@ -67,6 +67,7 @@ class SparkFacts:
     log: str  # the file of what Spark writes
     executors: Mapping[str, int | None]  # id -> process, where it is known
     node: str  # on which the bridge runs
+    ways: Mapping[int, str] = field(default_factory=dict)  # by chain: how its range runs there, for people
 
 
 class SparkLife:

@@ -24,6 +24,7 @@ from tests.bridge.spark.test_arrow import (
     test_the_executor_is_known,
     test_widened_types_reach_spark,
 )
+from tests.bridge.spark.test_operations import test_counts_of_words_of_many_lines
 from tests.e2e.processes import wait_gone
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "test_a_frame_keeps_its_data_without_the_block",
     "test_a_job_that_fails_says_why_and_leaves_the_session_well",
     "test_all_types_come_back_as_they_went",
+    "test_counts_of_words_of_many_lines",
     "test_empty_batches_keep_their_types",
     "test_forms_of_a_batch",
     "test_frames_of_users",

@@ -7,19 +7,25 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.bridge.arrow import micro_batch, to_arrow
 from penstock.bridge.forms import RangeForm, RangeRun, as_columns, as_records, range_form
 from penstock.bridge.native import NotTheSame, native
-from penstock.bridge.operation import Operations
+from penstock.bridge.operation import WAYS, Operations
+from penstock.bridge.plan_tape import PlanTape
 from penstock.bridge.session import Session
 from penstock.runtime.operators.micro_batch import MicroBatchResult
+from penstock.runtime.operators.windowing import Windowed
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.records.batch import KeyedBatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
 
@@ -113,6 +119,36 @@ def test_native_ranges_answer_as_the_record_form_does(name: str, session: Sessio
         assert plain(found) == plain(here(form, lines)), seed
 
 
+@pytest.mark.parametrize("name", NATIVE)
+def test_every_way_of_a_range_gives_the_same_answer(name: str, session: Session) -> None:
+    form = form_of(NATIVE[name], ["x"])
+    operations = Operations(session, [form])
+    for seed in range(2):
+        lines = text_lines(random.Random(seed), 9_000 if name == "tumbling" else 300)
+        batch = pa.record_batch([pa.array(lines)], ["value"])
+        expected = merged(form, here(form, lines))
+        for way in WAYS:
+            found = operations.answer(form.chain, form.position, batch, way)
+            assert merged(form, found) == expected, (seed, way)
+
+
+def merged(form: RangeForm, answer: MicroBatchResult) -> Any:
+    """The state that the partial results of an answer lead to, by key: each partition may have a part of it."""
+    combiner = form.combiner
+    assert combiner is not None
+    inner = combiner.inner if isinstance(combiner, Windowed) else combiner
+    state = inner.new_state()
+    for batch in answer.batches:
+        assert isinstance(batch, KeyedBatch)
+        assert batch.partial
+        keys, values = batch.keys, batch.values
+        if isinstance(combiner, Windowed):
+            keys = [(key, start) for key, (start, _) in zip(keys, values, strict=True)]
+            values = [value for _, value in values]
+        inner.merge(state, iter(keys), iter(values))
+    return dict(state), answer.greatest
+
+
 def short(record: dict[str, Any]) -> bool:
     return len(record["ad"] or "") < 4
 
@@ -202,7 +238,7 @@ def test_a_function_that_fails_ends_the_micro_batch_and_not_the_session(session:
 
 @pytest.mark.parametrize("name", ["count", "tumbling"])
 def test_a_range_without_a_sample_is_prepared_by_running_it_on_nothing(name: str, session: Session) -> None:
-    assert Operations(session, [form_of(NATIVE[name], ["x"])]).prepare(0) is None
+    assert Operations(session, [form_of(NATIVE[name], ["x"])]).prepare(0).cost is None
 
 
 def test_a_range_is_prepared_by_running_it_on_a_sample_of_its_source(session: Session, tmp_path: Path) -> None:
@@ -214,12 +250,54 @@ def test_a_range_is_prepared_by_running_it_on_a_sample_of_its_source(session: Se
     form = range_form(plan, plan.chains[0])
     assert isinstance(form, RangeForm)
     operations = Operations(session, [form])
-    cost = operations.prepare(0)
-    assert cost is not None
-    assert cost.rate > 0
-    assert (0, form.position, ("value",)) in operations._compiled
+    trial = operations.prepare(0)
+    assert set(trial.costs) == {"columns", "parsed", "python"}
+    assert trial.cost is not None
+    assert trial.cost.rate > 0
+    assert {key[:3] for key in operations._compiled} == {(0, form.position, ("value",))}
+    before = set(operations._compiled)
+    operations.answer(0, form.position, pa.record_batch([pa.array(["{}"])], ["value"]))
+    assert set(operations._compiled) == before, "a micro-batch runs in a way that was tried"
 
 
 def test_records_that_have_columns_are_read_as_dicts() -> None:
     rows = [{"k": "a", "n": 1}, {"k": None, "n": 2}]
     assert as_records(pa.RecordBatch.from_pylist(rows)) == rows
+
+
+def test_the_plan_of_a_schema_is_made_once(session: Session) -> None:
+    """A later micro-batch takes a round trip for each step, whose answer is that of its own records, and a batch of
+    another schema has a plan of its own."""
+    form = form_of(NATIVE["tumbling"], ["x"])
+    compiled = native(form, session, ["value"])
+    assert compiled is not None
+    assert compiled.end is not None
+    for seed in range(3):
+        for type_ in (pa.string(), pa.large_string()):
+            lines = text_lines(random.Random(seed), 200)
+            batch = pa.record_batch([pa.array(lines, type_)], ["value"])
+            with micro_batch(session, batch) as frame:
+                answer = compiled.end(to_arrow(compiled.apply(frame, batch.schema)))
+            assert plain(answer) == plain(here(form, lines)), (seed, type_)
+    assert set(compiled.tapes) == {pa.schema([("value", pa.string())]), pa.schema([("value", pa.large_string())])}
+
+
+def test_a_tape_is_not_longer_than_the_steps(session: Session) -> None:
+    made: list[int] = []
+
+    def steps(frame: DataFrame) -> DataFrame:
+        made.append(1)
+        doubled = frame.select((F.col("n") * 2).alias("n"), "k").filter(F.col("n") > 2)
+        return doubled.groupBy("k").agg(F.sum("n").alias("sum"), F.count("n").alias("count"))
+
+    from pyspark.sql import functions as F  # noqa: N812  its usual name
+
+    first = pa.table({"n": [1, 2, 3], "k": ["a", "b", "a"]})
+    second = pa.table({"n": [5, 6, 0], "k": ["c", "c", "a"]})
+    with micro_batch(session, first) as frame, micro_batch(session, second) as other:
+        tape, found = PlanTape.record(frame, steps)
+        answers = [to_arrow(found), to_arrow(tape.play(other))]
+    assert made == [1]
+    assert len(tape.calls) == 4  # select, filter, groupBy, agg
+    rows = [{row["k"]: (row["sum"], row["count"]) for row in answer.to_pylist()} for answer in answers]
+    assert rows == [{"a": (6, 1), "b": (4, 1)}, {"c": (22, 2)}]

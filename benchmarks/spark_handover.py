@@ -1,0 +1,221 @@
+"""Where the time of a micro-batch goes between a record task and its answer from Spark (docs/papers.md: D4).
+
+The hand-over of the Yahoo topology's range is taken apart step by step, in a process of its own, on plain PySpark and
+on RayDP, for a small and a large micro-batch, with a plan that is made anew for each micro-batch and with the plan that
+is kept. The steps are those of `Operations.answer` and of the worker's link. Besides seconds there are figures that
+other load on the machine hardly moves: CPU seconds of the driver with its JVM, and round trips between the two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+import psutil
+import pyarrow as pa
+
+import penstock as ps
+from benchmarks.common import Bench, median, print_table, ray_cluster, run_script, stop_ray
+from penstock.apps import ysb
+from penstock.apps.ysb_events import Events, EventSource
+from penstock.bridge.arrow import micro_batch, to_arrow
+from penstock.bridge.forms import RangeForm, RangeRun, as_records, range_form
+from penstock.bridge.native import native
+from penstock.bridge.operation import Operations
+from penstock.bridge.python_range import take_in_pieces
+from penstock.bridge.session import Session, SparkOptions, open_session
+from penstock.runtime.program.flow import Flow
+from penstock.runtime.records.pickling import dumps
+
+STEPS = ("write", "map", "frame", "make the plan", "optimize", "run and collect", "decode", "reply")
+_START_S = 180.0
+
+
+def _round_trips() -> Callable[[], int]:
+    """Counts the commands that go to the JVM from now on."""
+    from py4j.clientserver import JavaClient
+    from py4j.java_gateway import GatewayClient
+
+    sent = [0]
+
+    def counted(send: Any) -> Any:
+        def send_command(self: Any, *args: Any, **named: Any) -> Any:
+            sent[0] += 1
+            return send(self, *args, **named)
+
+        return send_command
+
+    for client in (GatewayClient, JavaClient):
+        if "send_command" in vars(client):
+            client.send_command = counted(client.send_command)
+    return lambda: sent[0]
+
+
+def busy_s(jvm: int) -> float:
+    """The CPU seconds of this process and of the JVM, with those of threads that have ended, in hundredths."""
+    times = [psutil.Process(pid).cpu_times() for pid in (os.getpid(), jvm)]
+    return sum(each.user + each.system for each in times)
+
+
+def _measure(session: Session, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns for each size and way the medians of seconds by step, of CPU seconds, and of round trips."""
+    events = Events(rate="20000")
+    plan = ysb.topology(EventSource(events), events.campaigns(), ps.sinks.Null()).plan(1)
+    form = range_form(plan, plan.chains[0])
+    assert isinstance(form, RangeForm)
+    compiled = native(form, session, ["value"])
+    assert compiled is not None
+    assert compiled.end is not None
+    trips = _round_trips()
+    jvm = int(session.spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+    found: dict[str, Any] = {}
+    for size in settings["sizes"]:
+        batch = events.events_arrow(0, size)
+        ways: dict[str, list[dict[str, float]]] = {"anew": [], "kept": []}
+        for number in range(settings["warm"] + settings["repeats"]):
+            for way, taken in ways.items():
+                if way == "anew":
+                    compiled.tapes.clear()
+                at: list[float] = []
+                cpu, sent = busy_s(jvm), trips()
+                at.append(time.perf_counter())
+                fd = os.memfd_create("bench-spark-handover")
+                with pa.OSFile(f"/proc/self/fd/{fd}", "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
+                    stream.write_batch(batch)
+                at.append(time.perf_counter())
+                with pa.memory_map(f"/proc/self/fd/{fd}") as source:
+                    (columns,) = pa.ipc.open_stream(source)
+                    at.append(time.perf_counter())
+                    with micro_batch(session, columns, parts=session.cores) as rows:
+                        at.append(time.perf_counter())
+                        frame = compiled.apply(rows, columns.schema)
+                        at.append(time.perf_counter())
+                        frame._jdf.queryExecution().executedPlan()
+                        at.append(time.perf_counter())
+                        table = to_arrow(frame)
+                        at.append(time.perf_counter())
+                answer = compiled.end(table)
+                at.append(time.perf_counter())
+                dumps((answer.batches, answer.greatest))
+                at.append(time.perf_counter())
+                os.close(fd)
+                if number >= settings["warm"]:
+                    steps = {step: end - begin for step, begin, end in zip(STEPS, at, at[1:], strict=False)}
+                    taken.append({**steps, "all": at[-1] - at[0], "cpu": busy_s(jvm) - cpu, "trips": trips() - sent})
+        found[str(size)] = {
+            way: {key: (mean if key == "cpu" else median)([one[key] for one in taken]) for key in taken[0]}
+            for way, taken in ways.items()
+        }
+    return found
+
+
+def _heavy(rows: list[Any]) -> list[Any]:
+    """A heavy function of the user's: some 30 us a record."""
+    return [sum(map(hash, row * 6)) for row in rows]
+
+
+def _tree_s() -> float:
+    """The CPU seconds of this process and all below it: the JVM, and the Python workers, which Spark reuses."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns for two ranges the CPU seconds of a million records as the record tasks process them, and in each way in
+    which Spark can, one after the other in each round."""
+    events = Events(rate="20000")
+    count = settings["count"]
+    heavy = Flow("heavy")
+    heavy.read(EventSource(events)).map_batches(_heavy).write(ps.sinks.Null())
+    yahoo = ysb.topology(EventSource(events), events.campaigns(), ps.sinks.Null())
+    found: dict[str, dict[str, float]] = {}
+    for name, flow, size in (("Yahoo", yahoo, count), ("a heavy map_batches", heavy, count // 8)):
+        plan = flow.plan(1, check_sinks=False)
+        form = range_form(plan, plan.chains[0])
+        assert isinstance(form, RangeForm)
+        operations = Operations(session, [form])
+        ways = operations.ways(form, ("value",))
+        batch = events.events_arrow(0, size)
+        took: dict[str, list[float]] = {}
+        for number in range(2 + settings["rounds"]):
+            for way in ("records", *ways):
+                began = _tree_s()
+                if way == "records":
+                    run = RangeRun(form)
+                    take_in_pieces(run, batch, as_records)
+                    run.answer()
+                else:
+                    operations.answer(form.chain, form.position, batch, way)
+                if number >= 2:
+                    took.setdefault(way, []).append((_tree_s() - began) / size * 1e6)
+        found[name] = {way: median(taken) for way, taken in took.items()}
+    return found
+
+
+def main(settings: dict[str, Any]) -> None:
+    """See the module."""
+    options = SparkOptions(kind=settings["kind"], cores=2, memory=settings["memory"], start_seconds=_START_S)
+    if settings["kind"] == "pyspark":
+        with open_session(options) as session:
+            found = (_ways if "count" in settings else _measure)(session, settings)
+    else:
+        from dataclasses import replace
+
+        import ray
+
+        ray_cluster()
+        try:
+            with open_session(replace(options, executors=1, put=ray.put)) as session:
+                found = (_ways if "count" in settings else _measure)(session, settings)
+        finally:
+            stop_ray()
+    print(json.dumps(found))
+
+
+def run(bench: Bench) -> None:
+    """See the module."""
+    sizes, warm, repeats = bench.pick(([1_000, 100_000], 10, 12), ([1_000], 2, 3))
+    rows = []
+    for kind in ("pyspark", "raydp"):
+        settings = {"kind": kind, "memory": "2g", "sizes": sizes, "warm": warm, "repeats": repeats}
+        said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
+        for size, ways in said.items():
+            for way, taken in ways.items():
+                rows.append(
+                    (kind, size, f"plan {way}", *(f"{taken[step] * 1e3:.1f}" for step in (*STEPS, "all", "cpu")))
+                )
+            for figure, unit in (("trips", "round trips"), ("cpu", "CPU s"), ("all", "s")):
+                bench.case(
+                    f"a micro-batch of {size} events, {kind}",
+                    ways["kept"][figure],
+                    unit,
+                    peer="with a plan made anew",
+                    peer_figure=ways["anew"][figure],
+                    config="2 cores; CPU is that of the driver and its JVM",
+                    checked=False,
+                )
+    settings = {"kind": "pyspark", "memory": "2g", "count": bench.pick(400_000, 20_000), "rounds": bench.pick(5, 1)}
+    said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
+    for name, taken in said.items():
+        for way, seconds in taken.items():
+            if way != "records":
+                bench.case(
+                    f"{name} in Spark, the way {way!r}",
+                    1e6 / seconds,
+                    "records/CPU s",
+                    peer="a core of record tasks",
+                    peer_figure=1e6 / taken["records"],
+                    config=f"plain PySpark, 2 cores, {settings['count']:,} events and an eighth of them",
+                )
+    columns = ("session", "events", "", *STEPS, "all", "CPU")
+    print_table("ms of a micro-batch by step, medians", columns, rows)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
