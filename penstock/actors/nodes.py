@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from penstock.actors import cluster
 from penstock.placement.groups import Group, Machine, NotPlaced, PlacingCancelled, machines, replacement_name
 from penstock.placement.options import PlacementOptions
-from penstock.placement.placement import workers_of
+from penstock.placement.placement import spread, workers_of
 from penstock.placement.traffic import Node
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Layout:
         found = tuple({machine.node_id: machine for machine in at}.values())
         place = {machine.node_id: index for index, machine in enumerate(found)}
         return cls(
-            tuple(Node(machine.name, counts[machine.node_id]) for machine in found),
+            tuple(Node(machine.name, counts[machine.node_id], speed=machine.speed) for machine in found),
             found,
             tuple(sorted(range(len(at)), key=lambda worker: place[at[worker].node_id])),
         )
@@ -122,8 +122,8 @@ class Nodes:
             if packed:
                 return self._fewest()
             chosen = self._choose(wanted, cpus, grown)
-            share, more = divmod(self.workers, len(chosen))
-            return [(machine, share + (place < more)) for place, machine in enumerate(chosen)]
+            free, most = ([_slots(m.free_cpus, cpus) for m in chosen], [_slots(m.cpus, cpus) for m in chosen])
+            return list(zip(chosen, spread(self.workers, free, most), strict=True))
 
         while True:
             chosen = chosen_now()
@@ -135,7 +135,8 @@ class Nodes:
                     return True
                 if time.monotonic() >= until:
                     return False
-                return {machine.node_id for machine, _ in chosen_now()} != {machine.node_id for machine, _ in chosen}
+                now, before = _counts(chosen_now()), _counts(chosen)
+                return now.keys() != before.keys() or (now != before and _all_free(now, cpus))
 
             try:
                 self._take(chosen, name, max(0.0, until - time.monotonic()), in_vain)
@@ -220,6 +221,7 @@ class Nodes:
         self, chosen: list[tuple[Machine, int]], name: str, timeout_s: float, cancelled: Callable[[], bool]
     ) -> None:
         at = [machine for machine, count in chosen for _ in range(count)]
+        Layout.of(at)  # a node with a wrong label is refused before anything is reserved
         where = [machine.node_id for machine in at]
         self._group = Group.reserve(where, cpus=self._cpus, name=name, timeout_s=timeout_s, cancelled=cancelled)
         self._settle(at)
@@ -419,6 +421,17 @@ def _here(known: list[Machine]) -> Machine:
 def _slots(cpus: float, each: float) -> int:
     """Returns how many workers that take `each` CPUs have room in so many CPUs."""
     return _MANY if not each else int(cpus / each + _LEAST_CPUS)
+
+
+def _counts(chosen: list[tuple[Machine, int]]) -> dict[str, int]:
+    """Returns the number of workers by the id of their node."""
+    return {machine.node_id: count for machine, count in chosen}
+
+
+def _all_free(counts: Mapping[str, int], cpus: float) -> bool:
+    """Returns whether each node has room for so many workers now."""
+    free = {machine.node_id: machine.free_cpus for machine in machines()}
+    return all(count <= _slots(free.get(node_id, 0.0), cpus) for node_id, count in counts.items())
 
 
 def has(machine: Machine, wanted: Mapping[str, str | float]) -> bool:

@@ -23,7 +23,7 @@ from penstock.placement.groups import NotPlaced
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST, HopCosts
 from penstock.placement.monitor import Monitor
 from penstock.placement.options import PlacementOptions
-from penstock.placement.placement import Placement, workers_of
+from penstock.placement.placement import Placement, speeds, workers_of
 from penstock.placement.planner import plan as planned
 from penstock.placement.topology import Topology, of_plan, with_data
 from penstock.placement.traffic import Bools
@@ -153,10 +153,12 @@ class Placer:
         if monitor is not self._monitor or not monitor.ready(plan):
             return None
         at = self._at.layout  # another thread may replace it
-        topology = _bound(monitor.topology(plan), self._allowed(plan, at))
         nodes, order = at.nodes, at.order
         slot = {worker: place for place, worker in enumerate(order)}
         running = Placement(nodes, workers_of(nodes), tuple(slot[placed[task.number]] for task in plan.tasks))
+        # What a task takes of a slow core is less work than what it takes of a fast one.
+        speed = speeds(nodes, running.workers)[running.worker_of]
+        topology = _bound(monitor.topology(plan, speed), self._allowed(plan, at))
         self._told = monitor.told(plan)
         self._seen = {
             "between_nodes": running.between_nodes(topology.graph),
@@ -225,7 +227,7 @@ class Placer:
         hops, at = self._hops, self._at.layout
         return {
             "method": self._options.method,
-            "nodes": [{"name": node.name, "workers": node.workers} for node in at.nodes],
+            "nodes": [{"name": node.name, "workers": node.workers, "speed": node.speed} for node in at.nodes],
             "node_ids": [machine.node_id for machine in at.machines],
             "moves": self._moves,
             "last": None if self._verdict is None else self._verdict.reason,

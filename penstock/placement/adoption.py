@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
+from penstock.placement.placement import speeds
 from penstock.runtime.units import Seconds
 
 if TYPE_CHECKING:
@@ -69,17 +70,19 @@ def waiting(placed: Placement, records: TrafficGraph, options: AdoptionOptions) 
 
 
 def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
-    """Returns by how many cores the fullest worker exceeds what it may use. The result is 0 when that worker is not
-    busy."""
+    """Returns by how many cores of its node the fullest worker exceeds what it may use. The result is 0 when that
+    worker is not busy."""
     fullest = _fullest(placed, graph)
     if fullest < options.busy:
         return 0.0
-    return max(0.0, fullest - (1 + options.factor) * graph.total_cpu / len(placed.workers))
+    fair = graph.total_cpu / float(speeds(placed.nodes, placed.workers).sum())
+    return max(0.0, fullest - (1 + options.factor) * fair)
 
 
 def _fullest(placed: Placement, graph: TrafficGraph) -> float:
-    """Returns the cores that the fullest worker uses."""
-    return float(graph.loads(placed.worker_of, len(placed.workers)).max(initial=0.0))
+    """Returns the cores of its node that the fullest worker uses. A slow node needs more of them for the same work."""
+    loads = graph.loads(placed.worker_of, len(placed.workers)) / speeds(placed.nodes, placed.workers)
+    return float(loads.max(initial=0.0))
 
 
 def _at(tasks: Bools, records: TrafficGraph) -> float:

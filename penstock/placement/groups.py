@@ -45,6 +45,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from penstock.runtime.errors import NotEnoughResources
 
+#: The label by which the user says how fast a core of a node is, where 1 is the speed of a node without the label.
+SPEED = "penstock/speed"
+
 #: The label by which a bundle is pinned to a node; Ray gives it to every node.
 NODE_ID = "ray.io/node-id"
 
@@ -104,6 +107,22 @@ class Machine:
     def host(self) -> tuple[str, str]:
         """What the nodes of one machine have in common."""
         return self.name, self.address
+
+    @property
+    def speed(self) -> float:
+        """How fast one of its cores is, by the label SPEED. Raises NotPlaced when the label is no number above 0."""
+        given = self.labels.get(SPEED, "1")
+        try:
+            speed = float(given)
+        except ValueError:
+            speed = 0.0
+        if not 0 < speed < float("inf"):
+            raise NotPlaced(
+                f"node {self} has the label {SPEED}={given}; it must be a number above 0, such as 0.5 for a node whose "
+                "cores are half as fast as those of nodes without this label",
+                (self.node_id,),
+            )
+        return speed
 
     def __str__(self) -> str:
         return f"{self.name} ({self.node_id[:8]})"

@@ -110,11 +110,11 @@ class Monitor:
             if number in names and seen.spans
         ]
 
-    def topology(self, plan: Plan) -> Topology:
-        """Returns the topology of the plan with measured CPU (cores) and traffic (bytes a second, with RECORD_BYTES for
-        each record)."""
+    def topology(self, plan: Plan, speed: Floats | float = 1.0) -> Topology:
+        """Returns the topology of the plan with measured CPU (cores of speed 1) and traffic (bytes a second, with
+        RECORD_BYTES for each record). `speed`: that of each task's node."""
         cores = [self._seen[task.number].cores if task.number in self._seen else 0.0 for task in plan.tasks]
-        graph = self._graph(plan, RECORD_BYTES, 1.0, np.array(cores) + _AT_REST)
+        graph = self._graph(plan, RECORD_BYTES, 1.0, np.array(cores) * speed + _AT_REST)
         return replace(of_plan(plan), graph=graph)
 
     def records(self, plan: Plan) -> TrafficGraph:

@@ -103,7 +103,7 @@ def partition_over_nodes(
     count = len(node_of)
     allowed = None if graph.allowed is None else graph.allowed[:, node_of]
     spread = replace(graph, allowed=allowed)
-    fair = np.full(count, 1 / count)
+    fair = workers.speeds / workers.speeds.sum()
     room = np.full(count, np.inf)
     packed = pack(spread, fair, room)
     even = limits_of(spread, fair, factor, room, packed)
@@ -138,10 +138,11 @@ def _of_each_split(places: int, factor: float) -> float:
 
 @dataclass(frozen=True)
 class Workers:
-    """Holds the node of each worker, and what the nodes may take."""
+    """Holds the node of each worker, what the nodes may take, and how fast each worker is."""
 
     node_of: Ints
     nodes: Limits
+    speeds: Floats
 
 
 class _Search:

@@ -19,7 +19,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 class PlacementOptions:
     """Says where a job's tasks run.
 
-    `nodes`: the number of machines over which the workers are spread evenly. With None, all workers are on the
+    `nodes`: the number of machines over which the workers are spread by free CPUs. With None, all workers are on the
     JobMaster's node if it has enough CPUs, else on the fewest nodes that have. `replan_s`: the time between two plans
     from what was measured (docs/papers.md: T12). With None, tasks stay where they are. `pin`: by operator, what a node
     must have for the operator's tasks to run there: labels with their text, and resources with their amount, as in

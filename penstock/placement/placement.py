@@ -59,10 +59,37 @@ class Placement:
 
 
 def shares(nodes: Sequence[Node]) -> Floats:
-    """Returns each node's fair share of the work: its part of the workers."""
-    workers = np.array([node.workers for node in nodes], dtype=np.float64)
-    fair: Floats = workers / workers.sum()
+    """Returns each node's fair share of the work: its part of the workers, each of which counts as its speed."""
+    work = np.array([node.workers * node.speed for node in nodes], dtype=np.float64)
+    fair: Floats = work / work.sum()
     return fair
+
+
+def speeds(nodes: Sequence[Node], workers: Sequence[int]) -> Floats:
+    """Returns the speed of each worker, which is that of its node."""
+    return np.array([nodes[place].speed for place in workers], dtype=np.float64)
+
+
+def spread(workers: int, free: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Returns how many of the workers each node gets. `free` is the number of workers for which each node has room now,
+    and `most` that for which it has room when nobody else uses it.
+
+    Each node gets one, because it was asked for. The others go where the part of the free room that is taken stays
+    smallest; so nodes with equal room get equally many. When no node has free room left, they go to nodes where room
+    can become free, in the same way; and what fits nowhere goes to the nodes with the fewest workers, so that the error
+    of the reservation says what is missing. Of equal nodes the first comes first."""
+    if workers < len(free):
+        raise ValueError(f"{workers} workers for {len(free)} nodes; each node gets at least one")
+    counts = [1] * len(free)
+    for _ in range(workers - len(free)):
+        for room in (free, most):
+            fit = [place for place, count in enumerate(counts) if count < room[place]]
+            if fit:
+                counts[min(fit, key=lambda place: (counts[place] + 1) / room[place])] += 1
+                break
+        else:
+            counts[min(range(len(counts)), key=counts.__getitem__)] += 1
+    return counts
 
 
 def workers_of(nodes: Sequence[Node]) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ import numpy as np
 from penstock.placement.balance import Infeasible, Limits, limits_of, pack
 from penstock.placement.hop_costs import NODE_COST
 from penstock.placement.multilevel import Workers, partition, partition_over_nodes
-from penstock.placement.placement import Placement, shares, workers_of
+from penstock.placement.placement import Placement, shares, speeds, workers_of
 from penstock.placement.relabel import relabelled
 from penstock.placement.traffic import Ints, Node, TrafficGraph
 
@@ -55,7 +55,7 @@ def plan(
             starts.append(alike)
         if running is not None:
             starts.append(_with_anchors(graph, running.worker_of, node_of, workers))
-        at = Workers(np.array(workers), node_limits(graph, nodes, factor))
+        at = Workers(np.array(workers), node_limits(graph, nodes, factor), speeds(nodes, workers))
         worker_of = partition_over_nodes(graph, at, factor, node_cost, seed=seed, starts=starts)[:count]
     found = Placement(tuple(nodes), workers, tuple(worker_of.tolist()))
     return found if running is None else relabelled(running, found, keep_nodes=graph.allowed is not None)
@@ -92,15 +92,21 @@ def node_limits(graph: TrafficGraph, nodes: Sequence[Node], factor: float) -> Li
 
 def all_hops_alike(graph: TrafficGraph, nodes: Sequence[Node], factor: float, seed: int) -> Ints | None:
     """Returns a worker for each task and anchor such that little traffic crosses between workers, on the same node or
-    not. Then it chooses which of these workers are on one node. Returns None when they fit on no nodes in this way."""
+    not. Then it chooses which of these workers are on one node, among nodes that are equally fast. Returns None when
+    they fit on no nodes in this way."""
     node_of = np.array(workers_of(nodes))
     count = len(node_of)
+    speed = speeds(nodes, workers_of(nodes))
     allowed = None if graph.allowed is None else graph.allowed[:, node_of]
-    found = partition(replace(graph, allowed=allowed), np.full(count, 1 / count), factor, seed=seed, quick=True)
+    found = partition(replace(graph, allowed=allowed), speed / speed.sum(), factor, seed=seed, quick=True)
     contents = replace(graph.merged(found, count), cpu=np.ones(count))
+    if np.ptp(speed):
+        alike = speed[:, None] == np.array([node.speed for node in nodes])
+        contents = replace(contents, allowed=alike if contents.allowed is None else contents.allowed & alike)
     memory = np.array([node.memory for node in nodes])
+    slots = np.bincount(node_of, minlength=len(nodes)) / count
     try:
-        at = partition(contents, shares(nodes), 0.0, memory=memory, seed=seed, start=node_of)
+        at = partition(contents, slots, 0.0, memory=memory, seed=seed, start=node_of)
     except Infeasible:
         return None
     if not np.array_equal(np.bincount(at, minlength=len(nodes)), np.bincount(node_of)):

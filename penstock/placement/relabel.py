@@ -1,8 +1,8 @@
 """Names the workers of a new placement such that few tasks migrate.
 
 A placement says which tasks are together, but not on which of several equal workers. The workers of a node are equal,
-and so are nodes that take as many workers and have as much memory. Each worker of the new placement gets the name of
-the running worker with which it has most tasks in common.
+and so are nodes that take as many workers, have as much memory and are as fast. Each worker of the new placement gets
+the name of the running worker with which it has most tasks in common.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _nodes(running: Placement, new: Placement, overlap: Ints) -> dict[int, int]:
     between = np.zeros((count, count), dtype=np.int64)
     np.add.at(between, (np.array(new.workers)[:, None], np.array(running.workers)[None, :]), overlap)
     names: dict[int, int] = {}
-    kinds = {(node.workers, node.memory) for node in new.nodes}
-    for kind in kinds:
-        alike = [place for place, node in enumerate(new.nodes) if (node.workers, node.memory) == kind]
+    kinds = [(node.workers, node.memory, node.speed) for node in new.nodes]
+    for kind in set(kinds):
+        alike = [place for place, other in enumerate(kinds) if other == kind]
         names.update(_pairs(between, alike, alike))
     return names
 

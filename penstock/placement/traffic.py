@@ -5,8 +5,8 @@ what crosses between two places, whichever way it goes. Where tasks may run is p
 nodes only, and an *anchor* is a task without weight that stands for something outside of the job, such as the data that
 a source reads: it is pinned to its node, so that what reads much of it is drawn there (docs/papers.md: T10 and beyond).
 
-Units are the caller's, as long as they are the same throughout: CPU in cores, memory in bytes, traffic in bytes or
-records a second.
+Units are the caller's, as long as they are the same throughout: CPU in cores of speed 1, memory in bytes, traffic in
+bytes or records a second.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ TrafficEdge = tuple[int, int, float]
 
 @dataclass(frozen=True)
 class Node:
-    """A machine, as planning sees it. `workers`: how many worker processes of this job it can take, which is also its
-    share of the work; `memory`: bytes that the job's tasks may use there."""
+    """A machine, as planning sees it. `workers`: how many worker processes of this job it can take; `memory`: bytes
+    that the job's tasks may use there; `speed`: of one of its cores, relative to a core of a node whose speed is 1. A
+    node's share of the work is its number of workers times its speed."""
 
     name: str
     workers: int = 1
     memory: float = float("inf")
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.speed < float("inf"):
+            raise ValueError(f"node {self.name!r} has speed={self.speed}; it must be above 0, and finite")
         if self.workers < 1:
             raise ValueError(f"node {self.name!r} has workers={self.workers}; leave out nodes that can take none")
 

@@ -15,7 +15,7 @@ from penstock.actors.job_master import _RayCarrier
 from penstock.actors.nodes import Nodes
 from penstock.actors.placer import Placer
 from penstock.placement.adoption import AdoptionOptions
-from penstock.placement.groups import Machine
+from penstock.placement.groups import Machine, NotPlaced
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
 from penstock.placement.options import METHODS, Method, PlacementOptions
 from penstock.runtime.host.status import no_status
@@ -180,6 +180,41 @@ def test_plans_are_made_with_what_hops_cost_as_measured(
     assert told[1][1] == told[2][1] == {"worker": 1024.0, "node": 4096.0, "network": 10240.0}
 
 
+def test_a_node_says_how_fast_it_is() -> None:
+    """The slow node gets half as many tasks of a plan by traffic, and its time counts half as much work."""
+    plan, options = lanes(6), PlacementOptions("traffic", replan_s=1.0)
+    nodes = over(1, 1, options=options, labels={"penstock/speed": "0.5"})
+    placer = Placer(options, nodes)
+    assert [node["speed"] for node in placer.status()["nodes"]] == [1.0, 0.5]
+    placed = placer.first(plan)
+    load = Counter(placed.values())
+    assert load[1] <= round(1.1 * 13 / 3) < load[0]
+    given: list[Any] = []
+    monitor = placer._monitor
+    topology = monitor.topology
+
+    def seen(*arguments: Any) -> Any:
+        given.append(topology(*arguments))
+        return given[-1]
+
+    monitor.topology = seen  # type: ignore[method-assign]
+    for second in (0, 1):
+        reports = says(plan, {}, second)
+        for _, tasks, _ in reports:
+            for task in tasks:
+                task["busy_ns"] = second * S // 10
+        placer.look(plan, placed, reports)
+    cores = given[-1].graph.cpu
+    assert cores.tolist() == pytest.approx([0.11 if placed[task.number] == 0 else 0.06 for task in plan.tasks])
+
+
+@pytest.mark.parametrize("speed", ["fast", "0", "-1", "inf", "nan"])
+def test_a_speed_that_is_none(speed: str) -> None:
+    options = PlacementOptions()
+    with pytest.raises(NotPlaced, match=f"penstock/speed={speed}; it must be a number above 0"):
+        over(1, 1, options=options, labels={"penstock/speed": speed})
+
+
 def test_the_next_plan_uses_the_nodes_that_there_are_now() -> None:
     """A node is lost. One of its workers goes to another node of the job, and one to a node that has come."""
     plan, options = lanes(2), PlacementOptions(replan_s=1.0)
@@ -197,7 +232,10 @@ def test_the_next_plan_uses_the_nodes_that_there_are_now() -> None:
     nodes._settle([a, a, a, c])
     placer.look(plan, placed, says(plan, traffic, 2))
     status = placer.status()
-    assert status["nodes"] == [{"name": "n0", "workers": 3}, {"name": "n2", "workers": 1}]
+    assert status["nodes"] == [
+        {"name": "n0", "workers": 3, "speed": 1.0},
+        {"name": "n2", "workers": 1, "speed": 1.0},
+    ]
     assert status["between_nodes"] == pytest.approx(1_000_000_100), "worker 2 is on node a now, and worker 3 on node c"
     wanted = placer.look(plan, placed, says(plan, traffic, 3))
     assert wanted is not None

@@ -180,6 +180,17 @@ def test_a_worker_with_too_much_gives_even_if_more_crosses() -> None:
     assert not decide(together, apart, at_ease, OPTIONS).adopt
 
 
+def test_a_slow_node_is_full_sooner() -> None:
+    """The work of half a core takes a whole core of a node that is half as fast."""
+    graph = TrafficGraph.of(3, [(0, 1, 1e3)], cpu=[0.25, 0.25, 0.3])
+    nodes = (Node("slow", speed=0.5), Node("fast", speed=1.5))
+    slow, fast = placed(0, 0, 1, nodes=nodes), placed(1, 1, 0, nodes=nodes)
+    assert overload(slow, graph, OPTIONS) == pytest.approx(1 - 1.2 * 0.4)
+    assert overload(fast, graph, OPTIONS) == 0
+    assert decide(slow, fast, graph, OPTIONS).adopt
+    assert not decide(fast, slow, graph, OPTIONS).adopt
+
+
 def test_a_move_of_many_tasks_must_bring_more() -> None:
     graph = TrafficGraph.of(40, [(2 * i, 2 * i + 1, 4e5) for i in range(20)], cpu=[0.01] * 40)
     nodes = (Node("a", 2),)

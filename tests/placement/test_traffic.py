@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.placement.placement import Placement, shares, workers_of
+from penstock.placement.placement import Placement, shares, spread, workers_of
 from penstock.placement.traffic import Node, TrafficEdge, TrafficGraph
 
 TASKS = 9
@@ -119,3 +119,54 @@ def test_a_task_is_on_a_worker_and_a_worker_on_a_node() -> None:
         Placement((Node("a"),), (1,), (0,))
     with pytest.raises(ValueError, match="workers=0"):
         Node("a", workers=0)
+    for speed in (0.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="speed="):
+            Node("a", speed=speed)
+
+
+ROOMS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=5)
+
+
+@given(ROOMS, st.integers(0, 20))
+def test_no_node_gets_more_workers_than_it_has_free_slots(rooms: list[tuple[int, int]], more: int) -> None:
+    """Unless it got its one worker without a slot, or the free slots of all nodes are too few."""
+    free, most = [slots for slots, _ in rooms], [slots + used for slots, used in rooms]
+    workers = len(rooms) + more
+    counts = spread(workers, free, most)
+    assert sum(counts) == workers
+    assert min(counts) >= 1
+    room = sum(max(1, slots) for slots in free)
+    if workers <= room:
+        assert all(count <= max(1, slots) for count, slots in zip(counts, free, strict=True))
+    else:
+        assert all(count >= slots for count, slots in zip(counts, free, strict=True)), "no free slot is left"
+    if workers <= sum(max(1, slots) for slots in most):
+        assert all(count <= max(1, slots) for count, slots in zip(counts, most, strict=True))
+
+
+@given(st.integers(1, 5), st.integers(0, 20), st.integers(0, 8))
+def test_equal_nodes_get_equally_many_workers(nodes: int, more: int, slots: int) -> None:
+    counts = spread(nodes + more, [slots] * nodes, [slots + 1] * nodes)
+    assert max(counts) - min(counts) <= 1
+    assert counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("workers", "free", "most", "counts"),
+    [
+        (4, [2, 6], [8, 8], [1, 3]),  # a fourth of the room of each is left alone
+        (6, [2, 6], [2, 6], [1, 5]),  # five sixths are less than all
+        (8, [2, 6], [2, 6], [2, 6]),
+        (6, [2, 2], [4, 2], [4, 2]),  # two of them wait for room
+        (3, [0, 4], [1, 4], [1, 2]),
+        (6, [2, 2, 1], [2, 2, 1], [2, 2, 2]),  # which cannot be, and the reservation says why
+        (5, [1 << 30, 1 << 30], [1 << 30, 1 << 30], [3, 2]),
+    ],
+)
+def test_where_workers_go(workers: int, free: list[int], most: list[int], counts: list[int]) -> None:
+    assert spread(workers, free, most) == counts
+
+
+def test_fewer_workers_than_nodes() -> None:
+    with pytest.raises(ValueError, match="1 workers for 2 nodes"):
+        spread(1, [1, 1], [1, 1])
