@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -93,7 +94,10 @@ class SparkBridge:
         assert self._operations is not None
         with pa.memory_map(batch) if isinstance(batch, str) else pa.BufferReader(batch) as source:
             (columns,) = pa.ipc.open_stream(source)
-            return self._operations.answer(chain, position, columns)
+            began = time.perf_counter()
+            answer = self._operations.answer(chain, position, columns)
+            answer.spark_s = time.perf_counter() - began
+            return answer
 
     # This call has a concurrency group of its own, so that it does not wait for micro-batches: by it the JobMaster asks
     # whether Spark lives.

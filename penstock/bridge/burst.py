@@ -240,6 +240,12 @@ class Figures:
     operation_rate: float | None = None  # PO, without the fixed cost
     operation_capacity: float | None = None  # with it, at the longest interval
     fixed_s: float | None = None  # t_s + t_ot
+    schedule_s: float | None = None  # t_s
+    transmit_s: float | None = None  # t_ot, of a micro-batch of hardly any records
+    transmit_rate: float | None = None  # what the way to Spark and back carries, in records/s
+    prepare_s: float | None = None  # what making Spark ready took, or will take
+    switch_s: float | None = None  # from the decision until all tasks give their input to Spark
+    return_s: float | None = None  # from the decision until all tasks process records again
     interval_s: float | None = None  # T
     queue_switch: float | None = None  # L_switch
     queue_up: float | None = None  # L_up
@@ -350,6 +356,7 @@ class BurstDetector:
         self._sustained = SustainedSpeed()
         self._shown = ShownSpeed()
         self._batches = BatchSpeed(calibration.batch)
+        self._ways = BatchSpeed()
         self._prepare_s = calibration.prepare_s
         self._switch_s = self._return_s = calibration.switch_s
 
@@ -404,6 +411,7 @@ class BurstDetector:
 
     def _measure(self, seen: Observation) -> None:
         self._batches.add(seen.batches)
+        self._ways.add(MicroBatch(one.records, one.way_s) for one in seen.batches if one.way_s is not None)
         if self._pending is None:
             self._pending = _Pending(seen.time_s, seen.queue)
             self._phase_s = self.since_s = seen.time_s
@@ -444,7 +452,15 @@ class BurstDetector:
             operation_rate=cost.rate,
             operation_capacity=cost.capacity(self.options.interval_max_s),
             fixed_s=cost.fixed_s,
+            prepare_s=self._prepare_s,
+            switch_s=self._switch_s,
+            return_s=self._return_s,
         )
+        if (way := self._ways.cost) is not None:
+            transmit_s = min(way.fixed_s, cost.fixed_s)
+            figures = replace(
+                figures, schedule_s=cost.fixed_s - transmit_s, transmit_s=transmit_s, transmit_rate=way.rate
+            )
         seconds = self._interval(figures).seconds
         if record_rate is None:
             return replace(figures, interval_s=seconds)

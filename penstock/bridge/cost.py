@@ -17,6 +17,8 @@ as known averages; here they are measured while the job runs:
   and the two are kept apart, as the paper's Eq. 5 does: `rate` is its PO (O: operation stream), `fixed_s` stands for
   t_s + t_ot, schedule and transmission, which a batch of one record pays as much as a large one. One averaged speed
   would be wrong for every size but the one it was measured at.
+- The way of micro-batches to Spark and back is fitted by itself in the same way: the time of a batch of one record is
+  t_ot, and what remains of `fixed_s` is t_s.
 - `interval`: how long to gather. The paper fixes T at 1 s; here it is the shortest with which Spark keeps up.
 
 Before anything is measured a `Calibration` from an earlier run or a trial stands in; without one, and until batches of
@@ -78,11 +80,12 @@ class MicroBatch:
     """One micro-batch that Spark has processed.
 
     `seconds`: from its being handed over until its results are there. The first batch after Spark's start, which loads
-    and compiles, takes seconds more and is not to be reported.
+    and compiles, takes seconds more and is not to be reported. `way_s`: of these, on its way to Spark and back.
     """
 
     records: float
     seconds: float
+    way_s: float | None = None
 
 
 @dataclass(frozen=True)

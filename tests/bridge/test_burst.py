@@ -469,6 +469,24 @@ def test_it_comes_back_from_a_spark_that_does_not_pay_any_more() -> None:
     assert decision.reason.startswith("Spark does not pay any more: Spark would process 18,000 records/s")
 
 
+def test_the_way_to_spark_is_measured_apart_from_what_spark_does() -> None:
+    """t_ot is 0.05 s and a second for 500,000 records; t_s is 0.15 s."""
+    made = detector()
+    assert after(made, 5.0, 10).figures.transmit_s is None, "it is not known yet"
+
+    def batch(records: int) -> MicroBatch:
+        way_s = 0.05 + records / 500_000
+        return MicroBatch(records, 0.15 + records / 200_000 + way_s, way_s)
+
+    made.observe(Observation(5.1, 0, 1_000, batches=tuple(batch(n) for n in (1_000, 10_000, 50_000) * 9)))
+    figures = after(made, 5.2, 10).figures
+    assert figures.transmit_s == pytest.approx(0.05, rel=0.01)
+    assert figures.transmit_rate == pytest.approx(500_000, rel=0.01)
+    assert figures.schedule_s == pytest.approx(0.15, rel=0.01)
+    assert figures.fixed_s == pytest.approx(0.2, rel=0.01)
+    assert (figures.prepare_s, figures.switch_s, figures.return_s) == (5.0, 1.0, 1.0)
+
+
 def test_off_is_off() -> None:
     made = detector(BurstOptions(mode="off"))
     assert after(made, 5.0, 1e9, 1e6).reason == "the bridge is off"

@@ -141,6 +141,14 @@ def test_micro_batches_beside_each_other_share_spark() -> None:
     assert RangeMeter().observe(both, 1.0).batches == (MicroBatch(600, 1.0), MicroBatch(900, 0.5))
 
 
+def test_the_way_of_a_micro_batch_is_what_spark_has_not_had_it_for() -> None:
+    one, _ = both = tasks()
+    known = story(7, (1, 1, 1.0))
+    known["recent"] = [(1, 1, 9.0, 8.0), (2, 600, 3.0, 2.25), (3, 600, 3.0, None), (4, 600, 3.0, 3.5)]
+    one["diverted"] = known
+    assert [batch.way_s for batch in RangeMeter().observe(both, 1.0).batches] == [0.75, None, 0.0]
+
+
 def test_counters_that_go_back_are_no_records() -> None:
     """A task that was built again begins with what was saved."""
     one, other = both = tasks()

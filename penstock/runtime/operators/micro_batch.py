@@ -36,14 +36,15 @@ _RECENT = 32
 @dataclass
 class MicroBatchResult:
     """What a range has made of a micro-batch: batches in order, and the greatest time that its watermark operator has
-    seen."""
+    seen. `spark_s`: how long Spark has had it; the rest of the time until the answer is its way there and back."""
 
     batches: list[Batch]
     greatest: int | None = None
+    spark_s: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray carries results from the bridge to workers, and would otherwise pickle the records by its own means.
-        return _answer, (dumps((self.batches, self.greatest)),)
+        return _answer, (dumps((self.batches, self.greatest, self.spark_s)),)
 
 
 def _answer(data: bytes) -> MicroBatchResult:
@@ -88,9 +89,9 @@ class DiversionStats:
     records: int = 0
     under_way: int = 0  # the number of micro-batches without an answer
     failed: str | None = None  # why the last micro-batch had to be processed by the task
-    recent: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    recent: deque[tuple[int, int, float, float | None]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def plain(self) -> dict[str, Any]:
-        """Returns the counters as plain data. `recent` is (number, records, seconds until the answer) of each
-        micro-batch."""
+        """Returns the counters as plain data. `recent` is (number, records, seconds until the answer, of these in
+        Spark) of each micro-batch."""
         return {**vars(self), "recent": list(self.recent)}

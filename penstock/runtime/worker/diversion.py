@@ -170,5 +170,5 @@ class Diversion:
         story.batches += 1
         story.records += item.records
         task.answered += item.records
-        story.recent.append((story.batches, item.records, (task.clock() - item.since) / 1e9))
+        story.recent.append((story.batches, item.records, (task.clock() - item.since) / 1e9, answer.spark_s))
         return task.continue_from(self.divert.position, answer, item.records)
