@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-switch campaign-placement campaign-streams campaign-trees campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -98,6 +98,9 @@ campaign-switch: setup ## run N (50) jobs that go to Spark and back while their 
 
 campaign-placement: setup ## plans beside the best there is, on N (200) topologies and all small graphs
 	$(BIN)/python -m tests.placement.campaign --topologies $(or $(N),200) --seed $(SEED) $(ARGS)
+
+campaign-settling: setup ## N (200) random jobs that replan: at most one migration for each change of their traffic
+	$(BIN)/python -m tests.placement.settling --series $(or $(N),200) --seed $(SEED) $(ARGS)
 
 campaign-streams: setup ## run N (10000) streams between machines whose connections are cut at any byte, from SEED
 	$(BIN)/python -m tests.transport.stream_model --seeds $(or $(N),10000) --seed $(SEED)
