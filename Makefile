@@ -46,7 +46,8 @@ setup: .venv/installed .venv/tools ## make .venv with all tools and Spark, pinne
 run: .venv/installed ## count the words of a real text, with live progress
 	$(BIN)/penstock run wordcount $(ARGS)
 
-test: setup lint collected ## lint, types and the whole test suite, in JOBS processes (4, as they mostly wait; 0: in one, which stops at --pdb)
+test: setup ## lint, types and the whole test suite, in JOBS processes (4, as they mostly wait; 0: in one, which stops at --pdb)
+	@$(MAKE) --no-print-directory -j 2 lint collected
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # Compiles the tests' assertions once, so that not each of the processes does. What is wrong with a test, the run says.

@@ -29,7 +29,7 @@ def address():
 """
 
 ENDLESS = """
-job = ps.run(flow("endless"))
+job = ps.run(flow("endless"), workers=1)
 print("address", address(), flush=True)
 job.wait(progress=False)
 """
@@ -40,7 +40,7 @@ import os
 from penstock.actors import cluster
 assert "RAY_RAYLET_PID" not in os.environ and cluster._LIMIT not in os.environ, "for this process alone"
 looked_at = ps.attach("endless", address=sys.argv[1])
-own = ps.run(flow("guest"), address=address())
+own = ps.run(flow("guest"), workers=1, address=address())
 own.status()
 print("address", address(), flush=True)
 for job in (looked_at, own):
@@ -53,7 +53,7 @@ for job in (looked_at, own):
         job.savepoint("nowhere")
     except ps.JobError as error:
         print("savepoint", error, flush=True)
-again = ps.run(flow("again", limit=1000))  # on a cluster of its own
+again = ps.run(flow("again", limit=1000), workers=1)  # on a cluster of its own
 print("address", address(), flush=True)
 print("again", again.wait(progress=False)["records_written"], flush=True)
 sys.exit(7)

@@ -73,7 +73,7 @@ def complete(job: Any) -> int:
 
 
 def test_a_frame_through_a_job_whose_worker_is_killed(
-    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, spark: Any
+    fresh_name: Callable[[], str], tmp_path: Path, spark: Any
 ) -> None:
     columns = ("id", "unix_micros(at) at", "cast(price as string) price", "tags")
     frame = spark.range(ROWS).selectExpr(
@@ -84,7 +84,7 @@ def test_a_frame_through_a_job_whose_worker_is_killed(
     epochs = Epochs(*columns)
     source = from_spark(frame.repartition(4), tmp_path / "in")
     flow.read(source).map(slowly).to_spark(epochs, spark=spark, folder=tmp_path / "out", schema=source.schema)
-    job = run(flow, workers=2, epoch_interval_s=0.4)
+    job = run(flow, workers=2, epoch_interval_s=0.4, local=True)
     wait_until(lambda: complete(job) >= 1, "an epoch is complete")
     kill(job.status()["workers"][1]["pid"])
     status = job.wait(LIMIT_S, progress=False)

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.placement.adoption import AdoptionOptions, Verdict, decide, waiting
@@ -91,7 +91,6 @@ def loads(draw: st.DrawFn) -> tuple[random.Random, TrafficGraph, list[float]]:
     return chance, records, [cores * weight for weight in shape.cpu.tolist()]
 
 
-@settings(max_examples=150, deadline=None)
 @given(loads(), st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from([0.2, 1.0]))
 def test_of_two_placements_one_at_most_is_adopted_over_the_other(
     load: tuple[random.Random, TrafficGraph, list[float]], pause_s: float, differ: float

@@ -12,7 +12,7 @@ from penstock.runtime.sinks.collect import Collect
 from tests.runtime.random_flows import random_flow
 from tests.runtime.sim import Cluster, Trickle, small_steps
 
-SEEDS = int(os.environ.get("PENSTOCK_SIM_SEEDS", "300"))
+SEEDS = int(os.environ.get("PENSTOCK_SIM_SEEDS", "150"))
 CHUNKS = 6
 
 
