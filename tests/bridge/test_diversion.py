@@ -310,6 +310,22 @@ def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_s
     assert split.offset < task.reader.offsets()[split.name], "it has read on behind the barrier"
 
 
+def test_the_first_micro_batch_is_small_and_the_next_ones_follow_at_once() -> None:
+    flow = counted(1)
+    flow.graph.operators = _replace(flow, _travelled(flow.graph), lines(1, 500))
+    plan = flow.plan(1)
+    (form,) = forms_of(plan).values()
+    bridge = Here({form.chain: form}, random.Random(1), 0.0, 1)
+    network = MemoryNetwork(1).transport(0)
+    wiring = build(plan, {0: 0}, 0, network, clock=lambda: 0, report=lambda _: None)
+    (task,) = wiring.tasks.values()
+    task.open()
+    task.divert(DivertRequest(form.chain, form.position, 10.0, False, 80), bridge, network.wake)
+    while task.runnable():
+        task.step()
+    assert [len(as_records(columns)) for _, _, columns, _ in bridge.waiting] == [10, *[80] * (UNDER_WAY_MAX - 1)]
+
+
 def test_what_a_micro_batch_is_made_of_comes_back_from_arrow() -> None:
     for records in ([], ["a", "é"], [("k", 1), ("l", None)], list(range(5000)), [{"a": 1}, {"b": [1, {"c": 2}]}]):
         assert as_records(as_columns(records)) == records

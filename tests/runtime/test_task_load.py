@@ -61,7 +61,7 @@ class Diverted:
     def has_input_to_divert(self) -> bool:
         return self.left > 0
 
-    def take_to_divert(self, divert: DivertRequest) -> tuple[list[Any], int, int]:
+    def take_to_divert(self, most: int, *, columns: bool) -> tuple[list[Any], int, int]:
         self.left -= 1
         return [], self.records, 0
 

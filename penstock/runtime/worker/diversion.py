@@ -26,12 +26,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.event_time.watermark import Watermark
-from penstock.runtime.records.batch import Batch
-from penstock.runtime.worker.task_state import TaskState
-
-if TYPE_CHECKING:
-    from penstock.runtime.state.keyed import StageState
-    from penstock.runtime.worker.task import Task
 from penstock.runtime.operators.micro_batch import (
     UNDER_WAY_MAX,
     Bridge,
@@ -39,6 +33,16 @@ from penstock.runtime.operators.micro_batch import (
     DivertRequest,
     MicroBatchResult,
 )
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.worker.task_state import TaskState
+
+if TYPE_CHECKING:
+    from penstock.runtime.state.keyed import StageState
+    from penstock.runtime.worker.task import Task
+
+# The first micro-batch after a switch has this share of the most records, so that the first answer comes soon although
+# many records wait.
+_FIRST_SHARE = 8
 
 
 @dataclass
@@ -71,6 +75,7 @@ class Diversion:
         self._bridge = bridge
         self._wake = wake
         self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()
+        self._begun = False  # a micro-batch has left
         self._due = 0  # in ns; the time at which the next micro-batch leaves
 
     @property
@@ -142,14 +147,16 @@ class Diversion:
         now = task.clock()
         if now < self._due:
             return False
-        input_, records, stamp = task.take_to_divert(self.divert)
+        most = self.divert.rows_max if self._begun else max(1, self.divert.rows_max // _FIRST_SHARE)
+        input_, records, stamp = task.take_to_divert(most, columns=self.divert.columns)
         if isinstance(input_, Watermark):
             self._queue.append(input_)
             return True
-        full = records >= self.divert.rows_max
+        full = records >= most
         self._due = now if full else now + int(self.divert.interval_s * 1e9)
         if not records:
             return False
+        self._begun = True
         answer = self._bridge.submit(self.divert.chain, self.divert.position, input_)
         self._queue.append(_UnderWay(input_, records, stamp, answer, now))
         self.story.under_way += 1

@@ -12,7 +12,6 @@ from typing import Any
 from penstock.runtime.errors import SourceError
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage
-from penstock.runtime.operators.micro_batch import DivertRequest
 from penstock.runtime.program.plan import TaskId
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, together
 from penstock.runtime.state.keyed import StageState
@@ -96,19 +95,19 @@ class SourceTask(Task):
     def has_input_to_divert(self) -> bool:
         return not self._at_end() and not (self.output_caches is not None and self.output_caches.full)
 
-    def take_to_divert(self, divert: DivertRequest) -> tuple[Any, int, int]:
+    def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
         self._has_passed = False
         reader, stage = self.reader, self.stages[0]
-        columns = divert.columns and isinstance(reader, ColumnReader)
+        columns = columns and isinstance(reader, ColumnReader)
         parts: list[Any] = []
-        records, limit = 0, divert.rows_max
+        records = 0
         stamp: int | None = None
         try:
             # A reader returns the records that it has at hand, which may be few of those that are ready.
-            while records < limit:
-                part = reader.read_arrow(limit - records) if isinstance(reader, ColumnReader) and columns else None
+            while records < most:
+                part = reader.read_arrow(most - records) if isinstance(reader, ColumnReader) and columns else None
                 if part is None:
-                    part = reader.read(limit - records)
+                    part = reader.read(most - records)
                 if not len(part):
                     break
                 parts.append(part)

@@ -752,14 +752,15 @@ class Task:
         """Whether no input is left."""
         return self._at_end()
 
-    def take_to_divert(self, divert: DivertRequest) -> tuple[Any, int, int]:
-        """Returns the input of a micro-batch, its number of records and its stamp, or a watermark that comes next."""
+    def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
+        """Returns the input of a micro-batch of at most so many records, their number and its stamp, or a watermark
+        that comes next. `columns`: raw input comes as columns of its source where this is possible."""
         inbox = self.inbox.ready
         if isinstance(inbox[0][1], Watermark):
             self._take_marks()
             current = self.marks.current
             return (Watermark(current), 0, 0) if current is not None else ([], 0, 0)
-        batch = self._take(divert.rows_max)
+        batch = self._take(most)
         assert isinstance(batch, list), "a range never begins after a key grouping"
         return batch, len(batch), self._stamp
 
