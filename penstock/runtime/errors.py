@@ -30,7 +30,7 @@ The first line of each class's own docstring says more. A test compares this tre
     ├── Infeasible                no placement of the tasks satisfies what was asked
     ├── SparkUnavailable          there is no working Spark session; names the cause and the remedy
     ├── NotAnswered               Spark has not answered a micro-batch: the tasks run it
-    ├── RangeFailed               a record, or a function of the user's, has failed in Spark: the tasks run this micro-batch
+    ├── RangeFailed               a record or a user's function has failed in Spark: the tasks run this micro-batch
     ├── NotTheSame                Spark might answer otherwise than the tasks: the tasks run this micro-batch
     ├── StoreError                the checkpoint store cannot be used as asked; trying again will not help
     │   ├── NotSaved              a manifest could not be written, and is certainly not there

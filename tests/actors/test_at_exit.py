@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -15,5 +16,7 @@ print("connects by itself:", auto_init_hook.enable_auto_connect)
 
 
 def test_ray_is_not_connected_to_again_while_the_program_ends() -> None:
-    told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ENABLE_AUTO_CONNECT"}
+    command = [sys.executable, "-c", PROGRAM]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert told.stdout.splitlines() == ["connects by itself: True", "connects by itself: False"]
