@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
-from penstock.placement.placement import speeds
 from penstock.runtime.units import Seconds
 
 if TYPE_CHECKING:
@@ -75,13 +74,13 @@ def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -
     fullest = _fullest(placed, graph)
     if fullest < options.busy:
         return 0.0
-    fair = graph.total_cpu / float(speeds(placed.nodes, placed.workers).sum())
+    fair = graph.total_cpu / float(placed.worker_speeds.sum())
     return max(0.0, fullest - (1 + options.factor) * fair)
 
 
 def _fullest(placed: Placement, graph: TrafficGraph) -> float:
     """Returns the cores of its node that the fullest worker uses. A slow node needs more of them for the same work."""
-    loads = graph.loads(placed.worker_of, len(placed.workers)) / speeds(placed.nodes, placed.workers)
+    loads = graph.loads(placed.worker_of, len(placed.workers)) / placed.worker_speeds
     return float(loads.max(initial=0.0))
 
 

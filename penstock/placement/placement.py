@@ -36,6 +36,11 @@ class Placement:
         """Returns the node of each task."""
         return np.array(self.workers, dtype=np.int64)[self.worker_of]
 
+    @cached_property
+    def worker_speeds(self) -> Floats:
+        """Returns the speed of each worker."""
+        return speeds(self.nodes, self.workers)
+
     def between_nodes(self, graph: TrafficGraph) -> float:
         """Returns the traffic that crosses nodes."""
         return graph.edge_cut(self.node_of)
