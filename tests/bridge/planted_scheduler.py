@@ -97,7 +97,7 @@ def _stale_ranges() -> Any:
     return mock.patch.object(ParadigmScheduler, "plan_changed", plan_changed)
 
 
-@planted_fault(_SCHEDULER, Seeds(62, lambda faults: _decides(faults) and faults.rescales > 0))
+@planted_fault(_SCHEDULER, Seeds(149, lambda faults: _decides(faults) and faults.rescales > 0))
 def _spark_of_the_old_plan() -> Any:
     """A Spark that has compiled the ranges of a plan stays when another plan has other ranges."""
     return mock.patch.object(SparkLife, "replace", return_value=None)

@@ -60,7 +60,7 @@ def _both(one: Any, other: Any) -> Iterator[None]:
 # --- tasks and channels ----------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/exchange/inbox.py", Seeds(31, _several_epochs))
+@planted_fault("penstock/runtime/exchange/inbox.py", Seeds(41, _several_epochs))
 def _skip_alignment() -> Any:
     """A task takes up records that come after a barrier before the other channels have brought it."""
 
@@ -181,7 +181,7 @@ def _held_up() -> Any:
 @planted_fault(
     "penstock/runtime/exchange/channel.py",
     Seeds(
-        568,
+        111,
         lambda faults: (
             faults.kills > 0 and faults.workers > 1 and faults.memory_bytes >= 2000 and faults.interval_s >= 0.1
         ),
@@ -495,7 +495,7 @@ def _rescales(faults: Faults) -> bool:
     return faults.rescales > 0
 
 
-@planted_fault("penstock/runtime/epochs/restore.py", Seeds(101, _rescales))
+@planted_fault("penstock/runtime/epochs/restore.py", Seeds(181, _rescales))
 def _group_of_another() -> Any:
     """A task of a changed plan gets the state of a key group that is not its own as well."""
     keyed = restore._keyed
@@ -612,7 +612,7 @@ def _old_acknowledgements() -> Any:
 
 @planted_fault(
     "penstock/runtime/epochs/store.py",
-    Seeds(44, lambda faults: faults.unknown > 0 and faults.kills > 0 and "doubt" in faults.moments),
+    Seeds(30, lambda faults: faults.unknown > 0 and faults.kills > 0 and "doubt" in faults.moments),
 )
 def _unknown_is_no() -> Any:
     """A manifest that may have been written is taken for one that was not."""
@@ -628,7 +628,7 @@ def _unknown_is_no() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/coordinator.py", Seeds(44, lambda faults: faults.kills > 2 and "save" in faults.moments)
+    "penstock/runtime/epochs/coordinator.py", Seeds(131, lambda faults: faults.kills > 2 and "save" in faults.moments)
 )
 def _lost_while_saving() -> Any:
     """A worker that dies while a manifest is being written is dealt with at once."""
@@ -671,7 +671,7 @@ def _late_answer_counts() -> Any:
     return _patch(Coordinator, "built", any_generation)
 
 
-@planted_fault("penstock/runtime/worker/task.py", Seeds(512, _several_epochs))
+@planted_fault("penstock/runtime/worker/task.py", Seeds(82, _several_epochs))
 def _an_end_is_forgotten() -> Any:
     """A task that had ended in the epoch from which it continues takes up its input again."""
     restore_task = Task.restore
@@ -741,7 +741,7 @@ def _all_have_stopped() -> Any:
     return _patch(Coordinator, "_migrate_now", alone)
 
 
-@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(10, _moves))
+@planted_fault("penstock/runtime/worker/run_loop.py", Seeds(8, _moves))
 def _stays_stopped() -> Any:
     """A task that does not migrate after all does not continue."""
     return _patch(RunLoop, "unpark", lambda self: None)
@@ -767,7 +767,7 @@ def _nothing_redirected() -> Any:
     return _both(_patch(OutChannel, "move", moved), _patch(OutChannel, "connect", connected))
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(295, _moves))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(52, _moves))
 def _old_ends() -> Any:
     """Receivers that stay still wait for the sender in its old place."""
     connect = Wiring._connect_receiver
@@ -792,7 +792,7 @@ def _moved_senders_wait() -> Any:
     return _patch(Wiring, "connect_tasks", connect_tasks)
 
 
-@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(110, _moves))
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(288, _moves))
 def _placed_as_before() -> Any:
     """After a move, a death takes back the tasks that used to be there."""
     move = Coordinator._migrate_now
@@ -837,7 +837,7 @@ def _stopped_while_made() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/store.py", Seeds(44, lambda faults: faults.scratches > 4 and _several_epochs(faults))
+    "penstock/runtime/epochs/store.py", Seeds(52, lambda faults: faults.scratches > 4 and _several_epochs(faults))
 )
 def _copies_are_not_read() -> Any:
     """Who finds a file damaged does not look at its copy."""

@@ -112,7 +112,7 @@ def _placed_as_at_the_start() -> Any:
     return _patch("_now_placed", lambda self, placed: None)
 
 
-@planted_fault(HOST, Seeds(44, lambda faults: faults.rescales > 0))
+@planted_fault(HOST, Seeds(39, lambda faults: faults.rescales > 0))
 def _request_forgotten() -> Any:
     """A rescale for which the epoch does not do is given up without a reply."""
     replan = JobHost._replan
@@ -137,7 +137,7 @@ def _another_is_killed() -> Any:
     return _patch("process_hangs", process_hangs)
 
 
-@planted_fault(HOST, Seeds(42, lambda faults: faults.damages > 0))
+@planted_fault(HOST, Seeds(286, lambda faults: faults.damages > 0))
 def _begins_anew() -> Any:
     """A job of which no epoch is left begins again, whatever its sinks have committed."""
 
