@@ -100,11 +100,10 @@ class RangeMeter:
             diversion, last = self._seen.get(task["number"], (story["id"], 0))
             if diversion != story["id"]:
                 last = 0
-            for number, records, seconds, *in_spark in story["recent"]:
+            for number, records, seconds, spark_s in story["recent"]:
                 if number > last:
                     self._seen[task["number"]] = (story["id"], number)
                     if number > 1:  # the first loads and compiles
-                        spark_s = in_spark[0] if in_spark else None
                         way_s = None if spark_s is None else max(0.0, seconds - spark_s) / beside
                         batches.append(MicroBatch(records, seconds / beside, way_s))
         return tuple(batches)

@@ -309,5 +309,6 @@ def ran(task: TaskLoad, **counts: tuple[int, int]) -> None:
 
 
 def story(id_: int, *recent: tuple[int, int, float], under_way: int = 0) -> dict[str, Any]:
-    """What a diverted task tells: `recent` are (number, records, seconds)."""
-    return DiversionStats(id_, under_way=under_way, recent=deque(recent)).plain()
+    """What a diverted task tells: `recent` are (number, records, seconds). How long Spark had them is not known."""
+    batches = deque((*one, None) for one in recent)
+    return DiversionStats(id_, under_way=under_way, recent=batches).plain()

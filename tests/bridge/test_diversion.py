@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators import step_size
-from penstock.runtime.operators.micro_batch import UNDER_WAY_MAX, Bridge, DivertRequest, MicroBatchResult
+from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.testing import _replace, _travelled
@@ -244,19 +245,33 @@ def test_watermarks_that_come_by_channels_keep_their_place_among_micro_batches(l
     assert answered > 50
 
 
-def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
+def source_task(
+    inputs: list[str], *, lost: float = 0.0, clock: Callable[[], int] | None = None, **settings: Any
+) -> tuple[SourceTask, Here, Callable[..., None]]:
+    """The open source task of `counted(1)`, a bridge for its range, and a function that diverts it. By default a second
+    passes from one look at the clock to the next."""
     flow = counted(1)
-    flow.graph.operators = _replace(flow, _travelled(flow.graph), lines(1))
+    flow.graph.operators = _replace(flow, _travelled(flow.graph), inputs)
     plan = flow.plan(1)
     (form,) = forms_of(plan).values()
-    bridge = Here({form.chain: form}, random.Random(1), 1.0, 1)
-    clock = iter(range(0, 10**18, 10**9))
+    bridge = Here({form.chain: form}, random.Random(1), lost, 1)
+    seconds = itertools.count(step=10**9)
     network = MemoryNetwork(1).transport(0)
-    wiring = build(plan, {0: 0}, 0, network, clock=lambda: next(clock), report=lambda _: None)
+    now = clock or (lambda: next(seconds))
+    wiring = build(plan, {0: 0}, 0, network, clock=now, report=lambda _: None, **settings)
     (task,) = wiring.tasks.values()
     assert isinstance(task, SourceTask)
     task.open()
-    task.divert(DivertRequest(form.chain, form.position, 0.1, True), bridge, network.wake)
+
+    def divert(interval_s: float, rows_max: int = ROWS_MAX, *, columns: bool = False) -> None:
+        task.divert(DivertRequest(form.chain, form.position, interval_s, columns, rows_max), bridge, network.wake)
+
+    return task, bridge, divert
+
+
+def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
+    task, bridge, divert = source_task(lines(1), lost=1.0)
+    divert(0.1, columns=True)
     while task.diversion is not None:
         if task.runnable():
             task.step()
@@ -267,28 +282,9 @@ def test_a_failed_micro_batch_ends_the_diversion_and_says_why() -> None:
 
 
 def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_saves_no_more() -> None:
-    flow = counted(1)
-    flow.graph.operators = _replace(flow, _travelled(flow.graph), lines(1, 100))
-    plan = flow.plan(1)
-    (form,) = forms_of(plan).values()
-    bridge = Here({form.chain: form}, random.Random(1), 0.0, 1)
     saved: list[Snapshot] = []
-    clock = iter(range(0, 10**18, 10**9))
-    network = MemoryNetwork(1).transport(0)
-    wiring = build(
-        plan,
-        {0: 0},
-        0,
-        network,
-        clock=lambda: next(clock),
-        report=lambda _: None,
-        output_caches=OutputCaches(),
-        on_snapshot=saved.append,
-    )
-    (task,) = wiring.tasks.values()
-    assert isinstance(task, SourceTask)
-    task.open()
-    task.divert(DivertRequest(form.chain, form.position, 0.0, False, 10), bridge, network.wake)
+    task, bridge, divert = source_task(lines(1, 100), output_caches=OutputCaches(), on_snapshot=saved.append)
+    divert(0.0, 10)
     assert task.state == "DIVERTED", "a switch waits for no barrier"
     task.trigger(1)
     task.step()
@@ -311,16 +307,8 @@ def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_s
 
 
 def test_the_first_micro_batch_is_small_and_the_next_ones_follow_at_once() -> None:
-    flow = counted(1)
-    flow.graph.operators = _replace(flow, _travelled(flow.graph), lines(1, 500))
-    plan = flow.plan(1)
-    (form,) = forms_of(plan).values()
-    bridge = Here({form.chain: form}, random.Random(1), 0.0, 1)
-    network = MemoryNetwork(1).transport(0)
-    wiring = build(plan, {0: 0}, 0, network, clock=lambda: 0, report=lambda _: None)
-    (task,) = wiring.tasks.values()
-    task.open()
-    task.divert(DivertRequest(form.chain, form.position, 10.0, False, 80), bridge, network.wake)
+    task, bridge, divert = source_task(lines(1, 500), clock=lambda: 0)
+    divert(10.0, 80)
     while task.runnable():
         task.step()
     assert [len(as_records(columns)) for _, _, columns, _ in bridge.waiting] == [10, *[80] * (UNDER_WAY_MAX - 1)]

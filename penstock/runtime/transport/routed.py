@@ -168,30 +168,16 @@ class RoutedTransport(PeerTransport):
             self._quiet = False
             if timeout == 0:
                 return self._near.receive(0)
-        meter = self.meter
-        if meter.due("receive"):
-            return self._receive_measured(timeout, meter)
+        meter = self.meter if self.meter.due("receive") else None
+        begun_ns = 0 if meter is None else meter.clock()
         far = self._receive_far()
-        if far or timeout == 0:
-            near = self._near.receive(0)
-        else:
-            near = self._sleep(timeout)
-            if not self._quiet:
-                far = self._receive_far()
-        return [*far, *near] if far and near else far or near
-
-    def _receive_measured(self, timeout: float | None, meter: HopMeter) -> Sequence[tuple[int, Buffer]]:
-        """Receives, and notes what both kinds of transport take."""
-        begun_ns = meter.clock()
-        far = self._receive_far()
-        if far:
-            meter.note("receive far", len(far), sum(len(message) for _, message in far), begun_ns)
-        elif any(transport.worked for transport in self._far):
-            meter.note("receive far", 0, 0, begun_ns)
         sleeps = not far and timeout != 0
-        begun_ns = meter.clock()
+        if meter is not None:
+            if far or any(transport.worked for transport in self._far):
+                meter.note("receive far", len(far), sum(len(message) for _, message in far), begun_ns)
+            begun_ns = meter.clock()
         near = self._sleep(timeout) if sleeps else self._near.receive(0)
-        if near:
+        if meter is not None and near:
             meter.note("receive near", len(near), sum(len(message) for _, message in near), begun_ns)
         if sleeps and not self._quiet:
             far = self._receive_far()
