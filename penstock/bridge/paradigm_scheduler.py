@@ -345,7 +345,9 @@ class ParadigmScheduler:
         chain = range_.form.chain
         held_back = self._waiting.held_back(chain)
         held_up = self._waiting.held_up(chain, {one.form.chain for one in self._ranges}.difference(range_.chains))
-        decision = detector.observe(range_.meter.observe(look.tasks(chain), look.now, held_back, held_up))
+        receivers = look.tasks(*{edge.target for edge in self._plan.exchanges if edge.source == chain})
+        seen = range_.meter.observe(look.tasks(chain), look.now, held_back, held_up, receivers)
+        decision = detector.observe(seen)
         range_.decision = decision
         commands: list[Command] = []
         if decision.warning is not None:

@@ -43,6 +43,15 @@ class OperatorCounts:
         self._last.clear()
 
 
+def way_between(senders: Iterable[TaskLoad], receivers: Iterable[TaskLoad]) -> float | None:
+    """Returns for how many seconds a record that waits for nobody is on its way between tasks (t_dt), or None when that
+    is not known. By the least ages of records: the youngest that a receiver has taken are of the youngest that the
+    senders have processed."""
+    processed = [task["ages"][1] for task in senders if task["ages"] is not None]
+    taken = [task["ages"][0] for task in receivers if task["ages"] is not None]
+    return max(0, min(taken) - min(processed)) / 1e9 if processed and taken else None
+
+
 class RangeMeter:
     """Measures one range: the tasks whose input waits before it."""
 
@@ -55,9 +64,17 @@ class RangeMeter:
         self._answered: dict[int, int] = {}  # of each task: records that Spark has answered
         self._seen: dict[int, tuple[int, int]] = {}  # of each task: its diversion, and the last micro-batch
 
-    def observe(self, tasks: Sequence[TaskLoad], now: float, held_back: int = 0, held_up: int = 0) -> Observation:
+    def observe(
+        self,
+        tasks: Sequence[TaskLoad],
+        now: float,
+        held_back: int = 0,
+        held_up: int = 0,
+        receivers: Sequence[TaskLoad] = (),
+    ) -> Observation:
         """Returns what the tasks have done since the last observation. `held_back` is what senders hold back for them,
-        and `held_up` what waits because other chains take no more (runtime/worker/waiting.py)."""
+        and `held_up` what waits because other chains take no more (runtime/worker/waiting.py). `receivers` are the
+        tasks that they send to."""
         batches = self.take_answers(tasks)
         in_spark, self._observed = self.records_in_spark - self._observed, self.records_in_spark
         more = busy_ns = 0
@@ -82,6 +99,7 @@ class RangeMeter:
             processed=float(max(0, more - in_spark)),
             busy_s=busy_ns / 1e9 / len(tasks),
             batches=batches,
+            way_s=way_between(tasks, receivers),
         )
 
     def take_answers(self, tasks: Iterable[TaskLoad]) -> tuple[MicroBatch, ...]:

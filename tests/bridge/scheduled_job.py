@@ -83,6 +83,7 @@ class ScheduledJob:
                 "under_way": 0,
                 "begun": 0,
                 "sends": [],
+                "ages": None,
                 "at_ns": 0,
                 "divert": None,
                 "diverted": None,
@@ -188,6 +189,7 @@ class ScheduledJob:
                 "operators": list(task["operators"]),
                 "diverted": task["diverted"] and dict(task["diverted"]),
                 "sends": list(task["sends"]),
+                "ages": None,
                 "at_ns": round(self.now * 1e9),
             }
             for number, task in self.tasks.items()

@@ -487,6 +487,14 @@ def test_the_way_to_spark_is_measured_apart_from_what_spark_does() -> None:
     assert (figures.prepare_s, figures.switch_s, figures.return_s) == (5.0, 1.0, 1.0)
 
 
+def test_the_way_of_results_to_the_next_tasks_is_the_median_of_the_last() -> None:
+    made = detector()
+    assert after(made, 5.0, 10).figures.record_transmit_s is None, "it is not known yet"
+    for tenth, way_s in enumerate([0.004, None, 0.002, 9.0, 0.003]):
+        made.observe(Observation(5.1 + tenth / 10, 0, 1_000, way_s=way_s))
+    assert after(made, 6.0, 10).figures.record_transmit_s == 0.0035, "what was measured remains while nothing is"
+
+
 def test_off_is_off() -> None:
     made = detector(BurstOptions(mode="off"))
     assert after(made, 5.0, 1e9, 1e6).reason == "the bridge is off"

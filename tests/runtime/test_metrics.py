@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.runtime.worker.metrics import Histogram, RecentHistogram
+from penstock.runtime.worker.metrics import Histogram, LeastAges, RecentHistogram
 
 values = st.lists(st.integers(0, 2**62) | st.integers(0, 40), min_size=1, max_size=60)
 
@@ -70,6 +70,20 @@ def test_recent_is_a_period_to_two_and_all_is_all(steps: list[tuple[int, int]]) 
         assert counted.total >= sum(1 for when, _ in seen if when > now - period), "the last period is there"
         assert counted.total <= sum(1 for when, _ in seen if when >= now - 2 * period), "nothing older than two"
     assert recent.whole().total == len(seen)
+
+
+def test_the_least_ages_are_those_of_a_period_to_two() -> None:
+    ages = LeastAges(100)
+    assert ages.recent(1_000) is None, "nothing was processed yet"
+    ages.taken, ages.done = 5, 7
+    assert ages.recent(1_050) == (5, 7)
+    assert ages.recent(1_110) == (5, 7), "a new period begins"
+    ages.taken, ages.done = 8, 6
+    assert ages.recent(1_200) == (5, 6), "of both periods"
+    assert ages.recent(1_220) == (5, 6)
+    assert ages.recent(1_250) == (8, 6), "only of the period before"
+    assert ages.recent(1_330) == (8, 6)
+    assert ages.recent(1_340) is None, "nothing was processed lately"
 
 
 def test_copies_do_not_change_with_the_original() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -12,15 +12,18 @@ import pytest
 
 import penstock as ps
 from penstock.apps.ysb_events import START_MS, Events, EventSource
+from penstock.bridge.range_load import way_between
 from penstock.runtime.operators.micro_batch import Bridge, DiversionStats, DivertRequest, MicroBatchResult
 from penstock.runtime.records.batch import Batch
 from penstock.runtime.sources.base import SourceContext
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.load import task_load
+from penstock.runtime.worker.metrics import LeastAges
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task_state import TaskState
 from penstock.runtime.worker.wiring import build
+from tests.runtime.timed_job import Job
 
 
 class Silent(Bridge):
@@ -112,6 +115,7 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
         task = SimpleNamespace(number=0, chain=0)
         finished = False
         queued = busy_ns = held = answered = begun = 0
+        ages = LeastAges()
         diversion_failed = record_by_record = None
         stages: tuple[Any, ...] = ()
         outputs: Mapping[Any, Any] = MappingProxyType({})
@@ -255,3 +259,43 @@ def test_what_a_source_has_left_waits_only_when_the_world_paces_it(source: ps.so
     assert loop.load()[0]["backlog"] == backlog
     loop.stop()
     assert loop.load()[0]["backlog"] == 0, "nothing more is read"
+
+
+def test_the_way_between_two_tasks_is_known_by_the_youngest_records() -> None:
+    """A record takes 2 ms at the first operator, then 7 ms until the next worker looks, and 3 ms at the second one.
+    Records of the first batch have waited 50 ms for that worker."""
+    ms = 1_000_000
+
+    def make(takes: Callable[[int], None]) -> ps.Flow:
+        def slow(milliseconds: int) -> Callable[[int], int]:
+            def call(number: int) -> int:
+                takes(milliseconds * ms)
+                return number
+
+            return call
+
+        flow = ps.Flow("hop", parallelism=1)
+        numbers = flow.read(ps.sources.Generator(_number, rate=10.0), name="numbers").map(slow(2), name="first")
+        numbers.rebalance().map(slow(3), name="second").write(ps.sinks.Null(), name="out")
+        return flow
+
+    job = Job(make, 2)
+    sender, receiver = job.loops
+    assert way_between(sender.load(), receiver.load()) is None, "it is not known yet"
+
+    def run(loop: RunLoop) -> None:
+        loop._deliver(loop.transport.receive(0))
+        for task in loop.tasks:
+            while task.runnable():
+                task.step()
+
+    for due, wait_ms in enumerate((50, 7, 7, 30)):
+        job.now = 10**9 + due * 10**8
+        run(sender)
+        job.now += wait_ms * ms
+        run(receiver)
+    assert way_between(sender.load(), receiver.load()) == pytest.approx(0.007)
+    for _ in range(3):
+        job.now += 2 * 10**9
+        sender.load(), receiver.load()
+    assert way_between(sender.load(), receiver.load()) is None, "nothing was on its way lately"

@@ -31,6 +31,8 @@ class TaskLoad(TypedDict):
     # For each chain that it sends to: (the chain's number, records made for it, records of these that were not sent,
     # for how many ns it has stood still because the chain took no more).
     sends: list[tuple[int, int, int, int]]
+    # The least ages of records lately when the task took them and when it had processed them, in ns (LeastAges).
+    ages: tuple[int, int] | None
     at_ns: int  # when this was so, by the task's clock
     # What it follows; None: it processes records, now or as soon as all micro-batches are answered.
     divert: DivertLoad | None
@@ -62,6 +64,7 @@ def task_load(task: Task) -> TaskLoad:
         "under_way": 0 if diversion is None else diversion.records,
         "begun": task.begun,
         "sends": _sends(task, now),
+        "ages": task.ages.recent(now),
         "at_ns": now,
         "divert": None if told is None else divert_load(told),
         "diverted": None if diversion is None else diversion.story.plain(),

@@ -8,6 +8,9 @@ _SUB_BITS = 4  # 16 buckets for each power of two: a value is known to within 6 
 _SUB = 1 << _SUB_BITS
 _BUCKETS = 64 * _SUB
 
+# Greater than every age.
+_NEVER = 1 << 63
+
 
 class Histogram:
     """Counts of whole numbers in buckets of logarithmic size, each divided linearly. A histogram takes 8 KiB, and two
@@ -66,6 +69,33 @@ def _middle(index: int) -> float:
     shift = (index >> _SUB_BITS) - 1
     low = (_SUB + (index & (_SUB - 1))) << shift
     return low + ((1 << shift) - 1) / 2
+
+
+class LeastAges:
+    """The least ages of records when a task took them and when it had processed them, over a recent time, between
+    `period_ns` and twice that. The youngest records waited for nobody.
+
+    The task lowers `taken` and `done` in each step, which must cost next to nothing. Who asks begins a new period when
+    one is over. That may be another thread, and the ages of one step may then be lost."""
+
+    __slots__ = ("_last", "_period_ns", "_since_ns", "done", "taken")
+
+    def __init__(self, period_ns: int = 1_000_000_000) -> None:
+        self._period_ns = period_ns
+        self._since_ns = 0
+        self.taken = self.done = _NEVER  # of this period
+        self._last = (_NEVER, _NEVER)  # of the period before
+
+    def recent(self, now_ns: int) -> tuple[int, int] | None:
+        """Returns the least age of records when they were taken, and the least age when they were processed, by any
+        monotonic clock. Returns None when no record was processed since the period before."""
+        last = self._last
+        taken, done = min(self.taken, last[0]), min(self.done, last[1])
+        if now_ns - self._since_ns >= self._period_ns:
+            self._last = (self.taken, self.done)
+            self.taken = self.done = _NEVER
+            self._since_ns = now_ns
+        return None if _NEVER in (taken, done) else (taken, done)
 
 
 class RecentHistogram:

@@ -46,7 +46,7 @@ from penstock.runtime.sources.base import rows_of
 from penstock.runtime.state.keyed import Counters, SavedState, StageState
 from penstock.runtime.worker.blackbox import MADE, Poison, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
-from penstock.runtime.worker.metrics import RecentHistogram
+from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
 from penstock.runtime.worker.task_state import AT_END, AT_REST, TASK, TaskState
 
 logger = logging.getLogger(__name__)
@@ -120,6 +120,7 @@ class Task:
         self.queued = 0  # the number of records in the inbox
         self.busy_ns = 0
         self.latency = RecentHistogram()
+        self.ages = LeastAges()
         self.edge_errors: list[ErrorHandler] = []  # for failures between this task and the next
         self._skipped_before: dict[str, int] = {}  # counted there until the epoch from which the task continues
         self.inbox = Inbox()
@@ -877,6 +878,13 @@ class Task:
             self._gathered = (records, elapsed) if gone <= 0 else (0, 0)
         if gone > 0:
             now = self.clock()
-            self.latency.add((now - self._stamp) // 1000, gone, now)
+            age = now - self._stamp
+            self.latency.add(age // 1000, gone, now)
+            if not self.gathering:
+                ages = self.ages
+                if age < ages.done:  # noqa: PLR1730  a call of min takes three times as long
+                    ages.done = age
+                if age - elapsed < ages.taken:  # noqa: PLR1730
+                    ages.taken = age - elapsed
             if records:
                 self._size.measure(records, elapsed, self._more)
