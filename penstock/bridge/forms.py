@@ -4,8 +4,9 @@ A range is taken from a chain of the physical plan: the operators after the sour
 where they end in a key exchange with a combiner, the partial aggregates too (the state stays in its tasks). A Python
 function runs as itself: `RangeRun` drives the very stages that the record tasks have, over the rows of one partition.
 
-It must never let a record that fails take the operator's policy in Spark: there every failure ends the micro-batch,
-which is then run by the record tasks, where it is counted once and goes to the right output.
+It must never let a record that fails take the operator's policy in Spark. Such a record comes back as it was before the
+range, or before the part of it that runs in Python, and the task processes it from there on. There the failure is
+counted once and goes to the right output, and the other records keep what Spark has made of them (docs/papers.md: D5).
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.grouping import Key
 from penstock.runtime.exchange.message import decode_body, encode_body
 from penstock.runtime.operators.aggregated import Aggregated
 from penstock.runtime.operators.base import Operator, Stage, StageContext, run_stages
-from penstock.runtime.operators.micro_batch import MicroBatchResult
+from penstock.runtime.operators.micro_batch import MicroBatchResult, Unprocessed
 from penstock.runtime.operators.stateless import KeyBy
 from penstock.runtime.operators.watermarks import Marking
 from penstock.runtime.operators.windowing import LATE, WindowAggregated
 from penstock.runtime.program.plan import Chain, Plan
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.codec import decode, encode
-from penstock.runtime.records.userfunc import ErrorHandler, select
+from penstock.runtime.records.userfunc import ErrorHandler, is_failure, select
 from penstock.runtime.sources.base import Source, rows_of
 from penstock.runtime.state.aggregate import Aggregate, add_all
 
@@ -36,11 +38,15 @@ from penstock.runtime.state.aggregate import Aggregate, add_all
 ENCODED = "penstock:records"
 _RECORDS_A_ROW = 2048
 
+# Into so many parts records are divided of which one fails: of 4,096 records those beside it are run four times.
+_PARTS = 16
+
 
 @dataclass(frozen=True)
 class RangeForm:
     """A range of a chain: its operators, the stage after them, and how it ends: with `selector` and `combiner` in
-    partial results of the operator `aggregate`, by key, else in records. `source`: that of the chain."""
+    partial results of the operator `aggregate`, by key, else in records. `source`: that of the chain. `first`: the
+    position of the first of the operators in the chain."""
 
     chain: int
     position: int
@@ -49,6 +55,7 @@ class RangeForm:
     combiner: Aggregate | None = None
     aggregate: str | None = None
     source: Source | None = None
+    first: int = 0
 
     @property
     def names(self) -> list[str]:
@@ -70,7 +77,7 @@ class RangeForm:
         if position == self.position:
             return self
         n = position - (self.source is not None)
-        return RangeForm(self.chain, position, self.operators[:n], source=self.source)
+        return RangeForm(self.chain, position, self.operators[:n], source=self.source, first=self.first)
 
 
 def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
@@ -87,16 +94,16 @@ def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
         leaving = [exchange for exchange in plan.exchanges if exchange.source == chain.index]
         if len(leaving) == 1 and isinstance(key := leaving[0].grouping, Key) and leaving[0].combiner is not None:
             aggregate = plan.chains[leaving[0].target].operators[0].name
-            return RangeForm(chain.index, at, operators, key.selector, leaving[0].combiner, aggregate, source)
+            return RangeForm(chain.index, at, operators, key.selector, leaving[0].combiner, aggregate, source, first)
     elif isinstance(key_by := chain.operators[at], KeyBy):
         aggregated = chain.operators[at + 1]
         combiner = _combiner(plan, aggregated)
         if combiner is not None:
-            return RangeForm(chain.index, at + 1, operators, key_by.selector, combiner, aggregated.name, source)
+            return RangeForm(chain.index, at + 1, operators, key_by.selector, combiner, aggregated.name, source, first)
     if not operators:
         stopped = chain.operators[min(at, len(chain.operators) - 1)]
         return f"{stopped.name}: {_obstacle(plan, stopped) or 'nothing is left to do between the source and it'}"
-    return RangeForm(chain.index, at, operators, source=source)
+    return RangeForm(chain.index, at, operators, source=source, first=first)
 
 
 def _obstacle(plan: Plan, operator: Operator) -> str | None:
@@ -125,8 +132,22 @@ def _strict(operator: Operator) -> Operator:
     return operator
 
 
+class _GivenBack(ErrorHandler):
+    """Gives back the records of a piece that cannot be added to partial results."""
+
+    def __init__(self, run: RangeRun) -> None:
+        super().__init__("key_by")
+        self._run = run
+
+    def handle(self, record: Any, error: BaseException, records: int = 1) -> None:
+        """See ErrorHandler; `record` is a key and a record."""
+        if isinstance(error, RecordError) or not is_failure(error):
+            raise error
+        self._run.give_back(self._run.end, [record[1]], str(self.failure(record, error)))
+
+
 class RangeRun:
-    """Runs a range over the rows of one partition, as the record tasks would."""
+    """Runs a range over the rows of one partition, as the record tasks would. Records that fail are given back."""
 
     def __init__(self, form: RangeForm) -> None:
         self._form = form
@@ -135,40 +156,75 @@ class RangeRun:
             stage = operator.stage(StageContext(operator))
             stage.open()
             self._stages.append(stage)
+        self.end = form.first + len(form.operators)  # the position after the operators
         self._errors = ErrorHandler("key_by", "fail")
+        self._given_back = _GivenBack(self)
         self._partials: dict[Any, Any] = {} if form.combiner is None else form.combiner.new_state()
-        self._records: list[Any] = []
+        self._batches: list[Batch | Unprocessed] = []
 
     def take(self, records: list[Any]) -> None:
-        """Runs some records through the range."""
-        for piece in run_stages(self._stages, records, 0) if records else ():
-            if self._form.combiner is None:
-                assert isinstance(piece, list)
-                self._records += piece
-            else:
-                self._combine(piece)
+        """Runs some records through the range. When one of them fails, what was made of them does not count, and they
+        are run again in parts. So all records but those that fail are processed, and the results keep their order."""
+        if not records:
+            return
+        try:
+            pieces = list(run_stages(self._stages, records, 0))
+            pairs = [] if self._form.combiner is None else list(map(self._by_key, pieces))
+        except RecordError as error:
+            if len(records) == 1:
+                self.give_back(self._form.first, records, str(error))
+                return
+            size = -(-len(records) // _PARTS)
+            for start in range(0, len(records), size):
+                self.take(records[start : start + size])
+            return
+        if self._form.combiner is None:
+            self._append(pieces)
+        for piece, (keys, values) in zip(pieces, pairs, strict=bool(pairs)):
+            self._add(piece, keys, values)
+
+    def give_back(self, position: int, records: list[Any], why: str) -> None:
+        """Notes that the task must process records itself, from a position of its chain on."""
+        last = self._batches[-1] if self._batches else None
+        if isinstance(last, Unprocessed) and last.position == position:
+            last.records.extend(records)
+        else:
+            self._batches.append(Unprocessed(position, list(records), why))
 
     def answer(self) -> MicroBatchResult:
         """Returns the results of all records."""
         combiner = self._form.combiner
-        batches: list[Batch] = []
-        if combiner is None:
-            batches = [self._records] if self._records else []
-        elif self._partials:
-            batches = [KeyedBatch(*combiner.shipped(self._partials), True)]
+        batches = self._batches
+        if combiner is not None and self._partials:
+            batches = [KeyedBatch(*combiner.shipped(self._partials), True), *batches]
         seen = [stage.greatest for stage in self._stages if isinstance(stage, Marking) and stage.greatest is not None]
         for stage in self._stages:
             stage.close(False)
         return MicroBatchResult(batches, max(seen, default=None))
 
-    def _combine(self, piece: Batch) -> None:
-        form, errors = self._form, self._errors
+    def _append(self, pieces: list[Batch]) -> None:
+        for piece in pieces:
+            assert isinstance(piece, list)
+            if self._batches and isinstance(last := self._batches[-1], list):
+                last += piece
+            else:
+                self._batches.append(list(piece))  # a function may keep its list
+
+    def _by_key(self, piece: Batch) -> tuple[list[Any], list[Any]]:
+        """Returns the keys and values of records, by which they are added to partial results."""
+        form = self._form
         assert isinstance(piece, list)
         assert form.combiner is not None
         assert form.selector is not None
-        records, keys = select(form.selector, piece, errors)
-        keys, values = form.combiner.prepare(keys, records, errors)
-        add_all(form.combiner.add, self._partials, keys, values, errors)
+        records, keys = select(form.selector, piece, self._errors)
+        return form.combiner.prepare(keys, records, self._errors)
+
+    def _add(self, piece: Batch, keys: list[Any], values: list[Any]) -> None:
+        assert isinstance(piece, list)
+        assert self._form.combiner is not None
+        # A record of several windows has several values, of which some may have been added already.
+        errors = self._given_back if len(values) == len(piece) else self._errors
+        add_all(self._form.combiner.add, self._partials, keys, values, errors, piece)
 
 
 # --- micro-batches as Arrow ----------------------------------------------------------------------------------------
@@ -195,22 +251,40 @@ def as_records(columns: pa.RecordBatch) -> list[Any]:
     return records
 
 
-#: The schema of what a partition answers: a batch encoded, the greatest time seen.
-ANSWER_SCHEMA = "batch binary, greatest bigint"
+#: The schema of what a partition answers: a batch encoded, and the greatest time seen. Of what could not be processed
+#: also from which position on the task must process it, and why.
+ANSWER_SCHEMA = "batch binary, greatest bigint, position bigint, why string"
 
 
 def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
     """Returns a partition's answer as rows."""
     errors = ErrorHandler("bridge", "fail")
-    batches: list[bytes | None] = [b"".join(encode_body(batch, 0, errors)[1]) for batch in answer.batches]
-    batches = batches or [None]
-    return pa.record_batch(
-        [pa.array(batches, pa.binary()), pa.array([answer.greatest] * len(batches), pa.int64())], ["batch", "greatest"]
-    )
+    rows: list[tuple[bytes | None, int | None, str | None]] = []
+    for batch in answer.batches:
+        if isinstance(batch, Unprocessed):
+            rows.append((b"".join(encode_body(batch.records, 0, errors)[1]), batch.position, batch.why))
+        else:
+            rows.append((b"".join(encode_body(batch, 0, errors)[1]), None, None))
+    batches, positions, reasons = zip(*(rows or [(None, None, None)]), strict=True)
+    columns = [
+        pa.array(batches, pa.binary()),
+        pa.array([answer.greatest] * len(batches), pa.int64()),
+        pa.array(positions, pa.int64()),
+        pa.array(reasons, pa.string()),
+    ]
+    return pa.record_batch(columns, ["batch", "greatest", "position", "why"])
 
 
 def answer_of(rows: pa.Table) -> MicroBatchResult:
     """Returns the answer of all partitions, in their order."""
-    batches = [batch for row in rows.column("batch").to_pylist() if row is not None and (batch := decode_body(row))]
+    batches: list[Batch | Unprocessed] = []
+    columns = [rows.column(name).to_pylist() for name in ("batch", "position", "why")]
+    for encoded, position, why in zip(*columns, strict=True):
+        batch = None if encoded is None else decode_body(encoded)
+        if batch and position is not None:
+            assert isinstance(batch, list)
+            batches.append(Unprocessed(position, batch, why))
+        elif batch:
+            batches.append(batch)
     greatest = [time for time in rows.column("greatest").to_pylist() if time is not None]
     return MicroBatchResult(batches, max(greatest, default=None))

@@ -118,7 +118,7 @@ def native(form: RangeForm, session: Session, names: list[str], *, parsing_only:
     steps: list[Step] = []
     at = 0
     for operator in form.operators:
-        rest = replace(form, operators=form.operators[at + 1 :])
+        rest = _rest(form, at + 1)
         step: Step | None
         if parsing_only and not isinstance(operator, Columnar):
             break
@@ -133,11 +133,16 @@ def native(form: RangeForm, session: Session, names: list[str], *, parsing_only:
         steps.append(step)
         texts = texts and isinstance(operator, Columnar) and operator.closure.shape == "filter"
         at += 1
-    rest = replace(form, operators=form.operators[at:])
+    rest = _rest(form, at)
     if not parsing_only and (partials := _partials(rest, texts)) is not None:
         step, end = partials
         return NativeRange([*steps, step], None, texts, end)
     return NativeRange(steps, rest, texts) if at else None
+
+
+def _rest(form: RangeForm, at: int) -> RangeForm:
+    """Returns what is left of a range after so many of its operators."""
+    return replace(form, operators=form.operators[at:], first=form.first + at)
 
 
 def _step(operator: Operator, session: Session, texts: bool) -> Step | None:

@@ -19,7 +19,7 @@ from penstock.bridge.arrow import micro_batch, to_arrow
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.cost import BatchCost, BatchSpeed, MicroBatch
 from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records
-from penstock.bridge.native import NativeRange, native
+from penstock.bridge.native import NativeRange, NotTheSame, native
 from penstock.bridge.python_range import PythonRange, take_in_pieces
 from penstock.bridge.session import Session
 from penstock.runtime.operators.micro_batch import MicroBatchResult
@@ -81,12 +81,21 @@ class Operations:
 
     def answer(self, chain: int, position: int, batch: pa.RecordBatch, way: Way | None = None) -> MicroBatchResult:
         """Returns the results of a micro-batch, from the range of a chain that ends before a position. `way`: how the
-        range runs; without it, in the way that `prepare` has kept."""
+        range runs. Without it, the range runs in the way that `prepare` has kept, and in Python when this micro-batch
+        has values for which the answer might differ from that of the record tasks."""
+        if way is not None:
+            return self._answer(chain, position, batch, way)
+        try:
+            return self._answer(chain, position, batch, self._ways.get(chain, "columns"))
+        except NotTheSame:
+            return self._answer(chain, position, batch, "python")
+
+    def _answer(self, chain: int, position: int, batch: pa.RecordBatch, way: Way) -> MicroBatchResult:
         names = tuple(batch.schema.names)
-        key = (chain, position, names, way or self._ways.get(chain, "columns"))
+        key = (chain, position, names, way)
         known = self._compiled.get(key)
         if known is None:
-            known = self._compiled[key] = self._compile(self._forms[chain].before(position), names, key[3])
+            known = self._compiled[key] = self._compile(self._forms[chain].before(position), names, way)
         if isinstance(known, PythonRange):
             return known.answer(batch)
         prefix, rest = known

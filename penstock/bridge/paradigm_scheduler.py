@@ -152,7 +152,7 @@ class _Range:
     detector: BurstDetector
     meter: RangeMeter = field(default_factory=RangeMeter)
     decision: Decision | None = None
-    failed: str | None = None  # why the last diversion ended that did so by itself
+    failed: str | None = None  # why tasks had to process a micro-batch, or records of one, the last time
     parts: dict[int, int] = field(default_factory=dict)  # while it is in Spark: chain -> up to which position
     extent: str = ""  # why it ends there
 
@@ -359,6 +359,9 @@ class ParadigmScheduler:
             commands += self._prepare(look.now)
         if detector.state == "SWITCHING" and not range_.parts:
             self._extend(range_)
+        for task in look.tasks(*range_.chains):
+            if task["diverted"] is not None and task["diverted"]["failed"] is not None:
+                range_.failed = task["diverted"]["failed"]
         if (why := self._new_failure(look.tasks(*range_.chains))) is not None:
             range_.failed = why
             if detector.state in ("SWITCHING", "OPERATION"):
@@ -483,6 +486,7 @@ class ParadigmScheduler:
             "switches": [story.plain() for story in range_.detector.switches],
             "did_not_pay": range_.detector.refusals.plain(),
             "records_in_spark": range_.meter.records_in_spark,
+            "unprocessed": range_.meter.unprocessed,
             "failed": range_.failed,
             "way": None if self._spark.facts is None else self._spark.facts.ways.get(form.chain),
         }

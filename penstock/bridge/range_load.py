@@ -57,11 +57,13 @@ class RangeMeter:
 
     def __init__(self) -> None:
         self.records_in_spark = 0  # that Spark has answered
+        self.unprocessed = 0  # that failed in Spark, and that the tasks have processed
         self._observed = 0  # of these, by the last observation
         # Of each task by the last observation: records taken in both paradigms, records that waited, ns busy.
         self._done: dict[int, tuple[int, int, int]] = {}
         self._held_back: int | None = None  # by the last observation
         self._answered: dict[int, int] = {}  # of each task: records that Spark has answered
+        self._unprocessed: dict[int, int] = {}  # of each task: records that failed in Spark
         self._seen: dict[int, tuple[int, int]] = {}  # of each task: its diversion, and the last micro-batch
 
     def observe(
@@ -112,6 +114,9 @@ class RangeMeter:
             answered, before = task["answered"], self._answered.get(task["number"], 0)
             self._answered[task["number"]] = answered
             self.records_in_spark += answered - before if answered >= before else answered  # it was built again
+            failed, before = task["unprocessed"], self._unprocessed.get(task["number"], 0)
+            self._unprocessed[task["number"]] = failed
+            self.unprocessed += failed - before if failed >= before else failed
             story = task["diverted"]
             if story is None:
                 continue

@@ -89,6 +89,7 @@ class ScheduledJob:
                 "diverted": None,
                 "diversion_failed": None,
                 "answered": 0,
+                "unprocessed": 0,
                 "busy_ns": 0,
                 "operators": [(operator.name, 0, 0) for operator in self.plan.chains[task.chain].operators],
             }
@@ -117,7 +118,7 @@ class ScheduledJob:
     def rebuild(self, task: TaskLoad) -> None:
         """A task was removed and built anew."""
         task["divert"] = task["diverted"] = task["diversion_failed"] = None
-        task["answered"] = task["busy_ns"] = 0
+        task["answered"] = task["unprocessed"] = task["busy_ns"] = 0
         task["operators"] = [(name, 0, 0) for name, _, _ in task["operators"]]
 
     def restart(self, worker: int) -> None:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from penstock.runtime.testing import _replace, _travelled
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
-from penstock.runtime.worker.task import Snapshot, Steps
+from penstock.runtime.worker.task import Snapshot, Steps, Task
 from penstock.runtime.worker.wiring import build
 
 WORDS = ["a", "be", "see", "Dee", "a", "A"]
@@ -33,6 +34,10 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that much happens between the first record and the last."""
     monkeypatch.setattr(step_size, "LIMIT_MAX", 16)
     monkeypatch.setattr(step_size, "LIMIT_FIRST", 4)
+
+
+# Not empty while a range runs as it would in Spark.
+IN_SPARK: list[bool] = []
 
 
 class Lost(Exception):
@@ -49,6 +54,8 @@ class Here(Bridge):
         self.parts = parts
         self.waiting: list[tuple[int, int, Any, Future[MicroBatchResult]]] = []
         self.answered = 0
+        self.unprocessed = 0
+        self.tasks: list[Task] = []  # of the job
 
     def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
         future: Future[MicroBatchResult] = Future()
@@ -64,6 +71,7 @@ class Here(Bridge):
             future.set_exception(Lost("gone"))
             return
         self.answered += 1
+        IN_SPARK.append(True)
         try:
             rows = []
             step = max(1, -(-columns.num_rows // self.parts))
@@ -73,9 +81,13 @@ class Here(Bridge):
                 rows.append(answer_rows(run.answer()))
             import pyarrow as pa
 
-            future.set_result(answer_of(pa.Table.from_batches(rows)))
+            answer = answer_of(pa.Table.from_batches(rows))
+            self.unprocessed += sum(map(len, answer.unprocessed))
+            future.set_result(answer)
         except Exception as error:
             future.set_exception(error)
+        finally:
+            IN_SPARK.clear()
 
 
 def forms_of(plan: Plan) -> dict[int, RangeForm]:
@@ -115,6 +127,7 @@ def run_diverted(
         steps=Steps(stopwatch=lambda: 0),
     )
     loop = RunLoop(wiring, MemoryNetwork(1).transport(0), clock)
+    bridge.tasks = list(loop.tasks)
     receive = loop.transport.receive
     passes = [0]
 
@@ -148,9 +161,9 @@ def lines(seed: int, count: int = 1500) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randrange(6))) for _ in range(count)]
 
 
-def counted(parallelism: int) -> Flow:
+def counted(parallelism: int, split: Callable[[str], list[str]] = str.split) -> Flow:
     flow = Flow("counted", parallelism=parallelism)
-    words = flow.read(ps.sources.Memory(["x"]), name="lines").flat_map(str.split, name="words")
+    words = flow.read(ps.sources.Memory(["x"]), name="lines").flat_map(split, name="words")
     words.key_by(str.lower).count(emit="final", name="count").write(ps.sinks.Collect(), name="out")
     return flow
 
@@ -200,6 +213,63 @@ def test_records_that_fail_go_where_the_operator_says_once() -> None:
         assert [letter.record for letter in outputs["bad"]] == [n for n in range(100) if n % 5 == 0]
 
 
+def not_there(line: str) -> str:
+    if IN_SPARK and len(line) % 7 == 0:
+        raise OSError(f"no such file: {line!r}")
+    return line + "!"
+
+
+def first_words(line: str) -> list[str]:
+    if IN_SPARK and len(line) % 5 == 0:
+        raise OSError(f"no such file: {line!r}")
+    return line.split()[:2]
+
+
+def split_there(fails: int, line: str) -> list[str]:
+    if IN_SPARK and int(line) < fails:
+        raise OSError(f"no such file: {line!r}")
+    return line.split()
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_records_that_fail_only_in_spark_keep_their_order_and_the_range_stays_there(parallelism: int) -> None:
+    """They are processed by the task, from where they failed on. The others keep what Spark has made of them."""
+    for seed in range(8):
+        flow = Flow("places", parallelism=parallelism)
+        found = flow.read(ps.sources.Memory(["x"])).map(not_there, name="place").flat_map(first_words, name="words")
+        found.map(upper, name="upper").write(ps.sinks.Collect(), name="out")
+        outputs, bridge = run_diverted(flow, seed, inputs=lines(seed))
+        expected = [word.upper() for line in lines(seed) for word in (line + "!").split()[:2]]
+        if parallelism == 1:
+            assert outputs["out"] == expected, seed
+        assert Counter(outputs["out"]) == Counter(expected), seed
+        assert bridge.unprocessed > 50
+        assert all(task.diversion_failed is None for task in bridge.tasks), "a few failures do not end a diversion"
+        counts = [0, 0]
+        for task in bridge.tasks:
+            counts[0] += task.stages[0].records_in
+            counts[1] += task.stages[-2].records_out
+        assert counts == [len(lines(seed)), len(expected)]
+
+
+@pytest.mark.parametrize("fails", [20, 1_000])
+def test_a_task_returns_to_records_when_most_of_them_fail_in_spark(fails: int) -> None:
+    task, bridge, divert = source_task([f"{n}" for n in range(1_000)], words=partial(split_there, fails))
+    divert(0.0, 50)
+    while task.runnable() or bridge.waiting:
+        while task.runnable():
+            task.step()
+        bridge.answer_some()
+    assert task.stages[0].records_in == 1_000
+    if fails == 20:
+        assert task.diversion_failed is None
+        assert bridge.unprocessed == 20
+    else:
+        assert task.diversion_failed is not None
+        assert "records failed in Spark, the last ones by: operator 'words' failed: OSError" in task.diversion_failed[1]
+        assert bridge.unprocessed < 300, "the rest of the records is not tried there"
+
+
 def event_time(record: dict[str, Any]) -> int:
     return int(record["t"])
 
@@ -246,11 +316,16 @@ def test_watermarks_that_come_by_channels_keep_their_place_among_micro_batches(l
 
 
 def source_task(
-    inputs: list[str], *, lost: float = 0.0, clock: Callable[[], int] | None = None, **settings: Any
+    inputs: list[str],
+    *,
+    lost: float = 0.0,
+    clock: Callable[[], int] | None = None,
+    words: Callable[[str], list[str]] = str.split,
+    **settings: Any,
 ) -> tuple[SourceTask, Here, Callable[..., None]]:
     """The open source task of `counted(1)`, a bridge for its range, and a function that diverts it. By default a second
     passes from one look at the clock to the next."""
-    flow = counted(1)
+    flow = counted(1, words)
     flow.graph.operators = _replace(flow, _travelled(flow.graph), inputs)
     plan = flow.plan(1)
     (form,) = forms_of(plan).values()

@@ -134,6 +134,15 @@ def test_answers_to_a_task_that_was_built_again_count_from_its_start() -> None:
     assert meter.records_in_spark == 530
 
 
+def test_records_that_failed_in_spark_are_counted_through_all_diversions() -> None:
+    one, other = both = tasks()
+    meter = RangeMeter()
+    for failed in ((3, 0), (3, 2), (5, 2), (1, 2)):  # the first task is built again before the last look
+        one["unprocessed"], other["unprocessed"] = failed
+        meter.take_answers(both)
+    assert meter.unprocessed == 5 + 1 + 2
+
+
 def test_micro_batches_beside_each_other_share_spark() -> None:
     one, other = both = tasks()
     one["diverted"] = story(7, (1, 1, 1.0), (2, 600, 3.0), under_way=2)

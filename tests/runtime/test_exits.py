@@ -180,12 +180,15 @@ def test_sys_exit_in_a_process(method: str) -> None:
 
 
 def test_sys_exit_in_a_worker_of_spark() -> None:
-    """What runs there fails with an ordinary error; the micro-batch is then run by its task, as records."""
+    """What runs there fails with an ordinary error; the task then processes the record."""
     plan = flow_of("map", "skip").plan(1)
     form = range_form(plan, plan.chains[0])
     assert isinstance(form, RangeForm)
-    with pytest.raises(RecordError, match=r"called sys\.exit\('enough'\)"):
-        RangeRun(form).take([1, 2, 3, 4])
+    run = RangeRun(form)
+    run.take([1, 2, 3, 4])
+    answer = run.answer()
+    assert answer.unprocessed, "it comes back"
+    assert "called sys.exit('enough')" in answer.unprocessed[0].why
 
 
 # --- sources and sinks -----------------------------------------------------------------------------------------

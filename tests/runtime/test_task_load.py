@@ -114,7 +114,7 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
     class Ending:
         task = SimpleNamespace(number=0, chain=0)
         finished = False
-        queued = busy_ns = held = answered = begun = 0
+        queued = busy_ns = held = answered = unprocessed = begun = 0
         ages = LeastAges()
         diversion_failed = record_by_record = None
         stages: tuple[Any, ...] = ()

@@ -33,18 +33,37 @@ UNDER_WAY_MAX = 2
 _RECENT = 32
 
 
+@dataclass(frozen=True)
+class Unprocessed:
+    """Records that Spark could not process, as they were before stage `position`, and the first reason. The task
+    processes them from there on, by the error policies of its operators."""
+
+    position: int
+    records: list[Any]
+    why: str
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
 @dataclass
 class MicroBatchResult:
-    """What a range has made of a micro-batch: batches in order, and the greatest time that its watermark operator has
-    seen. `spark_s`: how long Spark has had it; the rest of the time until the answer is its way there and back."""
+    """What a range has made of a micro-batch: batches in order, among them what Spark could not process, and the
+    greatest time that its watermark operator has seen. `spark_s`: how long Spark has had it; the rest of the time until
+    the answer is its way there and back."""
 
-    batches: list[Batch]
+    batches: list[Batch | Unprocessed]
     greatest: int | None = None
     spark_s: float | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray carries results from the bridge to workers, and would otherwise pickle the records by its own means.
         return _answer, (dumps((self.batches, self.greatest, self.spark_s)),)
+
+    @property
+    def unprocessed(self) -> list[Unprocessed]:
+        """Returns what Spark could not process."""
+        return [batch for batch in self.batches if isinstance(batch, Unprocessed)]
 
 
 def _answer(data: bytes) -> MicroBatchResult:
@@ -88,7 +107,8 @@ class DiversionStats:
     batches: int = 0
     records: int = 0
     under_way: int = 0  # the number of micro-batches without an answer
-    failed: str | None = None  # why the last micro-batch had to be processed by the task
+    failed: str | None = None  # why the task had to process a micro-batch, or records of one, the last time
+    unprocessed: int = 0  # the number of records that Spark could not process, and the task has
     recent: deque[tuple[int, int, float, float | None]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def plain(self) -> dict[str, Any]:

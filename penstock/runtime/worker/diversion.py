@@ -5,7 +5,8 @@ A *range* consists of the first operators of a task's chain, up to a *position*.
 does not pass the range. It goes to the bridge as Arrow columns, one micro-batch for each interval, and several are
 under way at the same time. An answer is what the range would have produced: records, or partial results for the state
 downstream. It continues at the position, through the rest of the chain and the task's usual channels, in the order of
-the micro-batches.
+the micro-batches. The task processes the records that Spark could not process, from the position before which they
+failed (docs/papers.md: D5).
 
 So nothing else changes. Barriers and watermarks keep their places among the micro-batches. An epoch's barrier passes
 the task when all micro-batches before it are answered, and recovery does not know about paradigms. When the bridge
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
 # The first micro-batch after a switch has this share of the most records, so that the first answer comes soon although
 # many records wait.
 _FIRST_SHARE = 8
+
+# When Spark could not process more than this share of a diversion's records, and more than so many, the task returns to
+# records: Spark most likely lacks what the function of the user needs.
+_UNPROCESSED_MAX = 0.5
+_UNPROCESSED_LEAST = 100
 
 
 @dataclass
@@ -174,6 +180,16 @@ class Diversion:
             task.undivert()
             return task.run_diverted(item.input)
         story = self.story
+        if unprocessed := answer.unprocessed:
+            failed = sum(map(len, unprocessed))
+            story.unprocessed += failed
+            task.unprocessed += failed
+            story.failed = unprocessed[0].why
+            given = story.records + item.records
+            if story.unprocessed > max(_UNPROCESSED_LEAST, _UNPROCESSED_MAX * given):
+                why = f"{story.unprocessed:,} of {given:,} records failed in Spark, the last ones by: {story.failed}"
+                task.diversion_failed = (story.id, why)
+                task.undivert()
         story.batches += 1
         story.records += item.records
         task.answered += item.records

@@ -39,6 +39,7 @@ class TaskLoad(TypedDict):
     diverted: dict[str, Any] | None  # the counters of its present diversion (DiversionStats)
     diversion_failed: tuple[int, str] | None  # the last diversion that ended by itself, and why
     answered: int  # the records that Spark has answered, in all diversions of the task
+    unprocessed: int  # the records that failed in Spark, and that the task has processed
     busy_ns: int
     operators: list[Any]  # (name, records in, records out)
 
@@ -70,6 +71,7 @@ def task_load(task: Task) -> TaskLoad:
         "diverted": None if diversion is None else diversion.story.plain(),
         "diversion_failed": task.diversion_failed,
         "answered": task.answered,
+        "unprocessed": task.unprocessed,
         "busy_ns": task.busy_ns,
         "operators": [(stage.context.operator.name, stage.records_in, stage.records_out) for stage in task.stages],
     }

@@ -37,7 +37,7 @@ from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.output import Output
 from penstock.runtime.lifecycle import Machine
 from penstock.runtime.operators.base import Gathering, Stage, run_stages
-from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
+from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult, Unprocessed
 from penstock.runtime.operators.step_size import STEP_NS, StepSize
 from penstock.runtime.program.plan import TaskId
 from penstock.runtime.records.batch import Batch, concat, singly, split
@@ -141,6 +141,7 @@ class Task:
         self.diversion: Diversion | None = None  # set when DIVERTED or RETURNING
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
         self.answered = 0  # the number of records of its input that Spark has answered
+        self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
         self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
         self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
         self._has_fired = False  # whether timers were called after the last input
@@ -784,6 +785,13 @@ class Task:
         if position > 1:
             self.stages[0].records_out += records
         for batch in answer.batches:
+            if isinstance(batch, Unprocessed):
+                if batch.position == 0:  # the first stage counts these records itself
+                    self.stages[0].records_in -= len(batch)
+                    if position > 1:
+                        self.stages[0].records_out -= len(batch)
+                yield from self._run(batch.records, batch.position)
+                continue
             self.stages[position - 1].records_out += len(batch)
             yield from self._run(batch, position)
         if answer.greatest is not None:

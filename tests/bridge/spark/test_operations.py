@@ -19,7 +19,7 @@ from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import WAYS, Operations
 from penstock.bridge.plan_tape import PlanTape
 from penstock.bridge.session import Session
-from penstock.runtime.operators.micro_batch import MicroBatchResult
+from penstock.runtime.operators.micro_batch import MicroBatchResult, Unprocessed
 from penstock.runtime.operators.windowing import Windowed
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.records.batch import KeyedBatch
@@ -56,7 +56,7 @@ def plain(answer: MicroBatchResult) -> Any:
             for key, value in zip(batch.keys, batch.values, strict=True):
                 partials.setdefault(key, []).append(value)
         else:
-            out += batch
+            out += batch.records if isinstance(batch, Unprocessed) else batch
     return out, {key: sorted(values, key=repr) for key, values in partials.items()}, answer.greatest
 
 
@@ -219,21 +219,65 @@ def test_counts_of_words_of_many_lines(session: Session) -> None:
 def test_what_python_would_do_otherwise_is_left_to_it(rows: list[Any], build: Any, session: Session) -> None:
     form = form_of(lambda s: build(s.filter(ps.col("k").is_null() | (ps.col("k") != "z"))).write(ps.sinks.Null()), rows)
     operations = Operations(session, [form])
+    batch = pa.RecordBatch.from_pylist(rows)
     with pytest.raises(NotTheSame):
-        operations.answer(form.chain, form.position, pa.RecordBatch.from_pylist(rows))
+        operations.answer(form.chain, form.position, batch, "columns")
+    answers = [operations.answer(form.chain, form.position, batch, way) for way in (None, "python")]
+    assert repr(plain(answers[0])) == repr(plain(answers[1])), "Python in Spark does as Python elsewhere"
 
 
 def broken(record: dict[str, Any]) -> Any:
-    raise ValueError(f"not {record['n']}")
+    if record["n"] % 1000 == 7:
+        raise ValueError(f"not {record['n']}")
+    return record["n"]
 
 
-def test_a_function_that_fails_ends_the_micro_batch_and_not_the_session(session: Session) -> None:
+def test_a_record_that_fails_comes_back_and_the_others_are_answered(session: Session) -> None:
     form = form_of(lambda s: s.map(broken, on_error="skip").write(ps.sinks.Null()), [{"n": 1}])
-    operations = Operations(session, [form])
-    with pytest.raises(Exception, match="not 7"):
-        operations.answer(form.chain, form.position, as_columns([{"n": 7}]))
-    good = form_of(lambda s: s.map(str).write(ps.sinks.Null()), [1])
-    assert plain(Operations(session, [good]).answer(good.chain, good.position, as_columns([1, 2])))[0] == ["1", "2"]
+    rows = [{"n": n} for n in range(5_000)]
+    answer = Operations(session, [form]).answer(form.chain, form.position, as_columns(rows))
+    found: list[Any] = []
+    for batch in answer.batches:
+        found += [record["n"] for record in batch.records] if isinstance(batch, Unprocessed) else batch
+    assert found == list(range(5_000)), "in their order"
+    assert [(back.position, back.records) for back in answer.unprocessed] == [
+        (1, [{"n": n}]) for n in range(7, 5_000, 1_000)
+    ]
+    assert "operator 'map' failed: ValueError: not 7" in answer.unprocessed[0].why
+
+
+def test_a_record_that_fails_comes_back_as_the_columns_before_have_made_it(session: Session) -> None:
+    """The part of a range that runs as columns of Spark is not run again."""
+    form = form_of(
+        lambda s: s.with_columns(n=ps.col("n") + 1).map(broken, on_error="skip").write(ps.sinks.Null()), [{"n": 1}]
+    )
+    answer = Operations(session, [form]).answer(
+        form.chain, form.position, pa.RecordBatch.from_pylist([{"n": n} for n in range(100)]), "columns"
+    )
+    assert [(back.position, back.records) for back in answer.unprocessed] == [(2, [{"n": 7}])]
+    assert [n for batch in answer.batches if isinstance(batch, list) for n in batch] == [
+        n for n in range(1, 101) if n != 7
+    ]
+
+
+def test_a_record_that_cannot_be_combined_comes_back_behind_the_operators(session: Session) -> None:
+    form = form_of(lambda s: s.map(dict).key_by(lambda r: r["k"]).sum("n").write(ps.sinks.Null()), [{"k": 1, "n": 1}])
+    rows = [{"k": n % 3, "n": "ten" if n == 10 else n} for n in range(100)]
+    rows[20] = {"n": 20}
+    answer = Operations(session, [form]).answer(form.chain, form.position, as_columns(rows))
+    assert [(back.position, back.records) for back in answer.unprocessed] == [
+        (1, [{"n": 20}]),
+        (2, [{"k": 1, "n": "ten"}]),
+    ] or [(back.position, back.records) for back in answer.unprocessed] == [
+        (2, [{"k": 1, "n": "ten"}]),
+        (1, [{"n": 20}]),
+    ]
+    sums: Counter[int] = Counter()
+    for batch in answer.batches:
+        if isinstance(batch, KeyedBatch):
+            for key, value in zip(batch.keys, batch.values, strict=True):
+                sums[key] += value
+    assert sums == {k: sum(n for n in range(100) if n % 3 == k and n not in (10, 20)) for k in range(3)}
 
 
 @pytest.mark.parametrize("name", ["count", "tumbling"])
