@@ -14,13 +14,17 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
+from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators import step_size
 from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.sources.base import rows_of
 from penstock.runtime.testing import _replace, _travelled
 from penstock.runtime.transport.memory import MemoryNetwork
+from penstock.runtime.worker import diversion
+from penstock.runtime.worker.load import task_load
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Snapshot, Steps, Task
@@ -387,6 +391,222 @@ def test_the_first_micro_batch_is_small_and_the_next_ones_follow_at_once() -> No
     while task.runnable():
         task.step()
     assert [len(as_records(columns)) for _, _, columns, _ in bridge.waiting] == [10, *[80] * (UNDER_WAY_MAX - 1)]
+
+
+class Inside:
+    """The open task of a flow that is not a source's, which a test gives its input."""
+
+    def __init__(self) -> None:
+        flow = Flow("inside", parallelism=1)
+        numbers = flow.read(ps.sources.Memory([0]), name="numbers").rebalance()
+        numbers.map(upper, name="upper").write(ps.sinks.Collect(), name="out")
+        plan = flow.plan(1)
+        self.form = forms_of(plan)[1]
+        self.bridge = Here({1: self.form}, random.Random(1), 0.0, 1)
+        self.now = 0
+        self.out: list[Any] = []
+        self.saved: list[Snapshot] = []
+        self.network = MemoryNetwork(1).transport(0)
+        wiring = build(
+            plan,
+            {0: 0, 1: 0},
+            0,
+            self.network,
+            clock=lambda: self.now,
+            report=lambda reported: self.out.extend(reported.records),
+            output_caches=OutputCaches(),
+            on_snapshot=self.saved.append,
+        )
+        self.task = wiring.tasks[1]
+        self.task.open()
+        (self.channel,) = self.task.inputs
+
+    def divert(self, interval_s: float, rows_max: int) -> None:
+        """Diverts the task."""
+        divert = DivertRequest(1, self.form.position, interval_s, True, rows_max)
+        self.task.divert(divert, self.bridge, self.network.wake)
+
+    def receive(self, count: int) -> None:
+        """Gives the task so many records, and lets it do all that it can."""
+        self.task.receive(self.channel, ["a"] * count, 0, 0)
+        self.run()
+
+    def run(self) -> None:
+        """Lets the task do all that it can."""
+        while self.task.runnable():
+            self.task.step()
+
+    def answer(self) -> None:
+        """Answers one micro-batch."""
+        self.bridge.answer_some()
+        self.run()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The records of each micro-batch that waits for an answer."""
+        return [len(as_records(columns)) for _, _, columns, _ in self.bridge.waiting]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The records that wait for the task, and those that are under way, as the load says."""
+        load = task_load(self.task)
+        return load["queued"], load["under_way"]
+
+
+def test_a_task_inside_a_flow_gathers_until_its_time_has_come() -> None:
+    """However little its inbox may hold: an inbox has some thousand records, and a burst a hundred times as many."""
+    inside = Inside()
+    inside.divert(1.0, 100)
+    inside.receive(5)
+    assert inside.sizes == [5], "the first one leaves at once"
+    for _ in range(3):
+        inside.receive(20)
+    assert inside.sizes == [5]
+    assert inside.task.queued == 0, "the inbox is free for more"
+    assert inside.counts == (60, 5), "each record counts once"
+    ready_in = inside.task.ready_in()
+    assert ready_in == 1.0
+    inside.now = 1_000_000_000
+    inside.run()
+    assert inside.sizes == [5, 60]
+    assert inside.counts == (0, 65)
+
+
+def test_a_full_micro_batch_leaves_at_once_and_no_more_is_gathered_than_fits_into_one() -> None:
+    inside = Inside()
+    inside.divert(1.0, 100)
+    inside.receive(5)
+    inside.receive(130)
+    assert inside.sizes == [5, 100]
+    inside.receive(200)
+    assert inside.counts == (230, 105)
+    assert inside.task.diversion is not None
+    assert inside.task.diversion.gathered == 100, "the rest stays in the inbox, whose senders it holds up"
+    inside.bridge.rng.randrange = lambda *_: 0  # type: ignore[method-assign, assignment]
+    inside.answer()
+    assert inside.sizes == [100, 100]
+    assert inside.counts == (130, 200)
+    assert inside.out == ["A"] * 5
+
+
+def test_few_large_records_fill_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diversion, "BYTES_MAX", 10_000)
+    inside = Inside()
+    inside.divert(1.0, 1_000)
+    inside.receive(1)
+    for _ in range(4):
+        inside.task.receive(inside.channel, ["x" * 6_000], 0, 0)
+        inside.run()
+    assert inside.sizes == [1, 2]
+    assert inside.counts == (2, 3)
+
+
+def test_what_was_gathered_before_a_barrier_leaves_before_it() -> None:
+    inside = Inside()
+    inside.divert(1.0, 100)
+    inside.receive(5)
+    inside.receive(20)
+    inside.task.receive_barrier(inside.channel, 1)
+    inside.receive(7)
+    assert inside.sizes == [5, 20], "it does not wait for its time"
+    assert inside.counts == (7, 25)
+    assert inside.saved == []
+    inside.answer()
+    inside.answer()
+    (snapshot,) = inside.saved
+    assert snapshot.states["upper"][1][:2] == (25, 25), "what came after the barrier is not in the epoch"
+
+
+def test_a_barrier_waits_while_what_was_gathered_before_it_may_not_leave() -> None:
+    inside = Inside()
+    inside.divert(0.0, 80)
+    for _ in range(UNDER_WAY_MAX):
+        inside.receive(10)
+    inside.receive(20)
+    inside.task.receive_barrier(inside.channel, 1)
+    inside.receive(7)
+    assert inside.sizes == [10] * UNDER_WAY_MAX
+    assert inside.counts == (27, 20), "what follows the barrier is held back in the inbox until then"
+    while inside.bridge.waiting:
+        inside.answer()
+    assert len(inside.saved) == 1
+    assert inside.out == ["A"] * 47
+
+
+def test_a_task_that_returns_processes_what_it_has_gathered() -> None:
+    """A last micro-batch would only make it return later."""
+    inside = Inside()
+    inside.divert(1.0, 100)
+    inside.receive(5)
+    inside.receive(20)
+    inside.task.undivert()
+    inside.run()
+    assert inside.sizes == [5]
+    assert inside.out == []
+    assert inside.counts == (0, 25)
+    inside.answer()
+    assert inside.task.diversion is None
+    assert inside.out == ["A"] * 25
+    assert inside.task.answered == 5
+
+
+def test_what_was_gathered_leaves_when_the_input_has_ended() -> None:
+    inside = Inside()
+    inside.divert(1.0, 100)
+    inside.receive(5)
+    inside.receive(20)
+    inside.task.receive_end(inside.channel)
+    inside.run()
+    assert inside.sizes == [5, 20]
+    while inside.bridge.waiting:
+        inside.answer()
+    assert inside.out == ["A"] * 25
+    assert inside.task.finished
+
+
+def test_a_source_is_read_while_its_micro_batch_gathers() -> None:
+    """What its buffers hold is not all that comes in an interval."""
+    now = [0]
+    task, bridge, divert = source_task(lines(1, 500), clock=lambda: now[0])
+    given = iter([10, 20, 30, 0])
+    read = task.reader.read
+    task.reader.read = lambda limit: read(min(limit, next(given, 0)))  # type: ignore[method-assign]
+    task.reader.ready_in = lambda: 1.0  # type: ignore[method-assign]
+    divert(1.0, 400)
+    for _ in range(4):
+        while task.runnable():
+            task.step()
+        assert task.ready_in() is not None
+        now[0] += 125_000_000
+    assert [len(as_records(columns)) for _, _, columns, _ in bridge.waiting] == [10]
+    assert task.gathered == 50
+    now[0] = 1_000_000_000
+    task.step()
+    assert [len(as_records(columns)) for _, _, columns, _ in bridge.waiting] == [10, 50]
+
+
+def test_the_last_of_several_watermarks_follows_what_was_gathered() -> None:
+    """But the idleness of all channels does not take back what they have said before."""
+    gathered = diversion._Gathered()
+    for value in (1, 2, IDLE, IDLE):
+        gathered.mark(Watermark(value))
+    assert [mark.value for mark in gathered.marks] == [2, IDLE]
+    gathered.mark(Watermark(3))
+    assert [mark.value for mark in gathered.marks] == [3]
+
+
+def test_columns_and_records_are_gathered_together() -> None:
+    import pyarrow as pa
+
+    columns = pa.record_batch([pa.array(["a", "b"])], ["value"])
+    for parts in ([columns, ["c"]], [["c"], columns], [columns, columns, ["c"]]):
+        gathered = diversion._Gathered()
+        for part in parts:
+            gathered.add(part, len(part), 0)
+        expected = [record for part in parts for record in (part if isinstance(part, list) else rows_of(part))]
+        assert gathered.input() == expected
+        assert gathered.records == len(expected)
+    assert parts[-1] == ["c"], "it may be somebody else's list too"
 
 
 def test_what_a_micro_batch_is_made_of_comes_back_from_arrow() -> None:

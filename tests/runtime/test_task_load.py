@@ -41,6 +41,7 @@ class Diverted:
     """As much of a task as a diversion uses: `left` more micro-batches, of so many records each."""
 
     state = TaskState.DIVERTED
+    is_read = False
 
     def __init__(self, records: int) -> None:
         self.records = records
@@ -85,15 +86,17 @@ def test_records_under_way_can_be_counted_while_micro_batches_leave() -> None:
         """A number during whose adding up another micro-batch leaves."""
 
         def __radd__(self, other: int) -> int:
-            task.records, task.left = 5, 1
+            task.left = 1
             diversion.begin()
             return other + int(self)
 
     bridge = Silent()
-    task = Diverted(Growing(5))
+    task = Diverted(5)
     diversion = divert(task, bridge)
     diversion.begin()
     assert len(bridge.given) == 1
+    (first,) = diversion._queue
+    first.records = Growing(5)  # type: ignore[union-attr]
     assert diversion.records == 5
     assert len(bridge.given) == 2
     assert diversion.records == 10
@@ -114,7 +117,7 @@ def test_a_load_is_made_of_a_diversion_that_ends_meanwhile() -> None:
     class Ending:
         task = SimpleNamespace(number=0, chain=0)
         finished = False
-        queued = busy_ns = held = answered = unprocessed = begun = 0
+        queued = busy_ns = gathered = answered = unprocessed = begun = 0
         ages = LeastAges()
         diversion_failed = record_by_record = None
         stages: tuple[Any, ...] = ()

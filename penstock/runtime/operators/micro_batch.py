@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 ROWS_MAX = 500_000
 
 
+# A micro-batch takes no more records when it has about so many bytes.
+BYTES_MAX = 64 * 1024 * 1024
+
+
 # The number of micro-batches of a task that are under way at the same time: Spark works on one, and the next is on its
 # way.
 UNDER_WAY_MAX = 2

@@ -8,14 +8,20 @@ downstream. It continues at the position, through the rest of the chain and the 
 the micro-batches. The task processes the records that Spark could not process, from the position before which they
 failed (docs/papers.md: D5).
 
-So nothing else changes. Barriers and watermarks keep their places among the micro-batches. An epoch's barrier passes
-the task when all micro-batches before it are answered, and recovery does not know about paradigms. When the bridge
-cannot answer a micro-batch, for whatever reason (an executor or the bridge has died, a record makes the user's function
-fail in Spark), the task processes it as records, by the error policies of its operators, and returns to the record
-paradigm. Nothing may be lost or doubled. A micro-batch is kept until it is answered, and so is the input cache of its
-interval.
+Between two micro-batches the task *gathers* its input for the next one. What lies in an inbox is limited by credit, to
+some thousand records for each channel, and so are the buffers of a source. If all of an interval's records had to wait
+there, a micro-batch would have no more of them, however large the burst.
 
-Memory is limited by the number of micro-batches under way and their greatest size.
+So nothing else changes. Barriers keep their places among the micro-batches: what was gathered before a barrier leaves
+before it. A watermark follows what was gathered before it, and may follow later records too, which is as if it had come
+later. An epoch's barrier passes the task when all micro-batches before it are answered, and recovery does not know
+about paradigms. When the bridge cannot answer a micro-batch, for whatever reason (an executor or the bridge has died, a
+record makes the user's function fail in Spark), the task processes it as records, by the error policies of its
+operators, and returns to the record paradigm. What is gathered when a task returns is processed as records too. Nothing
+may be lost or doubled. A micro-batch is kept until it is answered, and so is the input cache of its interval.
+
+Memory is limited by the number of micro-batches under way, the one that is gathered, and their greatest size in records
+and bytes.
 """
 
 from __future__ import annotations
@@ -26,15 +32,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime.event_time.watermark import Watermark
+from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.operators.micro_batch import (
+    BYTES_MAX,
     UNDER_WAY_MAX,
     Bridge,
     DiversionStats,
     DivertRequest,
     MicroBatchResult,
 )
-from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.batch import Batch, approximate_bytes
+from penstock.runtime.sources.base import rows_of, together
 from penstock.runtime.worker.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -45,6 +53,9 @@ if TYPE_CHECKING:
 # many records wait.
 _FIRST_SHARE = 8
 
+# A source is read so many times in an interval: what its buffers hold is all that comes between two reads.
+_READS = 8
+
 # When Spark could not process more than this share of a diversion's records, and more than so many, the task returns to
 # records: Spark most likely lacks what the function of the user needs.
 _UNPROCESSED_MAX = 0.5
@@ -53,13 +64,17 @@ _UNPROCESSED_LEAST = 100
 
 @dataclass
 class _UnderWay:
-    """A micro-batch without an answer."""
+    """A micro-batch without an answer. `answer` is None when the task processes it itself, because it returns."""
 
     input: Any
     records: int
     stamp: int
-    answer: Future[MicroBatchResult]
+    answer: Future[MicroBatchResult] | None
     since: int
+
+    def done(self) -> bool:
+        """Whether the task can continue with it."""
+        return self.answer is None or self.answer.done()
 
 
 @dataclass
@@ -70,9 +85,49 @@ class _Barrier:
     own: StageState | None = field(default=None)
 
 
+class _Gathered:
+    """What was taken from the input for the next micro-batch, and the watermarks that follow it."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.bytes = 0
+        self.stamp = 0
+        self.marks: list[Watermark] = []
+        self._parts: list[Any] = []  # one list of records, or several RecordBatches
+
+    def add(self, part: Any, records: int, stamp: int) -> None:
+        """Adds a list of records, or a RecordBatch of them. Nobody may have changed the list when this returns, nor is
+        it changed here."""
+        is_list = isinstance(part, list)
+        if self._parts and is_list != isinstance(self._parts[0], list):  # the source has changed its mind
+            if is_list:
+                self._parts = [[record for columns in self._parts for record in rows_of(columns)]]
+            else:
+                part, is_list = rows_of(part), True
+        if is_list and self._parts:
+            self._parts[0] += part
+        else:
+            self._parts.append(part[:] if is_list else part)
+        self.stamp = min(self.stamp, stamp) if self.records else stamp
+        self.bytes += approximate_bytes(part) if is_list else part.nbytes
+        self.records += records
+
+    def mark(self, mark: Watermark) -> None:
+        """Adds a watermark. A later one takes the place of the earlier ones, but when all channels are idle, the last
+        one still holds."""
+        if mark.value != IDLE:
+            self.marks = [mark]
+        elif not self.marks or self.marks[-1].value != IDLE:
+            self.marks.append(mark)
+
+    def input(self) -> Any:
+        """Returns everything, as one micro-batch."""
+        return self._parts[0] if isinstance(self._parts[0], list) else together(self._parts)
+
+
 class Diversion:
-    """The diverted input of one task; see the module's docstring. Only the loop's thread uses it, except for
-    `records`."""
+    """The diverted input of one task; see the module's docstring. Only the loop's thread uses it, except for `records`
+    and `gathered`."""
 
     def __init__(self, task: Task, divert: DivertRequest, bridge: Bridge, wake: Callable[[], None]) -> None:
         self.task = task
@@ -81,13 +136,20 @@ class Diversion:
         self._bridge = bridge
         self._wake = wake
         self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()
+        self._next = _Gathered()
         self._begun = False  # a micro-batch has left
         self._due = 0  # in ns; the time at which the next micro-batch leaves
+        self._read_at = 0  # in ns; the time at which a source is read again
 
     @property
     def records(self) -> int:
         """The number of records under way. Other threads may ask for it."""
         return sum(item.records for item in tuple(self._queue) if isinstance(item, _UnderWay))
+
+    @property
+    def gathered(self) -> int:
+        """The number of records that wait for the next micro-batch to leave. Other threads may ask for it."""
+        return self._next.records
 
     @property
     def leaving(self) -> bool:
@@ -98,22 +160,23 @@ class Diversion:
         """Whether `begin` would do something."""
         if self._queue:
             head = self._queue[0]
-            if not isinstance(head, _UnderWay) or head.answer.done():
+            if not isinstance(head, _UnderWay) or head.done():
                 return True
         elif self._is_over() or self.task.has_timer_due():
             return True
-        task = self.task
-        if task.has_barrier_to_take():
-            return True
-        if self.leaving or self.story.under_way >= UNDER_WAY_MAX or not task.has_input_to_divert():
-            return False
-        return task.clock() >= self._due
+        return self._can_take_barrier() or self._can_leave() or self._can_gather()
 
     def ready_in(self) -> float | None:
-        """Returns in how many seconds the next micro-batch leaves, or None when that does not depend on the time."""
-        if self.leaving or self.story.under_way >= UNDER_WAY_MAX:
+        """Returns in how many seconds the next micro-batch leaves, or a source is to be read, or None when that does
+        not depend on the time."""
+        if self.leaving:
             return None
-        return max(0.0, (self._due - self.task.clock()) / 1e9)
+        times = []
+        if self._next.records and self._has_room:
+            times.append(self._due)
+        if self.task.is_read and not self._is_full and not self.task.at_diverted_end():
+            times.append(self._read_at)
+        return max(0.0, (min(times) - self.task.clock()) / 1e9) if times else None
 
     def begin(self) -> Iterator[Batch] | None:
         """Takes the next step. Returns the outputs to send, if there are any."""
@@ -127,9 +190,8 @@ class Diversion:
                 if isinstance(head, Watermark):
                     self._queue.popleft()
                     return self.task.advance_to(head.value)
-                if head.answer.done():
+                if head.done():
                     self._queue.popleft()
-                    self.story.under_way -= 1
                     return self._outputs(head)
             elif self._is_over():
                 self.task.all_answered()
@@ -140,38 +202,90 @@ class Diversion:
                 return None
 
     def _is_over(self) -> bool:
-        return not self._queue and (self.leaving or self.task.at_diverted_end())
+        return not self._queue and not self._next.records and (self.leaving or self.task.at_diverted_end())
+
+    @property
+    def _rows_max(self) -> int:
+        return self.divert.rows_max if self._begun else max(1, self.divert.rows_max // _FIRST_SHARE)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._next.records >= self._rows_max or self._next.bytes >= BYTES_MAX
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more micro-batch may be under way."""
+        return self.story.under_way < UNDER_WAY_MAX
+
+    def _can_take_barrier(self) -> bool:
+        return not self._next.records and self.task.has_barrier_to_take()
+
+    def _can_leave(self) -> bool:
+        """Whether what was gathered is a micro-batch now."""
+        if not self._next.records:
+            return False
+        if self.leaving:
+            return True
+        task = self.task
+        return self._has_room and (
+            self._is_full or task.clock() >= self._due or task.has_barrier_to_take() or task.at_diverted_end()
+        )
+
+    def _can_gather(self) -> bool:
+        task = self.task
+        if self.leaving or self._is_full or task.has_barrier_to_take() or not task.has_input_to_divert():
+            return False
+        return not task.is_read or task.clock() >= self._read_at
 
     def _take(self) -> bool:
-        """Takes a barrier, a watermark or a micro-batch from the input. Returns False when there is none."""
-        task = self.task
-        if task.has_barrier_to_take():
-            self._queue.append(_Barrier(*task.take_barrier()))
-            return True
-        if self.leaving or self.story.under_way >= UNDER_WAY_MAX or not task.has_input_to_divert():
+        """Takes a barrier, or input, or has a micro-batch leave. Returns False when there is nothing to do."""
+        if self._can_leave():
+            self._leave()
+        elif self._can_take_barrier():
+            self._queue.append(_Barrier(*self.task.take_barrier()))
+        elif self._can_gather():
+            self._gather()
+        else:
             return False
-        now = task.clock()
-        if now < self._due:
-            return False
-        most = self.divert.rows_max if self._begun else max(1, self.divert.rows_max // _FIRST_SHARE)
-        input_, records, stamp = task.take_to_divert(most, columns=self.divert.columns)
-        if isinstance(input_, Watermark):
-            self._queue.append(input_)
-            return True
-        full = records >= most
-        self._due = now if full else now + int(self.divert.interval_s * 1e9)
-        if not records:
-            return False
-        self._begun = True
-        answer = self._bridge.submit(self.divert.chain, self.divert.position, input_)
-        self._queue.append(_UnderWay(input_, records, stamp, answer, now))
-        self.story.under_way += 1
-        answer.add_done_callback(lambda _: self._wake())
         return True
+
+    def _gather(self) -> None:
+        task, following = self.task, self._next
+        most = self._rows_max - following.records
+        input_, records, stamp = task.take_to_divert(most, columns=self.divert.columns)
+        self._read_at = task.clock() + int(self.divert.interval_s / _READS * 1e9)
+        if isinstance(input_, Watermark):
+            if following.records:
+                following.mark(input_)
+            else:
+                self._queue.append(input_)
+        elif records:
+            following.add(input_, records, stamp)
+
+    def _leave(self) -> None:
+        """What was gathered takes its place behind the micro-batches under way."""
+        following, now = self._next, self.task.clock()
+        input_ = following.input()
+        item = _UnderWay(input_, following.records, following.stamp, None, now)
+        if not self.leaving:
+            self._due = now + int(self.divert.interval_s * 1e9)
+            if self._is_full:  # more waits
+                self._due = self._read_at = now
+            item.answer = self._bridge.submit(self.divert.chain, self.divert.position, input_)
+            self._begun = True
+            self.story.under_way += 1
+        self._queue.append(item)
+        self._next = _Gathered()
+        self._queue += following.marks
+        if item.answer is not None:
+            item.answer.add_done_callback(lambda _: self._wake())
 
     def _outputs(self, item: _UnderWay) -> Iterator[Batch]:
         task = self.task
         task.take_up_diverted(item.records, item.stamp)
+        if item.answer is None:
+            return task.run_diverted(item.input)
+        self.story.under_way -= 1
         try:
             answer = item.answer.result()
         except Exception as error:  # of Spark, Ray or the bridge: in any case the task processes the records itself

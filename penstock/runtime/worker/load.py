@@ -24,7 +24,7 @@ class TaskLoad(TypedDict):
     chain: int
     finished: bool
     record_by_record: bool  # while this is so, the task cannot be diverted
-    queued: int  # records in its inbox
+    queued: int  # records in its inbox, and gathered from there
     backlog: int  # records that are ready at its source and that it has not read
     under_way: int  # records in micro-batches without an answer
     begun: int  # of those that its first operator has received: how many wait for another function in the same step
@@ -34,7 +34,8 @@ class TaskLoad(TypedDict):
     # The least ages of records lately when the task took them and when it had processed them, in ns (LeastAges).
     ages: tuple[int, int] | None
     at_ns: int  # when this was so, by the task's clock
-    # What it follows; None: it processes records, now or as soon as all micro-batches are answered.
+    # What it follows, while it has a diversion; None: it processes records, now or as soon as all micro-batches are
+    # answered.
     divert: DivertLoad | None
     diverted: dict[str, Any] | None  # the counters of its present diversion (DiversionStats)
     diversion_failed: tuple[int, str] | None  # the last diversion that ended by itself, and why
@@ -53,14 +54,14 @@ def task_load(task: Task) -> TaskLoad:
     """Returns the task's load. It is cheap, because it is asked for several times a second, and other threads than the
     run loop's may call it."""
     diversion = task.diversion  # read once, because it may end meanwhile
-    told = task.told_to_divert()
+    told = None if diversion is None else task.told_to_divert()
     now = task.clock()
     return {
         "number": task.task.number,
         "chain": task.task.chain,
         "finished": task.finished,
         "record_by_record": task.record_by_record is not None,
-        "queued": task.queued + task.held,
+        "queued": task.queued + task.gathered,
         "backlog": task.backlog(),
         "under_way": 0 if diversion is None else diversion.records,
         "begun": task.begun,

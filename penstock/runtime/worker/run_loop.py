@@ -149,7 +149,7 @@ class RunLoop:
                 "number": task.task.number,
                 "generation": task.generation,
                 "busy_ns": task.busy_ns,
-                "queued": task.queued + task.held,
+                "queued": task.queued + task.gathered,
                 "sent": [
                     (self.wiring.target_of(channel.number), channel.log.records, channel.log.bytes)
                     for channel in task.channels

@@ -12,7 +12,9 @@ from typing import Any
 from penstock.runtime.errors import SourceError
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage
+from penstock.runtime.operators.micro_batch import BYTES_MAX
 from penstock.runtime.program.plan import TaskId
+from penstock.runtime.records.batch import approximate_bytes
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, together
 from penstock.runtime.state.keyed import StageState
 from penstock.runtime.worker.blackbox import SOURCE
@@ -22,6 +24,8 @@ from penstock.runtime.worker.task_state import AT_REST
 
 class SourceTask(Task):
     """A task whose input is a reader."""
+
+    is_read = True
 
     def __init__(
         self,
@@ -100,11 +104,11 @@ class SourceTask(Task):
         reader, stage = self.reader, self.stages[0]
         columns = columns and isinstance(reader, ColumnReader)
         parts: list[Any] = []
-        records = 0
+        records = size = 0
         stamp: int | None = None
         try:
             # A reader returns the records that it has at hand, which may be few of those that are ready.
-            while records < most:
+            while records < most and size < BYTES_MAX:
                 part = reader.read_arrow(most - records) if isinstance(reader, ColumnReader) and columns else None
                 if part is None:
                     part = reader.read(most - records)
@@ -112,6 +116,7 @@ class SourceTask(Task):
                     break
                 parts.append(part)
                 records += len(part)
+                size += approximate_bytes(part) if isinstance(part, list) else part.nbytes
                 stamp = stamp or reader.stamp_ns
                 if reader.finished or (wait := reader.ready_in()) is None or wait > 0:
                     break

@@ -103,6 +103,8 @@ class Task:
     """A task that receives from channels; see the module's docstring. `outputs` are by (operator, side output or
     None)."""
 
+    is_read = False  # whether its input has to be looked for, because it comes from a reader
+
     def __init__(
         self, task: TaskId, name: str, stages: list[Stage], clock: Callable[[], int], options: TaskOptions
     ) -> None:
@@ -304,6 +306,13 @@ class Task:
     def held(self) -> int:
         """The number of records that its stages have gathered. Other threads may ask."""
         return sum(stage.held for stage in self.gathering)
+
+    @property
+    def gathered(self) -> int:
+        """The number of records that its stages have gathered, or its diversion for the next micro-batch. Other threads
+        may ask."""
+        diversion = self.diversion  # read once, because it may end meanwhile
+        return self.held + (0 if diversion is None else diversion.gathered)
 
     @property
     def begun(self) -> int:
