@@ -18,15 +18,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.bridge.forms import ENCODED, RangeRun, answer_of, answer_rows, as_records
+from penstock.bridge.forms import ENCODED, RECORDS_A_ROW, RangeRun, answer_of, answer_rows, as_records
 from penstock.bridge.session import Session
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.records.pickling import join
-
-# The number of records that the stages get at a time, and of rows of encoded lists that hold about as many.
-_PIECE_RECORDS = 4096
-_PIECE_LISTS = 2
 
 # A partition is one cell, which holds an Arrow stream: RayDP passes record batches on, and would drop dictionaries.
 _CELL = pa.schema([("stream", pa.binary())])
@@ -138,6 +134,6 @@ def _serve(form: bytes, _: int, cells: Iterator[bytes]) -> Iterator[bytes]:
 
 def take_in_pieces(run: RangeRun, batch: pa.RecordBatch, records: Callable[[pa.RecordBatch], list[Any]]) -> None:
     """Runs the rows of a record batch through a range, some at a time."""
-    size = _PIECE_LISTS if batch.schema.names == [ENCODED] else _PIECE_RECORDS
+    size = -(-run.piece // RECORDS_A_ROW) if batch.schema.names == [ENCODED] else run.piece
     for start in range(0, batch.num_rows, size):
         run.take(records(batch.slice(start, size)))

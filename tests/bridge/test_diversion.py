@@ -10,10 +10,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock as ps
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
+from penstock.bridge.python_range import take_in_pieces
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators import step_size
@@ -83,8 +85,6 @@ class Here(Bridge):
                 run = RangeRun(self.forms[chain].before(position))
                 run.take(as_records(columns.slice(start, step)))
                 rows.append(answer_rows(run.answer()))
-            import pyarrow as pa
-
             answer = answer_of(pa.Table.from_batches(rows))
             self.unprocessed += sum(map(len, answer.unprocessed))
             future.set_result(answer)
@@ -631,3 +631,21 @@ def test_the_range_of_a_chain_and_why_there_is_none() -> None:
     plain.read(ps.sources.Memory([1]), name="numbers").write(ps.sinks.Null(), name="out")
     plan = plain.plan(1)
     assert range_form(plan, plan.chains[0]) == "out: it writes, by epochs"
+
+
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_function_of_batches_gets_as_many_records_in_spark_as_it_takes(encoded: bool) -> None:
+    calls: list[int] = []
+
+    def call(numbers: list[Any]) -> list[Any]:
+        calls.append(len(numbers))
+        return numbers
+
+    flow = Flow("batches", parallelism=1)
+    flow.read(ps.sources.Memory([0])).map_batches(call, batch_size=4096, batch_format="list").write(ps.sinks.Null())
+    (form,) = forms_of(flow.plan(1, check_sinks=False)).values()
+    run = RangeRun(form)
+    records: list[Any] = [{"n": n} for n in range(10_000)]
+    take_in_pieces(run, as_columns(records) if encoded else pa.RecordBatch.from_pylist(records), as_records)
+    assert [record for batch in run.answer().batches for record in batch] == records  # type: ignore[union-attr]
+    assert calls == [4096, 4096, 10_000 - 2 * 4096]
