@@ -36,7 +36,10 @@ from penstock.runtime.state.aggregate import Aggregate, add_all
 
 # The column of records that have no columns of their own: lists of them, encoded.
 ENCODED = "penstock:records"
-RECORDS_A_ROW = 2048
+
+# A list has at most so many records and at least so many. A large micro-batch has so many lists that all cores get
+# about as many records (docs/papers.md: D5).
+_LIST_MOST, _LIST_LEAST, _LISTS = 2048, 256, 64
 
 # The least number of records that the stages get at a time. What 1,024 lines of text become fits into the processor's
 # caches, and with 4,096 lines a count of words takes a fifth longer.
@@ -241,8 +244,9 @@ def as_columns(input_: Any) -> pa.RecordBatch:
     if isinstance(input_, pa.RecordBatch):
         return input_
     rows = []
-    for start in range(0, max(1, len(input_)), RECORDS_A_ROW):
-        codec, payload = encode(input_[start : start + RECORDS_A_ROW])
+    size = min(_LIST_MOST, max(_LIST_LEAST, -(-len(input_) // _LISTS)))
+    for start in range(0, max(1, len(input_)), size):
+        codec, payload = encode(input_[start : start + size])
         rows.append(codec.to_bytes(2, "little") + payload)
     return pa.record_batch([pa.array(rows, pa.binary())], [ENCODED])
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.bridge.forms import ENCODED, RECORDS_A_ROW, RangeRun, answer_of, answer_rows, as_records
+from penstock.bridge.forms import ENCODED, RangeRun, answer_of, answer_rows, as_records
 from penstock.bridge.session import Session
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import MicroBatchResult
@@ -134,6 +134,14 @@ def _serve(form: bytes, _: int, cells: Iterator[bytes]) -> Iterator[bytes]:
 
 def take_in_pieces(run: RangeRun, batch: pa.RecordBatch, records: Callable[[pa.RecordBatch], list[Any]]) -> None:
     """Runs the rows of a record batch through a range, some at a time."""
-    size = -(-run.piece // RECORDS_A_ROW) if batch.schema.names == [ENCODED] else run.piece
-    for start in range(0, batch.num_rows, size):
-        run.take(records(batch.slice(start, size)))
+    if batch.schema.names != [ENCODED]:
+        for start in range(0, batch.num_rows, run.piece):
+            run.take(records(batch.slice(start, run.piece)))
+        return
+    read: list[Any] = []
+    for row in range(batch.num_rows):
+        read += records(batch.slice(row, 1))
+        while len(read) >= run.piece:
+            run.take(read[: run.piece])
+            del read[: run.piece]
+    run.take(read)

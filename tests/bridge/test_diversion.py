@@ -649,3 +649,13 @@ def test_a_function_of_batches_gets_as_many_records_in_spark_as_it_takes(encoded
     take_in_pieces(run, as_columns(records) if encoded else pa.RecordBatch.from_pylist(records), as_records)
     assert [record for batch in run.answer().batches for record in batch] == records  # type: ignore[union-attr]
     assert calls == [4096, 4096, 10_000 - 2 * 4096]
+
+
+@pytest.mark.parametrize("records", [1, 500, 9_000, 60_000, 400_000])
+@pytest.mark.parametrize("cores", [2, 8, 20])
+def test_cores_get_about_as_many_records_of_a_micro_batch(records: int, cores: int) -> None:
+    columns = as_columns(list(range(records)))
+    rows = -(-columns.num_rows // cores)
+    shares = [len(as_records(columns.slice(start, rows))) for start in range(0, columns.num_rows, rows)]
+    assert sum(shares) == records
+    assert max(shares) <= max(256, 1.3 * records / cores)
