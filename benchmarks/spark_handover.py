@@ -23,8 +23,9 @@ import penstock as ps
 from benchmarks.common import Bench, median, print_table, ray_cluster, run_script, stop_ray
 from penstock.apps import ysb
 from penstock.apps.ysb_events import Events, EventSource
-from penstock.bridge.arrow import micro_batch, to_arrow
+from penstock.bridge.arrow import micro_batch
 from penstock.bridge.forms import RangeForm, RangeRun, as_records, range_form
+from penstock.bridge.kept_plan import KeptPlan
 from penstock.bridge.native import native
 from penstock.bridge.operation import Operations
 from penstock.bridge.python_range import take_in_pieces
@@ -32,7 +33,7 @@ from penstock.bridge.session import Session, SparkOptions, open_session
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.pickling import dumps
 
-STEPS = ("write", "map", "frame", "make the plan", "optimize", "run and collect", "decode", "reply")
+STEPS = ("write", "map", "frame", "make the plan", "put the input below it", "run and collect", "decode", "reply")
 _START_S = 180.0
 
 
@@ -56,33 +57,41 @@ def _round_trips() -> Callable[[], int]:
     return lambda: sent[0]
 
 
-def busy_s(jvm: int) -> float:
-    """The CPU seconds of this process and of the JVM, with those of threads that have ended, in hundredths."""
-    times = [psutil.Process(pid).cpu_times() for pid in (os.getpid(), jvm)]
+def _processes(session: Session) -> list[int]:
+    """This process and the session's executors."""
+    return list({os.getpid(), *(executor.pid for executor in session.executors() if executor.pid is not None)})
+
+
+def busy_s(pids: list[int]) -> float:
+    """The CPU seconds of these processes and of all below them: the JVM, and the Python workers, which Spark reuses. In
+    hundredths."""
+    found = {pid: psutil.Process(pid) for pid in pids}
+    for process in list(found.values()):
+        found.update((child.pid, child) for child in process.children(recursive=True))
+    times = [process.cpu_times() for process in found.values()]
     return sum(each.user + each.system for each in times)
 
 
 def _measure(session: Session, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns for each size and way the medians of seconds by step, of CPU seconds, and of round trips."""
     events = Events(rate="20000")
-    plan = ysb.topology(EventSource(events), events.campaigns(), ps.sinks.Null()).plan(1)
-    form = range_form(plan, plan.chains[0])
+    topology = ysb.topology(EventSource(events), events.campaigns(), ps.sinks.Null()).plan(1)
+    form = range_form(topology, topology.chains[0])
     assert isinstance(form, RangeForm)
     compiled = native(form, session, ["value"])
     assert compiled is not None
     assert compiled.end is not None
     trips = _round_trips()
-    jvm = int(session.spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
+    pids = _processes(session)
     found: dict[str, Any] = {}
+    plan: KeptPlan | None = None
     for size in settings["sizes"]:
         batch = events.events_arrow(0, size)
         ways: dict[str, list[dict[str, float]]] = {"anew": [], "kept": []}
         for number in range(settings["warm"] + settings["repeats"]):
             for way, taken in ways.items():
-                if way == "anew":
-                    compiled.tapes.clear()
                 at: list[float] = []
-                cpu, sent = busy_s(jvm), trips()
+                cpu, sent = busy_s(pids), trips()
                 at.append(time.perf_counter())
                 fd = os.memfd_create("bench-spark-handover")
                 with pa.OSFile(f"/proc/self/fd/{fd}", "wb") as file, pa.ipc.new_stream(file, batch.schema) as stream:
@@ -93,11 +102,13 @@ def _measure(session: Session, settings: dict[str, Any]) -> dict[str, Any]:
                     at.append(time.perf_counter())
                     with micro_batch(session, columns, parts=session.cores) as rows:
                         at.append(time.perf_counter())
-                        frame = compiled.apply(rows, columns.schema)
+                        if way == "anew" or plan is None:
+                            plan = KeptPlan.of(compiled.apply(rows))
+                            assert plan is not None
                         at.append(time.perf_counter())
-                        frame._jdf.queryExecution().executedPlan()
+                        jplan = plan.above(rows)
                         at.append(time.perf_counter())
-                        table = to_arrow(frame)
+                        table = plan.collect(jplan)
                         at.append(time.perf_counter())
                 answer = compiled.end(table)
                 at.append(time.perf_counter())
@@ -106,7 +117,8 @@ def _measure(session: Session, settings: dict[str, Any]) -> dict[str, Any]:
                 os.close(fd)
                 if number >= settings["warm"]:
                     steps = {step: end - begin for step, begin, end in zip(STEPS, at, at[1:], strict=False)}
-                    taken.append({**steps, "all": at[-1] - at[0], "cpu": busy_s(jvm) - cpu, "trips": trips() - sent})
+                    sent = trips() - sent
+                    taken.append({**steps, "all": at[-1] - at[0], "cpu": busy_s(pids) - cpu, "trips": sent})
         found[str(size)] = {
             way: {key: (mean if key == "cpu" else median)([one[key] for one in taken]) for key in taken[0]}
             for way, taken in ways.items()
@@ -119,18 +131,12 @@ def _heavy(rows: list[Any]) -> list[Any]:
     return [sum(map(hash, row * 6)) for row in rows]
 
 
-def _tree_s() -> float:
-    """The CPU seconds of this process and all below it: the JVM, and the Python workers, which Spark reuses."""
-    own = psutil.Process()
-    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
-
-
 def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Returns for two ranges the CPU seconds of a million records as the record tasks process them, and in each way in
     which Spark can, one after the other in each round."""
     events = Events(rate="20000")
     count = settings["count"]
+    pids = _processes(session)
     heavy = Flow("heavy")
     heavy.read(EventSource(events)).map_batches(_heavy).write(ps.sinks.Null())
     yahoo = ysb.topology(EventSource(events), events.campaigns(), ps.sinks.Null())
@@ -145,7 +151,7 @@ def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, flo
         took: dict[str, list[float]] = {}
         for number in range(2 + settings["rounds"]):
             for way in ("records", *ways):
-                began = _tree_s()
+                began = busy_s(pids)
                 if way == "records":
                     run = RangeRun(form)
                     take_in_pieces(run, batch, as_records)
@@ -153,7 +159,7 @@ def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, flo
                 else:
                     operations.answer(form.chain, form.position, batch, way)
                 if number >= 2:
-                    took.setdefault(way, []).append((_tree_s() - began) / size * 1e6)
+                    took.setdefault(way, []).append((busy_s(pids) - began) / size * 1e6)
         found[name] = {way: median(taken) for way, taken in took.items()}
     return found
 
@@ -197,22 +203,24 @@ def run(bench: Bench) -> None:
                     unit,
                     peer="with a plan made anew",
                     peer_figure=ways["anew"][figure],
-                    config="2 cores; CPU is that of the driver and its JVM",
+                    config="2 cores; CPU is that of the driver, its JVM and the executor",
                     checked=False,
                 )
-    settings = {"kind": "pyspark", "memory": "2g", "count": bench.pick(400_000, 20_000), "rounds": bench.pick(5, 1)}
-    said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
-    for name, taken in said.items():
-        for way, seconds in taken.items():
-            if way != "records":
-                bench.case(
-                    f"{name} in Spark, the way {way!r}",
-                    1e6 / seconds,
-                    "records/CPU s",
-                    peer="a core of record tasks",
-                    peer_figure=1e6 / taken["records"],
-                    config=f"plain PySpark, 2 cores, {settings['count']:,} events and an eighth of them",
-                )
+    for kind, name_of_kind in (("pyspark", "plain PySpark"), ("raydp", "RayDP")):
+        count, rounds = bench.pick(400_000, 20_000), bench.pick(5, 1)
+        settings = {"kind": kind, "memory": "2g", "count": count, "rounds": rounds}
+        said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
+        for name, taken in said.items():
+            for way, seconds in taken.items():
+                if way != "records":
+                    bench.case(
+                        f"{name} in Spark, the way {way!r}, {kind}",
+                        1e6 / seconds,
+                        "records/CPU s",
+                        peer="a core of record tasks",
+                        peer_figure=1e6 / taken["records"],
+                        config=f"{name_of_kind}, 2 cores, {count:,} events and an eighth of them",
+                    )
     columns = ("session", "events", "", *STEPS, "all", "CPU")
     print_table("ms of a micro-batch by step, medians", columns, rows)
 

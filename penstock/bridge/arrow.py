@@ -150,6 +150,11 @@ def to_arrow(frame: DataFrame) -> pa.Table:
                 socket.close()
         finally:
             server.getResult()  # raises what made the job fail; the reason why a stream ended early
+    return plain_types(table)
+
+
+def plain_types(table: pa.Table) -> pa.Table:
+    """Returns a table that Spark has made, with the types in which batches go to Spark."""
     plain, _ = _spark_schema(table.schema)
     return table if plain == table.schema else table.cast(plain)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.bridge.arrow import to_dataframe
+from penstock.bridge.arrow import to_arrow, to_dataframe
 from penstock.bridge.columns import (
     Compiled,
     column_types,
@@ -29,8 +29,9 @@ from penstock.bridge.columns import (
     to_column,
     with_columns,
 )
+from penstock.bridge.combining import combined
 from penstock.bridge.forms import ENCODED, RangeForm
-from penstock.bridge.plan_tape import PlanTape
+from penstock.bridge.kept_plan import KeptPlan
 from penstock.bridge.session import Session
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.expressions import Aggregation, Expr, col, count, lit, max_, tree, when
@@ -71,7 +72,7 @@ _SAFE = 1 << 40
 _SAFE_DIGITS = DECIMAL_DIGITS - 10
 
 # The number of schemas of one input of which plans are kept.
-_TAPES_MAX = 16
+_PLANS_MAX = 16
 
 
 class NotTheSame(PenstockError):
@@ -84,26 +85,38 @@ Step = Callable[["DataFrame"], "DataFrame"]
 @dataclass
 class NativeRange:
     """The native beginning of a range: `steps` in order. `rest` is the part of the range that is still to be run in
-    Python; None: the steps end in partial aggregates, which `end` reads."""
+    Python; None: the steps end in the range's answer, which `end` reads."""
 
     steps: list[Step]
     rest: RangeForm | None
     texts: bool  # whether a row is still a text after the steps
     end: Callable[[pa.Table], MicroBatchResult] | None = None
-    tapes: dict[pa.Schema, PlanTape] = field(default_factory=dict)
+    plans: dict[pa.Schema, KeptPlan] = field(default_factory=dict)
 
-    def apply(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
-        """Applies the steps to a micro-batch of this schema. The plan of a schema is made once."""
-        tape = self.tapes.get(schema)
-        if tape is not None:
-            return tape.play(frame)
-        tape, made = PlanTape.record(frame, self._steps)
-        if len(self.tapes) == _TAPES_MAX:
-            self.tapes.clear()
-        self.tapes[schema] = tape
-        return made
+    def answer(self, frame: DataFrame, schema: pa.Schema) -> MicroBatchResult:
+        """Returns the results of a micro-batch of this schema. The plan of a schema is made once."""
+        assert self.end is not None
+        return self.end(self.run(frame, schema))
 
-    def _steps(self, frame: DataFrame) -> DataFrame:
+    def run(self, frame: DataFrame, schema: pa.Schema) -> pa.Table:
+        """Returns what the steps make of a micro-batch of this schema: what each partition has, by itself."""
+        plan = self.plans.get(schema)
+        if plan is None:
+            made = self.apply(frame)
+            plan = KeptPlan.of(made)
+            if plan is None:
+                return to_arrow(made)
+            if len(self.plans) == _PLANS_MAX:
+                self.plans.clear()
+            self.plans[schema] = plan
+        try:
+            return plan.run(frame)
+        except BaseException:  # what the plan keeps, such as the table of a lookup, may be what has failed
+            self.plans.pop(schema, None)
+            raise
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """Returns the frame that the steps make of another frame."""
         for step in self.steps:
             frame = step(frame)
         return frame
@@ -315,6 +328,8 @@ def _read(rows: pa.Table, inner: Aggregate, over: list[Aggregation], windowed: b
             if isinstance(inner, Agg)
             else "values that Python and Spark do not aggregate alike (null, NaN, integers past 2**40)"
         )
+    groups = [name for name in (_KEY, _START) if name in rows.column_names]
+    rows = combined(rows, groups, _ways_to_combine(over, rows.column_names))
     keys = rows.column(_KEY).to_pylist()
     names = [name for i, each in enumerate(over) for name in each.columns(f"{_PART}{i}")]
     columns = [rows.column(name).to_pylist() for name in names]
@@ -325,3 +340,15 @@ def _read(rows: pa.Table, inner: Aggregate, over: list[Aggregation], windowed: b
     if _TIME in rows.column_names:
         greatest = max((time for time in rows.column(_TIME).to_pylist() if time is not None), default=None)
     return MicroBatchResult([KeyedBatch(keys, partials, True)] if keys else [], greatest)
+
+
+def _ways_to_combine(over: list[Aggregation], names: list[str]) -> dict[str, str]:
+    """Returns how the rows of several partitions for one group become one row, by column."""
+    ways = {
+        name: part
+        for i, each in enumerate(over)
+        for name, part in zip(each.columns(f"{_PART}{i}"), each.parts, strict=True)
+    }
+    if _TIME in names:
+        ways[_TIME] = "max"
+    return ways

@@ -15,7 +15,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from penstock.bridge.arrow import micro_batch, to_arrow
+from penstock.bridge.arrow import micro_batch
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.cost import BatchCost, BatchSpeed, MicroBatch
 from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records
@@ -83,6 +83,8 @@ class Operations:
         """Returns the results of a micro-batch, from the range of a chain that ends before a position. `way`: how the
         range runs. Without it, the range runs in the way that `prepare` has kept, and in Python when this micro-batch
         has values for which the answer might differ from that of the record tasks."""
+        if not batch.num_rows:
+            return MicroBatchResult([])
         if way is not None:
             return self._answer(chain, position, batch, way)
         try:
@@ -98,14 +100,10 @@ class Operations:
             known = self._compiled[key] = self._compile(self._forms[chain].before(position), names, way)
         if isinstance(known, PythonRange):
             return known.answer(batch)
-        prefix, rest = known
         # There are few rows of encoded lists, so each core gets a part, however few rows there are.
-        parts = min(self.session.cores, batch.num_rows) or 1
+        parts = min(self.session.cores, batch.num_rows)
         with micro_batch(self.session, batch, parts=parts) as frame:
-            made = prefix.apply(frame, batch.schema)
-            if prefix.end is not None:
-                return prefix.end(to_arrow(made))
-            return answer_of(to_arrow(made.mapInArrow(partial(_run_partition, rest, prefix.texts), ANSWER_SCHEMA)))
+            return known.answer(frame, batch.schema)
 
     def prepare(self, chain: int) -> Trial:
         """Has the code of a range compiled and loaded in every core, by running it on a sample of its source's records,
@@ -165,10 +163,15 @@ class Operations:
             prefix = native(form, self.session, list(names), parsing_only=way == "parsed")
         if prefix is None:
             return PythonRange(self.session, self._program.dumps(form))
-        return prefix, b"" if prefix.rest is None else self._program.dumps(prefix.rest)
+        if prefix.rest is None:
+            return prefix
+        in_python = partial(_run_partition, self._program.dumps(prefix.rest), prefix.texts)
+        return NativeRange(
+            [*prefix.steps, lambda frame: frame.mapInArrow(in_python, ANSWER_SCHEMA)], None, prefix.texts, answer_of
+        )
 
 
-_Compiled = PythonRange | tuple[NativeRange, bytes]
+_Compiled = PythonRange | NativeRange
 
 
 def _run_partition(form: bytes, texts: bool, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -7,25 +7,20 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.bridge.arrow import micro_batch, to_arrow
 from penstock.bridge.forms import RangeForm, RangeRun, as_columns, as_records, range_form
 from penstock.bridge.native import NotTheSame, native
 from penstock.bridge.operation import WAYS, Operations
-from penstock.bridge.plan_tape import PlanTape
 from penstock.bridge.session import Session
 from penstock.runtime.operators.micro_batch import MicroBatchResult, Unprocessed
 from penstock.runtime.operators.windowing import Windowed
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.records.batch import KeyedBatch
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
 
@@ -307,41 +302,3 @@ def test_a_range_is_prepared_by_running_it_on_a_sample_of_its_source(session: Se
 def test_records_that_have_columns_are_read_as_dicts() -> None:
     rows = [{"k": "a", "n": 1}, {"k": None, "n": 2}]
     assert as_records(pa.RecordBatch.from_pylist(rows)) == rows
-
-
-def test_the_plan_of_a_schema_is_made_once(session: Session) -> None:
-    """A later micro-batch takes a round trip for each step, whose answer is that of its own records, and a batch of
-    another schema has a plan of its own."""
-    form = form_of(NATIVE["tumbling"], ["x"])
-    compiled = native(form, session, ["value"])
-    assert compiled is not None
-    assert compiled.end is not None
-    for seed in range(3):
-        for type_ in (pa.string(), pa.large_string()):
-            lines = text_lines(random.Random(seed), 200)
-            batch = pa.record_batch([pa.array(lines, type_)], ["value"])
-            with micro_batch(session, batch) as frame:
-                answer = compiled.end(to_arrow(compiled.apply(frame, batch.schema)))
-            assert plain(answer) == plain(here(form, lines)), (seed, type_)
-    assert set(compiled.tapes) == {pa.schema([("value", pa.string())]), pa.schema([("value", pa.large_string())])}
-
-
-def test_a_tape_is_not_longer_than_the_steps(session: Session) -> None:
-    made: list[int] = []
-
-    def steps(frame: DataFrame) -> DataFrame:
-        made.append(1)
-        doubled = frame.select((F.col("n") * 2).alias("n"), "k").filter(F.col("n") > 2)
-        return doubled.groupBy("k").agg(F.sum("n").alias("sum"), F.count("n").alias("count"))
-
-    from pyspark.sql import functions as F  # noqa: N812  its usual name
-
-    first = pa.table({"n": [1, 2, 3], "k": ["a", "b", "a"]})
-    second = pa.table({"n": [5, 6, 0], "k": ["c", "c", "a"]})
-    with micro_batch(session, first) as frame, micro_batch(session, second) as other:
-        tape, found = PlanTape.record(frame, steps)
-        answers = [to_arrow(found), to_arrow(tape.play(other))]
-    assert made == [1]
-    assert len(tape.calls) == 4  # select, filter, groupBy, agg
-    rows = [{row["k"]: (row["sum"], row["count"]) for row in answer.to_pylist()} for answer in answers]
-    assert rows == [{"a": (6, 1), "b": (4, 1)}, {"c": (22, 2)}]
