@@ -24,6 +24,10 @@ from tests.bridge.spark.test_arrow import (
     test_the_executor_is_known,
     test_widened_types_reach_spark,
 )
+from tests.bridge.spark.test_kept_plan import (
+    test_the_plan_of_a_schema_is_made_once,
+    test_the_records_of_one_key_are_divided_among_all_parts,
+)
 from tests.bridge.spark.test_operations import test_counts_of_words_of_many_lines
 from tests.e2e.processes import wait_gone
 
@@ -42,6 +46,8 @@ __all__ = [
     "test_several_micro_batches_in_flight",
     "test_small_batches_are_not_cut",
     "test_the_executor_is_known",
+    "test_the_plan_of_a_schema_is_made_once",
+    "test_the_records_of_one_key_are_divided_among_all_parts",
     "test_widened_types_reach_spark",
 ]
 

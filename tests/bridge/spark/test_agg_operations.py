@@ -247,7 +247,7 @@ def test_sums_of_decimals_that_might_have_too_many_digits_are_left_to_python(val
             operations.answer(form.chain, form.position, batch(records))
         else:
             with pytest.raises(NotTheSame, match="more than 38 digits"):
-                operations.answer(form.chain, form.position, batch(records))
+                operations.answer(form.chain, form.position, batch(records), "columns")
 
 
 def test_what_has_no_such_aggregate_is_no_answer(session: Session) -> None:
