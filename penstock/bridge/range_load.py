@@ -108,8 +108,9 @@ class RangeMeter:
         """Counts the records that Spark has answered. Returns the micro-batches by which Spark is measured."""
         tasks = list(tasks)
         batches: list[MicroBatch] = []
-        # Those under way share Spark's cores: each takes as much longer, and all together no less.
-        beside = max(1, sum(task["diverted"]["under_way"] for task in tasks if task["diverted"] is not None))
+        # Tasks share Spark's cores: the micro-batches of each take as much longer, and all together no less. Those of
+        # one task have divided the time among them already (runtime/worker/answer_times.py).
+        beside = max(1, sum(task["diverted"]["under_way"] > 0 for task in tasks if task["diverted"] is not None))
         for task in tasks:
             answered, before = task["answered"], self._answered.get(task["number"], 0)
             self._answered[task["number"]] = answered

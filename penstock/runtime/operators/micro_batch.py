@@ -116,6 +116,7 @@ class DiversionStats:
     recent: deque[tuple[int, int, float, float | None]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def plain(self) -> dict[str, Any]:
-        """Returns the counters as plain data. `recent` is (number, records, seconds until the answer, of these in
-        Spark) of each micro-batch."""
+        """Returns the counters as plain data. `recent` is (number, records, seconds, of these in Spark) of
+        micro-batches; those that were under way together are one entry, with their averages
+        (worker/answer_times.py)."""
         return {**vars(self), "recent": list(self.recent)}

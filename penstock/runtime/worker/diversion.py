@@ -43,6 +43,7 @@ from penstock.runtime.operators.micro_batch import (
 )
 from penstock.runtime.records.batch import Batch, approximate_bytes
 from penstock.runtime.sources.base import rows_of, together
+from penstock.runtime.worker.answer_times import AnswerTimes
 from penstock.runtime.worker.task_state import TaskState
 
 if TYPE_CHECKING:
@@ -138,6 +139,7 @@ class Diversion:
         self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()
         self._next = _Gathered()
         self._begun = False  # a micro-batch has left
+        self._times = AnswerTimes()
         self._due = 0  # in ns; the time at which the next micro-batch leaves
         self._read_at = 0  # in ns; the time at which a source is read again
 
@@ -271,6 +273,7 @@ class Diversion:
             self._due = now + int(self.divert.interval_s * 1e9)
             if self._is_full:  # more waits
                 self._due = self._read_at = now
+            self._times.submitted(now)
             item.answer = self._bridge.submit(self.divert.chain, self.divert.position, input_)
             self._begun = True
             self.story.under_way += 1
@@ -289,6 +292,7 @@ class Diversion:
         try:
             answer = item.answer.result()
         except Exception as error:  # of Spark, Ray or the bridge: in any case the task processes the records itself
+            self._times.answered(task.clock(), item.records, item.since, None, alone=True)
             self.story.failed = f"{type(error).__name__}: {error}"
             task.diversion_failed = (self.story.id, self.story.failed)
             task.undivert()
@@ -307,5 +311,8 @@ class Diversion:
         story.batches += 1
         story.records += item.records
         task.answered += item.records
-        story.recent.append((story.batches, item.records, (task.clock() - item.since) / 1e9, answer.spark_s))
+        first = story.batches == 1  # it may load and compile, which the next ones do not
+        cost = self._times.answered(task.clock(), item.records, item.since, answer.spark_s, alone=first)
+        if cost is not None:
+            story.recent.append((story.batches, *cost))
         return task.continue_from(self.divert.position, answer, item.records)
