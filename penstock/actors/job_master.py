@@ -154,7 +154,7 @@ class _RayCarrier:
         self.placer = Placer(options.placement, self._nodes)
         self._processes: RayProcesses | None = None
 
-    def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, Processes, Placing]:
+    def reserve(self, cancelled: Callable[[], bool], known: str = "") -> tuple[int, Processes, Placing]:
         """See Carrier. Ray may take a node for alive that was cut off before this JobMaster has started. Such a node is
         lost, and nodes are chosen again. When the others are not enough, the lost ones may just have been slow, and are
         asked again until `start_timeout_s` has passed."""
@@ -162,6 +162,7 @@ class _RayCarrier:
         from penstock.actors.node_agents import NotReached
 
         until = time.monotonic() + self._options.start_timeout_s
+        self.placer.remember(known)
         unreached: NotReached | None = None
         while True:
             try:
@@ -198,7 +199,8 @@ class _RayCarrier:
         from penstock.actors.shared_directories import check_shared
 
         options, nodes = self._options, self._nodes
-        nodes.reserve(self._plan.name, options.cpus_per_worker, options.start_timeout_s, cancelled)
+        share = self.placer.share(self._plan)
+        nodes.reserve(self._plan.name, options.cpus_per_worker, options.start_timeout_s, cancelled, share)
         worker = options.worker
         if nodes.spans_machines() or options.network.everywhere:
             worker = replace(worker, network=options.network.secured())

@@ -33,6 +33,10 @@ logger = logging.getLogger(__name__)
 _LEAST_CPUS = 1e-6
 # For how long it counts that a node has answered, or has not.
 _ASKED_S = 3.0
+#: Decides how many workers each of several nodes gets, from the numbers by free CPUs, the numbers for which the nodes
+#: have room, and how fast the nodes are.
+Share = Callable[[Sequence[int], Sequence[int], Sequence[float]], list[int]]
+
 # As many workers as take no CPU at all have room on a node.
 _MANY = 1 << 30
 
@@ -96,9 +100,11 @@ class Nodes:
         self._unused: list[tuple[Group, int]] = []  # the room that these workers had, on nodes that may come back
         self._replacements = 0
 
-    def reserve(self, job: str, cpus: float, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Chooses nodes, and reserves room on them for the workers, each of which takes `cpus` CPUs. Raises
-        NotPlaced."""
+    def reserve(
+        self, job: str, cpus: float, timeout_s: float, cancelled: Callable[[], bool], share: Share | None = None
+    ) -> None:
+        """Chooses nodes, and reserves room on them for the workers, each of which takes `cpus` CPUs. `share` says how
+        many of them each node gets (None: what the free CPUs say). Raises NotPlaced."""
         options = self._options
         self._job, self._cpus, self._timeout_s = job, cpus, timeout_s
         packed = options.nodes is None and not options.pin and options.at_least is None and not options.grow
@@ -120,10 +126,17 @@ class Nodes:
 
         def chosen_now() -> list[tuple[Machine, int]]:
             if packed:
-                return self._fewest()
-            chosen = self._choose(wanted, cpus, grown)
-            free, most = ([_slots(m.free_cpus, cpus) for m in chosen], [_slots(m.cpus, cpus) for m in chosen])
-            return list(zip(chosen, spread(self.workers, free, most), strict=True))
+                found = self._fewest()
+            else:
+                chosen = self._choose(wanted, cpus, grown)
+                free, most = ([_slots(m.free_cpus, cpus) for m in chosen], [_slots(m.cpus, cpus) for m in chosen])
+                found = list(zip(chosen, spread(self.workers, free, most), strict=True))
+            if share is None:
+                return found
+            at = [machine for machine, _ in found]
+            rooms = [_slots(machine.free_cpus, cpus) for machine in at]
+            counts = share([count for _, count in found], rooms, [machine.speed for machine in at])
+            return list(zip(at, counts, strict=True))
 
         while True:
             chosen = chosen_now()
@@ -221,15 +234,15 @@ class Nodes:
         self, chosen: list[tuple[Machine, int]], name: str, timeout_s: float, cancelled: Callable[[], bool]
     ) -> None:
         at = [machine for machine, count in chosen for _ in range(count)]
-        Layout.of(at)  # a node with a wrong label is refused before anything is reserved
+        layout = Layout.of(at)  # a node with a wrong label is refused before anything is reserved
         where = [machine.node_id for machine in at]
         self._group = Group.reserve(where, cpus=self._cpus, name=name, timeout_s=timeout_s, cancelled=cancelled)
-        self._settle(at)
+        self._settle(at, layout)
 
-    def _settle(self, at: list[Machine]) -> None:
-        """Notes on which machine each worker is."""
+    def _settle(self, at: list[Machine], layout: Layout | None = None) -> None:
+        """Notes on which machine each worker is. `layout`: that of these machines, if it is known."""
         self._at = at
-        self.layout = Layout.of(at)
+        self.layout = Layout.of(at) if layout is None else layout
 
     def _most(self, nodes: int) -> int:
         """Returns the greatest number of workers on a node, when the workers are spread over so many nodes."""

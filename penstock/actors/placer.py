@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from penstock.actors.nodes import Layout, Nodes, has, told
+from penstock.actors.nodes import Layout, Nodes, Share, has, told
 from penstock.placement import baselines
-from penstock.placement.adoption import Verdict, decide, resting
+from penstock.placement.adoption import Verdict
 from penstock.placement.balance import Infeasible
 from penstock.placement.groups import NotPlaced
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST, HopCosts
+from penstock.placement.known_load import KnownLoad
 from penstock.placement.monitor import Monitor
 from penstock.placement.options import PlacementOptions
 from penstock.placement.placement import Placement, speeds, workers_of
 from penstock.placement.planner import plan as planned
+from penstock.placement.replanning import Look, Measured, Replanner
+from penstock.placement.sharing import shared
 from penstock.placement.topology import Topology, of_plan, with_data
-from penstock.placement.traffic import Bools
+from penstock.placement.traffic import Bools, TrafficGraph
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.transport.hop_meter import Row
 
@@ -44,13 +47,55 @@ class Placer:
         """`at`: the nodes of the workers, for jobs with options of placement."""
         self._options = options
         self._at = at
+        self._replanner = Replanner(options.adoption)
         self.forget()
-        self._moved_at: float | None = None
         self._moves = 0
         self._verdict: Verdict | None = None
         self._seen: dict[str, float] = {}  # the traffic between nodes and between workers, as measured last
         self._hops: HopCosts | None = None  # as measured last
         self._told: list[dict[str, Any]] = []  # what tasks use and send, as measured last
+        self._known = ""  # the same by chain, for the next start
+        self._before: KnownLoad | None = None  # what was measured before this start
+
+    def remember(self, known: str) -> None:
+        """Takes what `known` has said before this start."""
+        try:
+            self._before = KnownLoad.loads(known)
+            self._known = known
+        except (ValueError, KeyError, TypeError) as error:  # another release may have written it
+            logger.warning("what is known of the job's traffic cannot be read, and does not count: %s", error)
+
+    def known(self) -> str:
+        """See Placing."""
+        return self._known
+
+    def share(self, plan: Plan) -> Share | None:
+        """Returns what decides how many workers each node gets, or None when no plan is made before the start, or when
+        pins decide."""
+        if self._options.pin or not (self._plans_first(plan) or self._options.method == "traffic"):
+            return None
+        graph = self._expected(plan).graph
+        found: dict[Any, list[int]] = {}  # nodes are chosen again and again while the job waits for room
+
+        def share(even: Sequence[int], rooms: Sequence[int], speeds: Sequence[float]) -> list[int]:
+            asked = tuple(even), tuple(rooms), tuple(speeds)
+            if asked not in found:
+                found[asked] = shared(graph, even, rooms, speeds, self._node_cost())
+            return found[asked]
+
+        return share
+
+    def _plans_first(self, plan: Plan) -> bool:
+        """Returns whether tasks begin where a plan from what was measured before would move them."""
+        return (
+            self._options.replan_s is not None and self._before is not None and self._before.topology(plan) is not None
+        )
+
+    def _expected(self, plan: Plan) -> Topology:
+        """Returns the topology with the load and the traffic that were measured before, or else those that the shape of
+        the flow shows."""
+        before = None if self._before is None else self._before.topology(plan)
+        return of_plan(plan) if before is None else before
 
     def first(self, plan: Plan) -> dict[int, int]:
         """Returns the worker of each task of a job that starts. The plan shows which traffic to expect."""
@@ -97,10 +142,11 @@ class Placer:
 
     def _first(self, plan: Plan, at: Layout, allowed: Bools | None) -> Placement:
         method, nodes = self._options.method, at.nodes
-        if method == "round-robin":
+        planned_first = self._plans_first(plan)
+        if method == "round-robin" and not planned_first:
             return baselines.in_turn(len(plan.tasks), nodes)  # this method does not look at the traffic
-        topology = _bound(of_plan(plan), allowed)
-        if method == "traffic":
+        topology = _bound(self._expected(plan), allowed)
+        if method == "traffic" or planned_first:
             drawn = with_data(plan, topology, at.places())
             return planned(drawn, nodes, tasks=len(topology), node_cost=self._node_cost())
         if method == "turbostream":
@@ -158,41 +204,34 @@ class Placer:
         running = Placement(nodes, workers_of(nodes), tuple(slot[placed[task.number]] for task in plan.tasks))
         # What a task takes of a slow core is less work than what it takes of a fast one.
         speed = speeds(nodes, running.workers)[running.worker_of]
-        topology = _bound(monitor.topology(plan, speed), self._allowed(plan, at))
+        allowed = self._allowed(plan, at)
+        topology = _bound(monitor.topology(plan, speed), allowed)
+        last = _bound(monitor.topology(plan, speed, smooth=False), allowed)
         self._told = monitor.told(plan)
+        self._known = KnownLoad.of(plan, topology).dumps()
         self._seen = {
             "between_nodes": running.between_nodes(topology.graph),
             "between_workers": running.between_workers(topology.graph),
             "total": topology.graph.total_traffic,
             "intra_node_share": running.intra_node_share(topology.graph),
         }
-        options = self._options.adoption
-        since = None if self._moved_at is None else time.monotonic() - self._moved_at
-        rest = resting(since, options)
-        if rest is not None:
-            self._verdict = rest
-            return None
-        new = planned(
-            with_data(plan, topology, at.places()),
-            nodes,
-            factor=options.factor,
-            node_cost=self._node_cost(),
-            tasks=len(topology),
-            running=running,
-        )
-        verdict = decide(
+
+        def draw(graph: TrafficGraph) -> TrafficGraph:
+            return with_data(plan, replace(topology, graph=graph), at.places())
+
+        seen = Look(
             running,
-            new,
-            topology.graph,
-            options,
+            Measured(last.graph, monitor.records(plan, smooth=False)),
+            Measured(topology.graph, monitor.records(plan)),
             self._node_cost(),
             self._core_bytes_per_s(),
-            records=monitor.records(plan),
+            draw,
         )
+        new, verdict = self._replanner.look(time.monotonic(), seen)
         if self._verdict is None or verdict.reason != self._verdict.reason:
             logger.info("job %s: %s", plan.name, verdict.reason)
         self._verdict = verdict
-        if not verdict.adopt:
+        if new is None:
             return None
         return {task.number: order[place] for task, place in zip(plan.tasks, new.tasks, strict=True)}
 
@@ -218,7 +257,7 @@ class Placer:
     def moved(self, count: int) -> None:
         """Notes that so many tasks have migrated."""
         self._moves += count
-        self._moved_at = time.monotonic()
+        self._replanner.moved(time.monotonic())
 
     def status(self) -> dict[str, Any]:
         """Returns the part of the status about placement: the nodes, the traffic between nodes and between workers as

@@ -55,7 +55,7 @@ class LocalJob:
 
     # --- the carrier -----------------------------------------------------------------------------------------
 
-    def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, LocalProcesses, InTurn]:
+    def reserve(self, cancelled: Callable[[], bool], known: str = "") -> tuple[int, LocalProcesses, InTurn]:
         """See Carrier. There is nothing to reserve."""
         return self._options.workers, self._processes, InTurn(self._options.workers)
 

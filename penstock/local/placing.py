@@ -29,6 +29,10 @@ class InTurn:
                 load[worker] += 1
         return placed
 
+    def known(self) -> str:
+        """See Placing. Nothing was measured."""
+        return ""
+
     def moved(self, tasks: int) -> None:
         """See Placing. Nothing depends on it."""
 

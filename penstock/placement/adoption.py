@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # A placement that is taken for its traffic may fill a worker up to this part of `busy`, or as far as one is full now.
 _CALM = 0.8
 
+# A worker gives tasks away when this takes more than so many cores off it.
+_LESS_OVERLOAD = 0.1
+
 
 @dataclass(frozen=True)
 class AdoptionOptions:
@@ -98,6 +101,27 @@ def resting(since_move_s: float | None, options: AdoptionOptions) -> Verdict | N
     return Verdict(False, f"{options.rest_s - since_move_s:.0f} s of rest are left after the last move")
 
 
+def hopeless(
+    running: Placement,
+    graph: TrafficGraph,
+    options: AdoptionOptions,
+    node_cost: float,
+    core_bytes_per_s: float,
+    records: TrafficGraph,
+) -> Verdict | None:
+    """Returns the verdict on a job for which no plan could be worth the move of a single task, and otherwise None. The
+    parameters are those of `decide`."""
+    if overload(running, graph, options) > _LESS_OVERLOAD:
+        return None
+    saved_s = cost(running, graph, node_cost) / core_bytes_per_s * options.horizon_s
+    waits_s = waiting(running, records, options) * options.horizon_s
+    if max(saved_s, waits_s) > options.pause_s:
+        return None
+    return Verdict(
+        False, f"so little crosses that no plan could save the {options.pause_s:g} s for which a task that moves pauses"
+    )
+
+
 def decide(
     running: Placement,
     new: Placement,
@@ -117,7 +141,7 @@ def decide(
     before, after = cost(running, graph, node_cost), cost(new, graph, node_cost)
     over, over_after = overload(running, graph, options), overload(new, graph, options)
     pause = moves * options.pause_s
-    if over - over_after > 0.1:
+    if over - over_after > _LESS_OVERLOAD:
         if (over - over_after) * options.horizon_s > pause:
             return Verdict(True, f"takes {over - over_after:.2f} cores off a worker that has too much", moves)
         return Verdict(False, f"{moves} moves cost more than a fairer load would bring", moves)

@@ -1,9 +1,14 @@
 """Measures what the tasks of a running job use and send (docs/papers.md: T12): turns the counters of workers into a
 graph for planning.
 
-Workers count anyway: each channel counts its records and bytes, and each task the time that it runs. This time is what
-the task takes of its worker's one thread: its CPU time, and the time for which its functions wait. So measuring costs
-only a question once in each period. Rates are smoothed, with a weight that halves in `half_life_s`: one odd period
+Workers count anyway: each channel counts its records and bytes, and each task its processor time, the time for which
+its functions wait, and the processor time of threads that its functions have started
+(`runtime/worker/processor_time.py`). So measuring costs only a question once in each period. The load of a task is what
+it takes from other tasks: its processor time, and the time for which it waits, because its worker has only one thread.
+A function usually waits for its threads, so of their processor time and the time that it waits only the greater one
+counts. The time for which the worker waits for a core is no load of its tasks.
+
+There are the rates of the last period, and smoothed rates, with a weight that halves in `half_life_s`: one odd period
 moves no task, and a lasting change is most of the figure after two half-lives.
 
 Counters begin anew when a task is built again, after a death or a migration. What is then counted twice, because it was
@@ -22,9 +27,9 @@ from penstock.placement.topology import Topology, of_plan
 from penstock.placement.traffic import Floats, TrafficGraph
 from penstock.runtime.program.plan import Plan
 
-# The cores that each task counts in addition to the time that it runs, so that tasks that do nothing yet are assigned
-# evenly too.
-_AT_REST = 0.01
+#: The cores that each task counts in addition to its load, so that tasks that do nothing yet are assigned
+#: evenly too.
+AT_REST = 0.01
 
 # To pass on a record costs about as much as to pass on so many bytes (benchmarks/record_path.py).
 RECORD_BYTES = 100.0
@@ -36,12 +41,19 @@ class _Seen:
 
     generation: int
     at_ns: int
-    busy_ns: int
+    used_ns: tuple[int, int, int]  # its processor time, the time that it waits, the processor time of its threads
     sent: dict[int, tuple[int, int]]
-    cores: float = 0.0
+    used: tuple[float, float, float] = (0.0, 0.0, 0.0)  # the same, in seconds a second
     queued: float = 0.0
     rates: dict[int, tuple[float, float]] = field(default_factory=dict)  # (records, bytes) by target task
     spans: int = 0  # that the rates are of
+    used_now: tuple[float, float, float] = (0.0, 0.0, 0.0)  # in the last period alone
+    rates_now: dict[int, tuple[float, float]] = field(default_factory=dict)
+
+    def load(self, speed: float, *, smooth: bool) -> float:
+        """Returns the task's load in cores of speed 1, when it runs on a core of this speed."""
+        cpu, waits, threads = self.used if smooth else self.used_now
+        return cpu * speed + max(waits, threads * speed)
 
 
 class Monitor:
@@ -57,9 +69,11 @@ class Monitor:
             number, generation = task["number"], task["generation"]
             sent = {target: (records, size) for target, records, size in task["sent"] if target is not None}
             before = self._seen.get(number)
-            now = _Seen(generation, at_ns, task["busy_ns"], sent)
+            used_ns = task["cpu_ns"], task["waits_ns"], task["threads_ns"]
+            now = _Seen(generation, at_ns, used_ns, sent)
             if before is not None:
-                now.cores, now.queued, now.rates, now.spans = before.cores, before.queued, before.rates, before.spans
+                now.used, now.queued, now.rates, now.spans = before.used, before.queued, before.rates, before.spans
+                now.used_now, now.rates_now = before.used_now, before.rates_now
                 if before.generation == generation and at_ns > before.at_ns:
                     self._smooth(now, before, task["queued"])
             self._seen[number] = now
@@ -68,19 +82,23 @@ class Monitor:
         seconds = (now.at_ns - before.at_ns) / 1e9
         new = 1 - 0.5 ** (seconds / self._half_life_s) if before.spans else 1.0
         now.spans = before.spans + 1
-        now.cores = before.cores + new * ((now.busy_ns - before.busy_ns) / 1e9 / seconds - before.cores)
+        cpu, waits, threads = (
+            (ns - ns_before) / 1e9 / seconds for ns, ns_before in zip(now.used_ns, before.used_ns, strict=True)
+        )
+        now.used_now = cpu, waits, threads
+        cpu, waits, threads = (was + new * (is_ - was) for was, is_ in zip(before.used, now.used_now, strict=True))
+        now.used = cpu, waits, threads
         now.queued = before.queued + new * (queued - before.queued)
         rates = {}
+        now.rates_now = {}
         for target in now.sent.keys() | before.rates.keys():
             records, size = now.sent.get(target, (0, 0))
             records_before, size_before = before.sent.get(target, (0, 0))
             if records < records_before:  # a migration gives a task new channels
                 records_before = size_before = 0
             was = before.rates.get(target, (0.0, 0.0))
-            rates[target] = (
-                was[0] + new * ((records - records_before) / seconds - was[0]),
-                was[1] + new * ((size - size_before) / seconds - was[1]),
-            )
+            is_ = now.rates_now[target] = (records - records_before) / seconds, (size - size_before) / seconds
+            rates[target] = was[0] + new * (is_[0] - was[0]), was[1] + new * (is_[1] - was[1])
         now.rates = rates
 
     def ready(self, plan: Plan) -> bool:
@@ -92,13 +110,16 @@ class Monitor:
         self._seen = {number: seen for number, seen in self._seen.items() if number in plan.by_number}
 
     def told(self, plan: Plan) -> list[dict[str, Any]]:
-        """Describes each measured task for people: the cores that it uses, the records that wait for it, and what it
-        sends to each other task, all smoothed."""
+        """Describes each measured task for people: the cores that it uses, those that its functions' threads use,
+        the part of the time in which its functions wait, the records that wait for it, and what it sends to each other
+        task, all smoothed."""
         names = {task.number: plan.task_name(task) for task in plan.tasks}
         return [
             {
                 "name": names[number],
-                "cores": seen.cores,
+                "cores": seen.used[0],
+                "waits": seen.used[1],
+                "threads": seen.used[2],
                 "queued": seen.queued,
                 "sent": {
                     names[target]: {"records_per_s": records, "bytes_per_s": size}
@@ -110,23 +131,27 @@ class Monitor:
             if number in names and seen.spans
         ]
 
-    def topology(self, plan: Plan, speed: Floats | float = 1.0) -> Topology:
-        """Returns the topology of the plan with measured CPU (cores of speed 1) and traffic (bytes a second, with
-        RECORD_BYTES for each record). `speed`: that of each task's node."""
-        cores = [self._seen[task.number].cores if task.number in self._seen else 0.0 for task in plan.tasks]
-        graph = self._graph(plan, RECORD_BYTES, 1.0, np.array(cores) * speed + _AT_REST)
+    def topology(self, plan: Plan, speed: Floats | float = 1.0, *, smooth: bool = True) -> Topology:
+        """Returns the topology of the plan with measured load (cores of speed 1) and traffic (bytes a second, with
+        RECORD_BYTES for each record). `speed`: that of each task's node. `smooth`: smoothed, and otherwise of the last
+        period alone."""
+        loads = [
+            self._seen[task.number].load(of, smooth=smooth) if task.number in self._seen else 0.0
+            for task, of in zip(plan.tasks, np.broadcast_to(speed, len(plan.tasks)).tolist(), strict=True)
+        ]
+        graph = self._graph(plan, RECORD_BYTES, 1.0, np.array(loads) + AT_REST, smooth=smooth)
         return replace(of_plan(plan), graph=graph)
 
-    def records(self, plan: Plan) -> TrafficGraph:
+    def records(self, plan: Plan, *, smooth: bool = True) -> TrafficGraph:
         """Returns the graph of the plan's tasks with the records a second that they exchange as traffic."""
-        return self._graph(plan, 1.0, 0.0, None)
+        return self._graph(plan, 1.0, 0.0, None, smooth=smooth)
 
-    def _graph(self, plan: Plan, of_record: float, of_byte: float, cpu: Floats | None) -> TrafficGraph:
+    def _graph(self, plan: Plan, of_record: float, of_byte: float, cpu: Floats | None, *, smooth: bool) -> TrafficGraph:
         number = {task.number: place for place, task in enumerate(plan.tasks)}
         edges = [
             (number[task], number[target], of_byte * size + of_record * records)
             for task, seen in self._seen.items()
-            for target, (records, size) in seen.rates.items()
+            for target, (records, size) in (seen.rates if smooth else seen.rates_now).items()
             if task in number and target in number
         ]
         return TrafficGraph.of(len(plan.tasks), edges, cpu=cpu)

@@ -43,7 +43,7 @@ class Carrier(_RayCarrier):
             plan.name, "actor", SimpleNamespace(get=memory.get, put=memory.__setitem__, delete=memory.pop)
         )
 
-    def reserve(self, cancelled: Callable[[], bool]) -> Any:
+    def reserve(self, cancelled: Callable[[], bool], known: str = "") -> Any:
         raise NotEnoughResources("there is no room")
 
     def placement_status(self) -> dict[str, Any]:

@@ -779,6 +779,9 @@ class EpochCluster:
         """Tasks that there were stay where they are."""
         return self.grown(plan, self.last_placed)
 
+    def known(self) -> str:
+        return ""
+
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
         """Tasks that there were stay where they are, others go anywhere."""
         placed = {}

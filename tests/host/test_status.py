@@ -55,6 +55,8 @@ def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[st
             "at_ns": int(seconds * SECOND),
             "unsent": 1,
             "busy_ns": int(seconds * SECOND / 4),
+            "cpu_ns": int(seconds * SECOND / 8),
+            "threads_ns": int(seconds * SECOND / 2) if number == 0 else 0,
             "operators": [
                 {"name": operator.name, "records_in": records, "records_out": records, "skipped": 1, "late": 0}
                 for operator in made.chains[made.tasks[number].chain].operators
@@ -64,7 +66,14 @@ def report(worker: int, seconds: float, records: int, **changes: Any) -> dict[st
             "latency_all_us": latency.sparse(),
         }
         tasks.append({**task, **changes})
-    return {"index": worker, "time_ns": int(seconds * SECOND), "tasks": tasks}
+    return {
+        "index": worker,
+        "time_ns": int(seconds * SECOND),
+        "loop_ns": int(seconds * SECOND / 5),
+        "core_wait_ns": int(seconds * SECOND / 10),
+        "threads_ns": int(seconds * SECOND / 2),
+        "tasks": tasks,
+    }
 
 
 def builder() -> StatusBuilder:
@@ -163,6 +172,11 @@ def test_rates_are_the_difference_of_two_reports() -> None:
     assert status["read_per_s"] == status["operators"]["read"]["out_per_s"] == 100
     assert status["operators"]["map"]["in_per_s"] == 100 + 300
     assert status["operators"]["map"]["busy"] == 0.25
+    assert status["operators"]["map"]["cpu"] == 0.125
+    assert status["operators"]["read"]["cpu"] == 0.125 + 0.5, "with the threads of its functions"
+    assert [worker["cpu"] for worker in status["workers"]] == [0.2, 0.2]
+    assert [worker["cpu_wait"] for worker in status["workers"]] == [0.1, 0.1]
+    assert [worker["cpu_threads"] for worker in status["workers"]] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("gap", [0.05, 0.1, 0.3, 0.49, 0.5, 0.7, 3.0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,11 +31,13 @@ def two_lanes() -> Plan:
     return flow.plan(2)
 
 
-def says(number: int, busy_s: float = 0.0, sent: dict[int, tuple[int, int]] | None = None, **more: Any) -> Any:
+def says(number: int, cpu_s: float = 0.0, sent: dict[int, tuple[int, int]] | None = None, **more: Any) -> Any:
     return {
         "number": number,
         "generation": 1,
-        "busy_ns": int(busy_s * S),
+        "cpu_ns": int(cpu_s * S),
+        "waits_ns": 0,
+        "threads_ns": 0,
         "queued": 0,
         "sent": [(target, *counts) for target, counts in (sent or {}).items()],
         **more,
@@ -96,6 +99,24 @@ def test_tasks_that_have_gone_are_forgotten() -> None:
     assert 9 not in monitor._seen
 
 
+def test_what_waits_takes_the_thread_of_its_worker_and_no_core() -> None:
+    """A function that waits for its own threads is no more load than these threads. Waits are as long on each node."""
+    plan, monitor = two_lanes(), Monitor(half_life_s=1)
+    for second in range(2):
+        monitor.take(
+            second * S,
+            [
+                says(0, 0.2 * second, waits_ns=second * S // 2),
+                says(1, 0.2 * second, waits_ns=second * S // 2, threads_ns=second * S * 6 // 10),
+                says(2, 0.2 * second, threads_ns=second * S * 3),
+                says(3),
+            ],
+        )
+    assert monitor.topology(plan).graph.cpu.tolist() == pytest.approx([0.71, 0.81, 3.21, 0.01])
+    slow = monitor.topology(plan, np.array([0.5, 0.5, 0.5, 1.0])).graph
+    assert slow.cpu.tolist() == pytest.approx([0.61, 0.61, 1.61, 0.01])
+
+
 def test_it_tells_people_what_it_has_measured() -> None:
     plan, monitor = two_lanes(), Monitor(half_life_s=1)
     for second in range(2):
@@ -104,10 +125,12 @@ def test_it_tells_people_what_it_has_measured() -> None:
         {
             "name": "in[0]",
             "cores": 0.5,
+            "waits": 0.0,
+            "threads": 0.0,
             "queued": 4.0,
             "sent": {"out[0]": {"records_per_s": 10.0, "bytes_per_s": 900.0}},
         },
-        {"name": "out[0]", "cores": 0.0, "queued": 0.0, "sent": {}},
+        {"name": "out[0]", "cores": 0.0, "waits": 0.0, "threads": 0.0, "queued": 0.0, "sent": {}},
     ]
 
 

@@ -690,6 +690,8 @@ class JobHost:
             elif isinstance(command, protocol.Save):
                 extra = command.manifest.extra
                 extra["parallelism"] = json.dumps(self.parallelism)
+                if known := self._placing.known():
+                    extra["load"] = known
                 if self.lives.largest_ring:
                     extra["ring_bytes"] = self.lives.largest_ring
                 self._out.append(SaveManifest(command.manifest))

@@ -138,9 +138,10 @@ class Carrier(Protocol):
     again: bool
     notes: Notes
 
-    def reserve(self, cancelled: Callable[[], bool]) -> tuple[int, Processes, Placing]:
-        """Reserves room for the workers. Returns the number of workers, what starts their processes, and what assigns
-        tasks to them. Raises NotEnoughResources when there is no room, and any error when the job was cancelled."""
+    def reserve(self, cancelled: Callable[[], bool], known: str = "") -> tuple[int, Processes, Placing]:
+        """Reserves room for the workers. `known`: what `Placing.known` has said of the job before. Returns the number
+        of workers, what starts their processes, and what assigns tasks to them. Raises NotEnoughResources when there is
+        no room, and any error when the job was cancelled."""
         ...
 
     def relays(self) -> RelayStarter | None:
@@ -483,7 +484,8 @@ class JobRunner:
             return found
         if found.manifest is not None and found.origin is None:
             self._note_epochs()
-        workers, processes, placing = carrier.reserve(lambda: self._cancelling)
+        known = "" if found.manifest is None else str(found.manifest.extra.get("load", ""))
+        workers, processes, placing = carrier.reserve(lambda: self._cancelling, known)
         self._processes = processes
         starter = carrier.relays()
         if starter is not None:

@@ -18,6 +18,10 @@ class Placing(Protocol):
         """The worker of each task of a plan that has changed; `before`: the workers of the tasks until now."""
         ...
 
+    def known(self) -> str:
+        """What is known of the load and the traffic of tasks, as text, for the next start of the job; may be empty."""
+        ...
+
     def moved(self, tasks: int) -> None:
         """So many tasks have begun to run on another worker."""
         ...

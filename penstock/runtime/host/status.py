@@ -4,10 +4,10 @@ earlier ones.
     {name, state, error, waits_for, started_ms (since 1970), uptime_s, running_s (since all workers had started),
      master_silent_s, spares, relays, epochs, placement, dual,
      operators: {name: {parallelism, records_in, records_out, in_per_s, out_per_s, skipped, late, queued, waiting,
-                        busy, latency_ms: {p50, p99}}},
-     tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, records_in, records_out}],
-     workers: [{index, pid, node_id, tasks, queued, ring_bytes, transports, sent_bytes, streams,
-               silent_s}],
+                        busy, cpu, latency_ms: {p50, p99}}},
+     tasks:   [{number, name, worker, finished, blocked, queued, unsent, busy, cpu, records_in, records_out}],
+     workers: [{index, pid, node_id, tasks, queued, ring_bytes, transports, sent_bytes, streams, cpu, cpu_wait,
+               cpu_threads, silent_s}],
      records_read, records_written, read_per_s, skipped, late_dropped: {operator: late},
      mixing: {watermark operator: [exchange]}, latency_ms: {p50, p99}, latency_all_ms: {p50, p99}}
 
@@ -18,7 +18,10 @@ them must know what the job has and how far it is. The parts of which a job has 
 ready. `relays` has a dict for each relay (docs/cluster.md). `queued` is the number of records in the inboxes of an
 operator's tasks, and `waiting` that of all records that wait for the operator, with those that its source has not read
 and those that its senders hold back (runtime/worker/waiting.py). Operators that are fused into one chain share both,
-which stand at the first of them. `busy` is the share of the time since the last look in which its task ran. The
+which stand at the first of them. `busy` is the share of the time since the last look in which its task ran, and `cpu`
+the cores that it used, with the threads that its functions have started (runtime/worker/processor_time.py). Of a
+worker, `cpu` and `cpu_wait` are the parts of the time in which its thread used a core and waited for one, and
+`cpu_threads` is the number of cores that threads of the job's functions used. The
 `latency_ms` of an operator is the age of records, since they entered the job, when its task had processed them, over
 the last five to ten seconds; that of the job is the same for its sinks. A batch counts with the age of its oldest
 record. `silent_s` says for how long a worker has not answered, when a status had to do without its answer, and is 0.0
@@ -209,7 +212,7 @@ class StatusBuilder:
     ) -> dict[str, Any]:
         counts = {"records_in": 0, "records_out": 0, "skipped": 0, "late": 0}
         rates = {"in_per_s": 0.0, "out_per_s": 0.0}
-        queued, busy = 0, 0.0
+        queued, busy, cpu = 0, 0.0, 0.0
         latency = Histogram()
         for number in numbers:
             task = tasks.get(number)
@@ -226,6 +229,7 @@ class StatusBuilder:
                 rates["out_per_s"] += max(0, mine["records_out"] - then["records_out"]) / seconds
             queued += task["queued"] if position == 0 else 0
             busy = max(busy, self._busy(number, task))
+            cpu = max(cpu, self._cpu(number, task))
             latency.merge(Histogram.from_sparse(task["latency_us"]))
         return {
             "parallelism": len(numbers),
@@ -233,6 +237,7 @@ class StatusBuilder:
             **rates,
             "queued": queued,
             "busy": busy,
+            "cpu": cpu,
             "latency_ms": _quantiles(latency),
         }
 
@@ -253,6 +258,22 @@ class StatusBuilder:
         # A process that was just started counts from 0.
         return 0.0 if before is None else max(0, task["busy_ns"] - before["busy_ns"]) / 1e9 / seconds
 
+    def _cpu(self, number: int, task: dict[str, Any]) -> float:
+        before, seconds = self._earlier(number)
+        if before is None:
+            return 0.0
+        used_ns: int = sum(max(0, task.get(what, 0) - before.get(what, 0)) for what in ("cpu_ns", "threads_ns"))
+        return used_ns / 1e9 / seconds
+
+    def _cores(self, worker: int, what: str) -> float:
+        """Returns by how many seconds a second a counter of a worker grows."""
+        if worker not in self._history:
+            return 0.0
+        before, now = self._history[worker][0], self._reports[worker]
+        seconds = (now["time_ns"] - before["time_ns"]) / 1e9
+        used_ns: int = max(0, now.get(what, 0) - before.get(what, 0))
+        return used_ns / 1e9 / seconds if seconds > 0 else 0.0
+
     def _task(self, number: int, task: dict[str, Any] | None) -> dict[str, Any]:
         entry = {"number": number, "name": self._plan.task_name(self._plan.by_number[number])}
         entry["worker"] = self._placed.get(number)
@@ -264,6 +285,7 @@ class StatusBuilder:
                 "queued": 0,
                 "unsent": 0,
                 "busy": 0.0,
+                "cpu": 0.0,
                 "records_in": 0,
                 "records_out": 0,
             }
@@ -271,6 +293,7 @@ class StatusBuilder:
             **entry,
             **{what: task[what] for what in ("finished", "blocked", "queued", "unsent")},
             "busy": self._busy(number, task),
+            "cpu": self._cpu(number, task),
             "records_in": task["operators"][0]["records_in"],
             "records_out": task["operators"][-1]["records_out"],
         }
@@ -288,6 +311,9 @@ class StatusBuilder:
             "transports": self._reports.get(info["index"], {}).get("transports", {}),
             "sent_bytes": self._reports.get(info["index"], {}).get("sent_bytes", {}),
             "streams": self._reports.get(info["index"], {}).get("streams", []),
+            "cpu": self._cores(info["index"], "loop_ns"),
+            "cpu_wait": self._cores(info["index"], "core_wait_ns"),
+            "cpu_threads": self._cores(info["index"], "threads_ns"),
         }
 
     def _totals(self, operators: dict[str, Any], tasks: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from penstock.runtime.transport.hop_meter import Row
 from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.processor_time import ProcessorTime, present_threads
 from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
 from penstock.runtime.worker.wiring import Wiring
 
@@ -85,6 +86,7 @@ class WorkerProcess:
     def __init__(self, connect_bridge: Callable[[str, str], Bridge] | None = None) -> None:
         """`connect_bridge` connects to the bridge to Spark with this name on this node. None: there is no Spark."""
         self._index = -1
+        self._own_threads = present_threads()  # before there are any of the job's program
         self._connect_bridge = connect_bridge
         self._loop: RunLoop | None = None
         self._transport: PeerTransport | None = None
@@ -176,7 +178,11 @@ class WorkerProcess:
                 root=None if self._options.network is None else self._root(incarnation),
             )
             self._loop = self._participant.loop = RunLoop(
-                wiring, self._transport, time.monotonic_ns, self._box if store is not None else None
+                wiring,
+                self._transport,
+                time.monotonic_ns,
+                self._box if store is not None else None,
+                ProcessorTime(self._own_threads),
             )
             if master is not None:
                 watch_master(master.process, lambda: self._control.heard, master.limit_s, plan.name)
@@ -211,9 +217,13 @@ class WorkerProcess:
         """Returns the counters of this worker's tasks."""
         tasks = self._loop.status() if self._loop is not None else []
         transport = self._transport
+        cpu = None if self._loop is None else self._loop.cpu
         return {
             "index": self._index,
             "time_ns": time.monotonic_ns(),
+            "loop_ns": 0 if cpu is None else cpu.loop_ns,
+            "core_wait_ns": 0 if cpu is None else cpu.core_wait_ns,
+            "threads_ns": 0 if cpu is None else cpu.threads_ns,
             "tasks": tasks,
             "ring_bytes": 0 if transport is None else transport.ring_bytes,
             "transports": {} if transport is None else transport.reasons(),

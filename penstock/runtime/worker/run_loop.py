@@ -48,6 +48,7 @@ from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.base import Buffer, Transport
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, task_load
+from penstock.runtime.worker.processor_time import EVERY, ProcessorTime
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
@@ -83,10 +84,17 @@ class RunLoop:
     with epochs, when the last epoch is committed too. It raises an error when a task has failed."""
 
     def __init__(
-        self, wiring: Wiring, transport: Transport, clock: Callable[[], int], box: BlackBox | None = None
+        self,
+        wiring: Wiring,
+        transport: Transport,
+        clock: Callable[[], int],
+        box: BlackBox | None = None,
+        cpu: ProcessorTime | None = None,
     ) -> None:
+        """`cpu` measures the processor time of the tasks (None: it stays unknown)."""
         self.wiring = wiring
         self.box = box
+        self.cpu = cpu
         self.transport = transport
         self.clock = clock
         self.tasks: list[Task] = list(wiring.tasks.values())
@@ -130,6 +138,7 @@ class RunLoop:
     def status(self) -> list[dict[str, Any]]:
         """Returns a dict of plain data for each task: counters since its start, queue lengths, and latency in
         microseconds as sparse histograms."""
+        self._divide_time()
         return [_task_status(task) for task in self.tasks]
 
     def streams(self) -> list[dict[str, Any]]:
@@ -142,13 +151,18 @@ class RunLoop:
         return [task_load(task) for task in self.tasks]
 
     def traffic(self) -> list[dict[str, Any]]:
-        """Returns what placement needs to know of each task, counted since the task was built: how long it ran, how
-        many records wait for it, and what it has sent to each other task, as (task, records, bytes)."""
+        """Returns what placement needs to know of each task, counted since the task was built: how long it ran, the
+        processor time of this, how long its functions waited, the processor time of their threads, how many records
+        wait for it, and what it has sent to each other task, as (task, records, bytes)."""
+        self._divide_time()
         return [
             {
                 "number": task.task.number,
                 "generation": task.generation,
                 "busy_ns": task.busy_ns,
+                "cpu_ns": task.cpu_ns,
+                "waits_ns": task.waits_ns,
+                "threads_ns": task.threads_ns,
                 "queued": task.queued + task.gathered,
                 "sent": [
                     (self.wiring.target_of(channel.number), channel.log.records, channel.log.bytes)
@@ -159,6 +173,10 @@ class RunLoop:
             if not task.finished
         ]
 
+    def _divide_time(self) -> None:
+        if self.cpu is not None:
+            self.cpu.divide(list(self.tasks))
+
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -166,6 +184,8 @@ class RunLoop:
         after an error."""
         failed = True
         process = os.getpid()
+        if self.cpu is not None:
+            self.cpu.begin()
         try:
             for task in self.tasks:
                 if not task.opened:
@@ -187,6 +207,7 @@ class RunLoop:
         root = self.wiring.root
         calls = self._calls.waiting
         box = self.box
+        cpu = self.cpu
         while not self.halted:
             deliver(receive(0))
             if calls:
@@ -194,11 +215,15 @@ class RunLoop:
             if root is not None:
                 root.tick()
             ran = False
+            measured = cpu is not None and not self.passes % EVERY
             for task in self.tasks:
                 if task.runnable():
                     if box is not None:
                         box.note(task.task.number)
-                    task.step()
+                    if measured:
+                        self._step_measured(task)
+                    else:
+                        task.step()
                     ran = True
                 else:
                     task.idle()
@@ -220,6 +245,13 @@ class RunLoop:
                 deliver(receive(_ROOM_WAIT_MAX_S))
                 continue
             deliver(receive(self._wait()))
+
+    def _step_measured(self, task: Task) -> None:
+        """Gives a task one step, and measures the processor time that the step takes."""
+        assert self.cpu is not None
+        busy_ns, cpu_ns = task.busy_ns, self.cpu.clock()
+        task.step()
+        self.cpu.note(task, task.busy_ns - busy_ns, self.cpu.clock() - cpu_ns)
 
     def _deliver(self, messages: Any) -> None:
         wiring = self.wiring
@@ -479,6 +511,8 @@ def _task_status(task: Task) -> dict[str, Any]:
         **task_load(task),
         "name": task.name,
         "blocked": task.blocked,
+        "cpu_ns": task.cpu_ns,
+        "threads_ns": task.threads_ns,
         "unsent": sum(channel.queued() for channel in task.channels),
         "operators": operators,
         "skipped_on_the_way": task.skipped_on_the_way(),

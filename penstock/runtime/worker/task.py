@@ -121,6 +121,7 @@ class Task:
         self._life = Machine(TASK, f"task {name}")
         self.queued = 0  # the number of records in the inbox
         self.busy_ns = 0
+        self.cpu_ns = self.waits_ns = self.threads_ns = 0  # see ProcessorTime, which sets them
         self.latency = RecentHistogram()
         self.ages = LeastAges()
         self.edge_errors: list[ErrorHandler] = []  # for failures between this task and the next

@@ -1,0 +1,75 @@
+"""Remembers the load and the traffic of a job by operator, for its next start (docs/papers.md: T11).
+
+When a job starts for the first time, only the shape of its flow shows what to expect. When it is resumed, it was
+measured before. What was measured of its tasks is added up by chain, because the job may be resumed with another
+parallelism, and so that it takes little room in the manifest of each epoch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+
+from penstock.placement.monitor import AT_REST
+from penstock.placement.topology import Topology, of_plan
+from penstock.placement.traffic import TrafficEdge, TrafficGraph
+from penstock.runtime.program.plan import Plan
+
+
+@dataclass(frozen=True)
+class KnownLoad:
+    """Holds the load of each chain, in cores of speed 1, and what each two chains exchange, in the unit of
+    `Monitor.topology`. Chains go by their names."""
+
+    load: dict[str, float]
+    traffic: dict[tuple[str, str], float]
+
+    @classmethod
+    def of(cls, plan: Plan, measured: Topology) -> KnownLoad:
+        """Adds up what a Monitor has measured of a plan."""
+        names = [chain.name for chain in plan.chains]
+        graph = measured.graph
+        load: dict[str, float] = defaultdict(float)
+        traffic: dict[tuple[str, str], float] = defaultdict(float)
+        for task, chain in enumerate(measured.components):
+            load[names[chain]] += max(0.0, float(graph.cpu[task]) - AT_REST)
+            for place in range(graph.starts[task], graph.starts[task + 1]):
+                other = measured.components[graph.neighbours[place]]
+                if chain <= other:  # the rows have each edge twice; those between tasks of one chain count as one
+                    half = 2 if chain == other else 1
+                    traffic[names[chain], names[other]] += float(graph.traffic[place]) / half
+        return cls(dict(load), dict(traffic))
+
+    def topology(self, plan: Plan) -> Topology | None:
+        """Returns the topology of a plan as it was measured, or None when the plan has other chains or exchanges."""
+        shape = of_plan(plan)
+        names = [chain.name for chain in plan.chains]
+        if any(name not in self.load for name in names):
+            return None
+        graph, at = shape.graph, shape.components
+        edges: list[tuple[int, int, tuple[str, str]]] = []
+        for task in range(len(shape)):
+            for other in graph.neighbours[graph.starts[task] : graph.starts[task + 1]].tolist():
+                if task < other:
+                    first, second = sorted((at[task], at[other]))
+                    edges.append((task, other, (names[first], names[second])))
+        counts = Counter(pair for _, _, pair in edges)
+        if any(pair not in self.traffic for pair in counts):
+            return None
+        divided: list[TrafficEdge] = [(a, b, self.traffic[pair] / counts[pair]) for a, b, pair in edges]
+        tasks = Counter(at)
+        load = [AT_REST + self.load[names[chain]] / tasks[chain] for chain in at]
+        return replace(shape, graph=TrafficGraph.of(len(shape), divided, cpu=load))
+
+    def dumps(self) -> str:
+        """Returns the same as text."""
+        return json.dumps({"load": self.load, "traffic": [[*pair, size] for pair, size in self.traffic.items()]})
+
+    @classmethod
+    def loads(cls, text: str) -> KnownLoad | None:
+        """Returns what `dumps` has written, or None for an empty text."""
+        if not text:
+            return None
+        found = json.loads(text)
+        return cls(found["load"], {(one, other): size for one, other, size in found["traffic"]})

@@ -1,0 +1,212 @@
+"""Makes new plans for a running job, and moves its tasks when a plan is worth it (docs/papers.md: T12).
+
+What is measured in a period is never exact, and in the period of a change it is partly of the time before. A job must
+not move its tasks for either. So Penstock plans with the mean of all periods since what was measured changed last, and
+only when there are two of them or more. Where every period differs from the one before, as when windows fire now and
+then, it plans with what the Monitor has smoothed, and a plan is adopted only when that of the next period would be
+adopted too.
+
+A job moves its tasks once for the same load and traffic. A plan must not make any worker too full, so a measurement
+that is off by little may allow a plan that another one forbids, and each of many plans in a row may save something.
+
+Nothing is planned while what is measured stays as it was when a plan was refused. This keeps chance from being asked
+until it agrees, and makes replanning cheap for a job that runs as it should: planning takes from a tenth of a second to
+some seconds, and comparing takes less than a thousandth of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.placement.adoption import AdoptionOptions, Verdict, cost, decide, hopeless, resting
+from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
+from penstock.placement.placement import Placement
+from penstock.placement.planner import plan
+from penstock.placement.traffic import TrafficGraph
+
+# A measurement is as before when its figures differ by less than this part of their sum.
+_SAME = 0.1
+# What was measured is as it was when tasks moved when it differs by less than this, and its hops cost less than so many
+# times as much. Both are more than what chance does.
+_SAME_AS_AT_MOVE = 0.2
+_DEARER = 1.5
+# After so many periods in a row that differ, what was smoothed counts.
+_UNSTEADY = 6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Holds the load and the traffic of a job, as `decide` takes them: bytes and records a second."""
+
+    graph: TrafficGraph
+    records: TrafficGraph
+
+
+@dataclass(frozen=True)
+class Look:
+    """Holds where tasks run, what was measured in this period alone, and what was smoothed over the last ones. `draw`
+    adds the anchors of data to a graph."""
+
+    running: Placement
+    now: Measured
+    smooth: Measured
+    node_cost: float = NODE_COST
+    core_bytes_per_s: float = CORE_BYTES_PER_S
+    draw: Callable[[TrafficGraph], TrafficGraph] = lambda graph: graph
+
+
+class Replanner:
+    """Decides once in each period; see the module's docstring."""
+
+    def __init__(self, options: AdoptionOptions, *, hasty: bool = False) -> None:
+        """`hasty`: to plan with what was smoothed, and to move for the first plan that is worth it. Only campaigns do
+        so, to compare."""
+        self._options = options
+        self._hasty = hasty
+        self._moved_at_s: float | None = None
+        self._mean: Measured | None = None  # of the periods since the last change
+        self._periods = 0  # how many these are
+        self._unsteady = 0  # the number of changes since there were two of them
+        self._wanted = False  # whether the last plan from what was smoothed would have been adopted
+        self._proposed: tuple[Measured, float] | None = (
+            None  # for which tasks should move, and what hops will cost then
+        )
+        self._moved_for: tuple[Measured, float] | None = None  # the same of the last move
+        self._refused: tuple[Placement, Measured, float, Verdict] | None = None
+
+    def moved(self, now_s: float) -> None:
+        """Notes that tasks have moved. What they load their workers with may be another now."""
+        self._moved_at_s = now_s
+        self._moved_for, self._proposed = self._proposed, None
+        self._mean, self._periods = None, 0
+        self._refused = None
+        self._wanted = False
+
+    def look(self, now_s: float, seen: Look) -> tuple[Placement | None, Verdict]:
+        """Returns where tasks should run from now on (None: where they are), and why."""
+        options = self._options
+        self._follow(seen.now)
+        measured = self._measured(seen)
+        if measured is None:
+            return None, Verdict(False, "what is measured has just changed")
+        since_s = None if self._moved_at_s is None else now_s - self._moved_at_s
+        told = resting(since_s, options) or hopeless(
+            seen.running, measured.graph, options, seen.node_cost, seen.core_bytes_per_s, measured.records
+        )
+        if told is not None:
+            self._wanted = False
+            return None, told
+        if self._has_moved_for(seen, measured.graph):
+            self._wanted = False
+            return None, Verdict(False, "tasks have moved for this load and this traffic")
+        if self._refused is not None and self._is_refused(seen, measured):
+            return None, self._refused[3]
+        new = plan(
+            seen.draw(measured.graph),
+            seen.running.nodes,
+            factor=options.factor,
+            node_cost=seen.node_cost,
+            tasks=len(measured.graph),
+            running=seen.running,
+        )
+        verdict = decide(
+            seen.running,
+            new,
+            measured.graph,
+            options,
+            seen.node_cost,
+            seen.core_bytes_per_s,
+            records=measured.records,
+        )
+        if not verdict.adopt:
+            self._refused = seen.running, measured, seen.node_cost, verdict
+            self._wanted = False
+            return None, verdict
+        self._refused = None
+        if self._hasty or self._periods >= 2 or self._wanted:
+            self._proposed = measured, cost(new, measured.graph, seen.node_cost)
+            return new, verdict
+        self._wanted = True
+        return None, replace(verdict, adopt=False, reason=f"{verdict.reason}; tasks move if the next plan says so too")
+
+    def _follow(self, now: Measured) -> None:
+        """Takes what was measured in a period."""
+        before = self._mean
+        if before is not None and len(before.graph) == len(now.graph) and self._alike(before.graph, now.graph):
+            self._periods += 1
+            new = 1 / self._periods
+            self._mean = Measured(
+                _mixed(before.graph, now.graph, new),
+                _mixed(before.records, now.records, new),
+            )
+            self._unsteady = 0
+        else:
+            self._mean, self._periods = now, 1
+            self._unsteady += 1
+
+    def _measured(self, seen: Look) -> Measured | None:
+        """Returns what to plan with, or None when nothing is certain yet."""
+        if self._hasty:
+            return seen.smooth
+        if self._periods >= 2:
+            return self._mean
+        return seen.smooth if self._unsteady > _UNSTEADY else None
+
+    def _has_moved_for(self, seen: Look, now: TrafficGraph) -> bool:
+        """Returns whether the last move was for the same load and traffic."""
+        if self._moved_for is None or self._hasty:
+            return False
+        before, expected = self._moved_for
+        if len(before.graph) != len(now) or not self._alike(before.graph, now, _SAME_AS_AT_MOVE):
+            return False
+        least = _SAME_AS_AT_MOVE * now.total_traffic  # traffic that is little beside all of it
+        return cost(seen.running, now, seen.node_cost) <= max(_DEARER * expected, least)
+
+    def _alike(self, one: TrafficGraph, other: TrafficGraph, by: float = _SAME) -> bool:
+        """Returns whether the load and the traffic of the same tasks differ by less than this part."""
+        busy = max(one.total_cpu, other.total_cpu, self._options.busy)
+        if float(np.abs(one.cpu - other.cpu).sum()) > by * busy:
+            return False
+        return _difference(one, other) <= by * max(one.total_traffic, other.total_traffic)
+
+    def _is_refused(self, seen: Look, now: Measured) -> bool:
+        """Returns whether a plan was refused for the same placement and the same load."""
+        assert self._refused is not None
+        running, before, node_cost, _ = self._refused
+        more = 1 + self._options.margin
+        if running != seen.running or len(before.graph) != len(now.graph):
+            return False
+        if not 1 / more < seen.node_cost / node_cost < more:
+            return False
+        crosses = cost(running, now.graph, node_cost), cost(running, before.graph, node_cost)
+        return crosses[0] <= more * crosses[1] and self._alike(before.graph, now.graph)
+
+
+def _ends(graph: TrafficGraph) -> tuple[np.ndarray, np.ndarray]:
+    return np.repeat(np.arange(len(graph)), np.diff(graph.starts)), graph.neighbours
+
+
+def _mixed(one: TrafficGraph, other: TrafficGraph, new: float) -> TrafficGraph:
+    """Returns the mean of two graphs of the same tasks, in which the other one counts for the part `new`."""
+    parts = ((one, 1 - new), (other, new))
+    edges = [
+        (a, b, part * size / 2)
+        for graph, part in parts
+        for a, b, size in zip(*(end.tolist() for end in _ends(graph)), graph.traffic.tolist(), strict=True)
+    ]
+    return TrafficGraph.of(
+        len(one), edges, cpu=(1 - new) * one.cpu + new * other.cpu, memory=one.memory, allowed=other.allowed
+    )
+
+
+def _difference(one: TrafficGraph, other: TrafficGraph) -> float:
+    """Returns by how much the traffic of two graphs of the same tasks differs, over all edges."""
+    keys = [ends[0] * len(one) + ends[1] for ends in (_ends(one), _ends(other))]
+    every = np.union1d(*keys)
+    traffic = np.zeros((2, len(every)))
+    for row, key, graph in zip(traffic, keys, (one, other), strict=True):
+        row[np.searchsorted(every, key)] = graph.traffic
+    return float(np.abs(traffic[0] - traffic[1]).sum()) / 2

@@ -1,0 +1,131 @@
+"""When a running job is planned anew, and when its tasks move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from penstock.placement import replanning
+from penstock.placement.adoption import AdoptionOptions
+from penstock.placement.monitor import RECORD_BYTES
+from penstock.placement.placement import Placement, workers_of
+from penstock.placement.replanning import Look, Measured, Replanner
+from penstock.placement.traffic import Node, TrafficGraph
+from tests.placement.settling import migrations
+
+NODES = (Node("a", 2), Node("b", 2))
+CROSSED = Placement(NODES, workers_of(NODES), (0, 1, 2, 3, 0, 1, 2, 3))
+#: Which tasks talk to which: across at first, and then as the tasks lie in CROSSED.
+ACROSS = ((0, 3), (1, 2), (4, 7), (5, 6))
+STRAIGHT = ((0, 4), (1, 5), (2, 6), (3, 7))
+PERIOD_S = 10.0
+
+
+def measured(pairs: Sequence[tuple[int, int]], rate: float, cores: float = 0.1) -> Measured:
+    records = [(a, b, rate) for a, b in pairs]
+    size = 100.0 + RECORD_BYTES
+    graph = TrafficGraph.of(8, [(a, b, size * rate) for a, b, rate in records], cpu=[cores] * 8)
+    return Measured(graph, TrafficGraph.of(8, records))
+
+
+def look(now: Measured, running: Placement = CROSSED) -> Look:
+    return Look(running, now, now)
+
+
+class Job:
+    """A job that is looked at once in each period, and moves its tasks as it is told."""
+
+    def __init__(self) -> None:
+        self.replanner = Replanner(AdoptionOptions())
+        self.running = CROSSED
+        self.now_s = 0.0
+        self.told: list[str] = []
+
+    def goes_on(self, *periods: Measured) -> list[int]:
+        """Returns the periods in which tasks moved, from 0."""
+        moved = []
+        for period, now in enumerate(periods):
+            self.now_s += PERIOD_S
+            new, verdict = self.replanner.look(self.now_s, look(now, self.running))
+            self.told.append(verdict.reason)
+            assert verdict.adopt == (new is not None)
+            if new is not None:
+                self.running = new
+                self.replanner.moved(self.now_s)
+                moved.append(period)
+        return moved
+
+
+def test_tasks_move_in_the_second_period_that_says_so() -> None:
+    job = Job()
+    assert job.goes_on(*[measured(ACROSS, 20_000)] * 8) == [1]
+    assert job.told[0] == "what is measured has just changed"
+    assert job.told[2] == "what is measured has just changed", "tasks load their workers otherwise now"
+
+
+def test_a_period_of_a_change_moves_nothing() -> None:
+    """Half of the period belongs to the time before, so a plan for it fits neither. Each change is answered once."""
+    job = Job()
+    job.goes_on(*[measured(ACROSS, 20_000)] * 6)
+    half = measured((*ACROSS, *STRAIGHT), 10_000)
+    assert job.goes_on(half, *[measured(STRAIGHT, 20_000)] * 6) == [2]
+
+
+def test_traffic_that_never_rests_moves_tasks_by_what_is_smoothed() -> None:
+    """Every second period is ten times as strong. What is smoothed says twice that tasks should move."""
+    job = Job()
+    smooth = measured(ACROSS, 11_000)
+    moved = []
+    for period in range(16):
+        now = replace(look(measured(ACROSS, 2_000 if period % 2 else 20_000), job.running), smooth=smooth)
+        new, verdict = job.replanner.look(PERIOD_S * period, now)
+        if new is not None:
+            moved.append(period)
+            job.running = new
+            job.replanner.moved(PERIOD_S * period)
+        job.told.append(verdict.reason)
+    assert moved == [7], job.told
+    assert job.told[6].endswith("; tasks move if the next plan says so too")
+
+
+def test_nothing_is_planned_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = []
+
+    def plan(*arguments: object, **more: object) -> Placement:
+        planned.append(arguments)
+        return CROSSED
+
+    monkeypatch.setattr(replanning, "plan", plan)
+    job = Job()
+    assert job.goes_on(*[measured(ACROSS, 20_000)] * 6) == []
+    assert len(planned) == 1
+    job.goes_on(*[measured(ACROSS, 40_000)] * 4)
+    assert len(planned) == 2, "the traffic has changed"
+
+
+def test_a_job_in_which_hardly_anything_crosses_is_never_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replanning, "plan", None)
+    job = Job()
+    assert job.goes_on(*[measured(ACROSS, 1.0)] * 4) == []
+    assert "so little crosses that no plan could save" in job.told[-1]
+
+
+def test_a_worker_that_becomes_too_full_gives_tasks_away_although_they_have_moved() -> None:
+    job = Job()
+    assert job.goes_on(*[measured(ACROSS, 20_000)] * 3) == [1]
+    heavy = measured(ACROSS, 20_000).graph.cpu * 0
+    heavy[:] = 0.1
+    here = [task for task in range(8) if job.running.tasks[task] == job.running.tasks[0]]
+    assert len(here) == 2
+    heavy[here] = 0.7
+    full = measured(ACROSS, 20_000)
+    full = Measured(replace(full.graph, cpu=heavy), full.records)
+    assert job.goes_on(*[full] * 3) == [1]
+
+
+def test_a_job_moves_once_for_each_change() -> None:
+    """This job moved tasks twice when each plan was adopted that was worth it: measurements that are off allow plans
+    that others forbid."""
+    assert max(migrations(12, 8)) == 1
