@@ -48,6 +48,10 @@ Where we differ from the paper, and why:
   And the record tasks must be able to bear V, or the burst is there again at once.
 - **What the record tasks could do while Spark works is not known.** So the range comes back for a probe now and then,
   ever more rarely while these fail (`probes.py`).
+- **L counts as it will be when Spark can answer.** Who waits for L > L_up and then takes time to switch has more than
+  L_up waiting at the first answer. So L includes what comes beyond PD until then: (V - PD) * (switch_s + fixed_s). And
+  delta is there so that a range does not go to and fro. As nothing comes back while V > PD (see below), L_up is then
+  L_switch itself. With both, the delay has no peak at a switch that is higher than what micro-batches cost anyway.
 - **A switch must have paid.** Each switch is predicted and measured (`switch_outcome.py`). One to Spark that did not
   pay is taken back, and similar loads are refused for a while.
 - A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
@@ -260,6 +264,18 @@ class Figures:
     queue_switch: float | None = None  # L_switch
     queue_up: float | None = None  # L_up
     queue_down: float | None = None  # L_down
+    queue_soon: float | None = None  # what of L is the range's own when Spark could give its first answer
+
+    @property
+    def soon(self) -> float:
+        """Returns what of the queue will be the range's own when Spark could give its first answer."""
+        return self.own if self.queue_soon is None else self.queue_soon
+
+    @property
+    def waiting(self) -> str:
+        """Returns how many records wait, in words."""
+        soon = f", {self.soon:,.0f} when Spark could answer" if self.soon > self.own else ""
+        return f"{self.own:,.0f} records wait{soon}"
 
     @property
     def own(self) -> float:
@@ -347,6 +363,7 @@ class BurstDetector:
         self._reason = ""  # of the last burst
         self._story: SwitchStory | None = None  # of the last switch, while it is not judged
         self._notes: deque[str] = deque()
+        self._gathers_s: float | None = None  # the interval that was told last
         self._prepare_since: float | None = None  # when the host was told to; None: it was not, or it is done
         self.calibrate(calibration or Calibration())
 
@@ -401,12 +418,14 @@ class BurstDetector:
         prepare = self._prepare(seen.time_s, figures)
         if prepare and self._prepare_since is None:
             self._prepare_since = seen.time_s
+        gathers = self._interval(figures, backlog=True)
+        self._gathers_s = gathers.seconds
         warning, self._failures.warning = self._failures.warning, None
         return Decision(
             wanted=WANTED[self.state],
             state=self.state,
             prepare=prepare,
-            interval=self._interval(figures, backlog=True),
+            interval=gathers,
             reason=reason,
             warning=warning,
             figures=figures,
@@ -485,6 +504,7 @@ class BurstDetector:
                 figures, schedule_s=cost.fixed_s - transmit_s, transmit_s=transmit_s, transmit_rate=way.rate
             )
         seconds = self._interval(figures).seconds
+        in_s = seen.time_s - self._phase_s  # in this paradigm
         if record_rate is None:
             return replace(figures, interval_s=seconds)
         length = switch_length(
@@ -496,7 +516,12 @@ class BurstDetector:
             k=self.options.k,
         )
         up, down = thresholds(length, self.options.delta)
-        return replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
+        figures = replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
+        # The speeds of the first moments in a paradigm are not known well enough to look ahead.
+        if self.options.k is not None or arrival_rate <= record_rate or in_s < self.options.dwell_min_s:
+            return figures
+        soon = figures.own + (arrival_rate - record_rate) * (self._switch_s + cost.fixed_s) if figures.own else 0.0
+        return replace(figures, queue_up=length, queue_soon=soon)
 
     def _interval(self, figures: Figures, *, backlog: bool = False) -> Interval:
         """Returns T for these arrivals. Once Spark is at work, they include what Spark has to catch up on."""
@@ -504,9 +529,10 @@ class BurstDetector:
         if figures.operation_rate is not None and figures.fixed_s is not None:
             cost = BatchCost(figures.fixed_s, figures.operation_rate)
         late = 0.0
-        if backlog and self.state == "OPERATION" and figures.interval_s is not None:
-            # what gathers in an interval is not late
-            late = max(0.0, figures.queue - figures.arrival_rate * figures.interval_s)
+        if backlog and self.state == "OPERATION" and cost is not None and self._gathers_s is not None:
+            # What gathers in the interval as it is, and what is under way, is not late.
+            gathered = figures.arrival_rate * self._gathers_s
+            late = max(0.0, figures.queue - gathered - figures.arrival_rate * cost.seconds(gathered))
         return interval(
             figures.arrival_rate,
             cost,
@@ -547,13 +573,13 @@ class BurstDetector:
             return "burst", f"asked for: Spark's turn after {in_phase:.1f} s"
         if f.queue_up is None:
             return None, self._unknown(f)
-        if f.own <= f.queue_up:
+        if f.soon <= f.queue_up:
             if f.queue > f.queue_up:
                 return None, (
                     f"not switched: of {f.queue:,.0f} waiting records {f.held_up:,.0f} wait because operators further "
                     "down take no more"
                 )
-            return None, f"calm: {f.own:,.0f} records wait; Spark answers sooner above {f.queue_up:,.0f}"
+            return None, f"calm: {f.waiting}; Spark answers sooner above {f.queue_up:,.0f}"
         refused = self._slower(f, self.options.margin) or self._too_late(time_s, f)
         if refused is None and self.options.k is None:
             refused = self.refusals.refused(f.arrival_rate, f.record_rate or 0.0, time_s)
@@ -565,7 +591,7 @@ class BurstDetector:
                 f"not switched yet: the range came back only now, and stays {self._stay_until - time_s:.1f} s more",
             )
         return "burst", (
-            f"burst: {f.own:,.0f} records wait, above {f.queue_up:,.0f}, and {f.arrival_rate:,.0f} come a second; "
+            f"burst: {f.waiting}, above {f.queue_up:,.0f}, and {f.arrival_rate:,.0f} come a second; "
             f"Spark processes {f.operation_capacity:,.0f} records/s, the record tasks {f.record_rate:,.0f}"
         )
 
@@ -585,9 +611,9 @@ class BurstDetector:
         if preparing:
             if slower is not None:
                 return "calm", f"not switched: {slower}"
-            if f.own < f.queue_down:
-                return "calm", f"over before Spark was ready: {f.own:,.0f} records wait, under {f.queue_down:,.0f}"
-            return None, f"burst: {f.own:,.0f} records wait; Spark is being made ready"
+            if f.soon < f.queue_down:
+                return "calm", f"over before Spark was ready: {f.waiting}, under {f.queue_down:,.0f}"
+            return None, f"burst: {f.waiting}; Spark is being made ready"
         if time_s < self._stay_until:
             return None, f"in Spark only now, and stays {self._stay_until - time_s:.1f} s more"
         if slower is not None:

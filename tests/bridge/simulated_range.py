@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 import random
 import sys
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -33,7 +35,8 @@ class SimulatedRange:
     takes what waits when an interval is over and it is free; it needs fixed_s + n / rate. Making it ready takes
     `prepare_s`, a switch `switch_s`, in which nobody works. `mode`: the detector's at a time. `slowness`: how many
     times as long a record takes in the record tasks at a time. `follows`: the records/s that what follows the range
-    takes of Spark's answers; micro-batches take no longer by that, but the next one begins later.
+    takes of Spark's answers; micro-batches take no longer by that, but the next one begins later. `under_way_max`: how
+    many micro-batches Spark has at the same time, one after the other; a diversion lets it have two.
     """
 
     load: Callable[[float], float]
@@ -47,15 +50,19 @@ class SimulatedRange:
     mode: Callable[[float], Mode] = lambda now: "auto"
     slowness: Callable[[float], float] = lambda now: 1.0
     follows: float | None = None
+    under_way_max: int = 1
+    options: BurstOptions = field(default_factory=BurstOptions)
 
     def run(self, until_s: float) -> None:
-        self.detector = BurstDetector(BurstOptions(), self.calibration)
+        self.detector = BurstDetector(self.options, self.calibration)
         self.waited = 0.0  # for how long all records together
         self.queues: list[float] = []
         self.states: list[tuple[float, str]] = []
         self.came = self.done = 0.0
+        self.history: list[tuple[float, float]] = []  # after each step: the records that have come, and that are done
+        self.intervals: list[tuple[float, float]] = []  # (time, how long micro-batches gather)
         queue = 0.0
-        running: tuple[float, MicroBatch] | None = None
+        running: deque[tuple[float, MicroBatch]] = deque()  # (when it is answered, what is told of it)
         ready_at = switched_at = None
         cut_at = 0.0
         self.decision: Decision | None = None
@@ -65,23 +72,23 @@ class SimulatedRange:
             queue += arrived
             self.came += arrived
             processed, batches = 0.0, []
-            if running is not None and running[0] <= now:
-                self.done += running[1].records
-                batches.append(running[1])
-                running = None
+            while running and running[0][0] <= now:
+                self.done += running[0][1].records
+                batches.append(running.popleft()[1])
             state = self.detector.state
             if state in ("RECORD", "PREPARING"):
                 processed = min(queue, self.record_rate / self.slowness(now) * self.step_s)
                 queue -= processed
                 self.done += processed
-            elif state == "OPERATION" and running is None and now >= cut_at and queue > 0:
+            elif state == "OPERATION" and len(running) < self.under_way_max and now >= cut_at and queue > 0:
                 assert self.decision is not None
                 rows = min(queue, ROWS_MAX)
                 batch = MicroBatch(rows, self.spark.seconds(rows))
-                running = (now + max(batch.seconds, rows / (self.follows or math.inf)), batch)
+                begins = max(now, running[-1][0]) if running else now
+                running.append((begins + max(batch.seconds, rows / (self.follows or math.inf)), batch))
                 cut_at = now if rows == ROWS_MAX else now + self.decision.interval.seconds
                 queue -= rows
-            waiting = queue + (running[1].records if running else 0.0)
+            waiting = queue + sum(batch.records for _, batch in running)
             self.waited += waiting * self.step_s
             untried = self.decision is not None and self.decision.figures.queue_switch is None
             if untried and self.detector.prepared:
@@ -96,14 +103,38 @@ class SimulatedRange:
                 self.detector.happened("ready", now)
             if self.detector.state in ("SWITCHING", "RETURNING"):
                 switched_at = now + self.switch_s if switched_at is None else switched_at
-                if now >= switched_at and running is None:
+                if now >= switched_at and not running:
                     switched_at = None
                     cut_at = now
                     self.detector.happened("switched" if self.detector.state == "SWITCHING" else "returned", now)
             if not self.states or self.states[-1][1] != self.detector.state:
                 self.states.append((now, self.detector.state))
             self.queues.append(queue)
-        self.left = queue + (running[1].records if running else 0)
+            self.intervals.append((now, self.decision.interval.seconds))
+            self.history.append((self.came, self.done))
+        self.left = queue + sum(batch.records for _, batch in running)
+
+    @property
+    def most(self) -> float:
+        """The most records that have waited, those in Spark too."""
+        return max(came - done for came, done in self.history)
+
+    def delay(self, quantile: float) -> float:
+        """The delay that this share of the records does not exceed; those that are not done do not count."""
+        done = [one for _, one in self.history]
+        found: list[tuple[float, float]] = []  # (delay, records)
+        before = 0.0
+        for step, (came, _) in enumerate(self.history):
+            at = bisect_left(done, came - 1e-6, lo=step)
+            if came > before and at < len(done):
+                found.append(((at - step) * self.step_s, came - before))
+            before = came
+        left = quantile * sum(records for _, records in found)
+        for delay, records in sorted(found):
+            left -= records
+            if left <= 0:
+                return delay
+        return math.inf
 
 
 @dataclass(frozen=True)

@@ -292,7 +292,7 @@ def test_a_burst_goes_up_and_comes_back() -> None:
     made = detector(rate=60_000)
     decision = after(made, 5.0, 60_000, 60_000)
     assert (decision.state, decision.wanted, decision.prepare) == ("PREPARING", "operation", True)
-    assert decision.reason.startswith("burst: 60,000 records wait, above ")
+    assert decision.reason.startswith("burst: 60,000 records wait, 96,000 when Spark could answer, above ")
     assert made.happened("ready", 10.0) == "SWITCHING"
     assert after(made, 10.1, 100_000, 60_000).wanted == "operation"
     assert made.happened("switched", 11.0) == "OPERATION"
@@ -669,11 +669,14 @@ def test_a_slower_spark_that_was_calibrated_too_well_is_left_again() -> None:
 
 
 def test_a_load_that_comes_and_goes_quickly_does_not_make_it_flap() -> None:
-    """Three seconds of each, for five minutes: between two switches there is at least the dwell."""
+    """Three seconds of each, for five minutes: between two switches there is at least the dwell, unless a burst begins
+    just when the range has come back for a probe."""
     run = SimulatedRange(lambda now: 60_000.0 if now % 6 < 3 else 5_000.0, calibration=KNOWN)
     run.run(300)
     phases = [at for at, name in run.states if name in ("OPERATION", "RECORD")]
-    assert all(later - earlier >= 2.0 for earlier, later in itertools.pairwise(phases[1:]))
+    short = [at for at, later in itertools.pairwise(phases[1:]) if later - at < 2.0]
+    assert len(short) <= 2
+    assert len(phases) < 60
     assert max(run.queues) < 320_000
 
 
@@ -764,3 +767,22 @@ def test_few_decisions_cost_more_than_the_better_choice() -> None:
     assert not any(case.taken_back for case in cases)
     assert any("OPERATION" in case.states for case in cases)
     assert any("OPERATION" not in case.states for case in cases)
+
+
+def test_micro_batches_are_short_again_after_a_backlog() -> None:
+    """The switch takes long. What gathers and what is under way is no backlog, or micro-batches stay long for ever,
+    because more gathers in long ones."""
+    spark = BatchCost(0.25, 12_000.0)
+    run = SimulatedRange(
+        lambda now: 6_000.0 if now >= 20 else 1_600.0,
+        record_rate=4_000.0,
+        spark=spark,
+        switch_s=2.5,
+        calibration=Calibration(None, spark, prepare_s=2.0, switch_s=0.5),
+        under_way_max=2,
+    )
+    run.run(50)
+    assert run.detector.state == "OPERATION"
+    intervals = [seconds for at, seconds in run.intervals if at >= 20]
+    assert max(intervals) == 2.0, "there was a backlog"
+    assert set(intervals[-100:]) == {interval(6_000.0, spark).seconds} == {1.0}
