@@ -86,6 +86,7 @@ class SparkBridge:
             executors=dict(self.executors()),
             node=ray.get_runtime_context().get_node_id(),
             ways=ways,
+            cores=session.cores,
         )
 
     def answer(self, chain: int, position: int, batch: pa.Buffer | str) -> MicroBatchResult:

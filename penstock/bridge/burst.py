@@ -93,6 +93,7 @@ from penstock.bridge.cost import (
 )
 from penstock.bridge.probes import Probes
 from penstock.bridge.switch_outcome import (
+    ANSWERS_MIN,
     JUDGED_AFTER_S,
     Forecast,
     Model,
@@ -238,6 +239,7 @@ class Observation:
     batches: tuple[MicroBatch, ...] = ()  # that Spark finished
     held_up: float = 0.0  # of the queue: what waits only because a range further down takes no more
     way_s: float | None = None  # for how long results that wait for nobody are on their way to the next tasks
+    answered: float = 0.0  # records that Spark has answered
 
 
 @dataclass(frozen=True)
@@ -365,6 +367,7 @@ class BurstDetector:
         self._notes: deque[str] = deque()
         self._gathers_s: float | None = None  # the interval that was told last
         self._prepare_since: float | None = None  # when the host was told to; None: it was not, or it is done
+        self._guess: tuple[BatchCost, float] | None = None  # what Spark costs at least, and its cores for each task
         self.calibrate(calibration or Calibration())
 
     @property
@@ -391,7 +394,15 @@ class BurstDetector:
     def tried(self, cost: BatchCost) -> None:
         """Takes this cost of Spark's micro-batches until there are measurements. Measurements of the record tasks
         remain."""
+        self._guess = None
         self._batches = BatchSpeed(cost)
+
+    def untried(self, guess: BatchCost, cores_a_task: float) -> None:
+        """Takes a guess of what Spark's micro-batches cost until there are measurements, because the range could not be
+        tried. Spark's Python workers run it then, with the functions of the record tasks: a core of Spark is not
+        quicker than a record task that nothing else holds up. Spark has `cores_a_task` cores for each of these."""
+        if not self._batches.measured:
+            self._guess = guess, cores_a_task
 
     @property
     def awaits_preparation(self) -> bool:
@@ -459,7 +470,7 @@ class BurstDetector:
                 self._arrival_rate = rate + (old - rate) * math.exp(-passed / self.options.smoothing_s)
                 self._records.add(pending.processed, pending.busy_s, passed)
                 if self.state in ("RECORD", "PREPARING"):  # elsewhere, records wait for Spark or for a switch
-                    self._sustained.add(pending.processed, pending.queue, passed)
+                    self._sustained.add(pending.processed, pending.queue, passed, pending.busy_s)
                     self._shown.add(pending.processed, passed)
                 self._pending = _Pending(seen.time_s, seen.queue)
         self._queues.append((seen.time_s, max(0.0, seen.queue - seen.held_up)))
@@ -468,6 +479,7 @@ class BurstDetector:
 
     def _figures(self, seen: Observation) -> Figures:
         arrival_rate = self._arrival_rate or 0.0
+        self._guess_batches()
         alone, cost = self._records.rate, self._batches.cost
         if seen.way_s is not None:
             self._record_ways.append(seen.way_s)
@@ -522,6 +534,14 @@ class BurstDetector:
             return figures
         soon = figures.own + (arrival_rate - record_rate) * (self._switch_s + cost.fixed_s) if figures.own else 0.0
         return replace(figures, queue_up=length, queue_soon=soon)
+
+    def _guess_batches(self) -> None:
+        """What Spark's micro-batches cost by what the record tasks do now, if nothing better is known."""
+        if self._guess is None or self._batches.measured:
+            return
+        guess, cores_a_task = self._guess
+        if (alone := self._sustained.alone or self._records.rate) is not None:
+            self._batches = BatchSpeed(BatchCost(guess.fixed_s, min(guess.rate, alone * cores_a_task)))
 
     def _interval(self, figures: Figures, *, backlog: bool = False) -> Interval:
         """Returns T for these arrivals. Once Spark is at work, they include what Spark has to catch up on."""
@@ -616,7 +636,7 @@ class BurstDetector:
             return None, f"burst: {f.waiting}; Spark is being made ready"
         if time_s < self._stay_until:
             return None, f"in Spark only now, and stays {self._stay_until - time_s:.1f} s more"
-        if slower is not None:
+        if slower is not None and not self._too_early(self._story):
             return "calm", f"Spark does not pay any more: {slower}"
         if (story := self._story) is not None and self._does_not_pay(story, f):
             story.paid = False
@@ -654,6 +674,11 @@ class BurstDetector:
         assert f.fixed_s is not None
         assert f.interval_s is not None
         return f.arrival_rate * (f.interval_s + f.fixed_s + f.arrival_rate * f.interval_s / f.operation_rate)
+
+    def _too_early(self, story: SwitchStory | None) -> bool:
+        """Whether too few micro-batches have been answered to say that Spark is slow: the first ones may have waited
+        for something that the next ones will not."""
+        return story is not None and story.answers < ANSWERS_MIN and story.lasted_s < JUDGED_AFTER_S
 
     def _does_not_pay(self, story: SwitchStory, f: Figures) -> bool:
         return self.options.k is None and story.to == "operation" and story.does_not_pay(self._in_batches(f))
@@ -744,7 +769,7 @@ class BurstDetector:
 
     def _watch_story(self, seen: Observation, f: Figures) -> None:
         if self._story is not None:
-            self._story.observe(seen.time_s, f.own, seen.arrivals, seen.batches)
+            self._story.observe(seen.time_s, f.own, seen.arrivals, seen.batches, seen.answered)
             if self._story.to == "record" and self.state == "RECORD" and self._story.lasted_s >= JUDGED_AFTER_S:
                 self._end_story()
 
@@ -778,6 +803,8 @@ class BurstDetector:
             self._switch_s = took
         elif event == "returned":
             self._return_s = took
+        if event in ("switched", "returned") and self._story is not None:
+            self._story.switched_s = time_s - self._story.at_s
         elif event == "calm" and before == "OPERATION":
             self._failures = self._no_failures()  # Spark has served a burst to its end
         if self.state is not before:

@@ -161,21 +161,30 @@ class SustainedSpeed:
 
     def __init__(self) -> None:
         self.rate: float | None = None  # None: no queue has been seen
+        self.alone: float | None = None  # the same per busy second
         self._period_s = 0.0  # of periods with a queue in which nothing was processed yet
+        self._period_busy_s = 0.0  # of these, busy
         self._measured_s = 0.0  # for how long, with weights
+        self._busy_s = 0.0  # of this, busy
 
-    def add(self, records: float, waiting: float, period_s: float) -> None:
-        """Adds a period: the records that were processed, and the records that waited when the period began."""
+    def add(self, records: float, waiting: float, period_s: float, busy_s: float = 0.0) -> None:
+        """Adds a period: the records that were processed, the records that waited when the period began, and for how
+        long a task was busy on average."""
         if records >= waiting:
-            self._period_s = self._measured_s = 0.0
+            self._period_s = self._measured_s = self._period_busy_s = self._busy_s = 0.0
             return
         self._period_s += period_s
+        self._period_busy_s += busy_s
         if records <= 0 or self._period_s <= 0:
             return  # a pause, as for a barrier: it counts with what is processed after it
-        kept_s = self._measured_s * math.exp(-self._period_s / SUSTAINED_MEMORY_S)
+        kept = math.exp(-self._period_s / SUSTAINED_MEMORY_S)
+        kept_s = self._measured_s * kept
         self._measured_s = kept_s + self._period_s
+        self._busy_s = self._busy_s * kept + self._period_busy_s
         self.rate = ((self.rate or 0.0) * kept_s + records) / self._measured_s
-        self._period_s = 0.0
+        if self._busy_s > 0:
+            self.alone = self.rate * self._measured_s / self._busy_s
+        self._period_s = self._period_busy_s = 0.0
 
 
 class ShownSpeed:
@@ -223,6 +232,11 @@ class BatchSpeed:
         for size in [size for size, last in self._fed.items() if self._number - last > FORGET_AFTER]:
             del self._classes[size], self._fed[size]
         self._fit = self._fitted()
+
+    @property
+    def measured(self) -> bool:
+        """Whether a batch has been measured."""
+        return self._number > 0
 
     @property
     def cost(self) -> BatchCost | None:

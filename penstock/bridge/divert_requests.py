@@ -21,7 +21,7 @@ _Place = tuple[int, int]  # (worker, chain)
 
 def is_diverted(task: TaskLoad) -> bool:
     """Returns whether a task's input goes to Spark, or went there and is not answered yet."""
-    return task["diverted"] is not None or task["divert"] is not None
+    return task["diverted"] is not None
 
 
 def is_diverted_to(task: TaskLoad, life: int) -> bool:

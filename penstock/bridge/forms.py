@@ -39,7 +39,7 @@ ENCODED = "penstock:records"
 
 # A list has at most so many records and at least so many. A large micro-batch has so many lists that all cores get
 # about as many records (docs/papers.md: D5).
-_LIST_MOST, _LIST_LEAST, _LISTS = 2048, 256, 64
+_LIST_MOST, _LIST_LEAST, _LISTS = 2048, 32, 64
 
 # The least number of records that the stages get at a time. What 1,024 lines of text become fits into the processor's
 # caches, and with 4,096 lines a count of words takes a fifth longer.

@@ -38,6 +38,7 @@ What must never happen:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,7 +59,8 @@ from penstock.runtime.worker.waiting import WaitingRecords
 
 # What Spark is assumed to cost before it was measured: on two cores a micro-batch costs about a quarter of a second,
 # and rows that stay columns go through at some hundred thousand a second.
-_FIRST_GUESS = Calibration(batch=BatchCost(0.25, 400_000.0))
+_FIRST_COST = BatchCost(0.25, 400_000.0)
+_FIRST_GUESS = Calibration(batch=_FIRST_COST)
 
 # When micro-batches are under way and none is answered for this long, Spark is asked whether it lives.
 _QUIET_S = 10.0
@@ -67,6 +69,10 @@ _QUIET_S = 10.0
 # answer comes within seconds. But they are not so small that the fixed cost is most of the cost.
 _ROWS_UNDER_WAY = 600_000
 _ROWS_LEAST = 50_000
+
+# Of records that take long, a micro-batch has as many as Spark processes within the longest interval, and not less than
+# these.
+_ROWS_FEWEST = 256
 
 
 @dataclass(frozen=True)
@@ -264,6 +270,9 @@ class ParadigmScheduler:
         for range_ in self._ranges:
             if (cost := facts.costs.get(range_.form.chain)) is not None:
                 range_.detector.tried(cost)
+            elif facts.cores is not None:
+                tasks = self._plan.chains[range_.form.chain].parallelism
+                range_.detector.untried(_FIRST_COST, facts.cores / tasks)
         return []
 
     def spark_failed(self, now: float, life: int, why: str) -> list[Command]:
@@ -384,7 +393,7 @@ class ParadigmScheduler:
         commands: list[Command] = []
         # Those of a worker that has not reported count too: what others are told must not change with its silence.
         all_running = sum(self._plan.chains[chain].parallelism for chain in range_.chains) - len(tasks) + len(running)
-        rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * max(1, all_running))))
+        rows = self._rows_max(decision, max(1, all_running))
         for chain, position in range_.parts.items():
             names = tuple(operator.name for operator in self._plan.chains[chain].operators)
             divert = DivertRequest(chain, position, decision.interval.seconds, True, rows, names, life)
@@ -397,6 +406,15 @@ class ParadigmScheduler:
         if range_.detector.state == "SWITCHING" and running and all(there):
             range_.detector.happened("switched", look.now)
         return commands
+
+    def _rows_max(self, decision: Decision, tasks: int) -> int:
+        """How many records a micro-batch of one of so many tasks has at most."""
+        rows = min(ROWS_MAX, max(_ROWS_LEAST, _ROWS_UNDER_WAY // (UNDER_WAY_MAX * tasks)))
+        if (rate := decision.figures.operation_rate) is None:
+            return rows
+        in_time = max(_ROWS_FEWEST, rate * self._options.burst.interval_max_s / tasks)
+        # A power of two, so that tasks are not told anew whenever a figure changes a little.
+        return min(rows, 1 << math.ceil(math.log2(in_time)))
 
     def _undivert(self, range_: _Range, look: _Look) -> list[Command]:
         commands: list[Command] = []

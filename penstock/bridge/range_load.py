@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from penstock.bridge.burst import Observation
 from penstock.bridge.cost import MicroBatch
+from penstock.runtime.operators.micro_batch import UNDER_WAY_MAX
 from penstock.runtime.worker.load import TaskLoad
 
 # The weight of an operator's earlier counts at the next look: magnifications are those of the last ten seconds or so.
@@ -102,6 +103,7 @@ class RangeMeter:
             busy_s=busy_ns / 1e9 / len(tasks),
             batches=batches,
             way_s=way_between(tasks, receivers),
+            answered=float(in_spark),
         )
 
     def take_answers(self, tasks: Iterable[TaskLoad]) -> tuple[MicroBatch, ...]:
@@ -127,7 +129,7 @@ class RangeMeter:
             for number, records, seconds, spark_s in story["recent"]:
                 if number > last:
                     self._seen[task["number"]] = (story["id"], number)
-                    if number > 1:  # the first loads and compiles
+                    if number > UNDER_WAY_MAX:  # the first loads and compiles, and others wait with it
                         way_s = None if spark_s is None else max(0.0, seconds - spark_s) / beside
                         batches.append(MicroBatch(records, seconds / beside, way_s))
         return tuple(batches)

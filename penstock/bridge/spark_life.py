@@ -68,6 +68,7 @@ class SparkFacts:
     executors: Mapping[str, int | None]  # id -> process, where it is known
     node: str  # on which the bridge runs
     ways: Mapping[int, str] = field(default_factory=dict)  # by chain: how its range runs there, for people
+    cores: int | None = None  # of all its executors, where it is known
 
 
 class SparkLife:

@@ -151,6 +151,10 @@ class SwitchStory:
     paid: bool | None = None  # None: it is not judged yet, or cannot be
     lasted_s: float = 0.0
     answers: int = 0  # micro-batches of Spark
+    switched_s: float | None = None  # from the decision until the last task had changed over
+    answer_s: float | None = None  # until Spark's first answer
+    most: float = 0.0  # the most records that waited since
+    above_s: float = 0.0  # for how long more waited than at the decision, by the last time that they did
     _longest_s: float = 0.0  # of these
     _largest: float = 0.0  # in records, of those since the last observation with any
     _number: float = field(default=0.0)  # of records
@@ -160,10 +164,23 @@ class SwitchStory:
     _last_else: float = 0.0
 
     def __post_init__(self) -> None:
-        self._number = self._last = self._last_else = self.queue
+        self._number = self._last = self._last_else = self.most = self.queue
 
-    def observe(self, time_s: float, queue: float, arrivals: float, batches: Sequence[MicroBatch] = ()) -> None:
-        """Takes what has come since the last time, what Spark has answered, and what waits now."""
+    def observe(
+        self,
+        time_s: float,
+        queue: float,
+        arrivals: float,
+        batches: Sequence[MicroBatch] = (),
+        answered: float = 0.0,
+    ) -> None:
+        """Takes what has come since the last time, what Spark has answered (`answered`: records), and what waits
+        now."""
+        if self.answer_s is None and answered > 0 and self.to == "operation" and time_s > self.at_s:
+            self.answer_s = time_s - self.at_s
+        self.most = max(self.most, queue)
+        if queue > self.queue:
+            self.above_s = time_s - self.at_s
         if batches:
             self.answers += len(batches)
             self._longest_s = max(self._longest_s, *(batch.seconds for batch in batches))
@@ -185,6 +202,12 @@ class SwitchStory:
     def measured_s(self) -> float:
         """Returns for how long a record has waited on average."""
         return self._waited / max(1.0, self._number)
+
+    @property
+    def peak_s(self) -> float:
+        """Returns how much longer than at the decision a record waited at most because of the switch, as the queue
+        says."""
+        return (self.most - self.queue) / max(1.0, self.arrival_rate)
 
     @property
     def else_s(self) -> float | None:
@@ -229,8 +252,20 @@ class SwitchStory:
         verdict = {None: "", True: "; it paid", False: "; it did not pay"}[self.paid]
         return (
             f"switch to {where} at {self.arrival_rate:,.0f} records/s with {self.queue:,.0f} waiting: {predicted}, "
-            f"measured was {self.measured_s:.2f} s{compared} over {self.lasted_s:.1f} s{verdict}"
+            f"measured was {self.measured_s:.2f} s{compared} over {self.lasted_s:.1f} s{verdict}{self._steps}"
         )
+
+    @property
+    def _steps(self) -> str:
+        """What the switch itself took, and the peak of the queue that it made."""
+        steps = []
+        if self.switched_s is not None:
+            steps.append(f"the last task switched after {self.switched_s:.1f} s")
+        if self.answer_s is not None:
+            steps.append(f"Spark's first answer came after {self.answer_s:.1f} s")
+        if self.above_s > 0:
+            steps.append(f"up to {self.peak_s:.1f} s more were waiting, for {self.above_s:.1f} s")
+        return "".join(f"; {step}" for step in steps)
 
     def plain(self) -> dict[str, Any]:
         """Returns prediction and outcome as plain data."""
@@ -249,6 +284,9 @@ class SwitchStory:
                 "pays_after_s": predicted.pays_after_s,
             },
             "measured": {"seconds": self.lasted_s, "latency_s": self.measured_s, "else_s": self.else_s},
+            "switched_s": self.switched_s,
+            "answer_s": self.answer_s,
+            "peak": {"queue": self.most, "height_s": self.peak_s, "seconds": self.above_s},
             "paid": self.paid,
         }
 

@@ -554,6 +554,46 @@ def test_a_trial_of_spark_leaves_what_is_known_of_the_record_tasks() -> None:
     assert figures.operation_rate == pytest.approx(SPARK.rate)
 
 
+def test_without_a_trial_a_core_of_spark_is_taken_for_as_quick_as_a_record_task() -> None:
+    """Else a slow function would seem a thousand times as quick in Spark."""
+    made = detector(calibration=Calibration(batch=SPARK))
+    made.untried(SPARK, cores_a_task=4.0)
+    assert made.observe(Observation(5.0, 10, 1_000)).figures.operation_rate == pytest.approx(SPARK.rate)
+    for tenth in range(51, 90):  # 100/s, of which half of the time is that of another task
+        figures = made.observe(Observation(tenth / 10, 1_000, 100, processed=10, busy_s=0.05)).figures
+    assert figures.record_rate == pytest.approx(100)
+    assert figures.operation_rate == pytest.approx(800)
+    assert figures.fixed_s == pytest.approx(SPARK.fixed_s)
+    for tenth in range(90, 170):  # it becomes slower
+        figures = made.observe(Observation(tenth / 10, 1_000, 100, processed=1, busy_s=0.1)).figures
+    assert figures.operation_rate == pytest.approx(40, rel=0.4)
+    made.observe(Observation(17.1, 1_000, 0, batches=(MicroBatch(1_000, 3.0),)))
+    figures = made.observe(Observation(17.2, 1_000, 100, processed=10, busy_s=0.01)).figures
+    assert figures.operation_rate != pytest.approx(4_000), "what was measured counts"
+
+
+def test_one_slow_micro_batch_is_no_reason_to_come_back() -> None:
+    made = detector()
+    made.prepared = True
+    assert after(made, 5.0, 200_000, rate=100_000).state == "SWITCHING"
+    made.happened("switched", 5.5)
+    slow = MicroBatch(20_000, 8.0)
+    for number in range(2):
+        decision = made.observe(Observation(10.0 + number, 400_000, 100_000, batches=(slow,)))
+        assert decision.state == "OPERATION", decision.reason
+    decision = made.observe(Observation(12.0, 500_000, 100_000, batches=(slow,)))
+    assert decision.state == "RETURNING"
+    assert decision.reason.startswith("Spark does not pay any more")
+
+
+def test_a_trial_takes_the_place_of_a_guess() -> None:
+    made = detector(calibration=Calibration(RECORD_RATE, SPARK))
+    made.untried(SPARK, cores_a_task=0.5)
+    assert after(made, 5.0, 10).figures.operation_rate == pytest.approx(RECORD_RATE / 2)
+    made.tried(SPARK)
+    assert after(made, 5.1, 10).figures.operation_rate == pytest.approx(SPARK.rate)
+
+
 def test_time_does_not_go_back() -> None:
     made = detector()
     with pytest.raises(ValueError, match="time went back"):
@@ -719,6 +759,17 @@ def test_only_what_is_processed_while_records_wait_is_sustained() -> None:
     assert speed.rate == pytest.approx(2_000)
     speed.add(100, 3_000, 1.0)  # another queue
     assert speed.rate == pytest.approx(100)
+
+
+def test_what_is_sustained_is_also_known_per_busy_second() -> None:
+    speed = SustainedSpeed()
+    assert speed.alone is None
+    speed.add(0, 3_000, 0.5, 0.25)  # busy with what is processed only then
+    speed.add(1_000, 3_000, 0.5, 0.25)
+    assert speed.alone == pytest.approx(2_000)
+    for _ in range(30):
+        speed.add(100, 3_000, 1.0, 1.0)
+    assert speed.alone == pytest.approx(100, rel=1e-3)
 
 
 @pytest.mark.parametrize("lasts_s", [20, 60])

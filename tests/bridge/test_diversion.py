@@ -614,6 +614,12 @@ def test_what_a_micro_batch_is_made_of_comes_back_from_arrow() -> None:
         assert as_records(as_columns(records)) == records
 
 
+def test_each_core_of_spark_gets_some_of_a_micro_batch() -> None:
+    """Of a function that takes a millisecond, two thousand records are much work for one core."""
+    assert as_columns(list(range(2_000))).num_rows > 60
+    assert as_columns(list(range(300))).num_rows == 10
+
+
 def test_the_range_of_a_chain_and_why_there_is_none() -> None:
     flow = Flow("ranges", parallelism=2)
     words = flow.read(ps.sources.Memory(["x"]), name="lines").flat_map(str.split, name="words")

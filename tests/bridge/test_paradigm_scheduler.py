@@ -3,6 +3,7 @@ checked in each of these tests (scheduled_job.py)."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -11,12 +12,14 @@ import pytest
 
 import penstock as ps
 from penstock.bridge.burst import BurstOptions, Mode
+from penstock.bridge.cost import BatchCost
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import SPARK_LIFE
 from penstock.runtime.errors import FlowError
 from penstock.runtime.operators.micro_batch import ROWS_MAX
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import replanned, rescaled
+from tests.bridge import scheduled_job
 from tests.bridge.flows import fork
 from tests.bridge.scheduled_job import DIED, FACTS, HANG_S, PREPARE_S, ScheduledJob, did, ran, story
 
@@ -24,6 +27,12 @@ from tests.bridge.scheduled_job import DIED, FACTS, HANG_S, PREPARE_S, Scheduled
 def start(flow: Flow | None = None, mode: Mode = "spark-only", **burst: float) -> ScheduledJob:
     """A job whose Spark is ready at the look after the one that asks for it."""
     return ScheduledJob(words() if flow is None else flow, BurstOptions(mode=mode, **burst))
+
+
+def of_speed(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
+    """The Spark of jobs to come processes so many records a second."""
+    facts = dataclasses.replace(FACTS, costs={0: BatchCost(0.125, rate)})
+    monkeypatch.setattr(scheduled_job, "FACTS", facts)
 
 
 def words(parallelism: int = 2) -> Flow:
@@ -267,14 +276,27 @@ def test_when_all_have_finished_nothing_is_switched() -> None:
 
 
 @pytest.mark.parametrize(("parallelism", "rows"), [(1, 300_000), (2, 150_000), (3, 100_000), (6, 50_000), (8, 50_000)])
-def test_all_micro_batches_under_way_at_a_time_fit_but_none_is_small(parallelism: int, rows: int) -> None:
+def test_all_micro_batches_under_way_at_a_time_fit_but_none_is_small(
+    parallelism: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_speed(monkeypatch, 1e9)
     job = start(words(parallelism))
     job.look(2)
     assert {divert.rows_max for divert in job.diverts().values()} == {rows}
     assert rows <= ROWS_MAX
 
 
-def test_micro_batches_grow_with_each_task_that_finishes() -> None:
+@pytest.mark.parametrize(("speed", "rows"), [(32_000.0, 65_536), (10_000.0, 32_768), (1_000.0, 2_048), (1.0, 256)])
+def test_a_micro_batch_of_slow_records_is_small(speed: float, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would not be answered in time."""
+    of_speed(monkeypatch, speed)
+    job = start(words(1))
+    job.look(2)
+    assert {divert.rows_max for divert in job.diverts().values()} == {rows}
+
+
+def test_micro_batches_grow_with_each_task_that_finishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_speed(monkeypatch, 1e9)
     job = start(words(4))
     job.look(2)
     assert {divert.rows_max for divert in job.diverts().values()} == {75_000}
@@ -289,8 +311,8 @@ def test_a_range_takes_the_chains_downstream_along() -> None:
     few, many = job.index("few"), job.index("many")
     job.look(2)
     assert set(job.diverts()) == {(worker, chain) for worker in (0, 1) for chain in (0, few, many)}
-    # Six tasks share what may be under way.
-    assert {divert.rows_max for divert in job.diverts().values()} == {50_000}
+    # Six tasks share what Spark processes within two seconds.
+    assert {divert.rows_max for divert in job.diverts().values()} == {32_768}
     job.barrier(0, few)
     job.look()
     assert job.state() == "SWITCHING", "a chain's tasks are missing"
@@ -351,18 +373,18 @@ def test_who_is_diverted_while_he_should_not_be_is_told() -> None:
     assert job.told == []
 
 
-def test_a_task_that_still_waits_for_its_barrier_is_taken_back_too() -> None:
+def test_a_task_beside_one_whose_micro_batch_has_failed_is_taken_back_too() -> None:
     job = start(mode="toggle", toggle_s=2.0)
     job.look(2)
     job.look(every=2.0)
     assert set(job.diverts()) == BOTH
     job.lives[1].state = "DEAD"
     job.barrier()
-    job.chains[0][1]["diverted"] = None
     job.fail(job.chains[0][0], "Lost: gone")
     job.look()
     assert job.undiverts() == {(1, 0)}
     assert job.state() == "RETURNING"
+    job.answers()
     job.look()
     assert job.state() == "RECORD"
     assert job.diverted() == set()

@@ -75,14 +75,14 @@ def test_what_spark_has_answered_is_not_the_record_tasks_merit() -> None:
     meter.observe(both, 1.0)
     did(one, 300, answered=300)
     did(other, 20)
-    one["diverted"] = story(7, (1, 100, 3.0), (2, 200, 1.0))
+    one["diverted"] = story(7, (1, 50, 3.0), (2, 50, 3.5), (3, 200, 1.0))
     seen = meter.observe(both, 2.0)
     assert seen.processed == 20
     assert seen.arrivals == 320
     assert meter.records_in_spark == 300
-    assert seen.batches == (MicroBatch(200, 1.0),), "the first of a diversion loads and compiles"
+    assert seen.batches == (MicroBatch(200, 1.0),), "the first one loads and compiles, and the second waits for it"
     did(one, 50, answered=350)
-    one["diverted"] = story(7, (1, 100, 3.0), (2, 200, 1.0), (3, 50, 0.5))
+    one["diverted"] = story(7, (1, 50, 3.0), (2, 50, 3.5), (3, 200, 1.0), (4, 50, 0.5))
     assert meter.observe(both, 3.0).batches == (MicroBatch(50, 0.5),), "each once"
     assert meter.records_in_spark == 350
 
@@ -106,10 +106,10 @@ def test_another_diversion_counts_from_one_again() -> None:
     one, _ = both = tasks()
     meter = RangeMeter()
     one["diverted"] = story(7, *((n, 10, 1.0) for n in range(1, 6)))
-    assert len(meter.observe(both, 1.0).batches) == 4
+    assert len(meter.observe(both, 1.0).batches) == 3
     one["diverted"] = story(8)
     meter.observe(both, 2.0)
-    one["diverted"] = story(8, (1, 1_000, 9.0), (2, 2_000, 1.0))
+    one["diverted"] = story(8, (2, 1_000, 9.0), (3, 2_000, 1.0))
     assert meter.observe(both, 3.0).batches == (MicroBatch(2_000, 1.0),)
 
 
@@ -145,8 +145,8 @@ def test_records_that_failed_in_spark_are_counted_through_all_diversions() -> No
 
 def test_micro_batches_beside_each_other_share_spark() -> None:
     one, other = both = tasks()
-    one["diverted"] = story(7, (1, 1, 1.0), (2, 600, 3.0), under_way=2)
-    other["diverted"] = story(8, (1, 1, 1.0), (2, 900, 1.5), under_way=1)
+    one["diverted"] = story(7, (2, 1, 1.0), (3, 600, 3.0), under_way=2)
+    other["diverted"] = story(8, (2, 1, 1.0), (3, 900, 1.5), under_way=1)
     batches = RangeMeter().observe(both, 1.0).batches
     assert batches == (MicroBatch(600, 1.5), MicroBatch(900, 0.75)), "those of one task share their time already"
 
@@ -154,7 +154,7 @@ def test_micro_batches_beside_each_other_share_spark() -> None:
 def test_the_way_of_a_micro_batch_is_what_spark_has_not_had_it_for() -> None:
     one, _ = both = tasks()
     known = story(7, (1, 1, 1.0))
-    known["recent"] = [(1, 1, 9.0, 8.0), (2, 600, 3.0, 2.25), (3, 600, 3.0, None), (4, 600, 3.0, 3.5)]
+    known["recent"] = [(2, 1, 9.0, 8.0), (3, 600, 3.0, 2.25), (4, 600, 3.0, None), (5, 600, 3.0, 3.5)]
     one["diverted"] = known
     assert [batch.way_s for batch in RangeMeter().observe(both, 1.0).batches] == [0.75, None, 0.0]
 

@@ -116,6 +116,29 @@ def test_prediction_and_outcome_are_told_side_by_side() -> None:
     assert plain["measured"]["latency_s"] > plain["measured"]["else_s"]
 
 
+def test_the_steps_of_a_switch_and_its_peak_are_told() -> None:
+    """Of a switch at 100 s with 1,000 waiting, at 500 records/s."""
+    made = SwitchStory(100.0, "operation", "burst", 500.0, 1_000.0, 400.0, None, None, 0.2)
+    assert (made.plain()["switched_s"], made.plain()["answer_s"]) == (None, None)
+    assert made.plain()["peak"] == {"queue": 1_000.0, "height_s": 0.0, "seconds": 0.0}
+    made.observe(100.0, 1_000.0, 100.0, answered=70.0)
+    made.switched_s = 0.25
+    for at, queue, answered in (
+        (100.5, 1_500.0, 0.0),
+        (101.0, 2_000.0, 0.0),
+        (101.5, 1_200.0, 800.0),
+        (102, 400.0, 9.0),
+    ):
+        made.observe(at, queue, 250.0, answered=answered)
+    plain = made.plain()
+    assert plain["answer_s"] == 1.5
+    assert plain["peak"] == {"queue": 2_000.0, "height_s": 2.0, "seconds": 1.5}
+    assert made.text.endswith(
+        "; the last task switched after 0.2 s; Spark's first answer came after 1.5 s; "
+        "up to 2.0 s more were waiting, for 1.5 s"
+    )
+
+
 # --- memory --------------------------------------------------------------------------------------------------------
 
 

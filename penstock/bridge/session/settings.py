@@ -16,6 +16,7 @@ SETTINGS: dict[str, str] = {
     "spark.sql.execution.arrow.localRelationThreshold": "0",
     # Several micro-batches may be under way, of ranges that differ in size: a large one must not hold up a small one.
     "spark.scheduler.mode": "FAIR",
+    "spark.python.daemon.module": "penstock.bridge.python_daemon",  # Python workers that begin at once
     **SESSION_SETTINGS,  # the same answers as from the data stream
     # A stream runs for weeks: what Spark remembers of finished jobs is bounded, and the shuffle files of a finished
     # micro-batch go when the driver's garbage collector has found it, for which it may have no other reason to run.

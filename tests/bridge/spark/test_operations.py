@@ -25,6 +25,13 @@ from penstock.runtime.records.batch import KeyedBatch
 pytestmark = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
 
 
+def test_a_new_python_worker_has_everything_loaded(session: Session) -> None:
+    """It would be loaded while a burst waits, in all cores at once."""
+    loaded = "'penstock.bridge.python_range' in __import__('sys').modules"  # without a function of this module, which
+    # would load it
+    assert session.spark.sparkContext.parallelize([loaded], 1).map(eval).collect() == [True]
+
+
 def form_of(build: Callable[[Stream], Any], records: list[Any]) -> RangeForm:
     """The range behind the source of a flow."""
     flow = Flow("flow", parallelism=2)
