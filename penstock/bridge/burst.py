@@ -637,6 +637,9 @@ class BurstDetector:
         if time_s < self._stay_until:
             return None, f"in Spark only now, and stays {self._stay_until - time_s:.1f} s more"
         if slower is not None and not self._too_early(self._story):
+            if (story := self._story) is not None and story.waited_less is False:
+                story.paid = False
+                self.refusals.did_not_pay(story.arrival_rate, story.record_rate, time_s, story.text)
             return "calm", f"Spark does not pay any more: {slower}"
         if (story := self._story) is not None and self._does_not_pay(story, f):
             story.paid = False
@@ -820,6 +823,9 @@ class BurstDetector:
             self._phase_s = time_s
             self._stay_until = time_s + self.dwell_s
             self._queues.clear()  # those of the other paradigm
+        if event == "returned" and self._guess is not None:
+            # The range may have been slow everywhere, and not only in Spark. If it was Spark, the load is refused.
+            self._batches = BatchSpeed(self._guess[0])
         if event == "returned" and self._probes.returned(time_s):
             self._stay_until = time_s  # it goes back as soon as it is seen that the record tasks are still too slow
             hoped = max(self._shown.rate, (1 + self.options.margin) * (self._arrival_rate or 0.0))

@@ -586,6 +586,26 @@ def test_one_slow_micro_batch_is_no_reason_to_come_back() -> None:
     assert decision.reason.startswith("Spark does not pay any more")
 
 
+def test_an_untried_range_that_was_slow_in_spark_is_judged_anew() -> None:
+    """Its function may have been slow for a while, in Spark as in the record tasks."""
+    made = detector(calibration=Calibration(RECORD_RATE))
+    made.untried(SPARK, cores_a_task=4.0)
+    made.prepared = True
+    assert after(made, 5.0, 200_000, rate=100_000).state == "SWITCHING"
+    made.happened("switched", 5.5)
+    for number in range(3):
+        slow = MicroBatch(20_000, 60.0)
+        decision = made.observe(Observation(10.0 + number, 4_000_000, 100_000, batches=(slow,)))
+    assert decision.state == "RETURNING"
+    assert decision.figures.operation_rate is not None
+    assert decision.figures.operation_rate < RECORD_RATE
+    made.happened("returned", 13.0)
+    decision = after(made, 20.0, 200_000, rate=100_000)
+    assert decision.figures.operation_rate == pytest.approx(4 * RECORD_RATE)
+    assert decision.state == "RECORD"
+    assert "did not pay" in decision.reason, "until more is known, the load is refused"
+
+
 def test_a_trial_takes_the_place_of_a_guess() -> None:
     made = detector(calibration=Calibration(RECORD_RATE, SPARK))
     made.untried(SPARK, cores_a_task=0.5)
