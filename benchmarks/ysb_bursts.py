@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,16 @@ _SPARK = BatchCost(0.25, 400_000.0)  # about what it does on two cores; only to 
 Point = tuple[float, float]
 
 
+@dataclass(frozen=True)
+class Peak:
+    """What a switch to Spark does to the delay: by how much the p99 grows above what it was at the decision, and for
+    how long it is above that. `switched_s`: from the decision until the last task gives its input to Spark."""
+
+    height_ms: float
+    length_s: float
+    switched_s: float | None
+
+
 @dataclass
 class Story:
     """What one run did; all times in seconds since the start."""
@@ -64,6 +74,7 @@ class Story:
     paradigms: list[tuple[float, dict[str, str]]] = field(default_factory=list)
     first_answers: list[float | None] = field(default_factory=list)  # from each burst's begin to Spark's first answer
     back: list[float | None] = field(default_factory=list)  # from each burst's end to the record paradigm
+    peaks: list[Peak] = field(default_factory=list)  # of the switches to Spark
     samples: list[dict[str, Any]] = field(default_factory=list)
     decision: tuple[str, dict[str, Any]] | None = None  # its reason and its figures
 
@@ -149,8 +160,34 @@ def job(load: Load, form: Form) -> Story:
             since = max(end, answered[0])
             back = [sample.at for sample in samples if since <= sample.at < following and _is_record(sample)]
             story.back.append(back[0] - end if back else None)
+        story.peaks += _peaks(story.delays["p99"], samples, begin, following)
     story.decision = _decision([one for sample in samples if sample.at >= load.times[0][1] for one in sample.ranges])
     return story
+
+
+def _peaks(p99: list[Point], samples: list[Sample], begin: float, following: float) -> list[Peak]:
+    """The peak of the first switch to Spark between two times."""
+    switches = [
+        (sample.at, one)
+        for sample in samples
+        if begin <= sample.at < following
+        for one in sample.ranges
+        if one["state"] in ("SWITCHING", "OPERATION")
+    ]
+    if not switches:
+        return []
+    decided = switches[0][0]
+    steps = [at - decided for at, one in switches if one["state"] == "OPERATION"]
+    return [Peak(*peak_of(p99, decided), steps[0] if steps else None)]
+
+
+def peak_of(p99: list[Point], decided: float) -> tuple[float, float]:
+    """Height in ms and length in s of what is above the delay at a time, from then on until it is reached again."""
+    before = max((delay for at, delay in p99 if decided - 2 * _EVERY_S <= at < decided), default=0.0)
+    above = list(takewhile(lambda point: point[1] > before, (point for point in p99 if point[0] >= decided)))
+    if not above:
+        return 0.0, 0.0
+    return max(delay for _, delay in above) - before, above[-1][0] + _EVERY_S - decided
 
 
 def _decision(ranges: list[dict[str, Any]]) -> tuple[str, dict[str, Any]] | None:
@@ -214,7 +251,19 @@ def _spark_cases(bench: Bench, who: str, stories: list[Story], config: str) -> N
     came = [at for at in answers if at is not None]
     bench.case(f"{who}: bursts that went to Spark", len(came), f"of {len(answers)} bursts", config=config)
     if came:
-        bench.case(f"{who}: begin of a burst to Spark's first answer", median(came), "s", config=config, runs=came)
+        name = f"{who}: begin of a burst to Spark's first answer"
+        bench.case(name, median(came), "s", goal="<= 4", config=config, runs=came)
+        for number in range(max(len(story.peaks) for story in stories)):
+            peaks = [story.peaks[number] for story in stories if number < len(story.peaks)]
+            heights, lengths = [peak.height_ms for peak in peaks], [peak.length_s for peak in peaks]
+            steps = [peak.switched_s for peak in peaks if peak.switched_s is not None]
+            which = f"{who}: switch {number + 1} to Spark"
+            bench.case(
+                f"{which}: height of the peak of the p99 delay", median(heights), "ms", config=config, runs=heights
+            )
+            bench.case(f"{which}: length of this peak", median(lengths), "s", config=config, runs=lengths)
+            if steps:
+                bench.case(f"{which}: decision to last task", median(steps), "s", config=config, runs=steps)
         back = [at for story in stories for at in story.back]
         returned = [at for at in back if at is not None]
         goal = f">= {len(came)}"

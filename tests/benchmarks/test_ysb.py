@@ -73,6 +73,13 @@ def test_a_burst_is_chosen_so_that_its_queue_passes_the_threshold_in_its_middle(
     assert bursts == [(2.0, 5.0, 7.0), (7.0, 10.0, float("inf"))]
 
 
+def test_the_peak_of_a_switch_is_what_is_above_the_delay_at_its_decision() -> None:
+    delays = [0.0, 2.0, 5.0, 400.0, 900.0, 300.0, 4.0, 800.0]
+    p99 = [(n / 4, delay) for n, delay in enumerate(delays)]
+    assert ysb_bursts.peak_of(p99, 0.75) == (895.0, 0.75), "what comes after it is another one"
+    assert ysb_bursts.peak_of(p99, 1.5) == (0.0, 0.0)
+
+
 def test_the_model_switches_only_where_spark_is_quicker() -> None:
     costs = Costs(records=450_000, spark=180_000, fixed_s=0.1, handed_over=3_000_000)
     load = 1.5 * 2 * costs.records
