@@ -49,9 +49,10 @@ Where we differ from the paper, and why:
 - **What the record tasks could do while Spark works is not known.** So the range comes back for a probe now and then,
   ever more rarely while these fail (`probes.py`).
 - **L counts as it will be when Spark can answer.** Who waits for L > L_up and then takes time to switch has more than
-  L_up waiting at the first answer. So L includes what comes beyond PD until then: (V - PD) * (switch_s + fixed_s). And
-  delta is there so that a range does not go to and fro. As nothing comes back while V > PD (see below), L_up is then
-  L_switch itself. With both, the delay has no peak at a switch that is higher than what micro-batches cost anyway.
+  L_up waiting at the first answer. So L includes what comes beyond PD until then: (V - PD) * (switch_s + fixed_s), if
+  the queue is seen to grow as quickly: an old PD may be wrong. And delta is there so that a range does not go to and
+  fro. As nothing comes back while V > PD (see below), L_up is then L_switch itself. With both, the delay has no peak at
+  a switch that is higher than what micro-batches cost anyway.
 - **A switch must have paid.** Each switch is predicted and measured (`switch_outcome.py`). One to Spark that did not
   pay is taken back, and similar loads are refused for a while.
 - A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
@@ -170,6 +171,9 @@ _WAYS_KEPT = 9
 
 # How much more than one micro-batch that gathers and one that is under way may wait when Spark has caught up.
 _CAUGHT_UP = 1.5
+
+# Over so long the growth of a queue is taken: over two looks of the scheduler, and a little more.
+_GROWTH_S = 0.6
 
 FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
 
@@ -529,11 +533,17 @@ class BurstDetector:
         )
         up, down = thresholds(length, self.options.delta)
         figures = replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
+        growth = min(arrival_rate - record_rate, self._growth())
         # The speeds of the first moments in a paradigm are not known well enough to look ahead.
-        if self.options.k is not None or arrival_rate <= record_rate or in_s < self.options.dwell_min_s:
+        if self.options.k is not None or growth <= 0 or in_s < self.options.dwell_min_s:
             return figures
-        soon = figures.own + (arrival_rate - record_rate) * (self._switch_s + cost.fixed_s) if figures.own else 0.0
-        return replace(figures, queue_up=length, queue_soon=soon)
+        return replace(figures, queue_up=length, queue_soon=figures.own + growth * (self._switch_s + cost.fixed_s))
+
+    def _growth(self) -> float:
+        """Returns by how many records/s the range's own queue has grown in the last moments."""
+        now, queue = self._queues[-1]
+        then, before = next((at, own) for at, own in self._queues if at >= now - _GROWTH_S)
+        return (queue - before) / (now - then) if now > then else 0.0
 
     def _guess_batches(self) -> None:
         """What Spark's micro-batches cost by what the record tasks do now, if nothing better is known."""

@@ -156,7 +156,8 @@ class SustainedSpeed:
     """Records per second of a range's record tasks while records wait before them.
 
     A period counts when more was waiting at its beginning than was processed in it: so the tasks were never without
-    work. Periods with less waiting only tell how many records came.
+    work. Periods with less waiting only tell how many records came. This is what the tasks sustain at least: a job that
+    was slow for a moment when it began would count as slow until the next queue.
     """
 
     def __init__(self) -> None:
@@ -166,13 +167,19 @@ class SustainedSpeed:
         self._period_busy_s = 0.0  # of these, busy
         self._measured_s = 0.0  # for how long, with weights
         self._busy_s = 0.0  # of this, busy
+        self._without: tuple[float, float] = (0.0, 0.0)  # (records, seconds) since there was a queue, with weights
 
     def add(self, records: float, waiting: float, period_s: float, busy_s: float = 0.0) -> None:
         """Adds a period: the records that were processed, the records that waited when the period began, and for how
         long a task was busy on average."""
         if records >= waiting:
             self._period_s = self._measured_s = self._period_busy_s = self._busy_s = 0.0
+            kept = math.exp(-period_s / SUSTAINED_MEMORY_S)
+            self._without = self._without[0] * kept + records, self._without[1] * kept + period_s
+            if self.rate is not None and self._without[1] >= SHOWN_OVER_S:
+                self.rate = max(self.rate, self._without[0] / self._without[1])
             return
+        self._without = (0.0, 0.0)
         self._period_s += period_s
         self._period_busy_s += busy_s
         if records <= 0 or self._period_s <= 0:

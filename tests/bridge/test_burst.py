@@ -792,6 +792,34 @@ def test_what_is_sustained_is_also_known_per_busy_second() -> None:
     assert speed.alone == pytest.approx(100, rel=1e-3)
 
 
+def test_record_tasks_sustain_what_they_do_without_a_queue() -> None:
+    speed = SustainedSpeed()
+    speed.add(50, 1_000, 0.25)  # when a job begins, for example
+    assert speed.rate == pytest.approx(200)
+    for _ in range(3):
+        speed.add(400, 10, 0.25)
+    assert speed.rate == pytest.approx(200), "a moment is not enough"
+    for _ in range(5):
+        speed.add(400, 10, 0.25)
+    assert speed.rate == pytest.approx(1_600)
+    for _ in range(9):
+        speed.add(100, 10, 0.25)
+    assert speed.rate == pytest.approx(1_600), "fewer have come"
+
+
+def test_a_queue_that_does_not_grow_is_no_burst_although_the_speed_known_is_too_low() -> None:
+    """The record tasks were slow in the only queue that was seen."""
+    made = BurstDetector(BurstOptions(), Calibration(None, SPARK, prepare_s=1.0, switch_s=1.0))
+    for tenth in range(20):
+        made.observe(Observation(tenth / 10, 500, 100, processed=100))
+    for tenth in range(20, 26):
+        decision = made.observe(Observation(tenth / 10, 20, 1_000, processed=1_000))
+    assert decision.figures.record_rate == pytest.approx(1_000)
+    assert decision.figures.arrival_rate > 4_000
+    assert decision.figures.soon == 20
+    assert decision.wanted == "record"
+
+
 @pytest.mark.parametrize("lasts_s", [20, 60])
 def test_a_range_comes_back_after_an_operator_was_slow(lasts_s: float) -> None:
     """Its record tasks took 20 times as long for a while. Nothing in Spark tells that this is over."""
