@@ -14,9 +14,11 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import pyarrow as pa
 import ray
@@ -27,9 +29,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from penstock.actors import cluster
 from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
-from penstock.bridge.operation import Operations
+from penstock.bridge.operation import Operations, Trial
 from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_needs, open_session
 from penstock.bridge.session.diagnosis import essence
+from penstock.bridge.session.session import Executor
 from penstock.bridge.spark_life import SparkFacts
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
@@ -42,6 +45,32 @@ _HAS_DIED = "the process that holds the Spark session has died"
 # How many micro-batches the bridge works on at a time. More of them wait in Ray.
 _AT_A_TIME = 8
 
+# For how long a worker waits that connects before it has anything to send.
+_GREET_S = 30.0
+
+
+class _Session(Protocol):
+    """See `penstock.bridge.session.Session`."""
+
+    cores: int
+
+    def describe(self) -> str: ...
+
+    def executors(self) -> list[Executor]: ...
+
+    def stop(self) -> None: ...
+
+
+class _Answers(Protocol):
+    """What answers micro-batches: Operations, or what stands in for Spark (`SparkOptions.stand_in`)."""
+
+    @property
+    def session(self) -> _Session: ...
+
+    def prepare(self, chain: int) -> Trial: ...
+
+    def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> MicroBatchResult: ...
+
 
 class SparkBridge:
     """Holds a Spark session; see the module's docstring."""
@@ -49,12 +78,35 @@ class SparkBridge:
     def __init__(self, options: SparkOptions, forms: bytes) -> None:
         self._options = options
         self._forms: list[RangeForm] = join(forms)
-        self._operations: Operations | None = None
+        self._operations: _Answers | None = None
         self._group: Any = None
         self._log = write_apart(_log_folder())
 
     def prepare(self) -> SparkFacts:
         """Starts Spark, and tries each range, so that all code is compiled and loaded before the first switch."""
+        self._operations = self._open() if self._options.stand_in is None else self._options.stand_in(self._forms)
+        costs: dict[int, BatchCost | None] = {}
+        ways: dict[int, str] = {}
+        for form in self._forms:
+            try:
+                trial = self._operations.prepare(form.chain)
+                costs[form.chain], ways[form.chain] = trial.cost, trial.describe()
+                logger.info("the range %s runs %s", ", ".join(form.names), ways[form.chain])
+            except Exception as error:  # a record fails there, or Spark would treat it differently from the tasks
+                logger.info("the range %s could not be tried in Spark: %s", ", ".join(form.names), error)
+        return SparkFacts(
+            session=self._operations.session.describe(),
+            costs=costs,
+            bridge=os.getpid(),
+            log=self._log,
+            executors=dict(self.executors()),
+            node=ray.get_runtime_context().get_node_id(),
+            ways=ways,
+            cores=self._operations.session.cores,
+        )
+
+    def _open(self) -> Operations:
+        """Starts a Spark session."""
         options = replace(self._options, put=ray.put)
         if options.kind != "pyspark" and options.existing is None and options.placement_group is None:
             self._group = _reserve(options)
@@ -68,26 +120,7 @@ class SparkBridge:
             raise
         if session.kind != "raydp":
             self._release()
-        self._operations = Operations(session, self._forms, program())
-        costs: dict[int, BatchCost | None] = {}
-        ways: dict[int, str] = {}
-        for form in self._forms:
-            try:
-                trial = self._operations.prepare(form.chain)
-                costs[form.chain], ways[form.chain] = trial.cost, trial.describe()
-                logger.info("the range %s runs %s", ", ".join(form.names), ways[form.chain])
-            except Exception as error:  # a record fails there, or Spark would treat it differently from the tasks
-                logger.info("the range %s could not be tried in Spark: %s", ", ".join(form.names), error)
-        return SparkFacts(
-            session=session.describe(),
-            costs=costs,
-            bridge=os.getpid(),
-            log=self._log,
-            executors=dict(self.executors()),
-            node=ray.get_runtime_context().get_node_id(),
-            ways=ways,
-            cores=session.cores,
-        )
+        return Operations(session, self._forms, program())
 
     def answer(self, chain: int, position: int, batch: pa.Buffer | str) -> MicroBatchResult:
         """Returns Spark's answer for a micro-batch of a range of a chain: an Arrow stream, or the path by which the
@@ -99,6 +132,13 @@ class SparkBridge:
             answer = self._operations.answer(chain, position, columns)
             answer.spark_s = time.perf_counter() - began
             return answer
+
+    def greet(self, batch: pa.Buffer | str) -> MicroBatchResult:
+        """Returns nothing, in the way of an answer. By this call a worker connects, and loads what it takes, before the
+        first micro-batch is due."""
+        with pa.memory_map(batch) if isinstance(batch, str) else pa.BufferReader(batch) as source:
+            list(pa.ipc.open_stream(source))
+        return MicroBatchResult([])
 
     # This call has a concurrency group of its own, so that it does not wait for micro-batches: by it the JobMaster asks
     # whether Spark lives.
@@ -210,19 +250,25 @@ class BridgeLink(Bridge):
 
     def submit(self, chain: int, position: int, input_: Any) -> Future[MicroBatchResult]:
         """See Bridge."""
-        columns = as_columns(input_)
+        return self._send(partial(self._actor.answer.remote, chain, position), as_columns(input_))
+
+    def greet(self) -> None:
+        """Sends a micro-batch without records, which nobody processes, and waits for the answer. The first one takes
+        much longer than those that follow."""
+        self._send(self._actor.greet.remote, as_columns([])).result(_GREET_S)
+
+    def _send(self, call: Callable[[Any], Any], columns: pa.RecordBatch) -> Future[MicroBatchResult]:
         if not self._is_near:
             out = pa.BufferOutputStream()
             _write(columns, out)
-            return _in_short(self._actor.answer.remote(chain, position, out.getvalue()).future())
+            return _in_short(call(out.getvalue()).future())
         # The kernel frees the memory with the last descriptor or mapping, whoever dies. The bridge needs the path only
         # until it has mapped the memory, which it has done when it answers.
         fd = os.memfd_create("penstock-micro-batch", os.MFD_CLOEXEC)
         try:
             with pa.OSFile(f"/proc/self/fd/{fd}", "wb") as file:
                 _write(columns, file)
-            path = f"/proc/{os.getpid()}/fd/{fd}"
-            future: Future[MicroBatchResult] = self._actor.answer.remote(chain, position, path).future()
+            future: Future[MicroBatchResult] = call(f"/proc/{os.getpid()}/fd/{fd}").future()
         except BaseException:
             os.close(fd)
             raise

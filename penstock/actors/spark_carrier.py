@@ -8,11 +8,12 @@ neither a silent worker nor a silent Spark holds up the scheduler, and nothing o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
@@ -96,6 +97,8 @@ class SparkCarrier:
         self._ask = ask
         self._tell = tell
         self._start = start
+        self._there: tuple[str, str] | None = None  # the bridge that was ready last, and its node
+        self._greeted: set[tuple[str, int]] = set()  # (bridge, worker)
         self._bridges: dict[int, Bridge] = {}  # by life; those that are given up are taken out
         self._enders: list[threading.Thread] = []
         self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
@@ -136,6 +139,19 @@ class SparkCarrier:
                     error,
                 )
             self._events.put(partial(_looked, asked_s=asked_s, loads=loads))
+            self._greet(loads)
+
+    def _greet(self, workers: Iterable[int]) -> None:
+        """Has each worker connect to a bridge that is ready, so that the first micro-batch need not wait for it. A
+        worker that was started again connects when it is diverted."""
+        if (there := self._there) is None:
+            return
+        for worker in workers:
+            if (there[0], worker) in self._greeted:
+                continue
+            self._greeted.add((there[0], worker))
+            with contextlib.suppress(Exception):  # it connects when it is diverted, or whoever diverts it hears why not
+                self._tell(worker, "greet_bridge", there, lambda: None, lambda _: None)
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
@@ -204,7 +220,12 @@ class SparkCarrier:
             why = spark_bridge.why(error)
             self._events.put(lambda scheduler: scheduler.spark_failed(time.monotonic(), life, why))
             return
-        self._when_done(ready, life, lambda scheduler, facts: scheduler.spark_ready(time.monotonic(), life, facts))
+
+        def is_ready(scheduler: ParadigmScheduler, facts: SparkFacts) -> list[Command]:
+            self._there = (name, facts.node)
+            return scheduler.spark_ready(time.monotonic(), life, facts)
+
+        self._when_done(ready, life, is_ready)
 
     def _when_done(
         self, answer: Future[Any], life: int, then: Callable[[ParadigmScheduler, Any], list[Command]]

@@ -62,6 +62,7 @@ class Job:
         self.refusal: str | None = None
         self.fault: Exception | None = None  # of the carrier itself
         self.told: list[tuple[int, str, tuple[Any, ...]]] = []
+        self.greeted: list[tuple[int, str, str]] = []  # (worker, bridge, node)
         self.workers = ScheduledJob(words(parallelism=1), burst)  # only its tasks are used
         self.asked = threading.Semaphore(0)
         self.carrier = SparkCarrier(
@@ -89,6 +90,10 @@ class Job:
     ) -> None:
         if self.fault is not None:
             raise self.fault
+        if method == "greet_bridge":
+            self.greeted.append((worker, *arguments))
+            done()
+            return
         self.told.append((worker, method, arguments))
         if self.refusal is not None:
             refused(self.refusal)
@@ -151,6 +156,21 @@ def test_a_worker_hears_where_its_tasks_are_to_send_their_input(job: Job) -> Non
     assert {form.chain for form in spark.forms} == {divert.chain}
     assert job.carrier.status()["spark"] == "a session"
     assert job.carrier.status()["processes"] == {"bridge": 4711, "executors": {"1": 4712}}
+
+
+def test_each_worker_connects_once_when_spark_is_ready() -> None:
+    """Before a range goes to Spark, so that its first micro-batch does not wait for it."""
+    job = Job(BurstOptions(ahead=True))
+    spark = job.spark()
+    job.looks()
+    assert job.greeted == []
+    spark.prepared.set_result(FACTS)
+    wait_until(lambda: bool(job.greeted), "the worker is told to connect")
+    job.looks()
+    assert job.greeted == [(0, spark.name, "here")]
+    assert job.told == []
+    spark.stopped.cancel()
+    job.carrier.close()
 
 
 def test_spark_ends_in_order_with_the_job_and_is_killed_once(job: Job) -> None:

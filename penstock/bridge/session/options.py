@@ -26,6 +26,10 @@ class SparkOptions:
     one unless named. `start_seconds` (or a timedelta) bounds the start, then the wait for executors, then the test.
     `prepare_seconds` bounds all that a job does before its first micro-batch: room on the cluster, the session, and a
     trial of the job's operators; ten times `start_seconds` unless given.
+
+    `stand_in` answers micro-batches in place of a Spark session, so that tests and benchmarks can have executors of any
+    speed. It is called in the bridge's process with the forms of the job's ranges, and returns what a bridge needs of
+    `penstock.bridge.operation.Operations`.
     """
 
     kind: Literal["auto", "raydp", "pyspark"] = "auto"
@@ -43,6 +47,7 @@ class SparkOptions:
     python: str | None = None
     start_seconds: Seconds = Seconds(60.0)
     prepare_seconds: float | timedelta | None = None
+    stand_in: Callable[[Sequence[Any]], Any] | None = None
 
     @property
     def prepare_limit_s(self) -> float:

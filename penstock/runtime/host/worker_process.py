@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -132,6 +133,7 @@ class WorkerProcess:
                 "end": self.end,
                 "divert": self.divert,
                 "undivert": self.undivert,
+                "greet_bridge": self.greet_bridge,
                 "clocks": self.clocks,
                 "expect_relay": self.expect_relay,
                 "use_relays": self.use_relays,
@@ -381,12 +383,24 @@ class WorkerProcess:
 
     def divert(self, divert: DivertRequest, bridge: str, node: str) -> None:
         """Sends the input of a chain's tasks through the bridge of this name, on this node."""
+        assert self._loop is not None
+        loop, link = self._loop, self._link(bridge, node)
+        loop.call(lambda: loop.divert(divert, link)).result()
+
+    def greet_bridge(self, bridge: str, node: str) -> None:
+        """Connects to the bridge of this name, before a micro-batch goes there. Does not wait for it."""
+
+        def greet() -> None:
+            with suppress(Exception):  # whoever sends a micro-batch there hears what is wrong with it
+                self._link(bridge, node).greet()
+
+        threading.Thread(target=greet, name="penstock-greet", daemon=True).start()
+
+    def _link(self, bridge: str, node: str) -> Bridge:
         if self._bridge is None or self._bridge[0] != bridge:
             assert self._connect_bridge is not None
             self._bridge = (bridge, self._connect_bridge(bridge, node))
-        assert self._loop is not None
-        loop, link = self._loop, self._bridge[1]
-        loop.call(lambda: loop.divert(divert, link)).result()
+        return self._bridge[1]
 
     def undivert(self, chain: int) -> None:
         """Lets a chain's tasks process their input as records again."""

@@ -102,6 +102,9 @@ class Bridge(ABC):
         """Sends a micro-batch to the part of the range before a position. `input_` is a pyarrow RecordBatch of the
         source's columns, or a list of records."""
 
+    def greet(self) -> None:
+        """Does what only the first micro-batch would wait for: connects, and loads what it takes."""
+
 
 @dataclass
 class DiversionStats:
