@@ -36,6 +36,10 @@ BENCHMARKS = {
     "recovery_time": ("recovery_time", "SIGKILL of one worker of four: until it runs, and at full rate again"),
     "ysb_latency": ("ysb_latency", "Yahoo events at low rates: bridge on, off, all in Spark, Structured Streaming"),
     "ysb_bursts": ("ysb_bursts", "Yahoo events in two bursts: queue, delay and paradigm over time, side by side"),
+    "bursts_modelled": (
+        "bursts_modelled",
+        "two bursts beside a modelled Spark that is quicker: hybrid, records, Spark",
+    ),
     "ysb_throughput": ("ysb_throughput", "the most Yahoo events a second: records, everything in Spark, Spark alone"),
     "ysb_operators": ("ysb_operators", "where the time of a Yahoo event goes, by operator"),
     "spark_text": ("spark_text", "WordCount and Grep beside Spark alone over the same files"),
