@@ -8,6 +8,10 @@ holds the session, or a worker, at random instants while the job runs, so also i
 of this very job are killed, by their ids, by SIGKILL. The job must finish, and its output must be that of a plain loop
 over the same records. When something is wrong, the command that replays the run is printed, and the exit code is 1.
 
+The flows `burst-socket`, `burst-inside` and `burst-slow` are jobs with bursts (tests/e2e/bursts.py), which go to Spark
+by their queue alone (K by hand), and come back when a burst is over. A socket cannot be read again, so no worker is
+killed there.
+
 A run counts only if records went to Spark in it, and if processes were killed where they were to be. So that this does
 not depend on how busy the machine is, the input waits for it: most of it until Spark is ready, and its end until the
 kills are done and Spark has answered records. Until then records trickle, so that there are some whenever a range is in
@@ -18,14 +22,17 @@ why, and fails when too many did not.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +42,7 @@ from typing import Any
 import penstock as ps
 from penstock.bridge.session import SparkOptions
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from tests.e2e import bursts
 
 RATE = 8_000.0
 LIMIT_S = 300.0
@@ -151,6 +159,11 @@ CASES: dict[str, Case] = {
 }
 
 
+BURSTS = tuple(f"burst-{kind}" for kind in bursts.KINDS)
+FLOWS = (*sorted(CASES), *BURSTS)
+PAPER = "on,k=0.2"  # to Spark whether it pays or not
+
+
 class Held(Source):
     """A Generator of which a reader hands out no more than so many records for each of its splits, all splits together,
     as long as a file is not there; for each of several files. A file that was there stays. When only the last of the
@@ -252,9 +265,10 @@ class Tally:
         """More runs than these are not begun."""
         return self.wanted + max(2, self.wanted // 4)
 
-    @property
-    def over(self) -> bool:
-        return len(self.counted) + len(self.failed) >= self.wanted or self.tries >= self.tries_max
+    def over(self, under_way: int = 0) -> bool:
+        """Whether no more runs are begun while so many are under way."""
+        done = len(self.counted) + len(self.failed) + under_way
+        return done >= self.wanted or self.tries + under_way >= self.tries_max
 
     @property
     def good(self) -> bool:
@@ -278,26 +292,36 @@ def campaign(
     kills: int,
     one: Callable[[int], Run],
     told: Callable[[int, Run | Exception, str | None], None] = lambda seed, run, missed: None,
+    jobs: int = 1,
 ) -> Tally:
-    """Runs, each with the next seed, until so many have counted or failed, or too many have not counted. `told` hears
-    of each: its seed, what it did or what went wrong, and why it does not count."""
+    """Runs, each with the next seed and so many at a time, until so many have counted or failed, or too many have not
+    counted. `told` hears of each: its seed, what it did or what went wrong, and why it does not count."""
     tally = Tally(wanted)
-    seed = first_seed
-    while not tally.over:
-        try:
-            run = one(seed)
-        except Exception as error:
-            tally.failed.append(f"seed {seed}: {type(error).__name__}: {error}")
-            told(seed, error, None)
-        else:
-            missed = run.missed(kills)
-            if missed is None:
-                tally.counted.append(run)
-            else:
-                tally.missed.append(missed)
-            told(seed, run, missed)
-        seed += 1
-    return tally
+    seeds = itertools.count(first_seed)
+    under_way: dict[Future[Run], int] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        while True:
+            while len(under_way) < jobs and not tally.over(len(under_way)):
+                seed = next(seeds)
+                under_way[pool.submit(one, seed)] = seed
+            if not under_way:
+                return tally
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                seed = under_way.pop(future)
+                error = future.exception()
+                if error is None:
+                    run = future.result()
+                    missed = run.missed(kills)
+                    if missed is None:
+                        tally.counted.append(run)
+                    else:
+                        tally.missed.append(missed)
+                    told(seed, run, missed)
+                elif isinstance(error, Exception):
+                    tally.failed.append(f"seed {seed}: {type(error).__name__}: {error}")
+                    told(seed, error, None)
+                else:
+                    raise error
 
 
 def run_once(
@@ -305,7 +329,9 @@ def run_once(
 ) -> Run:
     """One run; raises AssertionError or what the job raised."""
     rng = random.Random(seed)
-    flow = flow or rng.choice(sorted(CASES))
+    flow = flow or rng.choice(FLOWS)
+    if flow in BURSTS:
+        return _run_bursts(seed, rng, flow, mode or PAPER, kinds, kills, kind)
     run = Run(flow, mode or rng.choice(MODES))
     case = CASES[flow]
     n = int(RATE * seconds)
@@ -344,6 +370,57 @@ def run_once(
     return run
 
 
+def _run_bursts(
+    seed: int, rng: random.Random, flow: str, mode: str, kinds: tuple[str, ...], kills: int, kind: str
+) -> Run:
+    """One run of a job with bursts: they follow each other until the kills are done and Spark has answered."""
+    run = Run(flow, mode)
+    with TemporaryDirectory(prefix="switch-") as checkpoints, TemporaryDirectory(prefix="switch-burst-") as folder:
+        case = bursts.Case(flow.removeprefix("burst-"), Path(folder), rng.choice((1, 2)))
+        ready, end = Path(folder) / "Spark is ready", Path(folder) / "the kills are done"
+        if case.kind == "socket":
+            kinds = tuple(one for one in kinds if one != "worker")
+        began = time.monotonic()
+        job = bursts.started(
+            case,
+            kind,
+            dual=mode,
+            cores=2,
+            workers=rng.choice((1, 2)),
+            checkpoints=checkpoints,
+            epoch_interval_s=0.5,
+            max_restarts=100,
+        )
+        over = threading.Event()
+        waves = threading.Thread(target=_waves, args=(case, ready, over, random.Random(seed)), daemon=True)
+        waves.start()
+        try:
+            _torment(job, run, rng, kinds, kills, began, ready, end)
+            over.set()
+            waves.join()
+            wrong = case.wrong(case.end(job))
+        finally:
+            over.set()
+            case.close()
+            if job.state not in ("FINISHED", "CANCELLED", "FAILED"):
+                job.cancel()
+        run.seconds = time.monotonic() - began
+    if wrong is not None:
+        raise AssertionError(wrong)
+    return run
+
+
+def _waves(case: bursts.Case, ready: Path, over: threading.Event, rng: random.Random) -> None:
+    """Has bursts begin and end once Spark is ready."""
+    flag = Path(case.flag.path)
+    while not over.wait(0.1):
+        if ready.exists():
+            flag.touch()
+            over.wait(rng.uniform(2.0, 6.0))
+            flag.unlink()
+            over.wait(rng.uniform(1.0, 4.0))
+
+
 def _torment(
     job: Any, run: Run, rng: random.Random, kinds: tuple[str, ...], kills: int, began: float, ready: Path, end: Path
 ) -> None:
@@ -359,16 +436,17 @@ def _torment(
         dual = status.get("dual") or {"ranges": [], "processes": {}}
         states = [one["state"] for one in dual["ranges"]]
         run.note(status)
-        if states and states[0] != state:
-            run.switches += states[0] == "OPERATION"
-            state = states[0]
+        now = next((one for one in states if one != "RECORD"), states[0] if states else state)
+        if now != state:
+            run.switches += now == "OPERATION"
+            state = now
         begin = bool(dual["processes"]) or run.mode == "off"
         late = time.monotonic() - began >= LIMIT_S
         if begin or late:
             ready.touch()
         if late or (not left and (run.mode == "off" or run.in_spark >= IN_SPARK_LEAST)):
             end.touch()
-        if late:
+        if late or (end.exists() and run.flow in BURSTS):  # these jobs have no end of their own
             return
         if due is None and begin:
             due = time.monotonic() + rng.uniform(0.0, 3.0)
@@ -408,11 +486,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=50, help="that count")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--flow", choices=sorted(CASES))
+    parser.add_argument("--flow", choices=FLOWS)
     parser.add_argument("--mode", help="off, on, spark-only, toggle:SECONDS (drawn)")
     parser.add_argument("--kinds", default=",".join(KINDS), help="victims, of " + ",".join(KINDS))
     parser.add_argument("--kills", type=int, default=3, help="in a run")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of records in a run")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of records in a run")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--spark", choices=("auto", "raydp", "pyspark"), default="pyspark")
     options = parser.parse_args()
     kinds = tuple(options.kinds.split(","))
@@ -443,8 +522,8 @@ def main() -> int:
         print(f"  again: python -m tests.e2e.switch_campaign {again} --seconds {options.seconds} "
               f"--spark {options.spark} {' '.join(given)}", flush=True)  # fmt: skip
 
-    with own_cluster(cpus=8):
-        tally = campaign(options.runs, options.seed, options.kills, one, told)
+    with own_cluster(cpus=8 * options.jobs):
+        tally = campaign(options.runs, options.seed, options.kills, one, told, options.jobs)
     print(tally.summary())
     return 0 if tally.good else 1
 

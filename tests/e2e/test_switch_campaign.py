@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_a_campaign_fails_when_too_many_runs_do_not_count() -> None:
     assert len(tally.counted) == 2
     assert not tally.good
     assert Tally(50).tries_max == 62
+
+
+def test_several_runs_at_a_time_are_no_more_than_wanted() -> None:
+    begun: list[int] = []
+    together = threading.Barrier(3, timeout=60)
+
+    def one(seed: int) -> Run:
+        begun.append(seed)
+        together.wait()
+        return a_run(in_spark=0 if seed == 8 else 10)
+
+    tally = campaign(5, 7, 3, one, jobs=3)
+    assert sorted(begun) == [7, 8, 9, 10, 11, 12]
+    assert tally.good
+    assert len(tally.missed) == 1
 
 
 def test_a_run_that_fails_is_not_made_up_for() -> None:

@@ -1,0 +1,374 @@
+"""Bursts of three kinds in real jobs: seen where they are, answered as the model says, over, and exact.
+
+    python -m tests.e2e.bursts --kind inside --spark raydp
+    python -m tests.e2e.bursts --kind slow --tasks 2 --spin --dual on
+
+The operator "work" asks a service for each record, and so takes time but no processor (`--spin`: it computes). The
+kinds:
+
+- socket: a server suddenly sends ten times as many lines;
+- inside: behind a quiet source, a function suddenly makes ten records of one;
+- slow: the service, and with it the operator, becomes 20 times slower.
+
+With several cores of Spark beside one task, a switch pays by the model; with as many tasks as cores, it does not, and
+then the range must not switch. Everything that was seen is printed; the exit code is 1 when something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import penstock as ps
+from penstock.bridge.session import SparkOptions
+from tests.e2e.processes import wait_until
+
+KINDS = ("socket", "inside", "slow")
+RATE = 200  # records of the world a second
+MORE = 10  # times as many in a burst
+SLOWER = 20
+EACH_S = 0.001  # what a record takes in "work"
+LASTS_S = {"socket": 8.0, "inside": 8.0, "slow": 20.0}
+SEEN_S = 1.5  # within which a burst is to be seen
+LIMIT_S = 300.0
+_LOOK_S = 0.05  # how often a function looks whether there is a burst
+
+
+class Flag:
+    """Whether a file is there, which several processes may ask often."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._looked_s = 0.0
+        self._is_there = False
+
+    def __bool__(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked_s >= _LOOK_S:
+            self._looked_s, self._is_there = now, os.path.exists(self.path)
+        return self._is_there
+
+
+class Work:
+    """Asks a service, which is slow while the flag is there; or computes."""
+
+    def __init__(self, slow: Flag | None, spin: bool) -> None:
+        self.slow = slow
+        self.spin = spin
+
+    def __call__(self, number: int) -> int:
+        each_s = EACH_S * (SLOWER if self.slow else 1)
+        if self.spin:
+            end = time.thread_time() + each_s
+            while time.thread_time() < end:
+                pass
+        else:
+            time.sleep(each_s)
+        return number
+
+
+class Several:
+    """Makes several records of one while the flag is there."""
+
+    def __init__(self, flag: Flag) -> None:
+        self.flag = flag
+
+    def __call__(self, number: int) -> list[int]:
+        return [number] * (MORE if self.flag else 1)
+
+
+class Server:
+    """Sends numbers as lines to whoever connects, more of them while the flag is there, until it is closed."""
+
+    def __init__(self, flag: Flag) -> None:
+        self.flag = flag
+        self.sent = 0
+        self._closed = threading.Event()
+        self._listening = socket.create_server(("localhost", 0))
+        self.port = self._listening.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the stream."""
+        self._closed.set()
+        self._listening.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        with suppress(OSError), self._listening.accept()[0] as connection:  # it may end before it was read
+            due, then = 0.0, time.monotonic()
+            while not self._closed.wait(0.01):
+                now = time.monotonic()
+                due += (now - then) * RATE * (MORE if self.flag else 1)
+                then = now
+                lines = range(self.sent, self.sent + int(due))
+                due -= len(lines)
+                self.sent += len(lines)
+                connection.sendall("".join(f"{number}\n" for number in lines).encode())
+
+
+@dataclass
+class Sample:
+    """What the status said, `at` seconds after the burst began."""
+
+    at: float
+    ranges: dict[str, dict[str, Any]]  # by the first operator
+
+
+@dataclass
+class Seen:
+    """What was seen of one burst. Times are in seconds since it began; None: it did not happen."""
+
+    lasts_s: float
+    samples: list[Sample] = field(default_factory=list)
+
+    def first(self, operator: str, what: Any) -> float | None:
+        """When something was true of the range of an operator for the first time."""
+        return next((one.at for one in self.samples if operator in one.ranges and what(one.ranges[operator])), None)
+
+    def last(self, operator: str, what: Any) -> float | None:
+        """When something was true of the range of an operator for the last time."""
+        return max(
+            (one.at for one in self.samples if operator in one.ranges and what(one.ranges[operator])), default=None
+        )
+
+    @property
+    def operators(self) -> set[str]:
+        """The first operators of all ranges."""
+        return {operator for one in self.samples for operator in one.ranges}
+
+    @property
+    def seen_at(self) -> dict[str, float]:
+        """When a burst was seen at each range that saw one."""
+        found = {operator: self.first(operator, is_burst) for operator in self.operators}
+        return {operator: at for operator, at in found.items() if at is not None}
+
+    @property
+    def switched_at(self) -> float | None:
+        """When the range had decided to switch."""
+        return self.first("work", lambda one: one["state"] in ("SWITCHING", "OPERATION"))
+
+    @property
+    def answered_at(self) -> float | None:
+        """When Spark's first answer was there."""
+        before = self.samples[0].ranges["work"]["records_in_spark"]
+        return self.first("work", lambda one: one["records_in_spark"] > before)
+
+    @property
+    def back_at(self) -> float | None:
+        """When the range was in the record paradigm for good."""
+        away = self.last("work", lambda one: one["state"] != "RECORD")
+        return None if away is None or away == self.samples[-1].at else away
+
+    @property
+    def most(self) -> float:
+        """The most records that waited."""
+        return max(float(one.ranges["work"]["figures"].get("queue", 0.0)) for one in self.samples)
+
+    @property
+    def refusals(self) -> list[str]:
+        """The reasons why the range did not switch although there was a burst."""
+        found = (one.ranges["work"]["reason"] for one in self.samples)
+        return list(
+            dict.fromkeys(reason.split(":")[1].split(" would")[0] for reason in found if reason.startswith("not "))
+        )
+
+    def story(self) -> str:
+        """Everything in some lines."""
+        switches = self.samples[-1].ranges["work"]["switches"]
+        reasons = dict.fromkeys(one.ranges["work"]["reason"] for one in self.samples if is_burst(one.ranges["work"]))
+        shown = list(reasons)
+        lines = [
+            f"  seen at {self.seen_at}, switched {self.switched_at}, first answer {self.answered_at}, "
+            f"burst over {self.lasts_s:g}, back {self.back_at}, most waiting {self.most:,.0f}",
+            *(f"    because {reason}" for reason in [*shown[:2], *shown[-1:]]),
+            *(f"    {one}" for one in switches),
+        ]
+        return "\n".join(lines)
+
+
+def is_burst(one: dict[str, Any]) -> bool:
+    """Whether a range has seen a burst, whatever it did about it: more waits than Spark would answer sooner."""
+    figures = one["figures"]
+    up = figures.get("queue_up")
+    own = max(0.0, figures.get("queue", 0.0) - figures.get("held_up", 0.0))
+    return one["state"] != "RECORD" or (up is not None and own > up)
+
+
+@dataclass
+class Case:
+    """One job with bursts of one kind."""
+
+    kind: str
+    folder: Path
+    tasks: int = 1
+    spin: bool = False
+
+    def __post_init__(self) -> None:
+        self.flag = Flag(self.folder / "burst")
+        self.sink = ps.sinks.Collect()
+        self.server: Server | None = None
+
+    def flow(self, name: str) -> ps.Flow:
+        """The flow of the kind."""
+        flow = ps.Flow(name, parallelism=self.tasks)
+        if self.kind == "socket":
+            self.server = Server(self.flag)
+            lines = flow.read(ps.sources.SocketLines("localhost", self.server.port), name="source", parallelism=1)
+            numbers = lines.map(int, name="parse", parallelism=1)
+            numbers = numbers if self.tasks == 1 else numbers.rebalance()
+        else:
+            numbers = flow.read(ps.sources.Generator(int, RATE), name="source", parallelism=1)
+            if self.kind == "inside":
+                numbers = numbers.flat_map(Several(self.flag), name="several", parallelism=1)
+            numbers = numbers.rebalance()
+        work = Work(self.flag if self.kind == "slow" else None, self.spin)
+        numbers.map(work, name="work").key_by(int).count(emit="final", name="count").write(self.sink, name="out")
+        return flow
+
+    def wrong(self, read: int) -> str | None:
+        """What is wrong with the results of so many records, or None."""
+        counts = Counter(dict(self.sink.records()))
+        right = {1, MORE} if self.kind == "inside" else {1}
+        wrong = {number: count for number, count in counts.items() if count not in right}
+        missing = [number for number in range(read) if number not in counts]
+        if not wrong and not missing and len(counts) == read:
+            return None
+        return f"of {read:,} records {len(missing)} are missing ({missing[:3]}), {len(wrong)} are wrong ({wrong})"[:300]
+
+    def close(self) -> None:
+        """Ends what the case has started beside the job."""
+        if self.server is not None:
+            self.server.close()
+
+    def end(self, job: Any) -> int:
+        """Ends the input and the job. Returns the number of records that the source has read."""
+        if self.server is not None:
+            self.server.close()
+            job.wait(LIMIT_S, progress=False)
+            return self.server.sent
+        job.stop()
+        return int(job.wait(LIMIT_S, progress=False)["records_read"])
+
+
+def ranges_of(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The ranges by the operator that gives them their work: a fused source and its parser are the range of "work"."""
+    found = {}
+    for one in status.get("dual", {}).get("ranges", []):
+        found["work" if "work" in one["operators"] else one["operators"][0]] = one
+    return found
+
+
+def watch(job: Any, case: Case, lasts_s: float, calm_s: float = 3.0) -> Seen:
+    """One burst, from its beginning until the range has been in the record paradigm, with a short queue, for some
+    seconds after its end."""
+    seen = Seen(lasts_s)
+    flag = Path(case.flag.path)
+    flag.touch()
+    began = time.monotonic()
+    calm_since: float | None = None
+    try:
+        while True:
+            status = job.status()
+            at = time.monotonic() - began
+            assert status["state"] == "RUNNING", status
+            seen.samples.append(Sample(round(at, 2), ranges_of(status)))
+            if at >= lasts_s and flag.exists():
+                flag.unlink()
+            one = seen.samples[-1].ranges["work"]
+            calm = at > lasts_s and one["state"] == "RECORD" and one["figures"].get("queue", 0.0) < 2 * RATE
+            calm_since = (calm_since or at) if calm else None
+            if calm_since is not None and at - calm_since >= calm_s:
+                return seen
+            assert at < lasts_s + LIMIT_S, f"the burst is not over: {one}"
+            time.sleep(0.05)
+    finally:
+        flag.unlink(missing_ok=True)
+
+
+def await_calm(job: Any, calm_s: float = 4.0) -> None:
+    """Returns when Spark is ready and the job has run as records for a while."""
+
+    def ready() -> bool:
+        status = job.status()
+        assert status["state"] in ("STARTING", "RUNNING", "RECOVERING"), status
+        return bool(status.get("dual", {}).get("processes")) and ranges_of(status)["work"]["state"] == "RECORD"
+
+    wait_until(ready, "Spark is ready", LIMIT_S)
+    since = time.monotonic()
+    wait_until(lambda: time.monotonic() - since >= calm_s and ready(), "the job is calm", LIMIT_S)
+
+
+def started(case: Case, kind: str, *, dual: Any = "on", cores: int = 8, workers: int = 1, **options: Any) -> Any:
+    """The running job of a case."""
+    spark = SparkOptions(kind=kind, cores=cores, cpus=0, start_seconds=LIMIT_S)  # type: ignore[arg-type]
+    return ps.run(
+        case.flow(f"burst-{case.kind}-{time.time_ns():x}"), workers=workers, dual=dual, spark=spark, **options
+    )
+
+
+def _wrong(seen: Seen, switches: bool | None) -> Iterator[str]:
+    """What was not as it should be."""
+    if set(seen.seen_at) - {"work", "count"}:
+        yield f"seen at {seen.seen_at}"
+    if seen.seen_at.get("work", 99.0) > SEEN_S:
+        yield f"seen only after {seen.seen_at.get('work')} s"
+    if switches is not None and (seen.switched_at is not None) != switches:
+        yield f"{'not ' if switches else ''}switched"
+    if seen.switched_at is not None and seen.back_at is None:
+        yield "not back"
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", default=",".join(KINDS), help="of " + ",".join(KINDS))
+    parser.add_argument("--spark", choices=("raydp", "pyspark"), default="pyspark")
+    parser.add_argument("--cores", type=int, default=8, help="of Spark")
+    parser.add_argument("--tasks", type=int, default=1)
+    parser.add_argument("--spin", action="store_true", help="the operator computes")
+    parser.add_argument("--dual", default="on")
+    parser.add_argument("--bursts", type=int, default=2)
+    parser.add_argument("--switches", choices=("yes", "no"), help="whether the range is to switch")
+    options = parser.parse_args()
+    from tests.e2e.switch_campaign import own_cluster
+
+    bad = False
+    expected = None if options.switches is None else options.switches == "yes"
+    with own_cluster(cpus=8):
+        for kind in options.kind.split(","):
+            with TemporaryDirectory(prefix="bursts-") as folder:
+                case = Case(kind, Path(folder), options.tasks, options.spin)
+                job = started(case, options.spark, dual=options.dual, cores=options.cores, workers=options.tasks)
+                wrong: list[str | None] = []
+                try:
+                    began = time.monotonic()
+                    await_calm(job)
+                    print(f"{kind}: ready after {time.monotonic() - began:.1f} s", flush=True)
+                    for number in range(options.bursts):
+                        seen = watch(job, case, LASTS_S[kind])
+                        print(f"{kind} on {options.spark}, burst {number + 1}\n{seen.story()}", flush=True)
+                        wrong += _wrong(seen, expected)
+                    wrong.append(case.wrong(case.end(job)))
+                finally:
+                    job.cancel()
+                found = [one for one in wrong if one is not None]
+                print(f"{kind}: {'; '.join(found) or 'exact, and as it should be'}", flush=True)
+                bad |= bool(found)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
