@@ -1,7 +1,9 @@
 """From which cluster and load on it pays to send a burst to Spark: a model of the product's own decision.
 
 It measures, here, what the model is made of: the events a second of a core of record tasks, of a core of Spark, the
-fixed cost of a micro-batch (fitted by `penstock.bridge.cost`), and what a record task can hand over a second. Then it
+fixed cost of a micro-batch (fitted by `penstock.bridge.cost`), and what a record task can hand over a second. Spark is
+RayDP, whose executor is a process of its own; plain PySpark, which has driver and executor in one, stands beside it.
+Then it
 asks the `BurstDetector` of `penstock.bridge.burst`, with all its defaults, whether it switches within a minute of a
 burst: R cores of record tasks, S cores of Spark that are *other* cores than these, a load of so many times what the
 record tasks take, Spark made ready ahead.
@@ -18,7 +20,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.common import Bench, median, print_table, run_script, scratch
+from benchmarks.common import Bench, median, print_table, run_script, scratch, stop_ray
+from benchmarks.spark_session import KINDS
 from benchmarks.ysb_job import MEMORY, Form
 from benchmarks.ysb_load import Load
 from benchmarks.ysb_throughput import STEPS, Lines
@@ -113,10 +116,15 @@ def measure(bench: Bench) -> Costs:
         lines = Lines.write(folder / "lines", load)
         rates = [lines.job(form) for _ in range((bench.runs + 1) // 2)]
     sizes, repeats = bench.pick(([1_000, 10_000, 100_000, 400_000], 6), ([1_000, 100_000], 2))
-    settings = {"cores": bench.pick([2, 1], [2]), "memory": MEMORY, "sizes": sizes, "repeats": repeats}
-    said = json.loads(run_script("benchmarks.spark_costs", settings, timeout=900))
-    costs = {int(cores): fit(batches) for cores, batches in said["batches"].items()}
-    two = costs[2]
+    stop_ray()  # the record tasks have used it, and RayDP starts one of its own
+    costs: dict[str, dict[int, BatchCost]] = {}
+    said: dict[str, Any] = {}
+    for kind in KINDS:
+        cores = bench.pick([2, 1], [2]) if kind == "pyspark" else [2]
+        asked = {"kind": kind, "cores": cores, "memory": MEMORY, "sizes": sizes, "repeats": repeats}
+        said = json.loads(run_script("benchmarks.spark_costs", asked, timeout=900).splitlines()[-1])
+        costs[kind] = {int(cores): fit(batches) for cores, batches in said["batches"].items()}
+    two = costs["raydp"][2]
     found = Costs(
         median(rates) / form.workers,
         two.rate / 2,
@@ -124,16 +132,19 @@ def measure(bench: Bench) -> Costs:
         1 / (said["made_s"] + said["sent_s"]),
     )
     bench.case("a core of record tasks", found.records, "events/s", config=str(form), runs=rates)
-    bench.case(
-        "a core of Spark",
-        found.spark,
-        "events/s",
-        peer="a core of record tasks",
-        peer_figure=found.records,
-        config="plain PySpark, 2 cores, without the fixed cost",
-        note=None if 1 not in costs else f"with 1 core {costs[1].rate:,.0f} events/s, fixed {costs[1].fixed_s:.3f} s",
-    )
-    bench.case("fixed cost of a micro-batch", found.fixed_s, "s", config="plain PySpark, 2 cores")
+    one = costs["pyspark"].get(1)
+    for kind, name in KINDS.items():
+        cost = costs[kind][2]
+        bench.case(
+            f"a core of Spark, {name}",
+            cost.rate / 2,
+            "events/s",
+            peer="a core of record tasks",
+            peer_figure=found.records,
+            config="2 cores, without the fixed cost",
+            note=f"plain PySpark with 1 core {one.rate:,.0f} events/s, fixed {one.fixed_s:.3f} s" if one else None,
+        )
+        bench.case(f"fixed cost of a micro-batch, {name}", cost.fixed_s, "s", config="2 cores")
     bench.case(
         "events that a core hands over",
         found.handed_over,

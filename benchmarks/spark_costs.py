@@ -1,8 +1,8 @@
 """What micro-batches of the Yahoo topology cost in Spark, through the very path of a job; a process of its own.
 
-Settings: cores (a list), memory, sizes, repeats. Prints {"batches": {cores: [[rows, seconds], ...]}} from the hand-over
-of the Arrow columns to the partial counts, and what the hand-over costs the worker before it: "made_s" to make the
-columns, "sent_s" to write them, an event, and the "bytes" of one.
+Settings: kind, cores (a list), memory, sizes, repeats. Prints {"batches": {cores: [[rows, seconds], ...]}} from the
+hand-over of the Arrow columns to the partial counts, and what the hand-over costs the worker before it: "made_s" to
+make the columns, "sent_s" to write them, an event, and the "bytes" of one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 import penstock as ps
+from benchmarks.spark_session import session_of
 from penstock.apps import ysb
 from penstock.apps.ysb_events import Events, EventSource
 from penstock.bridge.forms import RangeForm, range_form
 from penstock.bridge.operation import Operations
-from penstock.bridge.session import SparkOptions, open_session
-
-_START_S = 180.0
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -33,9 +31,7 @@ def main(settings: dict[str, Any]) -> None:
     assert isinstance(form, RangeForm)
     batches: dict[int, list[tuple[int, float]]] = {}
     for cores in settings["cores"]:
-        with open_session(
-            SparkOptions(kind="pyspark", cores=cores, memory=settings["memory"], start_seconds=_START_S)
-        ) as session:
+        with session_of(settings["kind"], cores, settings["memory"]) as session:
             operations = Operations(session, [form])
             operations.prepare(form.chain)
             batches[cores] = []

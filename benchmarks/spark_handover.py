@@ -20,7 +20,8 @@ import psutil
 import pyarrow as pa
 
 import penstock as ps
-from benchmarks.common import Bench, median, print_table, ray_cluster, run_script, stop_ray
+from benchmarks.common import Bench, median, print_table, run_script
+from benchmarks.spark_session import KINDS, session_of
 from penstock.apps import ysb
 from penstock.apps.ysb_events import Events, EventSource
 from penstock.bridge.arrow import micro_batch
@@ -29,12 +30,11 @@ from penstock.bridge.kept_plan import KeptPlan
 from penstock.bridge.native import native
 from penstock.bridge.operation import Operations
 from penstock.bridge.python_range import take_in_pieces
-from penstock.bridge.session import Session, SparkOptions, open_session
+from penstock.bridge.session import Session
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.pickling import dumps
 
 STEPS = ("write", "map", "frame", "make the plan", "put the input below it", "run and collect", "decode", "reply")
-_START_S = 180.0
 
 
 def _round_trips() -> Callable[[], int]:
@@ -166,21 +166,8 @@ def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, flo
 
 def main(settings: dict[str, Any]) -> None:
     """See the module."""
-    options = SparkOptions(kind=settings["kind"], cores=2, memory=settings["memory"], start_seconds=_START_S)
-    if settings["kind"] == "pyspark":
-        with open_session(options) as session:
-            found = (_ways if "count" in settings else _measure)(session, settings)
-    else:
-        from dataclasses import replace
-
-        import ray
-
-        ray_cluster()
-        try:
-            with open_session(replace(options, executors=1, put=ray.put)) as session:
-                found = (_ways if "count" in settings else _measure)(session, settings)
-        finally:
-            stop_ray()
+    with session_of(settings["kind"], 2, settings["memory"]) as session:
+        found = (_ways if "count" in settings else _measure)(session, settings)
     print(json.dumps(found))
 
 
@@ -188,7 +175,7 @@ def run(bench: Bench) -> None:
     """See the module."""
     sizes, warm, repeats = bench.pick(([1_000, 100_000], 10, 12), ([1_000], 2, 3))
     rows = []
-    for kind in ("pyspark", "raydp"):
+    for kind in KINDS:
         settings = {"kind": kind, "memory": "2g", "sizes": sizes, "warm": warm, "repeats": repeats}
         said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
         for size, ways in said.items():
@@ -206,7 +193,7 @@ def run(bench: Bench) -> None:
                     config="2 cores; CPU is that of the driver, its JVM and the executor",
                     checked=False,
                 )
-    for kind, name_of_kind in (("pyspark", "plain PySpark"), ("raydp", "RayDP")):
+    for kind, name_of_kind in KINDS.items():
         count, rounds = bench.pick(400_000, 20_000), bench.pick(5, 1)
         settings = {"kind": kind, "memory": "2g", "count": count, "rounds": rounds}
         said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])

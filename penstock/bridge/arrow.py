@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
 import os
 import struct
@@ -122,10 +123,9 @@ def _write(table: pa.Table, sink: Any, rows: int) -> None:
 
 
 def _stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
+    sink = io.BytesIO()  # which hands out what it holds without a copy
     _write(table, sink, max(1, table.num_rows))
-    stream: bytes = sink.getvalue().to_pybytes()
-    return stream
+    return sink.getvalue()
 
 
 def to_arrow(frame: DataFrame) -> pa.Table:

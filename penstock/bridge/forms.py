@@ -88,7 +88,10 @@ class RangeForm:
 
 
 def range_form(plan: Plan, chain: Chain) -> RangeForm | str:
-    """Returns the range of a chain that can cross, or why there is none."""
+    """Returns the range of a chain that can cross, or why there is none.
+
+    No range begins with a keyed operator. Spark could only make partial results for it, and the tasks before it have
+    made them already, if they can be merged at all."""
     first = 0 if chain.source is None else 1
     at = first
     while at < len(chain.operators) and _obstacle(plan, chain.operators[at]) is None:
