@@ -52,7 +52,9 @@ CALM = 0.4  # times PD
 KEYS = 50
 ONE = 1 << 40  # a sum holds the number of its records above this bit
 _PREPARE_S = 2.0
-_BEGIN_S = 10.0  # at the beginning, which do not count
+_BEGIN_S = 3.0  # at the beginning, which do not count
+_SETTLE_NS = 2_000_000_000  # until the start, from the time when everything is ready
+_LOOK_NS = 5_000_000  # how often the source looks for the start
 _BIN_S = 0.25
 _WATCH_S = 0.1
 _number = itertools.count()
@@ -108,16 +110,28 @@ class Setting:
 # --- the job -------------------------------------------------------------------------------------------------------
 
 
-class Numbers:
-    """Makes the records, and leaves the time of the first one in a file."""
+class Gate:
+    """A clock that stands still until the start, which a file of a folder names in ns since 1970."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = folder
+        self._file = Path(folder, "start")
+        self._still_at: int | None = None
+        self._start = self._looked = 0
 
-    def __call__(self, number: int) -> int:
-        if number == 0:
-            Path(self._folder, "start").write_text(str(time.time_ns()))
-        return number
+    def __call__(self) -> int:
+        if self._still_at is None:
+            self._still_at = time.monotonic_ns()
+        now = time.time_ns()
+        if not self._start and now - self._looked > _LOOK_NS:
+            self._looked = now
+            if self._file.exists():
+                self._start = int(self._file.read_text())
+        return self._still_at + (max(0, now - self._start) if self._start else 0)
+
+
+def number(index: int) -> int:
+    """Makes a record."""
+    return index
 
 
 class UpdateSink(Sink):
@@ -152,7 +166,7 @@ def flow_of(setting: Setting, folder: str) -> ps.Flow:
     """Numbers, the costly function, and sums by key."""
     flow = ps.Flow(f"bench-modelled-{next(_number)}", parallelism=1)
     steps = ",".join(f"{rate:g}:{seconds:g}s" for rate, seconds in setting.steps)
-    source = ps.sources.Generator(Numbers(folder), rate=steps, limit=setting.number)
+    source = ps.sources.Generator(number, rate=steps, limit=setting.number, clock=Gate(folder))
     work = Costly(1 / setting.record_rate, KEYS, ONE, waits=setting.waits)
     flow.read(source).map(work, name="work").key_by(itemgetter(0)).sum(itemgetter(1)).write(UpdateSink(folder))
     return flow
@@ -209,9 +223,10 @@ class Run:
 
     def peak(self, begin: float, end: float) -> tuple[float, float, float]:
         """(height, length, settled) of the delay of a burst: the greatest delay, the seconds from the burst's begin
-        until no delay is a quarter above what it settles at, and that: the median of the second half's bins."""
+        until no delay is a quarter above what it settles at, and that. In Spark the delay swings between two
+        micro-batches, so it settles at what is above nine tenths of the second half's bins."""
         bins = [(at, high) for at, high in self.delays() if begin <= at < end]
-        settled = median(high for at, high in bins if at >= (begin + end) / 2)
+        settled = quantile(sorted(high for at, high in bins if at >= (begin + end) / 2), 0.9)
         above = [at for at, high in bins if high > 1.25 * settled]
         return max(high for _, high in bins), max(above) + _BIN_S - begin if above else 0.0, settled
 
@@ -227,13 +242,17 @@ def play(setting: Setting, who: str) -> Run:
             spark = SparkOptions(kind="pyspark", stand_in=ModelledSpark(setting.cost, _PREPARE_S, str(folder)))
         job = start_job(flow, workers=1, checkpoints=folder / "epochs", dual=dual, spark=spark)
         try:
-            wait_until(lambda: job.status()["state"] == "RUNNING", "the job runs", 60)
+            wait_until(lambda: _is_ready(job, dual), "the job and its Spark are ready", 120)
+            start_ns = time.time_ns() + _SETTLE_NS
+            partial_file = folder / ".start"
+            partial_file.write_text(str(start_ns))
+            partial_file.rename(folder / "start")
             samples = list(_watch(job))
             job.wait(60, progress=False)
         finally:
             job.cancel()
             job.wait(60, progress=False)
-        start = int((folder / "start").read_text()) / 1e9
+        start = start_ns / 1e9
         batches = folder / "micro-batches"
         found = np.loadtxt(batches, ndmin=2) if batches.exists() else np.empty((0, 3))
         found[:, :2] -= start
@@ -241,6 +260,14 @@ def play(setting: Setting, who: str) -> Run:
             sample.at -= start
         due, delay = delays_of(setting, pickle.loads((folder / "updates").read_bytes()), start)
         return Run(setting, due, delay, samples, found)
+
+
+def _is_ready(job: Job, dual: str) -> bool:
+    status = job.status()
+    if status["state"] != "RUNNING" or dual == "off":
+        return bool(status["state"] == "RUNNING")
+    one = status["dual"]["ranges"][0] if status["dual"]["ranges"] else None
+    return status["dual"]["spark"] is not None and one is not None and (dual == "on" or one["state"] == "OPERATION")
 
 
 def _watch(job: Job) -> Iterator[Sample]:
@@ -277,7 +304,7 @@ def delays_of(setting: Setting, columns: tuple[array[int], ...], start: float) -
             raise WrongResult(f"key {key}: an update is not the sum of the first records of this key")
         first = np.searchsorted(counted, np.arange(1, len(mine) + 1))
         done[key::KEYS] = at[keys == key][first] / 1e9 - start
-    return due, done - due
+    return due, np.maximum(0.0, done - due)  # the first record comes before the start
 
 
 # --- what is shown -------------------------------------------------------------------------------------------------
@@ -328,8 +355,8 @@ def _figures(run: Run) -> dict[str, tuple[float, str]]:
         found[f"peak of the delay in the {name} burst"] = high, "s"
         found[f"length of this peak ({name} burst)"] = length, "s"
         found[f"delay at which the {name} burst settles"] = settled, "s"
-        after = run.quantiles(end + 5.0, following)
-        found[f"p99 delay from 5 s after the {name} burst"] = after["p99"], "s"
+        after = run.quantiles((end + following) / 2, following)
+        found[f"p99 delay in the second half of the calm after the {name} burst"] = after["p99"], "s"
         back = [at for at, high in run.delays() if end <= at < following and high > 2 * max(calm["p99"], 0.05)]
         found[f"end of the {name} burst to a calm delay"] = max(back) + _BIN_S - end if back else 0.0, "s"
     return found
