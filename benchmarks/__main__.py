@@ -47,6 +47,7 @@ BENCHMARKS = {
     "bridge_pays": ("bridge_pays", "from which cluster and load on a burst goes to Spark: a model, calibrated here"),
     "placement_plans": ("placement_plans", "plans of 1,000 and 10,000 tasks beside METIS; how planning grows"),
     "placement_latency": ("placement_latency", "SOL and Throughput over nodes and workers, by placement"),
+    "placement_online": ("placement_online", "latency before, while and after tasks move by themselves"),
     "monitor_cost": ("monitor_cost", "WordCount while what its tasks send is measured and planned by, and not"),
     "migration": ("migration", "how long a task stands still that moves to another worker"),
     "idle": ("idle", "CPU that a job with nothing to do uses"),

@@ -116,11 +116,12 @@ class JobMaster:
         self._runner.rescale(operator, parallelism)
 
     def migrate(self, tasks: dict[str, int]) -> None:
+        self._carrier.placer.leave()
         self._runner.migrate(tasks)
 
     def traffic(self) -> list[dict[str, Any]]:
         """Returns the load and the traffic of tasks, as measured last."""
-        if self._placement.replan_s is None:
+        if self._placement.period_s is None:
             raise JobError(
                 f"job {self._name!r} does not measure its traffic; run it with replan_s=... (--replan on the command "
                 "line)"
@@ -247,8 +248,8 @@ class _RayCarrier:
                     "certificates on all machines; see docs/cluster.md",
                     self._plan.name,
                 )
-        if options.placement.replan_s is not None:
-            arguments = (runner, options.placement.replan_s)
+        if options.placement.period_s is not None:
+            arguments = (runner, options.placement.period_s)
             threading.Thread(target=self._watch_traffic, args=arguments, name="penstock-traffic", daemon=True).start()
         if options.dual is None:
             return None
@@ -276,7 +277,9 @@ class _RayCarrier:
     def _watch_traffic(self, runner: JobRunner, period_s: float) -> None:
         """Asks the workers once in each period what their tasks send, and computes a new placement. Runs in a thread of
         its own, because computing a placement of many tasks takes seconds."""
-        while not runner.ended.wait(period_s):
+        wait_s = 0.0  # what is counted from now on belongs to the first period
+        while not runner.ended.wait(wait_s):
+            wait_s = period_s
             try:
                 plan, placed = runner.placed()
                 wanted = self.placer.look(plan, placed, runner.ask_all("traffic").values())

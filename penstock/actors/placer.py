@@ -54,6 +54,7 @@ class Placer:
         self._seen: dict[str, float] = {}  # the traffic between nodes and between workers, as measured last
         self._hops: HopCosts | None = None  # as measured last
         self._told: list[dict[str, Any]] = []  # what tasks use and send, as measured last
+        self._left = False
         self._known = ""  # the same by chain, for the next start
         self._before: KnownLoad | None = None  # what was measured before this start
 
@@ -88,7 +89,7 @@ class Placer:
     def _plans_first(self, plan: Plan) -> bool:
         """Returns whether tasks begin where a plan from what was measured before would move them."""
         return (
-            self._options.replan_s is not None and self._before is not None and self._before.topology(plan) is not None
+            self._options.period_s is not None and self._before is not None and self._before.topology(plan) is not None
         )
 
     def _expected(self, plan: Plan) -> Topology:
@@ -166,7 +167,7 @@ class Placer:
 
     def forget(self) -> None:
         """Begins new measurements, because the tasks have changed, and new tasks may have the numbers of old ones."""
-        self._monitor = Monitor((self._options.replan_s or 1.0) / _HALF_LIVES_A_PERIOD)
+        self._monitor = Monitor((self._options.period_s or 1.0) / _HALF_LIVES_A_PERIOD)
 
     def grown(self, plan: Plan, before: dict[int, int]) -> dict[int, int]:
         """Returns the worker of each task of a plan that has changed. Tasks that run stay where they are; each new task
@@ -228,6 +229,8 @@ class Placer:
             draw,
         )
         new, verdict = self._replanner.look(time.monotonic(), seen)
+        if self._left:
+            new, verdict = None, Verdict(False, "tasks run where job.migrate has put them")
         if self._verdict is None or verdict.reason != self._verdict.reason:
             logger.info("job %s: %s", plan.name, verdict.reason)
         self._verdict = verdict
@@ -249,6 +252,10 @@ class Placer:
         if given is not None:
             return given
         return CORE_BYTES_PER_S if self._hops is None else self._hops.core_bytes_per_s
+
+    def leave(self) -> None:
+        """Leaves all tasks where they are from now on, because somebody has said where tasks are to run."""
+        self._left = True
 
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what tasks use and send, as measured last."""

@@ -10,7 +10,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.actors import farewell
 from penstock.actors.job import Job, local_jobs
@@ -85,7 +85,7 @@ def run(
     spark: SparkOptions | None = None,
     placement: Method | PlacementOptions = "round-robin",
     nodes: int | None = None,
-    replan_s: float | timedelta | None = None,
+    replan_s: float | timedelta | Literal["auto"] | None = None,
     spares: bool = True,
     transport: TransportName = "auto",
     ports: tuple[int, int] | None = None,
@@ -143,7 +143,8 @@ def run(
     and between workers. "turbostream", "t-storm", "jstorm" and "metis": as other systems do. `nodes`: the number of
     cluster nodes over which the workers are spread, with room reserved on each (default: the JobMaster's node if it has
     enough CPUs, else the fewest nodes that have).
-    `replan_s`: how often to measure load and traffic, and to move tasks when that is worth it.
+    `replan_s`: how often to measure load and traffic, and to move tasks when that is worth it (default: never). "auto":
+    every 10 seconds in a job that has epochs and several workers and does not use Spark.
     penstock.placement.options.PlacementOptions has further settings and may replace the text.
 
     Several machines:
@@ -174,7 +175,9 @@ def run(
     hang_timeout_s = above_zero(hang_timeout_s, "hang_timeout_s")
     if epoch_interval_s is not None:
         epoch_interval_s = above_zero(epoch_interval_s, "epoch_interval_s", ", or None for a job without epochs")
-    replan_s = None if replan_s is None else seconds(replan_s, "replan_s")
+    replan: float | Literal["auto"] | None = "auto"
+    if replan_s != "auto":
+        replan = None if replan_s is None else seconds(replan_s, "replan_s")
     network = _network(transport, ports, tls, node_timeout_s)
     _check_places(checkpoints=checkpoints, savepoint=savepoint)
     _check_where(address, detached)
@@ -187,14 +190,14 @@ def run(
             spark=spark,
             placement=None if placement == "round-robin" else placement,
             nodes=nodes,
-            replan_s=replan_s,
+            replan_s=replan,
             ports=ports,
             node_timeout_s=None if node_timeout_s == NODE_TIMEOUT_S else node_timeout_s,
             trees=None if trees == "auto" else trees,
         )
     both = dual_options(dual, spark, epoch_interval_s)
-    where = _placement(placement, nodes, replan_s).checked(
-        workers, list(flow.graph.operators), epochs=epoch_interval_s is not None
+    where = _placement(placement, nodes, replan).checked(
+        workers, list(flow.graph.operators), epoch_interval_s is not None, spark=both is not None
     )
     flow = copy.copy(flow)
     if parallelism is not None:
@@ -341,12 +344,16 @@ def _trees(trees: object) -> TreeOptions:
     return TreeOptions(toggle_s=every_s)
 
 
-def _placement(placement: Method | PlacementOptions, nodes: int | None, replan_s: float | None) -> PlacementOptions:
+def _placement(
+    placement: Method | PlacementOptions, nodes: int | None, replan_s: float | Literal["auto"] | None
+) -> PlacementOptions:
     if not isinstance(placement, PlacementOptions):
         return PlacementOptions(placement, nodes, replan_s)
-    beside = {name: value for name, value in (("nodes", nodes), ("replan_s", replan_s)) if value is not None}
+    beside = {} if nodes is None else {"nodes": str(nodes)}
+    if replan_s is not None:
+        beside["replan_s"] = '"auto"' if replan_s == "auto" else f"{replan_s:g}"
     if beside:
-        given = ", ".join(f"{name}={value:g}" for name, value in beside.items())
+        given = ", ".join(f"{name}={value}" for name, value in beside.items())
         raise FlowError(
             f"run() got both placement=PlacementOptions(...) and {given}, which PlacementOptions has itself; write "
             f"placement=PlacementOptions(..., {given}) and leave out {' and '.join(beside)} of run()"

@@ -205,6 +205,11 @@ def _run(options: argparse.Namespace) -> int:
     return _until_the_end(job, options, prepared)
 
 
+def _replan(text: str) -> float | str:
+    """Reads the value of --replan: seconds, or "auto"."""
+    return text if text == "auto" else seconds(text)
+
+
 def _tls(options: argparse.Namespace) -> bool | Tls:
     """Returns the value of `run(tls=)`."""
     if options.tls_files is None:
@@ -745,8 +750,9 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replan",
         metavar="S",
-        type=seconds,
-        help="measure the traffic, and move tasks when it is worth it, every S seconds (never)",
+        type=_replan,
+        help="measure the traffic, and move tasks when it is worth it, every S seconds (never); auto: every 10 in a "
+        "job that has several workers and epochs and uses no Spark",
     )
     parser.add_argument(
         "--no-spares",

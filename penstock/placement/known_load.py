@@ -42,7 +42,7 @@ class KnownLoad:
         return cls(dict(load), dict(traffic))
 
     def topology(self, plan: Plan) -> Topology | None:
-        """Returns the topology of a plan as it was measured, or None when the plan has other chains or exchanges."""
+        """Returns the topology of a plan as it was measured, or None when the plan has other chains."""
         shape = of_plan(plan)
         names = [chain.name for chain in plan.chains]
         if any(name not in self.load for name in names):
@@ -55,9 +55,7 @@ class KnownLoad:
                     first, second = sorted((at[task], at[other]))
                     edges.append((task, other, (names[first], names[second])))
         counts = Counter(pair for _, _, pair in edges)
-        if any(pair not in self.traffic for pair in counts):
-            return None
-        divided: list[TrafficEdge] = [(a, b, self.traffic[pair] / counts[pair]) for a, b, pair in edges]
+        divided: list[TrafficEdge] = [(a, b, self.traffic.get(pair, 0.0) / counts[pair]) for a, b, pair in edges]
         tasks = Counter(at)
         load = [AT_REST + self.load[names[chain]] / tasks[chain] for chain in at]
         return replace(shape, graph=TrafficGraph.of(len(shape), divided, cpu=load))

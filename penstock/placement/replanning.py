@@ -28,10 +28,10 @@ from penstock.placement.planner import plan
 from penstock.placement.traffic import TrafficGraph
 
 # A measurement is as before when its figures differ by less than this part of their sum.
-_SAME = 0.1
+_SAME = 0.2
 # What was measured is as it was when tasks moved when it differs by less than this, and its hops cost less than so many
 # times as much. Both are more than what chance does.
-_SAME_AS_AT_MOVE = 0.2
+_SAME_AS_AT_MOVE = 0.3
 _DEARER = 1.5
 # After so many periods in a row that differ, what was smoothed counts.
 _UNSTEADY = 6
@@ -166,9 +166,11 @@ class Replanner:
         return cost(seen.running, now, seen.node_cost) <= max(_DEARER * expected, least)
 
     def _alike(self, one: TrafficGraph, other: TrafficGraph, by: float = _SAME) -> bool:
-        """Returns whether the load and the traffic of the same tasks differ by less than this part."""
+        """Returns whether the load of all tasks, that of each task and the traffic differ by less than this part of the
+        whole. The load of a task is measured less exactly than the traffic."""
         busy = max(one.total_cpu, other.total_cpu, self._options.busy)
-        if float(np.abs(one.cpu - other.cpu).sum()) > by * busy:
+        of_one = float(np.abs(one.cpu - other.cpu).max(initial=0.0))
+        if max(abs(one.total_cpu - other.total_cpu), of_one) > by * busy:
             return False
         return _difference(one, other) <= by * max(one.total_traffic, other.total_traffic)
 

@@ -95,6 +95,26 @@ def test_who_has_not_asked_for_nodes_gets_room_on_those_that_it_has(monkeypatch:
     assert [found.strategy(worker)[0] for worker in lost[:2]] == ["b", "b"]
 
 
+def test_a_plan_says_how_many_workers_each_node_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is reserved. The layout is made once."""
+    cluster = MadeUp(monkeypatch, a=4, b=4)
+    made: list[Any] = []
+    layout = nodes.Layout.of
+    monkeypatch.setattr(nodes.Layout, "of", lambda at: made.append(at) or layout(at))
+    asked: list[Any] = []
+
+    def share(even: Sequence[int], rooms: Sequence[int], speeds: Sequence[float]) -> list[int]:
+        asked.append((list(even), list(rooms), list(speeds)))
+        assert not cluster.used
+        return [3, 1]
+
+    found = Nodes(PlacementOptions(nodes=2), 4)
+    found.reserve(JOB, 1.0, 60.0, lambda: False, share)
+    assert asked == [([2, 2], [4, 4], [1.0, 1.0])]
+    assert spread(found) == [("a", 3), ("b", 1)]
+    assert len(made) == 1
+
+
 def carrier(found: Nodes, workers: int) -> _RayCarrier:
     """A JobMaster's carrier on these nodes, without Ray."""
     flow = ps.Flow(JOB)

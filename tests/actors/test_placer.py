@@ -266,6 +266,53 @@ def test_a_plan_is_for_the_nodes_of_one_moment(monkeypatch: pytest.MonkeyPatch) 
     assert len(nodes.layout.nodes) == 3
 
 
+def test_somebody_who_moves_tasks_is_not_overruled() -> None:
+    plan, options = lanes(), PlacementOptions(replan_s=1.0)
+    placer = Placer(options, over(2, 2, options=options))
+    placed = placer.first(plan)
+    traffic = {(task.number, (task.number + 1) % 4 + 4): 1_000_000_000 for task in plan.tasks[:4]}
+    placer.leave()
+    for second in range(4):
+        assert placer.look(plan, placed, says(plan, traffic, second)) is None
+    assert placer.status()["last"] == "tasks run where job.migrate has put them"
+
+
+def test_a_job_that_is_resumed_begins_with_the_plan_for_what_was_measured() -> None:
+    """All traffic is between the sources and the tasks two places on, which the shape of the flow does not show. The
+    workers that share a node are those that exchange most."""
+    plan, options = lanes(), PlacementOptions(replan_s=1.0)
+    before = Placer(options, over(2, 2, options=options))
+    assert before.share(plan) is None, "nothing is known of the job"
+    assert before.known() == ""
+    placed = before.first(plan)
+    traffic = {(task.number, task.number + 4): 1_000_000 for task in plan.tasks[:4]}
+    for second in range(2):
+        before.look(plan, placed, says(plan, traffic, second))
+    nodes = over(2, 2, options=options)
+    resumed = Placer(options, nodes)
+    resumed.remember(before.known())
+    assert resumed.known() == before.known(), "also when it dies before anything is measured"
+    found = resumed.first(plan)
+    node_of = nodes.layout.node_of_workers()
+    assert all(node_of[found[number]] == node_of[found[number + 4]] for number in range(4))
+    share = resumed.share(plan)
+    assert share is not None
+    assert sum(share([2, 2], [4, 4], [1.0, 1.0])) == 4
+    resumed.remember("{}")
+    assert Placer(PlacementOptions(replan_s=None), nodes).share(plan) is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "epochs", "spark", "period_s"),
+    [(2, True, False, 10.0), (1, True, False, None), (2, False, False, None), (2, True, True, None)],
+)
+def test_who_replans_when_it_is_left_to_penstock(
+    workers: int, epochs: bool, spark: bool, period_s: float | None
+) -> None:
+    assert PlacementOptions(replan_s="auto").checked(workers, [], epochs, spark=spark).period_s == period_s
+    assert PlacementOptions().checked(workers, [], epochs, spark=spark).period_s is None
+
+
 def test_the_status_shows_no_nodes_before_they_are_reserved() -> None:
     options = PlacementOptions(nodes=2)
     carrier = _RayCarrier.__new__(_RayCarrier)

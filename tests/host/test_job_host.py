@@ -281,6 +281,24 @@ def test_a_plan_that_was_changed_while_it_was_planned_anew_is_not_taken_up() -> 
     assert job.host.coordinator.migrating
 
 
+def test_tasks_that_placement_wants_elsewhere_wait_until_an_epoch_is_saved() -> None:
+    """They stayed where they were, until the next period of placement."""
+    job = running()
+    job.tick(1.5)
+    job.acknowledge(1)
+    placed = dict(job.host.placed)
+    wanted = dict.fromkeys(placed, 0)
+    job.take(job.host.better_placed(job.host.plan, placed, wanted, job.now))
+    assert not job.host.coordinator.migrating
+    job.saved()
+    assert job.host.coordinator.migrating
+    job.acknowledge(2, parked=True)
+    job.saved()
+    assert job.host.placed == wanted
+    job.tick(1.5)
+    assert not job.host.coordinator.migrating, "once is enough"
+
+
 def test_the_number_of_a_rescale_holds_for_the_job_itself_and_not_for_one_that_starts_from_its_savepoint(
     tmp_path: Path,
 ) -> None:

@@ -151,6 +151,8 @@ class JobHost:
         self._store_trouble: str | None = None
         self._cancelled = False
         self._requests = DriverRequests()
+        #: What placement has found last, and for which plan and places; None when this is done, or cannot be.
+        self._better: tuple[Plan, dict[int, int], dict[int, int]] | None = None
         self._move_after = 0.0  # the first migration is not tried again before this time
         self._completed_at: float | None = None
         self._failures: list[JobEnd] = []  # what ends the job
@@ -573,10 +575,21 @@ class JobHost:
         self, plan: Plan, placed: dict[int, int], wanted: dict[int, int], now: float
     ) -> list[HostCommand]:
         """Lets tasks migrate to better workers, which placement has found for this plan and these places. Does nothing
-        when the plan or the placement has changed meanwhile, or when a driver has asked for a migration."""
-        if self.end is None and self.plan is plan and self.placed == placed and not self._requests.migrations:
-            self._obey(self.coordinator.migrate(wanted, now), now)
+        when the plan or the placement has changed meanwhile, or when a driver has asked for a migration. While an epoch
+        is being saved, the tasks wait for its end."""
+        self._better = plan, placed, wanted
         return self._settled(now)
+
+    def _serve_better(self, now: float) -> None:
+        """Lets tasks migrate as placement wants, if this is possible now."""
+        assert self._better is not None
+        plan, placed, wanted = self._better
+        coordinator = self.coordinator
+        changed = self.plan is not plan or self.placed != placed or self._requests.migrations
+        if not changed and coordinator.state == "RUNNING" and not coordinator.migrating:
+            self._obey(coordinator.migrate(wanted, now), now)
+        if changed or coordinator.state != "RUNNING" or coordinator.migrating:
+            self._better = None
 
     def _may_ask(self, request: int, what: str) -> bool:
         if self.end is not None:
@@ -789,6 +802,8 @@ class JobHost:
                     self._serve_requests(now)
                 if self._requests.migrations:
                     self._serve_migrations(now)
+                if self._better is not None:
+                    self._serve_better(now)
             self._end_if_over(now)
         out, self._out = self._out, []
         return out

@@ -30,7 +30,7 @@ from typing import Protocol
 EVERY = 17
 
 # What was measured of steps half of this time ago counts half as much.
-_HALF_LIFE_NS = 2e9
+_HALF_LIFE_NS = 10e9
 _OWN = "penstock"
 
 
