@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import penstock.bridge.python_range
 
-__all__ = ["penstock"]
+__all__ = ["main", "penstock"]
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Starts Python workers for Spark until Spark closes this process's input."""
     from pyspark.daemon import manager
 
     manager()
+
+
+if __name__ == "__main__":
+    main()
