@@ -55,6 +55,8 @@ Where we differ from the paper, and why:
   a switch that is higher than what micro-batches cost anyway.
 - **A switch must have paid.** Each switch is predicted and measured (`switch_outcome.py`). One to Spark that did not
   pay is taken back, and similar loads are refused for a while.
+- **The first moments of a job are slow**, because its record tasks load and compile what they need. With their speed of
+  that time a calm would be a burst. So a range does not switch in the first second of its work.
 - A switch costs a pause, so a range stays in a paradigm for a multiple of what switching costs.
 
 How a range moves, with the table `RANGE` as the only place that says so:
@@ -168,6 +170,9 @@ _SWITCHES_KEPT = 10
 
 # Times of the way to the next tasks of which the median counts: one second or two of observations.
 _WAYS_KEPT = 9
+
+# After so much time record tasks have loaded and compiled what they need.
+_WARM_S = 1.0
 
 # How much more than one micro-batch that gathers and one that is under way may wait when Spark has caught up.
 _CAUGHT_UP = 1.5
@@ -362,6 +367,7 @@ class BurstDetector:
         self._queues: deque[tuple[float, float]] = deque()  # (time, L) of the last interval_max_s
         self._phase_s = 0.0  # when the range came to run in the paradigm that it is in
         self._stay_until = -math.inf
+        self._worked = False  # the record tasks have processed records
         self._probes = Probes(self.options.probe_first_s, self.options.probe_max_s)
         self.switches: deque[SwitchStory] = deque(maxlen=_SWITCHES_KEPT)
         self.refusals = Refusals()
@@ -467,6 +473,10 @@ class BurstDetector:
                 raise ValueError(f"an observation of {seen.time_s} s after one of {pending.since} s: time went back")
             pending.arrivals += seen.arrivals
             pending.processed += seen.processed
+            if seen.processed > 0 and not self._worked:
+                # The first records of a job load and compile what they need, which says nothing of the speed later.
+                self._worked = True
+                self._stay_until = seen.time_s + _WARM_S
             pending.busy_s += seen.busy_s
             if passed > 0:
                 rate = pending.arrivals / passed
@@ -618,7 +628,8 @@ class BurstDetector:
         if time_s < self._stay_until:
             return (
                 None,
-                f"not switched yet: the range came back only now, and stays {self._stay_until - time_s:.1f} s more",
+                f"not switched yet: the range processes records only now, and stays {self._stay_until - time_s:.1f} s "
+                "more",
             )
         return "burst", (
             f"burst: {f.waiting}, above {f.queue_up:,.0f}, and {f.arrival_rate:,.0f} come a second; "

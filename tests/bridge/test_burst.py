@@ -373,7 +373,9 @@ def test_without_measurements_it_asks_for_them(calibration: Calibration, missing
 def test_measurements_take_the_place_of_a_calibration() -> None:
     made = detector(calibration=Calibration())
     trial = tuple(MicroBatch(n, SPARK.seconds(n)) for n in (1_000, 10_000, 50_000))
-    decision = made.observe(Observation(5.0, 1e6, 6_000, processed=3_000, busy_s=0.1, batches=trial))
+    slow = made.observe(Observation(5.0, 1e6, 6_000, processed=300, busy_s=0.1, batches=trial))
+    assert slow.reason == "not switched yet: the range processes records only now, and stays 1.0 s more"
+    decision = made.observe(Observation(6.1, 1e6, 66_000, processed=33_000, busy_s=1.1))
     assert decision.figures.queue_switch is not None
     assert decision.state == "PREPARING"
     assert decision.figures.record_rate == pytest.approx(30_000)
