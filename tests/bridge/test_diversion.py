@@ -385,6 +385,32 @@ def test_an_epoch_passes_when_what_was_read_before_its_barrier_is_answered_and_s
     assert split.offset < task.reader.offsets()[split.name], "it has read on behind the barrier"
 
 
+def test_a_barrier_passes_what_a_source_has_gathered_and_saves_the_offsets_before_it() -> None:
+    """Else a micro-batch could not gather for longer than an epoch."""
+    saved: list[Snapshot] = []
+    task, bridge, divert = source_task(
+        lines(1, 3000), clock=lambda: 0, output_caches=OutputCaches(), on_snapshot=saved.append
+    )
+
+    def steps() -> None:
+        while task.runnable():
+            task.step()
+
+    divert(10.0, 1000)
+    steps()
+    assert task.diversion is not None
+    assert (task.diversion.records, task.diversion.gathered) == (1125, 1000)
+    task.trigger(1)
+    steps()
+    assert not saved, "what left before the barrier is not answered"
+    while not saved:
+        bridge.answer_some()
+        steps()
+    state = saved[0].states["lines"][0]
+    assert state is not None
+    assert [split.offset for split in state.own] == [1125] == [saved[0].states["lines"][1][0]]
+
+
 def test_the_first_micro_batch_is_small_and_the_next_ones_follow_at_once() -> None:
     task, bridge, divert = source_task(lines(1, 500), clock=lambda: 0)
     divert(10.0, 80)

@@ -59,6 +59,9 @@ class Diverted:
     def has_timer_due(self) -> bool:
         return False
 
+    def own_state(self) -> None:
+        return None
+
     def at_diverted_end(self) -> bool:
         return False
 

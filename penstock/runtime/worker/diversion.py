@@ -12,13 +12,15 @@ Between two micro-batches the task *gathers* its input for the next one. What li
 some thousand records for each channel, and so are the buffers of a source. If all of an interval's records had to wait
 there, a micro-batch would have no more of them, however large the burst.
 
-So nothing else changes. Barriers keep their places among the micro-batches: what was gathered before a barrier leaves
-before it. A watermark follows what was gathered before it, and may follow later records too, which is as if it had come
-later. An epoch's barrier passes the task when all micro-batches before it are answered, and recovery does not know
-about paradigms. When the bridge cannot answer a micro-batch, for whatever reason (an executor or the bridge has died, a
-record makes the user's function fail in Spark), the task processes it as records, by the error policies of its
-operators, and returns to the record paradigm. What is gathered when a task returns is processed as records too. Nothing
-may be lost or doubled. A micro-batch is kept until it is answered, and so is the input cache of its interval.
+So nothing else changes. Barriers keep their places among the micro-batches. What was gathered from channels before a
+barrier leaves before it. What was gathered from a source leaves after it, because the offsets that are saved are those
+before it: so a micro-batch can gather for longer than an epoch. A watermark follows what was gathered before it, and
+may follow later records too, which is as if it had come later. An epoch's barrier passes the task when all
+micro-batches before it are answered, and recovery does not know about paradigms. When the bridge cannot answer a
+micro-batch, for whatever reason (an executor or the bridge has died, a record makes the user's function fail in Spark),
+the task processes it as records, by the error policies of its operators, and returns to the record paradigm. What is
+gathered when a task returns is processed as records too. Nothing may be lost or doubled. A micro-batch is kept until it
+is answered, and so is the input cache of its interval.
 
 Memory is limited by the number of micro-batches under way, the one that is gathered, and their greatest size in records
 and bytes.
@@ -138,6 +140,7 @@ class Diversion:
         self._wake = wake
         self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()
         self._next = _Gathered()
+        self._before: StageState | None = None  # the offsets of a source before what is gathered
         self._begun = False  # a micro-batch has left
         self._times = AnswerTimes()
         self._due = 0  # in ns; the time at which the next micro-batch leaves
@@ -220,7 +223,7 @@ class Diversion:
         return self.story.under_way < UNDER_WAY_MAX
 
     def _can_take_barrier(self) -> bool:
-        return not self._next.records and self.task.has_barrier_to_take()
+        return self.task.has_barrier_to_take() and (self.task.is_read or not self._next.records)
 
     def _can_leave(self) -> bool:
         """Whether what was gathered is a micro-batch now."""
@@ -229,9 +232,8 @@ class Diversion:
         if self.leaving:
             return True
         task = self.task
-        return self._has_room and (
-            self._is_full or task.clock() >= self._due or task.has_barrier_to_take() or task.at_diverted_end()
-        )
+        barrier = task.has_barrier_to_take() and not task.is_read
+        return self._has_room and (self._is_full or task.clock() >= self._due or barrier or task.at_diverted_end())
 
     def _can_gather(self) -> bool:
         task = self.task
@@ -244,7 +246,8 @@ class Diversion:
         if self._can_leave():
             self._leave()
         elif self._can_take_barrier():
-            self._queue.append(_Barrier(*self.task.take_barrier()))
+            epoch, own = self.task.take_barrier()
+            self._queue.append(_Barrier(epoch, self._before if self._next.records else own))
         elif self._can_gather():
             self._gather()
         else:
@@ -254,6 +257,8 @@ class Diversion:
     def _gather(self) -> None:
         task, following = self.task, self._next
         most = self._rows_max - following.records
+        if not following.records:
+            self._before = task.own_state()
         input_, records, stamp = task.take_to_divert(most, columns=self.divert.columns)
         self._read_at = task.clock() + int(self.divert.interval_s / _READS * 1e9)
         if isinstance(input_, Watermark):

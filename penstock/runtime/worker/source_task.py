@@ -89,7 +89,7 @@ class SourceTask(Task):
 
     def take_barrier(self) -> tuple[int, StageState | None]:
         self._has_passed = True
-        return self._triggers.popleft(), self._offsets()
+        return self._triggers.popleft(), self.own_state()
 
     def backlog(self) -> int:
         # At full speed nothing is late: what is left of the input is no burst.
@@ -155,9 +155,9 @@ class SourceTask(Task):
     def _state_of(self, stage: Stage, epoch: int, whole: bool) -> StageState | None:
         if stage is not self.stages[0]:
             return super()._state_of(stage, epoch, whole)
-        return self._own_diverted or self._offsets()
+        return self._own_diverted or self.own_state()
 
-    def _offsets(self) -> StageState:
+    def own_state(self) -> StageState:
         # Saves the splits themselves, each with the offset after the last record that was read, because a later run may
         # list other splits.
         offsets = self.reader.offsets()

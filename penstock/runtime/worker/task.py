@@ -744,11 +744,15 @@ class Task:
         """Whether the next barrier can take its place after the micro-batches."""
         return self._has_barrier()
 
+    def own_state(self) -> StageState | None:
+        """Returns what the first stage has to save of the input that was taken so far: the offsets of a source."""
+        return None
+
     def take_barrier(self) -> tuple[int, StageState | None]:
         """Takes the next barrier from the inbox. Returns its epoch, and what the first stage has to save."""
         epoch = self.inbox.epoch
         self.inbox.release()
-        return epoch, None
+        return epoch, self.own_state()
 
     def pass_diverted_barrier(self, epoch: int, own: StageState | None) -> None:
         """Saves the state and passes a barrier on, because all micro-batches before it are answered."""
