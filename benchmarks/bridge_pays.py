@@ -3,10 +3,9 @@
 It measures, here, what the model is made of: the events a second of a core of record tasks, of a core of Spark, the
 fixed cost of a micro-batch (fitted by `penstock.bridge.cost`), and what a record task can hand over a second. Spark is
 RayDP, whose executor is a process of its own; plain PySpark, which has driver and executor in one, stands beside it.
-Then it
-asks the `BurstDetector` of `penstock.bridge.burst`, with all its defaults, whether it switches within a minute of a
-burst: R cores of record tasks, S cores of Spark that are *other* cores than these, a load of so many times what the
-record tasks take, Spark made ready ahead.
+Then it asks the `BurstDetector` of `penstock.bridge.burst`, with all its defaults, whether it switches within a minute
+of a burst: R cores of record tasks, S cores of Spark that are *other* cores than these, a load of so many times what
+the record tasks take, Spark made ready ahead.
 
 Taken for granted, and optimistic for Spark: its speed grows with its cores, and the fixed cost does not; the network
 carries what is handed over. Not in it: that the same S cores could be given to record tasks, by a rescale that takes

@@ -499,16 +499,6 @@ class BurstDetector:
             self._record_ways.append(seen.way_s)
         record_transmit_s = median(self._record_ways) if self._record_ways else None
         record_rate = alone if self._sustained.rate is None else self._sustained.rate
-        if cost is None:
-            return Figures(
-                seen.queue,
-                arrival_rate,
-                seen.held_up,
-                record_rate,
-                alone,
-                self._shown.rate,
-                record_transmit_s=record_transmit_s,
-            )
         figures = Figures(
             seen.queue,
             arrival_rate,
@@ -516,13 +506,18 @@ class BurstDetector:
             record_rate,
             alone,
             self._shown.rate,
+            record_transmit_s=record_transmit_s,
+        )
+        if cost is None:
+            return figures
+        figures = replace(
+            figures,
             operation_rate=cost.rate,
             operation_capacity=cost.capacity(self.options.interval_max_s),
             fixed_s=cost.fixed_s,
             prepare_s=self._prepare_s,
             switch_s=self._switch_s,
             return_s=self._return_s,
-            record_transmit_s=record_transmit_s,
         )
         if (way := self._ways.cost) is not None:
             transmit_s = min(way.fixed_s, cost.fixed_s)
@@ -827,8 +822,6 @@ class BurstDetector:
             self._switch_s = took
         elif event == "returned":
             self._return_s = took
-        if event in ("switched", "returned") and self._story is not None:
-            self._story.switched_s = time_s - self._story.at_s
         elif event == "calm" and before == "OPERATION":
             self._failures = self._no_failures()  # Spark has served a burst to its end
         if self.state is not before:
@@ -844,6 +837,8 @@ class BurstDetector:
             self._phase_s = time_s
             self._stay_until = time_s + self.dwell_s
             self._queues.clear()  # those of the other paradigm
+            if self._story is not None:
+                self._story.switched_s = time_s - self._story.at_s
         if event == "returned" and self._guess is not None:
             # The range may have been slow everywhere, and not only in Spark. If it was Spark, the load is refused.
             self._batches = BatchSpeed(self._guess[0])

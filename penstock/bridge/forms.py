@@ -192,7 +192,8 @@ class RangeRun:
             return
         if self._form.combiner is None:
             self._append(pieces)
-        for piece, (keys, values) in zip(pieces, pairs, strict=bool(pairs)):
+            return
+        for piece, (keys, values) in zip(pieces, pairs, strict=True):
             self._add(piece, keys, values)
 
     def give_back(self, position: int, records: list[Any], why: str) -> None:

@@ -368,17 +368,18 @@ class ParadigmScheduler:
             commands += self._prepare(look.now)
         if detector.state == "SWITCHING" and not range_.parts:
             self._extend(range_)
-        for task in look.tasks(*range_.chains):
+        tasks = look.tasks(*range_.chains)
+        for task in tasks:
             if task["diverted"] is not None and task["diverted"]["failed"] is not None:
                 range_.failed = task["diverted"]["failed"]
-        if (why := self._new_failure(look.tasks(*range_.chains))) is not None:
+        if (why := self._new_failure(tasks)) is not None:
             range_.failed = why
             if detector.state in ("SWITCHING", "OPERATION"):
                 detector.happened("bridge lost", look.now, self._spark.with_log(why))
             commands += self._doubt(why)
         if detector.state in ("SWITCHING", "OPERATION"):
             return commands + self._divert(range_, decision, look)
-        if not any(is_diverted(task) for task in look.tasks(*range_.chains)):
+        if not any(is_diverted(task) for task in tasks):
             if detector.state == "RETURNING":
                 detector.happened("returned", look.now)
             range_.parts = {}

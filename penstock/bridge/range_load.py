@@ -53,6 +53,14 @@ def way_between(senders: Iterable[TaskLoad], receivers: Iterable[TaskLoad]) -> f
     return max(0, min(taken) - min(processed)) / 1e9 if processed and taken else None
 
 
+def _more(counts: dict[int, int], number: int, count: int) -> int:
+    """Returns by how much a task's counter has grown since the last time, and notes it. A task that was built again
+    counts from 0."""
+    before = counts.get(number, 0)
+    counts[number] = count
+    return count - before if count >= before else count
+
+
 class RangeMeter:
     """Measures one range: the tasks whose input waits before it."""
 
@@ -114,12 +122,8 @@ class RangeMeter:
         # one task have divided the time among them already (runtime/worker/answer_times.py).
         beside = max(1, sum(task["diverted"]["under_way"] > 0 for task in tasks if task["diverted"] is not None))
         for task in tasks:
-            answered, before = task["answered"], self._answered.get(task["number"], 0)
-            self._answered[task["number"]] = answered
-            self.records_in_spark += answered - before if answered >= before else answered  # it was built again
-            failed, before = task["unprocessed"], self._unprocessed.get(task["number"], 0)
-            self._unprocessed[task["number"]] = failed
-            self.unprocessed += failed - before if failed >= before else failed
+            self.records_in_spark += _more(self._answered, task["number"], task["answered"])
+            self.unprocessed += _more(self._unprocessed, task["number"], task["unprocessed"])
             story = task["diverted"]
             if story is None:
                 continue

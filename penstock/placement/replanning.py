@@ -71,9 +71,8 @@ class Replanner:
         self._periods = 0  # how many these are
         self._unsteady = 0  # the number of changes since there were two of them
         self._wanted = False  # whether the last plan from what was smoothed would have been adopted
-        self._proposed: tuple[Measured, float] | None = (
-            None  # for which tasks should move, and what hops will cost then
-        )
+        # For which tasks should move, and what hops will cost then.
+        self._proposed: tuple[Measured, float] | None = None
         self._moved_for: tuple[Measured, float] | None = None  # the same of the last move
         self._refused: tuple[Placement, Measured, float, Verdict] | None = None
 
@@ -187,17 +186,13 @@ class Replanner:
         return crosses[0] <= more * crosses[1] and self._alike(before.graph, now.graph)
 
 
-def _ends(graph: TrafficGraph) -> tuple[np.ndarray, np.ndarray]:
-    return np.repeat(np.arange(len(graph)), np.diff(graph.starts)), graph.neighbours
-
-
 def _mixed(one: TrafficGraph, other: TrafficGraph, new: float) -> TrafficGraph:
     """Returns the mean of two graphs of the same tasks, in which the other one counts for the part `new`."""
     parts = ((one, 1 - new), (other, new))
     edges = [
         (a, b, part * size / 2)
         for graph, part in parts
-        for a, b, size in zip(*(end.tolist() for end in _ends(graph)), graph.traffic.tolist(), strict=True)
+        for a, b, size in zip(graph.vertices.tolist(), graph.neighbours.tolist(), graph.traffic.tolist(), strict=True)
     ]
     return TrafficGraph.of(
         len(one), edges, cpu=(1 - new) * one.cpu + new * other.cpu, memory=one.memory, allowed=other.allowed
@@ -206,7 +201,7 @@ def _mixed(one: TrafficGraph, other: TrafficGraph, new: float) -> TrafficGraph:
 
 def _difference(one: TrafficGraph, other: TrafficGraph) -> float:
     """Returns by how much the traffic of two graphs of the same tasks differs, over all edges."""
-    keys = [ends[0] * len(one) + ends[1] for ends in (_ends(one), _ends(other))]
+    keys = [graph.vertices * len(one) + graph.neighbours for graph in (one, other)]
     every = np.union1d(*keys)
     traffic = np.zeros((2, len(every)))
     for row, key, graph in zip(traffic, keys, (one, other), strict=True):

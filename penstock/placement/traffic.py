@@ -97,14 +97,15 @@ class TrafficGraph:
         return float(self.traffic.sum()) / 2
 
     @cached_property
-    def _sources(self) -> Ints:
+    def vertices(self) -> Ints:
+        """Returns the vertex to which each entry of `neighbours` belongs."""
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
     def edge_cut(self, places: npt.ArrayLike) -> float:
         """Returns the edge cut: the traffic between tasks at different places. `places[v]` is any number that names the
         place of v."""
         at = np.asarray(places)
-        return float(self.traffic[at[self._sources] != at[self.neighbours]].sum()) / 2
+        return float(self.traffic[at[self.vertices] != at[self.neighbours]].sum()) / 2
 
     def hop_cost(self, workers: npt.ArrayLike, nodes: npt.ArrayLike, node_cost: float) -> float:
         """Returns the traffic between workers of a node, and `node_cost` times the traffic between nodes. `workers[v]`
@@ -118,7 +119,7 @@ class TrafficGraph:
     def merged(self, parents: Ints, count: int) -> TrafficGraph:
         """Returns the graph of `count` parents, where task v becomes part of `parents[v]`. Traffic inside a parent
         disappears, and a parent may run where all of its tasks may."""
-        rows = _rows(count, parents[self._sources], parents[self.neighbours], self.traffic / 2)
+        rows = _rows(count, parents[self.vertices], parents[self.neighbours], self.traffic / 2)
         allowed = None
         if self.allowed is not None:
             allowed = np.ones((count, self.allowed.shape[1]), dtype=np.bool_)
@@ -134,7 +135,7 @@ class TrafficGraph:
         """Returns the graph of these tasks alone, numbered in the given order."""
         number = np.full(len(self), -1, dtype=np.int64)
         number[tasks] = np.arange(len(tasks))
-        a, b = number[self._sources], number[self.neighbours]
+        a, b = number[self.vertices], number[self.neighbours]
         inside = (a >= 0) & (b >= 0)
         rows = _rows(len(tasks), a[inside], b[inside], self.traffic[inside] / 2)
         return TrafficGraph(
@@ -155,7 +156,7 @@ class TrafficGraph:
         ends: Any = np.array([edge[:2] for edge in edges], dtype=np.int64).reshape(-1, 2)
         rows = _rows(
             len(allowed),
-            np.concatenate([self._sources, ends[:, 0]]),
+            np.concatenate([self.vertices, ends[:, 0]]),
             np.concatenate([self.neighbours, ends[:, 1]]),
             np.concatenate([self.traffic / 2, [edge[2] for edge in edges]]),
         )

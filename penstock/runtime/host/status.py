@@ -228,8 +228,8 @@ class StatusBuilder:
                 rates["in_per_s"] += max(0, mine["records_in"] - then["records_in"]) / seconds
                 rates["out_per_s"] += max(0, mine["records_out"] - then["records_out"]) / seconds
             queued += task["queued"] if position == 0 else 0
-            busy = max(busy, self._busy(number, task))
-            cpu = max(cpu, self._cpu(number, task))
+            busy = max(busy, self._cores(number, task, "busy_ns"))
+            cpu = max(cpu, self._cores(number, task, "cpu_ns", "threads_ns"))
             latency.merge(Histogram.from_sparse(task["latency_us"]))
         return {
             "parallelism": len(numbers),
@@ -253,26 +253,18 @@ class StatusBuilder:
                 return task, (now["time_ns"] - before["time_ns"]) / 1e9
         return None, 0.0
 
-    def _busy(self, number: int, task: dict[str, Any]) -> float:
+    def _cores(self, number: int, task: dict[str, Any], *counters: str) -> float:
+        """Returns by how many seconds a second some counters of a task grow together."""
         before, seconds = self._earlier(number)
-        # A process that was just started counts from 0.
-        return 0.0 if before is None else max(0, task["busy_ns"] - before["busy_ns"]) / 1e9 / seconds
+        return 0.0 if before is None else _grown_ns(before, task, *counters) / 1e9 / seconds
 
-    def _cpu(self, number: int, task: dict[str, Any]) -> float:
-        before, seconds = self._earlier(number)
-        if before is None:
-            return 0.0
-        used_ns: int = sum(max(0, task.get(what, 0) - before.get(what, 0)) for what in ("cpu_ns", "threads_ns"))
-        return used_ns / 1e9 / seconds
-
-    def _cores(self, worker: int, what: str) -> float:
+    def _cores_of_worker(self, worker: int, counter: str) -> float:
         """Returns by how many seconds a second a counter of a worker grows."""
         if worker not in self._history:
             return 0.0
         before, now = self._history[worker][0], self._reports[worker]
-        seconds = (now["time_ns"] - before["time_ns"]) / 1e9
-        used_ns: int = max(0, now.get(what, 0) - before.get(what, 0))
-        return used_ns / 1e9 / seconds if seconds > 0 else 0.0
+        passed_ns = now["time_ns"] - before["time_ns"]
+        return _grown_ns(before, now, counter) / passed_ns if passed_ns > 0 else 0.0
 
     def _task(self, number: int, task: dict[str, Any] | None) -> dict[str, Any]:
         entry = {"number": number, "name": self._plan.task_name(self._plan.by_number[number])}
@@ -292,8 +284,8 @@ class StatusBuilder:
         return {
             **entry,
             **{what: task[what] for what in ("finished", "blocked", "queued", "unsent")},
-            "busy": self._busy(number, task),
-            "cpu": self._cpu(number, task),
+            "busy": self._cores(number, task, "busy_ns"),
+            "cpu": self._cores(number, task, "cpu_ns", "threads_ns"),
             "records_in": task["operators"][0]["records_in"],
             "records_out": task["operators"][-1]["records_out"],
         }
@@ -311,9 +303,9 @@ class StatusBuilder:
             "transports": self._reports.get(info["index"], {}).get("transports", {}),
             "sent_bytes": self._reports.get(info["index"], {}).get("sent_bytes", {}),
             "streams": self._reports.get(info["index"], {}).get("streams", []),
-            "cpu": self._cores(info["index"], "loop_ns"),
-            "cpu_wait": self._cores(info["index"], "core_wait_ns"),
-            "cpu_threads": self._cores(info["index"], "threads_ns"),
+            "cpu": self._cores_of_worker(info["index"], "loop_ns"),
+            "cpu_wait": self._cores_of_worker(info["index"], "core_wait_ns"),
+            "cpu_threads": self._cores_of_worker(info["index"], "threads_ns"),
         }
 
     def _totals(self, operators: dict[str, Any], tasks: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -336,6 +328,11 @@ class StatusBuilder:
                     recent.merge(Histogram.from_sparse(tasks[task.number]["latency_us"]))
                     whole.merge(Histogram.from_sparse(tasks[task.number]["latency_all_us"]))
         return {**totals, "latency_ms": _quantiles(recent), "latency_all_ms": _quantiles(whole)}
+
+
+def _grown_ns(before: dict[str, Any], now: dict[str, Any], *counters: str) -> int:
+    """Returns by how much some counters have grown together. In a process that was just started they begin with 0."""
+    return sum(max(0, now.get(counter, 0) - before.get(counter, 0)) for counter in counters)
 
 
 def _quantiles(histogram: Histogram) -> dict[str, float | None]:

@@ -15,6 +15,7 @@ from time import monotonic_ns
 from typing import Any
 
 from penstock.runtime.mistakes import checks_init
+from penstock.runtime.records.batch import approximate_bytes
 from penstock.runtime.records.userfunc import ErrorHandler
 
 
@@ -112,6 +113,11 @@ def together(batches: list[Any]) -> Any:
     import pyarrow as pa
 
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def bytes_of(part: Any) -> int:
+    """Returns about how many bytes a RecordBatch or a list of records has."""
+    return approximate_bytes(part) if isinstance(part, list) else int(part.nbytes)
 
 
 def rows_of(columns: Any) -> list[Any]:

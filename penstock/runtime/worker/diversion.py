@@ -43,8 +43,8 @@ from penstock.runtime.operators.micro_batch import (
     DivertRequest,
     MicroBatchResult,
 )
-from penstock.runtime.records.batch import Batch, approximate_bytes
-from penstock.runtime.sources.base import rows_of, together
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.sources.base import bytes_of, rows_of, together
 from penstock.runtime.worker.answer_times import AnswerTimes
 from penstock.runtime.worker.task_state import TaskState
 
@@ -112,7 +112,7 @@ class _Gathered:
         else:
             self._parts.append(part[:] if is_list else part)
         self.stamp = min(self.stamp, stamp) if self.records else stamp
-        self.bytes += approximate_bytes(part) if is_list else part.nbytes
+        self.bytes += bytes_of(part)
         self.records += records
 
     def mark(self, mark: Watermark) -> None:
@@ -246,8 +246,8 @@ class Diversion:
         if self._can_leave():
             self._leave()
         elif self._can_take_barrier():
-            epoch, own = self.task.take_barrier()
-            self._queue.append(_Barrier(epoch, self._before if self._next.records else own))
+            own = self._before if self._next.records else self.task.own_state()
+            self._queue.append(_Barrier(self.task.take_barrier(), own))
         elif self._can_gather():
             self._gather()
         else:

@@ -14,8 +14,7 @@ from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage
 from penstock.runtime.operators.micro_batch import BYTES_MAX
 from penstock.runtime.program.plan import TaskId
-from penstock.runtime.records.batch import approximate_bytes
-from penstock.runtime.sources.base import ColumnReader, Reader, Split, together
+from penstock.runtime.sources.base import ColumnReader, Reader, Split, bytes_of, together
 from penstock.runtime.state.keyed import StageState
 from penstock.runtime.worker.blackbox import SOURCE
 from penstock.runtime.worker.task import Task, TaskOptions
@@ -87,9 +86,9 @@ class SourceTask(Task):
         finally:
             super().close(failed)
 
-    def take_barrier(self) -> tuple[int, StageState | None]:
+    def take_barrier(self) -> int:
         self._has_passed = True
-        return self._triggers.popleft(), self.own_state()
+        return self._triggers.popleft()
 
     def backlog(self) -> int:
         # At full speed nothing is late: what is left of the input is no burst.
@@ -116,7 +115,7 @@ class SourceTask(Task):
                     break
                 parts.append(part)
                 records += len(part)
-                size += approximate_bytes(part) if isinstance(part, list) else part.nbytes
+                size += bytes_of(part)
                 stamp = stamp or reader.stamp_ns
                 if reader.finished or (wait := reader.ready_in()) is None or wait > 0:
                     break

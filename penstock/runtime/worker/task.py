@@ -748,11 +748,11 @@ class Task:
         """Returns what the first stage has to save of the input that was taken so far: the offsets of a source."""
         return None
 
-    def take_barrier(self) -> tuple[int, StageState | None]:
-        """Takes the next barrier from the inbox. Returns its epoch, and what the first stage has to save."""
+    def take_barrier(self) -> int:
+        """Takes the next barrier of the input. Returns its epoch."""
         epoch = self.inbox.epoch
         self.inbox.release()
-        return epoch, self.own_state()
+        return epoch
 
     def pass_diverted_barrier(self, epoch: int, own: StageState | None) -> None:
         """Saves the state and passes a barrier on, because all micro-batches before it are answered."""
