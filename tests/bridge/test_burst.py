@@ -579,6 +579,7 @@ def test_one_slow_micro_batch_is_no_reason_to_come_back() -> None:
     made.prepared = True
     assert after(made, 5.0, 200_000, rate=100_000).state == "SWITCHING"
     made.happened("switched", 5.5)
+    assert made.switches[-1].plain()["switched_s"] == 0.5
     slow = MicroBatch(20_000, 8.0)
     for number in range(2):
         decision = made.observe(Observation(10.0 + number, 400_000, 100_000, batches=(slow,)))

@@ -256,6 +256,40 @@ def test_records_that_fail_only_in_spark_keep_their_order_and_the_range_stays_th
         assert counts == [len(lines(seed)), len(expected)]
 
 
+def test_records_that_come_back_to_the_first_stage_of_a_chain_count_once() -> None:
+    """That stage counts the records of a micro-batch when it is answered, and those that come back when it processes
+    them."""
+    unprocessed = 0
+    for seed in range(8):
+        flow = Flow("apart", parallelism=1)
+        found = flow.read(ps.sources.Memory(["x"])).rebalance().map(not_there, name="place").map(upper, name="upper")
+        found.write(ps.sinks.Collect(), name="out")
+        outputs, bridge = run_diverted(flow, seed, inputs=lines(seed))
+        assert outputs["out"] == [line.upper() + "!" for line in lines(seed)], seed
+        (task,) = (task for task in bridge.tasks if task.stages[0].context.operator.name == "place")
+        number = len(lines(seed))
+        assert (task.stages[0].records_in, task.stages[0].records_out) == (number, number), seed
+        assert task.stages[1].records_out == number, seed
+        unprocessed += bridge.unprocessed
+    assert unprocessed > 50
+
+
+def fields_of(record: dict[str, Any]) -> dict[str, Any]:
+    return {"k": record["k"], "n": record["n"]}
+
+
+def test_what_comes_back_says_from_which_stage_on_it_is_to_be_processed() -> None:
+    """The first stage of the source's chain is the source itself."""
+    flow = Flow("positions", parallelism=1)
+    records = flow.read(ps.sources.Memory([{"k": 0, "n": 0}])).map(fields_of, name="fields")
+    records.key_by("k").sum("n").write(ps.sinks.Null())
+    (form,) = forms_of(flow.plan(1, check_sinks=False)).values()
+    run = RangeRun(form)
+    run.take([{"k": 1, "n": 1}, {"k": 2}, {"k": 1, "n": "ten"}, {"k": 1, "n": 5}])
+    back = [(each.position, each.records) for each in run.answer().unprocessed]
+    assert sorted(back) == [(1, [{"k": 2}]), (2, [{"k": 1, "n": "ten"}])]
+
+
 @pytest.mark.parametrize("fails", [20, 1_000])
 def test_a_task_returns_to_records_when_most_of_them_fail_in_spark(fails: int) -> None:
     task, bridge, divert = source_task([f"{n}" for n in range(1_000)], words=partial(split_there, fails))
@@ -422,9 +456,11 @@ def test_the_first_micro_batch_is_small_and_the_next_ones_follow_at_once() -> No
 class Inside:
     """The open task of a flow that is not a source's, which a test gives its input."""
 
-    def __init__(self) -> None:
+    def __init__(self, marked: bool = False) -> None:
+        """`marked`: the source's chain makes watermarks."""
         flow = Flow("inside", parallelism=1)
-        numbers = flow.read(ps.sources.Memory([0]), name="numbers").rebalance()
+        read = flow.read(ps.sources.Memory([0]), name="numbers")
+        numbers = (read.watermark(int, name="times") if marked else read).rebalance()
         numbers.map(upper, name="upper").write(ps.sinks.Collect(), name="out")
         plan = flow.plan(1)
         self.form = forms_of(plan)[1]
@@ -541,6 +577,24 @@ def test_what_was_gathered_before_a_barrier_leaves_before_it() -> None:
     inside.answer()
     (snapshot,) = inside.saved
     assert snapshot.states["upper"][1][:2] == (25, 25), "what came after the barrier is not in the epoch"
+
+
+def test_a_watermark_that_comes_while_records_gather_follows_them() -> None:
+    inside = Inside(marked=True)
+    inside.divert(1.0, 100)
+    inside.receive(5)
+    inside.receive(20)
+    for mark in (1_000, 2_000):
+        inside.task.receive_watermark(inside.channel, mark)
+    inside.receive(7)
+    inside.now = 1_000_000_000
+    inside.run()
+    assert inside.sizes == [5, 27]
+    assert inside.task._mark_in is None
+    inside.answer()
+    inside.answer()
+    assert inside.task._mark_in == 2_000
+    assert len(inside.out) == 32
 
 
 def test_a_barrier_waits_while_what_was_gathered_before_it_may_not_leave() -> None:

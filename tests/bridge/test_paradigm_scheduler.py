@@ -412,6 +412,17 @@ def test_a_failed_micro_batch_brings_its_range_back_and_counts_once() -> None:
     assert [life.state for life in job.lives.values()] == ["READY"]
 
 
+def test_records_that_fail_in_spark_are_told_of_and_the_range_stays_there() -> None:
+    job = start()
+    job.into_operation()
+    task = job.chains[0][0]
+    assert task["diverted"] is not None
+    task["diverted"]["failed"], task["unprocessed"] = "OSError: no such file", 3
+    job.look()
+    assert (job.status()["failed"], job.status()["unprocessed"]) == ("OSError: no such file", 3)
+    assert job.state() == "OPERATION"
+
+
 def test_tasks_that_notice_the_same_loss_later_do_not_make_it_another() -> None:
     """Each would double the time until Spark is tried again."""
     job = start(words(4))

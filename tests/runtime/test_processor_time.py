@@ -39,10 +39,11 @@ class Machine:
         self.loop = threading.get_native_id()
         self.ns = {self.loop: 7 * S, OLD: 3 * S, NEW: 2 * S}
         self.core_wait_ns = S
+        self.own = {self.loop, OLD}  # whose clocks can be read
         clocks = Clocks(
             lambda: self.ns[self.loop],
             lambda: sum(self.ns.values()),
-            lambda thread: self.ns.get(thread, 0) if thread in (self.loop, OLD) else 0,
+            lambda thread: self.ns.get(thread, 0) if thread in self.own else 0,
             lambda _: self.core_wait_ns,
         )
         self.time = ProcessorTime([self.loop, OLD], clocks)
@@ -95,6 +96,27 @@ def test_threads_of_functions_are_told_apart_from_penstocks() -> None:
     assert (one.threads_ns, other.threads_ns) == (3 * S // 2, S // 2)
     machine.time.divide([one, other])
     assert one.threads_ns == 3 * S // 2, "nothing has happened since"
+
+
+def test_a_thread_that_penstock_starts_later_is_told_by_its_name() -> None:
+    """Threads of functions have other names."""
+    machine, task = Machine(), Task()
+    task.runs(1.0)
+    until = threading.Event()
+    started = [threading.Thread(target=until.wait, name=name, daemon=True) for name in ("penstock-later", "later")]
+    try:
+        for thread in started:
+            thread.start()
+            assert thread.native_id is not None
+            machine.ns[thread.native_id] = 0
+            machine.own.add(thread.native_id)
+            machine.takes(thread.native_id, 3.0)
+        machine.time.divide([task])
+        assert machine.time.threads_ns == 3 * S
+    finally:
+        until.set()
+        for thread in started:
+            thread.join()
 
 
 def test_what_was_measured_long_ago_counts_less(monkeypatch: pytest.MonkeyPatch) -> None:
