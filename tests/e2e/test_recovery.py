@@ -376,7 +376,9 @@ def test_rings_that_had_grown(cluster: str, fresh_name: Callable[[], str]) -> No
     )
     job = run(flow, workers=2, epoch_interval_s=0.5)
     wait_until(lambda: job.status().get("records_written", 0) >= 500, "large records flow")
-    assert all(worker["ring_bytes"] >= 4 << 20 for worker in job.status()["workers"]), "the rings have grown"
+    wait_until(
+        lambda: all(worker["ring_bytes"] >= 4 << 20 for worker in job.status()["workers"]), "the rings have grown"
+    )
     for victims in ("workers", "master"):
         epoch = complete(job)
         wait_until(lambda epoch=epoch: complete(job) >= epoch + 2, "an epoch is complete since")

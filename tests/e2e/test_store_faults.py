@@ -81,15 +81,31 @@ def fresh_epoch(job: Any, at_least: int = 2) -> int:
     raise AssertionError("no epoch became complete")
 
 
-def two_epochs(job: Any, folder: Path) -> int:
-    """Let a job whose epochs are far apart (LONG_S) complete two; the number of the last one. No other epoch is
-    completed before a test asks for one, however slow the machine is."""
-    for name in ("first", "second"):
+def blobs_of(store: Path, epoch: int) -> list[str]:
+    """The files that an epoch's manifest names, of all tasks."""
+    manifest = json.loads((store / f"manifests/{epoch:010d}.json").read_text())["manifest"]
+    return [blob["name"] for task in manifest["tasks"] for blob in task["blobs"] if blob["data"] is None]
+
+
+def own_blobs(store: Path, epoch: int) -> list[str]:
+    """The files that an epoch's manifest names and that were written for this epoch."""
+    return [blob for blob in blobs_of(store, epoch) if f"/{epoch:08d}-" in blob]
+
+
+def two_epochs(job: Any, store: Path, folder: Path) -> int:
+    """Let a job whose epochs are far apart (LONG_S) complete epochs until the last two have files of their own; the
+    number of the last one. No other epoch is completed before a test asks for one, however slow the machine is. A
+    status may be older than a savepoint: that much has changed since is known when the savepoint is there."""
+    with_files = 0
+    for number in range(20):
         written = job.status().get("records_written", 0)
         wait_until(lambda n=written: job.status().get("records_written", 0) > n + RATE, "much has changed")
-        job.savepoint(folder / name)
-    complete: int = epochs_of(job)["complete"]
-    return complete
+        job.savepoint(folder / f"savepoint-{number}")
+        complete: int = epochs_of(job)["complete"]
+        with_files = with_files + 1 if own_blobs(store, complete) else 0
+        if with_files == 2:
+            return complete
+    raise AssertionError("no two epochs in a row have files of their own")
 
 
 def logged(text: str) -> bool:
@@ -115,12 +131,6 @@ def both(name: str) -> tuple[str, str]:
     return name, f"copies/{name.rpartition('/')[2]}"
 
 
-def blobs_of(store: Path, epoch: int) -> list[str]:
-    """The files that an epoch's manifest names, of all tasks."""
-    manifest = json.loads((store / f"manifests/{epoch:010d}.json").read_text())["manifest"]
-    return [blob["name"] for task in manifest["tasks"] for blob in task["blobs"] if blob["data"] is None]
-
-
 # --- damage --------------------------------------------------------------------------------------------------------
 
 
@@ -133,11 +143,9 @@ def test_a_damaged_snapshot(cluster: str, fresh_name: Callable[[], str], tmp_pat
     job = run(made.flow, workers=2, checkpoints=tmp_path / "epochs", epoch_interval_s=LONG_S)
     watch = Watch(job)
     try:
-        epoch = two_epochs(job, tmp_path)
-        fresh = [blob for blob in blobs_of(store, epoch) if f"/{epoch:08d}-" in blob]
-        assert fresh
+        epoch = two_epochs(job, store, tmp_path)
         assert (store / f"manifests/{epoch - 1:010d}.json").exists()
-        for blob in fresh:
+        for blob in own_blobs(store, epoch):
             for file in both(blob):
                 damage(store / file, "flipped")  # what is missing or cut would be seen, and saved anew, at once
         at = time.monotonic()
@@ -162,7 +170,7 @@ def test_a_damaged_manifest(cluster: str, fresh_name: Callable[[], str], tmp_pat
     made = many_keys(name, tmp_path / "out")
     store = tmp_path / "epochs" / name
     job = run(made.flow, workers=1, checkpoints=tmp_path / "epochs", epoch_interval_s=LONG_S)
-    epoch = two_epochs(job, tmp_path)
+    epoch = two_epochs(job, store, tmp_path)
     master = master_pid(job)
     for file in both(f"manifests/{epoch:010d}.json"):
         damage(store / file, "flipped")

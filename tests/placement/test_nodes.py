@@ -115,7 +115,7 @@ def test_a_job_whose_node_dies_continues_on_another_or_says_that_there_is_none(w
     added = [world.add(2), world.add(2)]
     flow = ps.Flow("dying-node")
     flow.read(ps.sources.Generator(int, 100), parallelism=2).write(ps.sinks.Null())
-    job = ps.run(flow, workers=4, cpus_per_worker=2, start_timeout_s=10, nodes=4)
+    job = ps.run(flow, workers=4, cpus_per_worker=2, start_timeout_s=30, nodes=4)
     world.until(lambda: job.state == "RUNNING")
     workers = {worker["pid"] for worker in job.status()["workers"]}
     # The JobMaster is on any of them: one that dies with its node starts again, and finds too few nodes.
@@ -131,7 +131,7 @@ def test_a_job_whose_node_dies_continues_on_another_or_says_that_there_is_none(w
     assert [task["worker"] for task in status["tasks"]].count(moved["index"]), "its tasks are the same"
     world.cluster.remove_node(spare)
     with pytest.raises(NotEnoughResources, match=r"is lost, and no other node has room for worker \d"):
-        job.wait(60, progress=False)
+        job.wait(120, progress=False)
     world.cluster.remove_node(next(node for node in added if node is not dying))
     world.until(lambda: len(machines()) == 3)
 
