@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from penstock.bridge.burst import BurstDetector
-from penstock.placement.refinement import Partition
+from penstock.placement import refinement
 from penstock.runtime.lifecycle import Machine
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.sinks.parts import PartsWriter
@@ -46,7 +47,10 @@ def _all_groups_move() -> Any:
 )
 def _no_limit_on_nodes() -> Any:
     """Tasks that talk to each other go to one node, however full it is."""
-    return mock.patch.object(Partition, "_excess", return_value=0.0)
+    faults = ExitStack()
+    for where, what in ((refinement._Filling, "excess"), (refinement, "_over")):
+        faults.enter_context(mock.patch.object(where, what, return_value=0.0))
+    return faults
 
 
 @planted_fault(

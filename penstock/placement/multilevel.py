@@ -7,6 +7,11 @@ refined (`placement/refinement.py`). Then all levels are gone through again, wit
 place already: what could not be moved as single tasks may be moved as a parent. Where this gains nothing, the search
 begins anew. No step makes the best result worse.
 
+Levels gain nothing for few tasks, and there the search ends as soon as it can. It ends when all partitions that may be
+better have been considered (`placement/branch_and_bound.py`), or when several beginnings have led to the same result.
+Otherwise it moves groups of tasks and refines what comes of it, until this has gained nothing for some time, which
+finds better partitions in less time than new beginnings do.
+
 The search is limited by the number of edges that it looks at, not by a clock, so the same graph has the same partition
 on every machine.
 """
@@ -14,15 +19,16 @@ on every machine.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.placement.assignment import assign_from_each_level
 from penstock.placement.balance import Limits, limits_of, pack
+from penstock.placement.branch_and_bound import BranchAndBound
 from penstock.placement.consolidation import consolidate_once
-from penstock.placement.refinement import NodePartition, Partition
+from penstock.placement.refinement import PATIENCE, NodePartition, Partition
 from penstock.placement.traffic import Floats, Ints, TrafficGraph
 
 # Levels are made until so many parents a place are left, or so many in all.
@@ -40,6 +46,25 @@ _PARENT_MOST = 1.5
 _FEW_TASKS = 150
 _BEGINNINGS_OF_FEW = 20
 
+# Up to so many tasks, or as many as parents on the coarsest level, levels gain nothing.
+_WITHOUT_LEVELS = 64
+
+# A partition that so many beginnings reach is taken for the best.
+_ENOUGH = 5
+
+# So many beginnings by chance, and so many moves of a group of tasks in a row which gain nothing, for each place but
+# the first; and the same for all places of a quick search. The group has up to this part of the tasks.
+_BEGINNINGS, _KICKS_A_PLACE = 8, 15
+_BEGINNINGS_QUICK, _KICKS_QUICK = 4, 15
+_KICKED = 1 / 8
+
+# Refining few tasks has less patience than refining many, because what it misses is found from elsewhere.
+_PATIENCE_OF_FEW, _PATIENCE_QUICK = 14, 8
+
+# All partitions are considered where a partition is told by up to so many bits, in at most so many steps. Where enough
+# beginnings have reached the same partition, this is worth the time for fewer bits only.
+_ALL_BITS, _ALL_BITS_REACHED, _ALL_STEPS = 40, 24, 2_000
+
 # The paper's algorithm divides at most so many parents, except where it begins on the tasks themselves.
 _PARENTS_OF_PAPERS = 100
 
@@ -51,9 +76,8 @@ _SPLITS = 2
 # choose a task that a part grows by takes as long as so many of them).
 _CYCLES = 8
 
-# A quick search has so many cycles, and none of the beginnings of few tasks. Up to so many tasks every search is quick.
+# A quick search has so many cycles, and none of the beginnings of few tasks.
 _CYCLES_QUICK = 2
-_VERY_FEW_TASKS = 30
 _WORK_MAX, _WORK_A_TASK = 1_000_000, 1_000
 _WORK_A_CHOICE = 50
 
@@ -164,13 +188,17 @@ class _Search:
         self._limits = limits
         self._chance = random.Random(seed)
         self._work = 0
+        self._patience = PATIENCE
+        self._known: dict[bytes, Partition] = {}  # what a partition of few tasks was refined to
         self._parents = max(_PARENTS_MIN, _PARENTS_A_PLACE * len(fair))
 
     def best(self, packed: Ints, starts: Sequence[Ints], *, quick: bool = False) -> Ints:
         """Returns the best partition that the search reaches from given ones, from one within the limits, and from
         others. Of equal results it takes the one from the earliest of these beginnings. `quick`: takes
         a third of the time, and finds a little less."""
-        quick = quick and len(self._graph) > _VERY_FEW_TASKS
+        if len(self._graph) <= max(self._parents, _WITHOUT_LEVELS):
+            self._patience = _PATIENCE_QUICK if quick else _PATIENCE_OF_FEW
+            return self._best_of_few(packed, starts, quick).places
         best = min(self._beginnings(packed, starts, quick), key=_badness)
         if best.overload > 0:
             best = min(best, self._refined(self._graph, packed), key=_badness)
@@ -185,6 +213,53 @@ class _Search:
             best = min(best, last, key=_badness)
         return best.places
 
+    def _best_of_few(self, packed: Ints, starts: Sequence[Ints], quick: bool) -> Partition:
+        """Returns the best partition of few tasks: one that is proved to be the best, one that many beginnings reach,
+        or one that nothing improves any more."""
+        graph, places = self._graph, len(self._fair)
+        best = self._refined(graph, packed) if not starts else self._refined(graph, starts[0])
+        reached = 1  # from how many beginnings
+        for beginning in (*starts[1:], packed, *self._papers(graph, _FEW_TASKS)):
+            best, reached = self._with(beginning, best, reached)
+        bits = len(graph) * (places - 1).bit_length()
+        if not best.overload and bits <= (_ALL_BITS if reached < _ENOUGH else _ALL_BITS_REACHED):
+            better, proved = BranchAndBound(best, _ALL_STEPS).search()
+            if better is not None:
+                best, reached = min(best, self._made(graph, better), key=_badness), 1
+            if proved:
+                return best
+        for _ in range(_BEGINNINGS_QUICK if quick else _BEGINNINGS):
+            if reached >= _ENOUGH:
+                return best
+            best, reached = self._with(self._grown(graph, self._fair), best, reached)
+        return self._kicked_until_nothing_helps(best, _KICKS_QUICK if quick else _KICKS_A_PLACE * (places - 1))
+
+    def _with(self, beginning: Ints, best: Partition, reached: int) -> tuple[Partition, int]:
+        """Returns the better one of the best partition and the one that a beginning is refined to, and from how many
+        beginnings it was reached."""
+        if beginning.tobytes() in self._known:
+            return best, reached
+        found = self._refined(self._graph, beginning)
+        if _better(found, best):
+            return found, 1
+        return best, reached + (not _better(best, found))
+
+    def _kicked_until_nothing_helps(self, best: Partition, most: int) -> Partition:
+        """Returns the best partition that is found by moving a group of tasks and refining what comes of it, until so
+        many of these moves in a row gain nothing. A partition that is as good takes the place of the last one."""
+        last, tries = best, 0
+        while tries < most:
+            tries += 1
+            places = last.places
+            kicked = self._kicked(places)
+            elsewhere = kicked != places
+            found = self._refined(self._graph, kicked, {*places[elsewhere].tolist(), *kicked[elsewhere].tolist()})
+            if _better(found, last):
+                last, tries = found, 0
+            elif not _better(last, found):
+                last = found
+        return last if _better(last, best) else best
+
     def _beginnings(self, packed: Ints, starts: Sequence[Ints], quick: bool) -> Iterator[Partition]:
         graph = self._graph
         for start in starts:
@@ -197,10 +272,30 @@ class _Search:
                 yield self._refined(graph, self._grown(graph, self._fair))
         yield self._through_levels(None)
 
-    def _refined(self, graph: TrafficGraph, places: Ints) -> Partition:
+    def _kicked(self, places: Ints) -> Ints:
+        """Returns the partition with a group of tasks, which exchange records, at another place."""
+        graph = self._graph
+        near = graph.near
+        v = self._chance.randrange(len(graph))
+        group = [v]
+        for _ in range(self._chance.randint(0, max(1, int(_KICKED * len(graph))))):
+            u = group[self._chance.randrange(len(group))]
+            if near[u]:
+                group.append(near[u][self._chance.randrange(len(near[u]))][0])
+        found = places.copy()
+        other = self._chance.randrange(len(self._fair) - 1)
+        found[group] = other + (other >= places[v])
+        return _where_allowed(graph, found)
+
+    def _refined(self, graph: TrafficGraph, places: Ints, begin: Iterable[int] | None = None) -> Partition:
+        key = places.tobytes()
+        if graph is self._graph and key in self._known:
+            return self._known[key]
         found = self._made(graph, places)
-        found.improve(_ROUNDS_SMALL if len(graph) <= _SMALL else _ROUNDS)
+        found.improve(_ROUNDS_SMALL if len(graph) <= _SMALL else _ROUNDS, begin, self._patience)
         self._work += found.work
+        if graph is self._graph and len(graph) <= _FEW_TASKS:
+            self._known[key] = self._known[found.places.tobytes()] = found
         return found
 
     def _through_levels(self, places: Ints | None) -> Partition:
@@ -300,5 +395,11 @@ def _where_allowed(graph: TrafficGraph, places: Ints) -> Ints:
     return np.where(allowed, places, graph.allowed.argmax(axis=1)).astype(np.int64)
 
 
+def _better(one: Partition, other: Partition) -> bool:
+    """Returns whether a partition is better than another one by more than a rounding error."""
+    (over, cost), (other_over, other_cost) = one.badness, other.badness
+    return over < other_over or (over == other_over and cost < other_cost - one.least)
+
+
 def _badness(partition: Partition) -> tuple[float, float]:
-    return partition.overload, partition.cost
+    return partition.badness

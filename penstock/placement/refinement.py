@@ -15,6 +15,8 @@ workers of a node, and a node has limits of its own. Its pairs of places are pai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -22,8 +24,11 @@ import numpy as np
 from penstock.placement.balance import Limits
 from penstock.placement.traffic import Floats, Ints, TrafficGraph
 
-# A pass over a pair of places ends after so many changes of side without a new best.
-_PATIENCE = 60
+#: A pass over a pair of places ends after so many changes of side without a new best.
+PATIENCE = 60
+
+# Up to so many tasks of both places, a pass looks at all of them in each step.
+_FEW_OF_PAIR = 48
 
 # How many tasks of a side are tried, to find one that fits.
 _TOO_LARGE_MAX = 8
@@ -65,26 +70,79 @@ class _Filling:
         self.used[target] += memory
 
 
+@dataclass(slots=True)
+class _Sides:
+    """What two places hold, and the most that they may take."""
+
+    load: list[float]
+    most: tuple[float, float]
+    used: list[float]
+    memory_most: tuple[float, float]
+
+    @classmethod
+    def of(cls, filling: _Filling, a: int, b: int) -> _Sides:
+        most, memory_most = filling.cpu_most, filling.memory_most
+        load, used = filling.load, filling.used
+        return cls([load[a], load[b]], (most[a], most[b]), [used[a], used[b]], (memory_most[a], memory_most[b]))
+
+
+def _over(sides: list[_Sides], side: int) -> float:
+    """Returns by how much a side exceeds what it may take."""
+    over = 0.0
+    for of in sides:
+        if of.load[side] > of.most[side]:
+            over += of.load[side] / (of.most[side] or _EPSILON) - 1
+        if of.used[side] > of.memory_most[side]:
+            over += of.used[side] / (of.memory_most[side] or _EPSILON) - 1
+    return over
+
+
+def _room_of(sides: list[_Sides], source: int, heaviest: float) -> tuple[float, float]:
+    """Returns the CPU and the memory that may move from one side to the other; see `Partition._room`."""
+    target = 1 - source
+    room = room_memory = float("inf")
+    for of in sides:
+        load, most = of.load, of.most
+        here = most[target] + heaviest - load[target]
+        if load[target] > most[target] and load[source] <= most[source]:
+            here = -1.0  # first back to where the balance holds
+        room = min(room, here)
+        memory = of.memory_most[target] - of.used[target]
+        room_memory = min(room_memory, memory)
+    return room, room_memory
+
+
+def _put(sides: list[_Sides], cpu: float, memory: float, source: int) -> None:
+    """A task moves from one side to the other."""
+    for of in sides:
+        of.load[source] -= cpu
+        of.load[1 - source] += cpu
+        of.used[source] -= memory
+        of.used[1 - source] += memory
+
+
 class Partition:
     """An assignment of tasks to places; see the module's docstring."""
 
     def __init__(self, graph: TrafficGraph, limits: Limits, places: Ints) -> None:
         self.graph = graph
-        self._starts: list[int] = graph.starts.tolist()
-        self._neighbours: list[int] = graph.neighbours.tolist()
-        self._traffic: list[float] = graph.traffic.tolist()
+        self._near = graph.near
         self._cpu: list[float] = graph.cpu.tolist()
         self._memory: list[float] = graph.memory.tolist()
-        self._allowed: list[list[bool]] | None = None if graph.allowed is None else graph.allowed.tolist()
+        self.allowed: list[list[bool]] | None = None if graph.allowed is None else graph.allowed.tolist()
         count = len(limits.cpu)
         self._places: list[int] = places.tolist()
         used = np.bincount(places, weights=graph.memory, minlength=count)
-        self._workers = _Filling(limits, graph.loads(places, count).tolist(), used.tolist())
+        self.workers = _Filling(limits, graph.loads(places, count).tolist(), used.tolist())
         self._heaviest = max(self._cpu, default=0.0)
-        self._least = _EPSILON * graph.total_traffic  # a gain that may be a rounding error does not count
+        self.least = _EPSILON * graph.total_traffic  # a gain that may be a rounding error does not count
         self._members: list[set[int]] = [set() for _ in range(count)]
         for v, place in enumerate(self._places):
             self._members[place].add(v)
+        self.node_of = [0] * count  # of each place; here all places are those of one node
+        self.nodes = _Filling(Limits(np.full(1, np.inf), np.full(1, np.inf)), [0.0], [0.0])
+        self._badness: tuple[float, float] | None = None
+        self._patience = PATIENCE
         self.work = 0  # the number of edges looked at so far: the cost of the search on every machine
 
     @property
@@ -101,20 +159,27 @@ class Partition:
     def overload(self) -> float:
         """Returns by how much the places exceed what they may take, each as a fraction of its limit, added up. The
         result 0 means balanced."""
-        return self._workers.overload
+        return self.workers.overload
+
+    @property
+    def badness(self) -> tuple[float, float]:
+        """Returns what a better partition has less of: the overload, and of equal overload the cost."""
+        if self._badness is None:
+            self._badness = self.overload, self.cost
+        return self._badness
 
     def _excess(self, place: int) -> float:
         """Returns by how much a place exceeds what it may take."""
-        return self._workers.excess(place)
+        return self.workers.excess(place)
 
-    def _cost_of_a_hop(self, a: int, b: int) -> float:
+    def cost_of_a_hop(self, a: int, b: int) -> float:
         """Returns what traffic between two places costs."""
         return 1.0
 
     def _room(self, source: int, target: int) -> tuple[float, float]:
         """Returns the CPU and the memory that may move from one place to another at this point of a pass, which may
         overfill a place by one task. The result is negative where nothing may move."""
-        return self._room_in(self._workers, source, target)
+        return self._room_in(self.workers, source, target)
 
     def _room_in(self, filling: _Filling, source: int, target: int) -> tuple[float, float]:
         load, most = filling.load, filling.cpu_most
@@ -123,9 +188,12 @@ class Partition:
             room = -1.0  # first back to where the balance holds
         return room, filling.memory_most[target] - filling.used[target]
 
-    def improve(self, rounds: int = 10) -> None:
-        """Improves one pair of places after the other until nothing changes any more, in at most `rounds` rounds."""
-        changed = set(range(len(self._members)))
+    def improve(self, rounds: int = 10, begin: Iterable[int] | None = None, patience: int = PATIENCE) -> None:
+        """Improves one pair of places after the other until nothing changes any more, in at most `rounds` rounds. It
+        begins with the pairs of the places in `begin` (None: of all places). `patience`: see PATIENCE."""
+        self._badness = None
+        self._patience = patience
+        changed = set(range(len(self._members)) if begin is None else begin)
         for _ in range(rounds):
             pairs = [(a, b) for a, b in self._pairs() if a in changed or b in changed]
             changed = set()
@@ -159,9 +227,13 @@ class Partition:
 
     def _improve_pair(self, a: int, b: int) -> bool:
         """Makes one pass between two places, and returns whether anything became better."""
-        starts, neighbours, traffic = self._starts, self._neighbours, self._traffic
-        places, allowed = self._places, self._allowed
-        twice = 2 * self._cost_of_a_hop(a, b)
+        if len(self._members[a]) + len(self._members[b]) <= _FEW_OF_PAIR:
+            changers = self._changers(a, b)
+            for v in changers:
+                self._move(v, self._places[v], b if self._places[v] == a else a)
+            return bool(changers)
+        near, places, allowed = self._near, self._places, self.allowed
+        twice = 2 * self.cost_of_a_hop(a, b)
         overfull = self._excess(a) > 0 or self._excess(b) > 0
         gains: dict[int, float] = {}
         heaps: dict[int, list[tuple[float, int]]] = {a: [], b: []}
@@ -170,7 +242,7 @@ class Partition:
             for v in self._members[place]:
                 if allowed is not None and not allowed[v][other]:
                     continue
-                self.work += starts[v + 1] - starts[v]
+                self.work += len(near[v])
                 gain, border = self._gain(v, other)
                 if border or overfull:
                     gains[v] = gain
@@ -182,7 +254,7 @@ class Partition:
         first_score = best_score = (self._excess(a) + self._excess(b), 0.0)
         best = 0
         won = 0.0
-        while len(moved) - best < _PATIENCE:
+        while len(moved) - best < self._patience:
             mover = self._next(a, b, heaps, gains, done)
             if mover is None:
                 break
@@ -193,14 +265,13 @@ class Partition:
             done.add(v)
             self._move(v, source, target)
             moved.append(v)
-            self.work += starts[v + 1] - starts[v]
-            for i in range(starts[v], starts[v + 1]):
-                u = neighbours[i]
+            self.work += len(near[v])
+            for u, traffic in near[v]:
                 there = places[u]
                 if (there != source and there != target) or u in done:  # noqa: PLR1714 - a tuple made for each edge costs
                     continue
                 if u in gains:
-                    gain = gains[u] + (twice * traffic[i] if there == source else -twice * traffic[i])
+                    gain = gains[u] + (twice * traffic if there == source else -twice * traffic)
                 else:
                     if allowed is not None and not allowed[u][target if there == source else source]:
                         continue
@@ -209,7 +280,7 @@ class Partition:
                 heappush(heaps[there], (-gain, u))
             score = (self._excess(a) + self._excess(b), -won)
             if score[0] < best_score[0] - _EPSILON or (
-                score[0] <= best_score[0] + _EPSILON and score[1] < best_score[1] - self._least
+                score[0] <= best_score[0] + _EPSILON and score[1] < best_score[1] - self.least
             ):
                 best, best_score = len(moved), score
         for v in reversed(moved[best:]):
@@ -217,24 +288,94 @@ class Partition:
             self._move(v, target, b if target == a else a)
         return best_score < first_score
 
+    def _changers(self, a: int, b: int) -> list[int]:
+        """Returns the tasks that change sides in such a pass. For few tasks, looking at all of them costs less than
+        heaps, and counting what the two sides hold costs less than moving the tasks to and fro."""
+        near, places, allowed, cpu, memory = self._near, self._places, self.allowed, self._cpu, self._memory
+        twice = 2 * self.cost_of_a_hop(a, b)
+        heaviest, least = self._heaviest, self.least
+        sides = self._sides(a, b)
+        over = [_over(sides, 0), _over(sides, 1)]
+        gains: tuple[dict[int, float], dict[int, float]] = ({}, {})
+        for mine, place, other in ((gains[0], a, b), (gains[1], b, a)):
+            for v in self._members[place]:
+                if allowed is None or allowed[v][other]:
+                    self.work += len(near[v])
+                    gain, border = self._gain(v, other)
+                    if border or over[0] or over[1]:
+                        mine[v] = gain
+        best, best_over, best_won = 0, over[0] + over[1], 0.0
+        won = 0.0
+        moved: list[int] = []
+        done: set[int] = set()
+        while len(moved) - best < self._patience:
+            found: list[tuple[float, int, int]] = []
+            for source in (0, 1):
+                room, room_memory = _room_of(sides, source, heaviest)
+                first, most = -1, 0.0
+                for v, gain in gains[source].items():
+                    if (first < 0 or gain > most or (gain == most and v < first)) and (
+                        cpu[v] <= room and (memory[v] <= room_memory or not memory[v])
+                    ):
+                        first, most = v, gain
+                if first >= 0:
+                    found.append((-most, first, source))
+            if not found:
+                break
+            # When the fuller side has too much, it gives a task away, whatever the gain.
+            chosen = min(found)
+            if len(found) == 2 and over[0] != over[1]:
+                chosen = found[0] if over[0] > over[1] else found[1]
+            _, v, source = chosen
+            won += gains[source].pop(v)
+            done.add(v)
+            moved.append(v)
+            _put(sides, cpu[v], memory[v], source)
+            place, other = (a, b) if source == 0 else (b, a)
+            places[v] = other
+            self.work += len(near[v])
+            for u, traffic in near[v]:
+                there = places[u]
+                if (there != place and there != other) or u in done:  # noqa: PLR1714 - a tuple made for each edge costs
+                    continue
+                mine = gains[source] if there == place else gains[1 - source]
+                if u in mine:
+                    mine[u] += twice * traffic if there == place else -twice * traffic
+                elif allowed is None or allowed[u][other if there == place else place]:
+                    mine[u], _ = self._gain(u, other if there == place else place)
+            over = [_over(sides, 0), _over(sides, 1)]
+            now = over[0] + over[1]
+            if now < best_over - _EPSILON or (now <= best_over + _EPSILON and won > best_won + least):
+                best, best_over, best_won = len(moved), now, won
+        for v in moved:
+            places[v] = a if places[v] == b else b
+        return moved[:best]
+
+    def _sides(self, a: int, b: int) -> list[_Sides]:
+        """Returns what two places hold and may take; and also their nodes, if these are two."""
+        found = [_Sides.of(self.workers, a, b)]
+        if self.node_of[a] != self.node_of[b]:
+            found.append(_Sides.of(self.nodes, self.node_of[a], self.node_of[b]))
+        return found
+
     def _move(self, v: int, source: int, target: int) -> None:
         self._places[v] = target
         self._members[source].remove(v)
         self._members[target].add(v)
-        self._workers.move(self._cpu[v], self._memory[v], source, target)
+        self.workers.move(self._cpu[v], self._memory[v], source, target)
 
     def _gain(self, v: int, other: int) -> tuple[float, bool]:
         """Returns by how much the crossing traffic would fall if a task were at another place, and whether the task
         exchanges anything with that place."""
-        places, neighbours, traffic = self._places, self._neighbours, self._traffic
+        places = self._places
         own = places[v]
         gain, border = 0.0, False
-        for i in range(self._starts[v], self._starts[v + 1]):
-            there = places[neighbours[i]]
+        for u, traffic in self._near[v]:
+            there = places[u]
             if there == own:
-                gain -= traffic[i]
+                gain -= traffic
             elif there == other:
-                gain += traffic[i]
+                gain += traffic
                 border = True
         return gain, border
 
@@ -285,12 +426,12 @@ class NodePartition(Partition):
     ) -> None:
         super().__init__(graph, limits, places)
         self._node_ids = node_of
-        self._node_of: list[int] = node_of.tolist()
+        self.node_of = node_of.tolist()
         self._node_cost = node_cost
-        workers, count = self._workers, len(nodes.cpu)
+        workers, count = self.workers, len(nodes.cpu)
         load = np.bincount(node_of, weights=workers.load, minlength=count)
         used = np.bincount(node_of, weights=workers.used, minlength=count)
-        self._nodes = _Filling(nodes, load.tolist(), used.tolist())
+        self.nodes = _Filling(nodes, load.tolist(), used.tolist())
 
     @property
     def cost(self) -> float:
@@ -300,27 +441,27 @@ class NodePartition(Partition):
 
     @property
     def overload(self) -> float:
-        return self._workers.overload + self._nodes.overload
+        return self.workers.overload + self.nodes.overload
 
     def _excess(self, place: int) -> float:
-        return self._workers.excess(place) + self._nodes.excess(self._node_of[place])
+        return self.workers.excess(place) + self.nodes.excess(self.node_of[place])
 
-    def _cost_of_a_hop(self, a: int, b: int) -> float:
-        return 1.0 if self._node_of[a] == self._node_of[b] else self._node_cost
+    def cost_of_a_hop(self, a: int, b: int) -> float:
+        return 1.0 if self.node_of[a] == self.node_of[b] else self._node_cost
 
     def _room(self, source: int, target: int) -> tuple[float, float]:
         room, room_memory = super()._room(source, target)
-        here, there = self._node_of[source], self._node_of[target]
+        here, there = self.node_of[source], self.node_of[target]
         if here == there:
             return room, room_memory
-        on_node, on_node_memory = self._room_in(self._nodes, here, there)
+        on_node, on_node_memory = self._room_in(self.nodes, here, there)
         return min(room, on_node), min(room_memory, on_node_memory)
 
     def _move(self, v: int, source: int, target: int) -> None:
         super()._move(v, source, target)
-        here, there = self._node_of[source], self._node_of[target]
+        here, there = self.node_of[source], self.node_of[target]
         if here != there:
-            self._nodes.move(self._cpu[v], self._memory[v], here, there)
+            self.nodes.move(self._cpu[v], self._memory[v], here, there)
 
     def _reach(self, between: Floats) -> Floats:
         """Two workers on different nodes may gain from each other when the one exchanges records with the other's
@@ -331,24 +472,24 @@ class NodePartition(Partition):
         return found
 
     def _gain(self, v: int, other: int) -> tuple[float, bool]:
-        node_of = self._node_of
+        node_of = self.node_of
         own = self._places[v]
         here, there = node_of[own], node_of[other]
         if here == there:
             return super()._gain(v, other)
-        places, neighbours, traffic = self._places, self._neighbours, self._traffic
+        places = self._places
         far, more = self._node_cost, self._node_cost - 1
         gain, border = 0.0, False
-        for i in range(self._starts[v], self._starts[v + 1]):
-            place = places[neighbours[i]]
+        for u, traffic in self._near[v]:
+            place = places[u]
             if place == own:
-                gain -= far * traffic[i]
+                gain -= far * traffic
             elif place == other:
-                gain += far * traffic[i]
+                gain += far * traffic
                 border = True
             elif node_of[place] == here:
-                gain -= more * traffic[i]
+                gain -= more * traffic
             elif node_of[place] == there:
-                gain += more * traffic[i]
+                gain += more * traffic
                 border = True
         return gain, border

@@ -10,8 +10,8 @@ A job moves its tasks once for the same load and traffic. A plan must not make a
 that is off by little may allow a plan that another one forbids, and each of many plans in a row may save something.
 
 Nothing is planned while what is measured stays as it was when a plan was refused. This keeps chance from being asked
-until it agrees, and makes replanning cheap for a job that runs as it should: planning takes from a tenth of a second to
-some seconds, and comparing takes less than a thousandth of this.
+until it agrees, and makes replanning cheap for a job that runs as it should: planning takes from some hundredths of a
+second to some seconds, and comparing takes a few thousandths of a second.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,13 @@ class TrafficGraph:
     def vertices(self) -> Ints:
         """Returns the vertex to which each entry of `neighbours` belongs."""
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
+    @cached_property
+    def near(self) -> list[list[tuple[int, float]]]:
+        """Returns the neighbours of each task, with the traffic to each of them, as lists."""
+        pairs = list(zip(self.neighbours.tolist(), self.traffic.tolist(), strict=True))
+        starts = self.starts.tolist()
+        return [pairs[begin:end] for begin, end in pairwise(starts)]
 
     def edge_cut(self, places: npt.ArrayLike) -> float:
         """Returns the edge cut: the traffic between tasks at different places. `places[v]` is any number that names the
