@@ -70,7 +70,7 @@ def measured(
         job.cancel()
         job.wait(60, progress=False)
     placement = status["placement"]
-    return {**status["operators"][last]["latency_ms"], "share": placement.get("intra_node_share", 0.0)}
+    return {**status["operators"][last]["latency_ms"], "share": placement["intra_node_share"] or 0.0}
 
 
 def flows() -> dict[str, Any]:

@@ -51,7 +51,10 @@ class Placer:
         self.forget()
         self._moves = 0
         self._verdict: Verdict | None = None
-        self._seen: dict[str, float] = {}  # the traffic between nodes and between workers, as measured last
+        # The traffic between nodes and between workers, as measured last; None until it is measured.
+        self._seen: dict[str, float | None] = dict.fromkeys(
+            ("between_nodes", "between_workers", "total", "intra_node_share")
+        )
         self._hops: HopCosts | None = None  # as measured last
         self._told: list[dict[str, Any]] = []  # what tasks use and send, as measured last
         self._left = False

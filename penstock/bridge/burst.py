@@ -415,6 +415,17 @@ class BurstDetector:
             self._guess = guess, cores_a_task
 
     @property
+    def last_failure(self) -> str:
+        """Returns what has kept the range from Spark since Spark last served a burst to its end; empty: nothing has."""
+        return self._failures.last
+
+    @property
+    def has_measured_spark(self) -> bool:
+        """Whether a micro-batch of the range has been measured. Until then Spark's figures are those of a trial, or
+        assumed."""
+        return self._batches.measured
+
+    @property
     def awaits_preparation(self) -> bool:
         """Whether the host was told to make Spark ready and has not said how that ended."""
         return self._prepare_since is not None
@@ -856,7 +867,7 @@ class BurstDetector:
         self._prepare_since = None
         wait = failures.backoff.failed()
         failures.until = time_s + wait
-        what = "Spark could not be made ready" if event == "prepare failed" else "Spark was lost"
+        what = "Spark could not be made ready" if event == "prepare failed" else "the range does not use Spark for now"
         failures.last = what + (f" ({why})" if why else "")
         if not failures.told:
             failures.told = True

@@ -142,11 +142,16 @@ def _strict(operator: Operator) -> Operator:
     return operator
 
 
+# What an error in Spark says in place of the advice to give the operator a policy: it may have one, and the record may
+# fail in Spark only.
+_COMES_BACK = "the record comes back from Spark to its task, where the operator's on_error decides if it fails again"
+
+
 class _GivenBack(ErrorHandler):
     """Gives back the records of a piece that cannot be added to partial results."""
 
     def __init__(self, run: RangeRun) -> None:
-        super().__init__("key_by")
+        super().__init__("key_by", remedy=_COMES_BACK)
         self._run = run
 
     def handle(self, record: Any, error: BaseException, records: int = 1) -> None:
@@ -164,12 +169,13 @@ class RangeRun:
         self._stages: list[Stage] = []
         for operator in form.operators:
             stage = operator.stage(StageContext(operator))
+            stage.errors.remedy = _COMES_BACK
             stage.open()
             self._stages.append(stage)
         self.end = form.first + len(form.operators)  # the position after the operators
         calls = [operator.batch_size for operator in form.operators if isinstance(operator, MapBatches)]
         self.piece = max([_PIECE_RECORDS, *calls])  # the number of records to give to `take` at a time
-        self._errors = ErrorHandler("key_by", "fail")
+        self._errors = ErrorHandler("key_by", "fail", remedy=_COMES_BACK)
         self._given_back = _GivenBack(self)
         self._partials: dict[Any, Any] = {} if form.combiner is None else form.combiner.new_state()
         self._batches: list[Batch | Unprocessed] = []

@@ -44,7 +44,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.bridge import parts
-from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Event
+from penstock.bridge.burst import BurstDetector, BurstOptions, Decision, Event, Figures
 from penstock.bridge.cost import BatchCost, Calibration
 from penstock.bridge.divert_requests import DivertRequests, is_diverted, is_diverted_to
 from penstock.bridge.forms import RangeForm, range_form
@@ -161,6 +161,7 @@ class _Range:
     failed: str | None = None  # why tasks had to process a micro-batch, or records of one, the last time
     parts: dict[int, int] = field(default_factory=dict)  # while it is in Spark: chain -> up to which position
     extent: str = ""  # why it ends there
+    tried: bool = False  # a trial in Spark has told what its micro-batches cost
 
     @property
     def chains(self) -> list[int]:
@@ -221,8 +222,11 @@ class ParadigmScheduler:
         facts = self._spark.facts
         return {
             "mode": self._options.burst.mode,
-            "spark": self._spark.absence if facts is None else facts.session,
-            "processes": {} if facts is None else {"bridge": facts.bridge, "executors": dict(facts.executors)},
+            "spark": self._about_spark,
+            "processes": {
+                "bridge": None if facts is None else facts.bridge,
+                "executors": {} if facts is None else dict(facts.executors),
+            },
             "ranges": [self._status(range_) for range_ in self._ranges],
             "stays": dict(self._why_not_in_spark),
         }
@@ -270,6 +274,7 @@ class ParadigmScheduler:
         for range_ in self._ranges:
             if (cost := facts.costs.get(range_.form.chain)) is not None:
                 range_.detector.tried(cost)
+                range_.tried = True
             elif facts.cores is not None:
                 tasks = self._plan.chains[range_.form.chain].parallelism
                 range_.detector.untried(_FIRST_COST, facts.cores / tasks)
@@ -489,6 +494,33 @@ class ParadigmScheduler:
 
     # --- status ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _about_spark(self) -> str | None:
+        """The session, or what is known of one that is not there."""
+        if self._spark.facts is not None:
+            return self._spark.facts.session
+        if self._spark.state is not SparkState.PREPARING:
+            return self._spark.absence
+        ranges = "1 range is" if len(self._ranges) == 1 else f"{len(self._ranges)} ranges are"
+        before = "" if self._spark.absence is None else f"; the time before, Spark was {self._spark.absence}"
+        return f"Spark is starting, and {ranges} being tried in it, for {self._spark.waited_s:.0f} s now{before}"
+
+    def _reason(self, range_: _Range) -> str:
+        """Why a range is where it is. What Spark could do is no reason while there is no Spark."""
+        if range_.decision is None:
+            return "no task of the range has reported yet"
+        reason, state = range_.decision.reason, self._spark.state
+        there = state not in (SparkState.ABSENT, SparkState.PREPARING)
+        in_records = range_.detector.state in ("RECORD", "PREPARING")
+        failure = range_.detector.last_failure
+        if there or not in_records or range_.detector.mode == "off" or (failure and failure in reason):
+            return reason
+        waiting = range_.decision.figures.waiting
+        if state is SparkState.PREPARING:
+            return f"Spark is starting, and ranges are being tried in it; {waiting}"
+        why = "Spark has not been started yet" if self._spark.absence is None else "there is no Spark now"
+        return f"{why}; {waiting}"
+
     def _status(self, range_: _Range) -> dict[str, Any]:
         parts_, form = range_.parts, range_.form
         forms = [one.form for one in self._ranges if one.form.chain in parts_] if parts_ else [form]
@@ -500,8 +532,11 @@ class ParadigmScheduler:
             "extent": leader.extent,
             "state": leader.detector.state.value,
             "paradigm": "operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
-            "reason": "" if leader.decision is None else leader.decision.reason,
-            "figures": {} if leader.decision is None else vars(leader.decision.figures),
+            "reason": self._reason(leader),
+            "figures": {
+                **vars(Figures(0.0, 0.0) if leader.decision is None else leader.decision.figures),
+                "operation_measured": leader.tried or leader.detector.has_measured_spark,
+            },
             "switches": [story.plain() for story in range_.detector.switches],
             "did_not_pay": range_.detector.refusals.plain(),
             "records_in_spark": range_.meter.records_in_spark,

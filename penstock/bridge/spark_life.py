@@ -97,6 +97,11 @@ class SparkLife:
         return self._number if self.state in _THERE else None
 
     @property
+    def waited_s(self) -> float:
+        """For how long the start of Spark, or its answer, has been waited for."""
+        return self._waited_s
+
+    @property
     def doubt_reason(self) -> str | None:
         """Why Spark is doubted, or None while it is not."""
         return self._why if self.state is SparkState.DOUBTED else None

@@ -222,6 +222,8 @@ def test_the_next_plan_uses_the_nodes_that_there_are_now() -> None:
     nodes._settle([a, a, b, b])
     placer = Placer(options, nodes)
     placed = {task.number: worker for task, worker in zip(plan.tasks, (0, 2, 1, 3, 2), strict=True)}
+    keys = placer.status().keys()
+    assert placer.status()["between_nodes"] is None, "nothing is measured yet"
     # Source 0 and map 2 talk, on workers 0 and 1 of node a; source 1 and map 3, on workers 2 and 3 of node b.
     traffic = {(0, 2): 2_000_000_000, (1, 3): 1_000_000_000}
     placer.look(plan, placed, says(plan, traffic, 0))
@@ -231,6 +233,7 @@ def test_the_next_plan_uses_the_nodes_that_there_are_now() -> None:
     nodes._settle([a, a, a, c])
     placer.look(plan, placed, says(plan, traffic, 2))
     status = placer.status()
+    assert status.keys() == keys
     assert status["nodes"] == [
         {"name": "n0", "workers": 3, "speed": 1.0},
         {"name": "n2", "workers": 1, "speed": 1.0},

@@ -411,7 +411,7 @@ def test_a_lost_bridge_is_left_and_not_taken_again_at_once() -> None:
     made.happened("returned", 9.0)
     decision = after(made, 17.5, 1e6, 60_000)
     assert decision.state == "RECORD"
-    assert decision.reason == "not switched: Spark was lost; next try in 0 s"
+    assert decision.reason == "not switched: the range does not use Spark for now; next try in 0 s"
     decision = after(made, 18.1, 1e6, 60_000)
     assert decision.state == "PREPARING"
     assert decision.prepare

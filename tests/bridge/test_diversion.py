@@ -308,6 +308,30 @@ def test_a_task_returns_to_records_when_most_of_them_fail_in_spark(fails: int) -
         assert bridge.unprocessed < 300, "the rest of the records is not tried there"
 
 
+def lengths_of(text: str) -> int:
+    """Opens the file that a text names."""
+    with open(text, encoding="utf-8") as file:
+        return len(file.read())
+
+
+@pytest.mark.parametrize("function", [int, lengths_of])
+def test_the_reason_of_a_record_that_comes_back_advises_nothing_that_the_operator_has(function: Any) -> None:
+    """The operator has a policy already, and a record that fails in Spark may well pass in its task."""
+    flow = Flow("reasons", parallelism=1)
+    numbers = flow.read(ps.sources.Memory(["1"])).map(function, name="number", on_error="dead_letter")
+    numbers.write(ps.sinks.Null())
+    numbers.key_by(lambda number: 1 // number).count().write(ps.sinks.Null())
+    (form,) = forms_of(flow.plan(1, check_sinks=False)).values()
+    run = RangeRun(form)
+    run.take(["/no/such", "0"])
+    unprocessed = run.answer().unprocessed
+    assert unprocessed
+    for each in unprocessed:
+        assert "give the operator" not in each.why
+        assert "can then be resumed" not in each.why
+        assert each.why.endswith("to its task, where the operator's on_error decides if it fails again")
+
+
 def event_time(record: dict[str, Any]) -> int:
     return int(record["t"])
 

@@ -16,6 +16,7 @@ from penstock.bridge.cost import BatchCost
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import SPARK_LIFE
 from penstock.runtime.errors import FlowError
+from penstock.runtime.host.status import no_status
 from penstock.runtime.operators.micro_batch import ROWS_MAX
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import replanned, rescaled
@@ -60,6 +61,8 @@ def two() -> Flow:
     return flow
 
 
+NO_PROCESSES = {"bridge": None, "executors": {}}
+
 BOTH = {(0, 0), (1, 0)}  # chain 0 of both workers
 
 
@@ -71,7 +74,8 @@ BOTH = {(0, 0), (1, 0)}  # chain 0 of both workers
 def test_there_is_a_status_before_anything_has_happened(flow: Callable[[], Flow], mode: Mode) -> None:
     job = start(flow(), mode)
     status = json.loads(json.dumps(job.scheduler.status()))
-    assert (status["mode"], status["spark"], status["processes"]) == (mode, None, {})
+    assert (status["mode"], status["spark"], status["processes"]) == (mode, None, NO_PROCESSES)
+    assert status.keys() == no_status("job", "STARTING")["dual"].keys()
     covered = [one["chain"] for one in status["ranges"]]
     assert len(covered) + len(status["stays"]) == len(job.plan.chains)
     assert all(status["stays"].values()), "each has a reason"
@@ -79,7 +83,8 @@ def test_there_is_a_status_before_anything_has_happened(flow: Callable[[], Flow]
         names = [operator.name for operator in job.plan.chains[one["chain"]].operators]
         assert set(one["operators"]) <= set(names)
         assert (one["state"], one["paradigm"]) == ("RECORD", "record")
-        assert (one["reason"], one["figures"], one["extent"], one["failed"]) == ("", {}, "", None)
+        assert (one["reason"], one["extent"]) == ("no task of the range has reported yet", "")
+        assert one["failed"] is None
         assert one["records_in_spark"] == 0
 
 
@@ -423,6 +428,19 @@ def test_records_that_fail_in_spark_are_told_of_and_the_range_stays_there() -> N
     assert job.state() == "OPERATION"
 
 
+def test_a_range_that_left_spark_because_records_failed_does_not_say_that_spark_was_lost() -> None:
+    job = start()
+    job.into_operation()
+    for task in job.chains[0]:
+        job.fail(task, "137 of 185 records failed in Spark, the last ones by: OSError")
+    job.look(5)
+    assert job.state() == "RECORD"
+    told = "the range does not use Spark for now (137 of 185 records failed in Spark, the last ones by: OSError"
+    assert job.status()["reason"].startswith(f"not switched: {told}")
+    assert job.warnings[0].startswith(told)
+    assert job.scheduler.status()["spark"] == "a session"
+
+
 def test_tasks_that_notice_the_same_loss_later_do_not_make_it_another() -> None:
     """Each would double the time until Spark is tried again."""
     job = start(words(4))
@@ -461,7 +479,7 @@ def test_a_dead_bridge_is_lost_for_all_ranges() -> None:
     why = f"Died: the actor is dead; {DIED}; what Spark wrote is in {FACTS.log}"
     assert (job.lives[1].state, job.lives[1].reason) == ("GIVEN_UP", why)
     assert job.scheduler.status()["spark"] == f"lost: {why}"
-    assert job.scheduler.status()["processes"] == {}
+    assert job.scheduler.status()["processes"] == NO_PROCESSES
     job.look()
     assert job.undiverts() == {(0, other), (1, other)}
     job.answers()
@@ -655,7 +673,7 @@ def test_without_spark_the_job_goes_on_and_says_so_once(flow: Callable[[], Flow]
     job.look(50)
     job.look(50, every=30.0)
     assert job.scheduler.status()["spark"] == "not to be had: there is no Java"
-    assert job.scheduler.status()["processes"] == {}
+    assert job.scheduler.status()["processes"] == NO_PROCESSES
     assert job.state() in ("RECORD", "PREPARING")
     assert "there is no Java" in job.status()["reason"] or job.state() == "PREPARING"
     assert len(job.warnings) == 1
@@ -670,12 +688,51 @@ def test_it_is_tried_again_less_and_less_often() -> None:
     assert len(job.lives) == 4, "at 0, 10, 30 and 70 s"
 
 
+@pytest.mark.parametrize("mode", ["auto", "spark-only", "toggle"])
+def test_while_spark_starts_the_status_says_so_and_no_reason_pretends(mode: Mode) -> None:
+    job = start(two(), mode, ahead=True)
+    job.takes_long = True
+    before = {one["chain"]: one["figures"].keys() for one in job.scheduler.status()["ranges"]}
+    for _ in range(8):
+        for task in job.tasks.values():
+            did(task, 500, busy_s=0.1)
+        job.look()
+    status = job.scheduler.status()
+    assert status["spark"] == "Spark is starting, and 2 ranges are being tried in it, for 2 s now"
+    for one in status["ranges"]:
+        assert one["reason"] == "Spark is starting, and ranges are being tried in it; 0 records wait"
+        assert one["figures"].keys() == before[one["chain"]], "the same keys as before the first look"
+        assert not one["figures"]["operation_measured"]
+    job.takes_long = False
+    job.look(2)
+    status = job.scheduler.status()
+    assert status["spark"] == "a session"
+    assert [one["figures"]["operation_measured"] for one in status["ranges"]] == [True, False], "one could be tried"
+    assert not any("is starting" in one["reason"] for one in status["ranges"])
+
+
+def test_without_spark_no_reason_says_from_when_on_spark_is_sooner() -> None:
+    job = start(words(), "auto", ahead=True)
+    job.why_not = "there is no Java"
+    for _ in range(8):
+        for task in job.chains[0]:
+            did(task, 500, busy_s=0.1)
+        job.look()
+    assert job.scheduler.status()["spark"] == "not to be had: there is no Java"
+    assert job.status()["reason"] == "there is no Spark now; 0 records wait"
+    job.takes_long = True
+    job.why_not = None
+    job.look(every=11.0)
+    job.look()
+    assert job.scheduler.status()["spark"].endswith("; the time before, Spark was not to be had: there is no Java")
+
+
 def test_it_is_started_once_however_long_that_takes() -> None:
     job = start(two())
     job.takes_long = True
     job.look(int(PREPARE_S))
     assert len(job.lives) == 1
-    assert job.scheduler.status()["spark"] is None
+    assert job.scheduler.status()["spark"] == "Spark is starting, and 2 ranges are being tried in it, for 30 s now"
     job.takes_long = False
     job.look(2)
     assert len(job.lives) == 1

@@ -304,7 +304,7 @@ def await_calm(job: Any, calm_s: float = 4.0) -> None:
     def ready() -> bool:
         status = job.status()
         assert status["state"] in ("STARTING", "RUNNING", "RECOVERING"), status
-        return bool(status.get("dual", {}).get("processes")) and ranges_of(status)["work"]["state"] == "RECORD"
+        return status["dual"]["processes"]["bridge"] is not None and ranges_of(status)["work"]["state"] == "RECORD"
 
     wait_until(ready, "Spark is ready", LIMIT_S)
     since = time.monotonic()

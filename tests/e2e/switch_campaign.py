@@ -433,14 +433,14 @@ def _torment(
     left = kills
     while job.state not in ("FINISHED", "CANCELLED", "FAILED"):
         status = job.status()
-        dual = status.get("dual") or {"ranges": [], "processes": {}}
+        dual = status["dual"]
         states = [one["state"] for one in dual["ranges"]]
         run.note(status)
         now = next((one for one in states if one != "RECORD"), states[0] if states else state)
         if now != state:
             run.switches += now == "OPERATION"
             state = now
-        begin = bool(dual["processes"]) or run.mode == "off"
+        begin = dual["processes"]["bridge"] is not None or run.mode == "off"
         late = time.monotonic() - began >= LIMIT_S
         if begin or late:
             ready.touch()
@@ -453,8 +453,8 @@ def _torment(
         if left and due is not None and time.monotonic() >= due:
             what = rng.choice(kinds)
             victims = {
-                "executor": list(dual["processes"].get("executors", {}).values()),
-                "bridge": [dual["processes"].get("bridge")],
+                "executor": list(dual["processes"]["executors"].values()),
+                "bridge": [dual["processes"]["bridge"]],
                 "worker": [worker["pid"] for worker in status["workers"]],
             }[what]
             pid = rng.choice(victims) if victims else None

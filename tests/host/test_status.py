@@ -269,7 +269,7 @@ def test_every_status_has_the_same_keys() -> None:
     assert list(running) == keys
     for before, after in zip(starting["tasks"], running["tasks"], strict=True):
         assert before.keys() == after.keys()
-    for nested in ("epochs", "placement", "latency_ms", "latency_all_ms"):
+    for nested in ("epochs", "placement", "dual", "latency_ms", "latency_all_ms"):
         assert starting[nested].keys() == running[nested].keys()
 
 

@@ -73,7 +73,8 @@ class ErrorHandler:
     task.
 
     `declared_at` is the place where the user has added the operator to the flow. `step` describes what comes before the
-    operator, if the failure is there. `skipped` counts the records that the policy has skipped.
+    operator, if the failure is there. `skipped` counts the records that the policy has skipped. `remedy` is what an
+    error advises in place of the usual advice.
     """
 
     operator: str
@@ -81,6 +82,7 @@ class ErrorHandler:
     declared_at: str | None = None
     dead_letters: list[Any] | None = None
     step: str = ""
+    remedy: str | None = None
     skipped: int = field(default=0, init=False)
 
     def handle(self, record: Any, error: BaseException, records: int = 1) -> None:
@@ -104,7 +106,7 @@ class ErrorHandler:
             raise error
         where = f"\n  at {location}" if location else ""
         declared = f"\n  operator declared at {self.declared_at}" if self.declared_at else ""
-        remedy = _OVER_THE_PLACE if is_of_place(error) else remedy
+        remedy = self.remedy or (_OVER_THE_PLACE if is_of_place(error) else remedy)
         return RecordError(
             f"operator {self.operator!r} failed{self.step}: {describe(error)}"
             f"\n  record: {shorten(record)}{where}{declared}" + (f"\n  {remedy}" if remedy else ""),
