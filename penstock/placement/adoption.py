@@ -16,6 +16,7 @@ placement that is taken for its traffic must not make a worker so full that anot
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,8 @@ _CALM = 0.8
 
 # A worker gives tasks away when this takes more than so many cores off it.
 _LESS_OVERLOAD = 0.1
+
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,23 @@ def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -
         return 0.0
     fair = graph.total_cpu / float(placed.worker_speeds.sum())
     return max(0.0, fullest - (1 + options.factor) * fair)
+
+
+def room(running: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
+    """Returns by how much a new plan may fill nodes and workers above their shares (`plan`): as far as the options say,
+    and not so far that `decide` would refuse the plan for a worker that is too full."""
+    fair = graph.total_cpu / float(running.worker_speeds.sum())
+    if not fair:
+        return options.factor
+    most = _fullest_allowed(running, graph, options) / fair * (1 - _ROUNDING)
+    if 1 < len(running.nodes) < len(running.workers):
+        most = math.sqrt(most)  # a worker may be above its share of a node that is above its own share
+    return min(options.factor, max(0.0, most - 1))
+
+
+def _fullest_allowed(running: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
+    """Returns how many cores of its node a worker may use in a placement that is taken for its traffic."""
+    return max(_CALM * options.busy, _fullest(running, graph))
 
 
 def _fullest(placed: Placement, graph: TrafficGraph) -> float:
@@ -145,7 +165,7 @@ def decide(
         if (over - over_after) * options.horizon_s > pause:
             return Verdict(True, f"takes {over - over_after:.2f} cores off a worker that has too much", moves)
         return Verdict(False, f"{moves} moves cost more than a fairer load would bring", moves)
-    if _fullest(new, graph) > max(_CALM * options.busy, _fullest(running, graph)):
+    if _fullest(new, graph) > _fullest_allowed(running, graph, options):
         return Verdict(False, "what crosses less would load a worker too much", moves)
     if not before or after > (1 - options.margin) * before:
         saved = 1 - after / before if before else 0.0

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.placement.adoption import AdoptionOptions, Verdict, cost, decide, hopeless, resting
+from penstock.placement.adoption import AdoptionOptions, Verdict, cost, decide, hopeless, resting, room
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
 from penstock.placement.placement import Placement
 from penstock.placement.planner import plan
@@ -106,7 +106,7 @@ class Replanner:
         new = plan(
             seen.draw(measured.graph),
             seen.running.nodes,
-            factor=options.factor,
+            factor=room(seen.running, measured.graph, options),
             node_cost=seen.node_cost,
             tasks=len(measured.graph),
             running=seen.running,

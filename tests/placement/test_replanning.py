@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from penstock.placement import replanning
@@ -63,6 +64,22 @@ def test_tasks_move_in_the_second_period_that_says_so() -> None:
     assert job.goes_on(*[measured(ACROSS, 20_000)] * 8) == [1]
     assert job.told[0] == "what is measured has just changed"
     assert job.told[2] == "what is measured has just changed", "tasks load their workers otherwise now"
+
+
+def test_a_busy_job_gets_a_plan_that_fills_no_worker_too_much() -> None:
+    """Least would cross if two workers had seven of the tasks, each of which takes 0.085 cores: too much for one. With
+    six of them each, less crosses than now, too."""
+    groups = (range(7), range(7, 14), range(14, 19), range(19, 24))
+    sent = [(a, b, 20_000.0) for group in groups for a in group for b in group if a < b]
+    graph = TrafficGraph.of(24, [(a, b, 200 * rate) for a, b, rate in sent], cpu=[0.085] * 24)
+    now = Measured(graph, TrafficGraph.of(24, sent))
+    running = Placement(NODES, workers_of(NODES), tuple(task % 4 for task in range(24)))
+    replanner = Replanner(AdoptionOptions())
+    assert replanner.look(PERIOD_S, look(now, running))[0] is None
+    new, verdict = replanner.look(2 * PERIOD_S, look(now, running))
+    assert new is not None, verdict
+    assert np.bincount(new.worker_of).tolist() == [6, 6, 6, 6]
+    assert new.between_workers(graph) < 0.7 * running.between_workers(graph)
 
 
 def test_a_period_of_a_change_moves_nothing() -> None:
