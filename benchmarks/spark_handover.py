@@ -126,22 +126,27 @@ def _measure(session: Session, settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+# The least share of a record task's records that a CPU second of Spark is to process.
+_YAHOO, _HEAVY = "Yahoo", "a heavy map_batches"
+_GOALS = {_YAHOO: 0.75, _HEAVY: 0.9}
+
+
 def _heavy(rows: list[Any]) -> list[Any]:
     """A heavy function of the user's: some 30 us a record."""
     return [sum(map(hash, row * 6)) for row in rows]
 
 
-def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     """Returns for two ranges the CPU seconds of a million records as the record tasks process them, and in each way in
-    which Spark can, one after the other in each round."""
+    which Spark can, one after the other in each round, and each round after those in which Java still compiles."""
     events = Events(rate="20000")
     count = settings["count"]
     pids = _processes(session)
     heavy = Flow("heavy")
     heavy.read(EventSource(events)).map_batches(_heavy).write(ps.sinks.Null())
     yahoo = ysb.topology(EventSource(events), events.campaigns(), ps.sinks.Null())
-    found: dict[str, dict[str, float]] = {}
-    for name, flow, size in (("Yahoo", yahoo, count), ("a heavy map_batches", heavy, count // 8)):
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, flow, size, warm in ((_YAHOO, yahoo, count, settings["warm"]), (_HEAVY, heavy, count // 8, 2)):
         plan = flow.plan(1, check_sinks=False)
         form = range_form(plan, plan.chains[0])
         assert isinstance(form, RangeForm)
@@ -149,7 +154,7 @@ def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, flo
         ways = operations.ways(form, ("value",))
         batch = events.events_arrow(0, size)
         took: dict[str, list[float]] = {}
-        for number in range(2 + settings["rounds"]):
+        for number in range(warm + settings["rounds"]):
             for way in ("records", *ways):
                 began = busy_s(pids)
                 if way == "records":
@@ -158,9 +163,9 @@ def _ways(session: Session, settings: dict[str, Any]) -> dict[str, dict[str, flo
                     run.answer()
                 else:
                     operations.answer(form.chain, form.position, batch, way)
-                if number >= 2:
+                if number >= warm:
                     took.setdefault(way, []).append((busy_s(pids) - began) / size * 1e6)
-        found[name] = {way: median(taken) for way, taken in took.items()}
+        found[name] = took
     return found
 
 
@@ -193,21 +198,37 @@ def run(bench: Bench) -> None:
                     config="2 cores; CPU is that of the driver, its JVM and the executor",
                     checked=False,
                 )
+    best: dict[str, dict[str, float]] = {name: {} for name in _GOALS}
     for kind, name_of_kind in KINDS.items():
-        count, rounds = bench.pick(400_000, 20_000), bench.pick(5, 1)
-        settings = {"kind": kind, "memory": "2g", "count": count, "rounds": rounds}
+        count, warm, rounds = bench.pick((400_000, 8, 7), (20_000, 1, 1))
+        settings = {"kind": kind, "memory": "2g", "count": count, "warm": warm, "rounds": rounds}
         said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
-        for name, taken in said.items():
-            for way, seconds in taken.items():
-                if way != "records":
-                    bench.case(
-                        f"{name} in Spark, the way {way!r}, {kind}",
-                        1e6 / seconds,
-                        "records/CPU s",
-                        peer="a core of record tasks",
-                        peer_figure=1e6 / taken["records"],
-                        config=f"{name_of_kind}, 2 cores, {count:,} events and an eighth of them",
-                    )
+        for name, took in said.items():
+            records = took.pop("records")
+            # The machine's speed changes from round to round, and hardly within a round.
+            shares = {way: [one / other for one, other in zip(records, took[way], strict=True)] for way in took}
+            kept = max(shares, key=lambda way: median(shares[way]))
+            best[name][kind] = median(shares[kept])
+            for way, runs in shares.items():
+                spark, record = 1e6 / median(took[way]), 1e6 / median(records)
+                bench.case(
+                    f"{name} in Spark, the way {way!r}, {kind}",
+                    median(runs),
+                    "of a record task's records/CPU s",
+                    config=f"{name_of_kind}, 2 cores, {count:,} events and an eighth of them",
+                    note=f"medians of records/CPU s: {spark:,.0f} in Spark, {record:,.0f} in a record task",
+                    goal=f">= {_GOALS[name]}" if way == kept else None,
+                    runs=runs,
+                )
+    for name, shares_of_kinds in best.items():
+        bench.case(
+            f"{name} in its best way, RayDP",
+            shares_of_kinds["raydp"],
+            "of a record task's records/CPU s",
+            peer=KINDS["pyspark"],
+            peer_figure=shares_of_kinds["pyspark"],
+            goal=">= 0.95",
+        )
     columns = ("session", "events", "", *STEPS, "all", "CPU")
     print_table("ms of a micro-batch by step, medians", columns, rows)
 

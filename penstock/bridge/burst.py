@@ -180,6 +180,9 @@ _CAUGHT_UP = 1.5
 # Over so long the growth of a queue is taken: over two looks of the scheduler, and a little more.
 _GROWTH_S = 0.6
 
+# The time for which the record tasks would work on the least queue that is called a burst.
+_LEAST_BURST_S = 0.2
+
 FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
 
 
@@ -276,6 +279,20 @@ class Figures:
     queue_up: float | None = None  # L_up
     queue_down: float | None = None  # L_down
     queue_soon: float | None = None  # what of L is the range's own when Spark could give its first answer
+    growth: float = 0.0  # records/s by which the range's own queue has grown in the last moments
+
+    @property
+    def outgrown(self) -> bool:
+        """Returns whether more comes than the record tasks sustain, so that more and more records wait. The fewest that
+        count are those of `_LEAST_BURST_S`: fewer wait whenever a task was not scheduled for a moment."""
+        pd = self.record_rate
+        return pd is not None and self.arrival_rate > pd and self.growth > 0 and self.own > _LEAST_BURST_S * pd
+
+    @property
+    def burst(self) -> bool:
+        """Returns whether there is a burst, whatever can be done about it: more waits than Spark would answer sooner,
+        or more comes than the record tasks sustain."""
+        return self.outgrown or (self.queue_up is not None and self.soon > self.queue_up)
 
     @property
     def soon(self) -> float:
@@ -306,6 +323,11 @@ class Decision:
     warning: str | None  # to be told to the user; each once
     figures: Figures
     note: str | None = None  # a switch, what was predicted of it and what it did; each once
+
+    @property
+    def burst(self) -> bool:
+        """Returns whether there is a burst at the range, be it in Spark or not."""
+        return self.wanted == "operation" or self.figures.burst
 
 
 def switch_length(
@@ -518,6 +540,7 @@ class BurstDetector:
             alone,
             self._shown.rate,
             record_transmit_s=record_transmit_s,
+            growth=self._growth(),
         )
         if cost is None:
             return figures
@@ -549,7 +572,7 @@ class BurstDetector:
         )
         up, down = thresholds(length, self.options.delta)
         figures = replace(figures, interval_s=seconds, queue_switch=length, queue_up=up, queue_down=down)
-        growth = min(arrival_rate - record_rate, self._growth())
+        growth = min(arrival_rate - record_rate, figures.growth)
         # The speeds of the first moments in a paradigm are not known well enough to look ahead.
         if self.options.k is not None or growth <= 0 or in_s < self.options.dwell_min_s:
             return figures
@@ -624,6 +647,11 @@ class BurstDetector:
                 return None, (
                     f"not switched: of {f.queue:,.0f} waiting records {f.held_up:,.0f} wait because operators further "
                     "down take no more"
+                )
+            if f.outgrown:
+                return None, (
+                    f"not switched: {f.arrival_rate:,.0f} records come a second, and the record tasks process "
+                    f"{f.record_rate:,.0f}, but {f.waiting}, and Spark answers sooner only above {f.queue_up:,.0f}"
                 )
             return None, f"calm: {f.waiting}; Spark answers sooner above {f.queue_up:,.0f}"
         refused = self._slower(f, self.options.margin) or self._too_late(time_s, f)

@@ -532,6 +532,7 @@ class ParadigmScheduler:
             "extent": leader.extent,
             "state": leader.detector.state.value,
             "paradigm": "operation" if leader.detector.state in ("OPERATION", "RETURNING") else "record",
+            "burst": leader.decision is not None and leader.decision.burst,
             "reason": self._reason(leader),
             "figures": {
                 **vars(Figures(0.0, 0.0) if leader.decision is None else leader.decision.figures),

@@ -6,6 +6,7 @@ import itertools
 import math
 import pickle
 import random
+import re
 
 import pytest
 from hypothesis import assume, example, given
@@ -320,6 +321,42 @@ def test_far_from_a_burst_nothing_is_prepared() -> None:
     decision = after(detector(), 5.0, 10)
     assert not decision.prepare
     assert decision.reason.startswith("calm: 10 records wait; Spark answers sooner above ")
+
+
+def test_a_burst_is_told_at_once_where_spark_would_answer_late() -> None:
+    """More comes than the record tasks process, and the queue grows, but Spark takes seconds for any micro-batch."""
+    made = detector(calibration=Calibration(1000, BatchCost(8.0, 5000)), rate=500)
+    decision = after(made, 5.0, 10, 500)
+    assert not decision.burst
+    for tick in range(1, 6):
+        decision = after(made, 5.0 + 0.25 * tick, 500.0 * tick, 3000, 0.25)
+        if decision.burst:
+            break
+    assert decision.burst
+    assert tick * 0.25 <= 1.0, "a second after it began"
+    assert decision.state == "RECORD"
+    assert decision.figures.queue_up is not None
+    assert decision.figures.own < decision.figures.queue_up
+    said = r"not switched: ([\d,]+) records come a second, and the record tasks process 1,000, but "
+    found = re.match(said, decision.reason)
+    assert found is not None
+    assert int(found[1].replace(",", "")) > 1000
+    calm = after(made, 8.0, 10, 500, 1.75)
+    assert not calm.burst
+    assert calm.reason.startswith("calm: ")
+
+
+def test_what_waits_for_a_moment_is_no_burst() -> None:
+    made = detector(calibration=Calibration(1000, BatchCost(8.0, 5000)), rate=500)
+    after(made, 5.0, 10, 500)
+    decision = after(made, 5.5, 190, 3000, 0.5)
+    assert decision.figures.arrival_rate > 1000
+    assert decision.figures.growth > 0
+    assert not decision.burst, "less than 0.2 s of work waits"
+    after(made, 6.0, 900, 3000, 0.5)
+    decision = after(made, 6.5, 300, 3000, 0.5)
+    assert decision.figures.growth < 0
+    assert not decision.burst, "the queue gets shorter"
 
 
 def test_a_spark_that_is_slower_is_refused_with_the_figures() -> None:

@@ -200,11 +200,8 @@ class Seen:
 
 
 def is_burst(one: dict[str, Any]) -> bool:
-    """Whether a range has seen a burst, whatever it did about it: more waits than Spark would answer sooner."""
-    figures = one["figures"]
-    up = figures.get("queue_up")
-    own = max(0.0, figures.get("queue", 0.0) - figures.get("held_up", 0.0))
-    return one["state"] != "RECORD" or (up is not None and own > up)
+    """Whether a range says that it has a burst, or does anything about one."""
+    return bool(one["burst"]) or one["state"] != "RECORD"
 
 
 @dataclass
