@@ -480,12 +480,12 @@ def test_the_first_micro_batch_is_small_and_the_next_ones_follow_at_once() -> No
 class Inside:
     """The open task of a flow that is not a source's, which a test gives its input."""
 
-    def __init__(self, marked: bool = False) -> None:
-        """`marked`: the source's chain makes watermarks."""
+    def __init__(self, function: Callable[[str], str] = upper, marked: bool = False) -> None:
+        """`function`: what the task does. `marked`: the source's chain makes watermarks."""
         flow = Flow("inside", parallelism=1)
         read = flow.read(ps.sources.Memory([0]), name="numbers")
         numbers = (read.watermark(int, name="times") if marked else read).rebalance()
-        numbers.map(upper, name="upper").write(ps.sinks.Collect(), name="out")
+        numbers.map(function, name="upper").write(ps.sinks.Collect(), name="out")
         plan = flow.plan(1)
         self.form = forms_of(plan)[1]
         self.bridge = Here({1: self.form}, random.Random(1), 0.0, 1)
@@ -502,6 +502,7 @@ class Inside:
             report=lambda reported: self.out.extend(reported.records),
             output_caches=OutputCaches(),
             on_snapshot=self.saved.append,
+            steps=Steps(stopwatch=lambda: CLOCK[0]),
         )
         self.task = wiring.tasks[1]
         self.task.open()
@@ -652,6 +653,45 @@ def test_a_task_that_returns_processes_what_it_has_gathered() -> None:
     assert inside.task.diversion is None
     assert inside.out == ["A"] * 25
     assert inside.task.answered == 5
+
+
+def slowly(line: str) -> str:
+    if not IN_SPARK:
+        CLOCK[0] += 50_000_000
+    return line
+
+
+CLOCK = [0]  # in ns, of the stopwatch of steps
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_other_tasks_have_their_turn_while_a_slow_task_works_off_what_it_was_given_back(lost: bool) -> None:
+    """The records of a lost micro-batch, and those that were gathered, are processed in steps of the usual size.
+    Before, Spark has answered many records within one step, which says nothing about how long a record takes here."""
+    inside = Inside(slowly)
+    inside.divert(0.0, 2000)
+    for count in (10, 1000, 1000, 1000):
+        inside.receive(count)
+        while inside.bridge.waiting:
+            inside.answer()
+    inside.divert(1.0, 2000)
+    inside.receive(300)
+    inside.bridge.lost = float(lost)
+    inside.receive(200)
+    assert inside.counts == (200, 300)
+    if not lost:
+        inside.task.undivert()
+    inside.bridge.answer_some()
+    longest = 0
+    while inside.task.runnable():
+        before = CLOCK[0]
+        inside.task.step()
+        assert sum(inside.counts) + len(inside.out) == 3510, "all that is not done waits"
+        longest = max(longest, CLOCK[0] - before)
+    while inside.bridge.waiting:
+        inside.answer()
+    assert inside.out == ["a"] * 3510
+    assert 50_000_000 <= longest <= 5 * 50_000_000
 
 
 def test_what_was_gathered_leaves_when_the_input_has_ended() -> None:

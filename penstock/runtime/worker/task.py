@@ -155,6 +155,7 @@ class Task:
         self._held_before = 0  # the number of gathered records when the work began
         # By earlier works: the number of records that were only gathered, and the time for that in ns.
         self._gathered = (0, 0)
+        self._given_back = 0  # the number of records of a micro-batch that wait for their step
         self._more = False  # whether the limit of the step, and not the input, has bounded the work
         self._records_at_snapshot = -1  # the number of records at the last snapshot
         self.park_at: int | None = None  # the epoch after whose barrier the task must stop, because it migrates
@@ -310,10 +311,10 @@ class Task:
 
     @property
     def gathered(self) -> int:
-        """The number of records that its stages have gathered, or its diversion for the next micro-batch. Other threads
-        may ask."""
+        """The number of records that its stages have gathered, or its diversion for the next micro-batch, or that wait
+        for their step because the task has to process them after all. Other threads may ask for it."""
         diversion = self.diversion  # read once, because it may end meanwhile
-        return self.held + (0 if diversion is None else diversion.gathered)
+        return self.held + self._given_back + (0 if diversion is None else diversion.gathered)
 
     @property
     def begun(self) -> int:
@@ -355,8 +356,9 @@ class Task:
                 return
         assert self._work is not None
         for out in self._work:
-            for output in self._main:
-                output.emit(out, self._stamp)
+            if out:
+                for output in self._main:
+                    output.emit(out, self._stamp)
             if self._flush_channels() or self._stopwatch() - started > 2 * STEP_NS:
                 elapsed = self._stopwatch() - started
                 self.busy_ns += elapsed
@@ -791,7 +793,34 @@ class Task:
 
     def run_diverted(self, input_: Any) -> Iterator[Batch]:
         """Yields the outputs of a micro-batch that the task had to process itself."""
-        return self._through(input_ if isinstance(input_, list) else rows_of(input_))
+        return self._in_steps(input_ if isinstance(input_, list) else rows_of(input_), 0)
+
+    def _in_steps(self, batch: Batch, first: int) -> Iterator[Batch]:
+        """Yields the outputs of the stages from `first` on for a batch that is larger than the task would take for one
+        step. After each part of a step's size comes an empty output, so that the other tasks have their turn."""
+        if first == len(self.stages):
+            yield batch
+            return
+        # The limit of steps is for all stages. What the last ones can do in a step is not known.
+        size = self._size
+        if first:
+            size = StepSize()
+            size.limit = 1
+        while batch:
+            part, batch = split(batch, size.limit if first else self._step_limit())
+            self._given_back = 0 if first else len(batch)
+            outputs = self._run(part, first) if first else self._through(part)
+            took = 0
+            while True:
+                began = self._stopwatch()
+                out = next(outputs, None)
+                took += self._stopwatch() - began
+                if out is None:
+                    break
+                yield out
+            if not self.gathering:
+                size.measure(len(part), took, bool(batch))
+            yield []
 
     def continue_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
         """Yields the outputs of an answer, after they have passed the stages after the range."""
@@ -804,10 +833,10 @@ class Task:
                     self.stages[0].records_in -= len(batch)
                     if position > 1:
                         self.stages[0].records_out -= len(batch)
-                yield from self._run(batch.records, batch.position)
+                yield from self._in_steps(batch.records, batch.position)
                 continue
             self.stages[position - 1].records_out += len(batch)
-            yield from self._run(batch, position)
+            yield from self._in_steps(batch, position)
         if answer.greatest is not None:
             for stage in self.stages[:position]:
                 stage.observe(answer.greatest)
@@ -908,5 +937,5 @@ class Task:
                     ages.done = age
                 if age - elapsed < ages.taken:  # noqa: PLR1730
                     ages.taken = age - elapsed
-            if records:
+            if records and self.diversion is None:  # a diverted task measures its steps itself
                 self._size.measure(records, elapsed, self._more)
