@@ -177,6 +177,11 @@ _WARM_S = 1.0
 # How much more than one micro-batch that gathers and one that is under way may wait when Spark has caught up.
 _CAUGHT_UP = 1.5
 
+# A queue that has not become shorter by this share in so many seconds is not being worked off by Spark.
+_CATCHES_UP_S = 6.0
+_SHORTER = 0.9
+_ANSWERS_SEEN = 3  # within this time, or the time is longer
+
 # Over so long the growth of a queue is taken: over two looks of the scheduler, and a little more.
 _GROWTH_S = 0.6
 
@@ -387,6 +392,8 @@ class BurstDetector:
         self._pending: _Pending | None = None
         self._arrival_rate: float | None = None
         self._queues: deque[tuple[float, float]] = deque()  # (time, L) of the last interval_max_s
+        self._mosts: deque[tuple[float, float]] = deque()  # in Spark: (time, the most of L in interval_max_s)
+        self._answered_at: deque[float] = deque(maxlen=_ANSWERS_SEEN)  # when Spark has answered, lately
         self._phase_s = 0.0  # when the range came to run in the paradigm that it is in
         self._stay_until = -math.inf
         self._worked = False  # the record tasks have processed records
@@ -520,6 +527,8 @@ class BurstDetector:
                     self._sustained.add(pending.processed, pending.queue, passed, pending.busy_s)
                     self._shown.add(pending.processed, passed)
                 self._pending = _Pending(seen.time_s, seen.queue)
+        if seen.batches or seen.answered:
+            self._answered_at.append(seen.time_s)
         self._queues.append((seen.time_s, max(0.0, seen.queue - seen.held_up)))
         while self._queues[0][0] < seen.time_s - self.options.interval_max_s:
             self._queues.popleft()
@@ -719,11 +728,25 @@ class BurstDetector:
     def _wants_to_probe(self, time_s: float, f: Figures, most: float, burst: str) -> tuple[Event | None, str]:
         """In OPERATION, when by the figures the range should stay there. `most`: records that waited lately."""
         in_spark_s = time_s - self._phase_s
-        due_in_s = self._probes.due_in(in_spark_s, f.arrival_rate, f.record_rate_shown)
-        if due_in_s > 0 or most > _CAUGHT_UP * self._in_batches(f):  # more waits only while Spark catches up
+        if self._probes.due_in(in_spark_s, f.arrival_rate, f.record_rate_shown) > 0:
+            return None, burst
+        # More waits only while Spark catches up, or because micro-batches take longer than the figures say.
+        if most > _CAUGHT_UP * self._in_batches(f) and self._catches_up(time_s, most):
             return None, burst
         self._probes.begin()
         return "calm", f"a probe of the record tasks, after {in_spark_s:.1f} s in Spark; by the last figures: {burst}"
+
+    def _catches_up(self, time_s: float, most: float) -> bool:
+        """Whether what waits for Spark has become less in the last seconds, in which there were some answers, or is not
+        known yet to stay. `most`: records that waited lately."""
+        self._mosts.append((time_s, most))
+        if len(self._answered_at) < _ANSWERS_SEEN:
+            return True
+        since = min(time_s - _CATCHES_UP_S, self._answered_at[0])
+        while len(self._mosts) > 1 and self._mosts[1][0] <= since:
+            self._mosts.popleft()
+        then, before = self._mosts[0]
+        return then > since or most < _SHORTER * before
 
     def _in_batches(self, f: Figures) -> float:
         """Returns how many records wait for Spark although nothing is late: one micro-batch gathers, and one is under
@@ -876,6 +899,8 @@ class BurstDetector:
             self._phase_s = time_s
             self._stay_until = time_s + self.dwell_s
             self._queues.clear()  # those of the other paradigm
+            self._mosts.clear()
+            self._answered_at.clear()
             if self._story is not None:
                 self._story.switched_s = time_s - self._story.at_s
         if event == "returned" and self._guess is not None:

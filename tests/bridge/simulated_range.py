@@ -36,7 +36,8 @@ class SimulatedRange:
     `prepare_s`, a switch `switch_s`, in which nobody works. `mode`: the detector's at a time. `slowness`: how many
     times as long a record takes in the record tasks at a time. `follows`: the records/s that what follows the range
     takes of Spark's answers; micro-batches take no longer by that, but the next one begins later. `under_way_max`: how
-    many micro-batches Spark has at the same time, one after the other; a diversion lets it have two.
+    many micro-batches Spark has at the same time, one after the other; a diversion lets it have two. `longer`: how many
+    times as long a micro-batch takes as the detector is told, because those of other tasks share Spark with it.
     """
 
     load: Callable[[float], float]
@@ -51,6 +52,7 @@ class SimulatedRange:
     slowness: Callable[[float], float] = lambda now: 1.0
     follows: float | None = None
     under_way_max: int = 1
+    longer: float = 1.0
     options: BurstOptions = field(default_factory=BurstOptions)
 
     def run(self, until_s: float) -> None:
@@ -85,7 +87,8 @@ class SimulatedRange:
                 rows = min(queue, ROWS_MAX)
                 batch = MicroBatch(rows, self.spark.seconds(rows))
                 begins = max(now, running[-1][0]) if running else now
-                running.append((begins + max(batch.seconds, rows / (self.follows or math.inf)), batch))
+                takes_s = max(self.longer * batch.seconds, rows / (self.follows or math.inf))
+                running.append((begins + takes_s, batch))
                 cut_at = now if rows == ROWS_MAX else now + self.decision.interval.seconds
                 queue -= rows
             waiting = queue + sum(batch.records for _, batch in running)

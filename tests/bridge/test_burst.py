@@ -879,6 +879,24 @@ def test_a_range_comes_back_after_an_operator_was_slow(lasts_s: float) -> None:
     assert sum(name == "OPERATION" for _, name in run.states) <= 2 + lasts_s / 30
 
 
+def test_a_range_comes_back_from_a_spark_that_answers_later_than_the_figures_say() -> None:
+    """After the burst, more records wait than a micro-batch that gathers and one that is under way could hold by the
+    figures, and more than L_down, for ever: micro-batches of other tasks share Spark."""
+    run = SimulatedRange(
+        lambda now: 60_000.0 if 10 <= now < 15 else 2_000.0,
+        record_rate=9_000.0,
+        calibration=Calibration(9_000.0, SPARK, prepare_s=1.0, switch_s=0.5),
+        longer=8.0,
+    )
+    run.run(80)
+    there = [at for at, name in run.states if name == "OPERATION"]
+    back = [at for at, name in run.states if name == "RECORD" and at > 10]
+    assert len(there) == len(back) == 1
+    assert there[0] < 16, "Spark takes 5 s to be ready"
+    assert back[0] < 60
+    assert max(run.queues[-10:]) < 1_000
+
+
 def test_probes_become_rare_while_the_record_tasks_stay_slow() -> None:
     run = SimulatedRange(
         lambda now: 10_000.0,
