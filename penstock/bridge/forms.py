@@ -12,6 +12,7 @@ counted once and goes to the right output, and the other records keep what Spark
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -185,10 +186,13 @@ class RangeRun:
         are run again in parts. So all records but those that fail are processed, and the results keep their order."""
         if not records:
             return
+        before = self._counts()
         try:
             pieces = list(run_stages(self._stages, records, 0))
             pairs = [] if self._form.combiner is None else list(map(self._by_key, pieces))
         except RecordError as error:
+            for stage, counts in zip(self._stages, before, strict=True):
+                stage.records_in, stage.records_out = counts
             if len(records) == 1:
                 self.give_back(self._form.first, records, str(error))
                 return
@@ -201,6 +205,9 @@ class RangeRun:
             return
         for piece, (keys, values) in zip(pieces, pairs, strict=True):
             self._add(piece, keys, values)
+
+    def _counts(self) -> list[tuple[int, int]]:
+        return [(stage.records_in, stage.records_out) for stage in self._stages]
 
     def give_back(self, position: int, records: list[Any], why: str) -> None:
         """Notes that the task must process records itself, from a position of its chain on."""
@@ -219,7 +226,8 @@ class RangeRun:
         seen = [stage.greatest for stage in self._stages if isinstance(stage, Marking) and stage.greatest is not None]
         for stage in self._stages:
             stage.close(False)
-        return MicroBatchResult(batches, max(seen, default=None))
+        counts = dict(enumerate(self._counts(), self._form.first))
+        return MicroBatchResult(batches, max(seen, default=None), counts=counts)
 
     def _append(self, pieces: list[Batch]) -> None:
         for piece in pieces:
@@ -272,8 +280,8 @@ def as_records(columns: pa.RecordBatch) -> list[Any]:
 
 
 #: The schema of what a partition answers: a batch encoded, and the greatest time seen. Of what could not be processed
-#: also from which position on the task must process it, and why.
-ANSWER_SCHEMA = "batch binary, greatest bigint, position bigint, why string"
+#: also from which position on the task must process it, and why. The first row has the counts of the stages.
+ANSWER_SCHEMA = "batch binary, greatest bigint, position bigint, why string, counts string"
 
 
 def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
@@ -291,8 +299,9 @@ def answer_rows(answer: MicroBatchResult) -> pa.RecordBatch:
         pa.array([answer.greatest] * len(batches), pa.int64()),
         pa.array(positions, pa.int64()),
         pa.array(reasons, pa.string()),
+        pa.array([json.dumps(answer.counts), *([None] * (len(batches) - 1))], pa.string()),
     ]
-    return pa.record_batch(columns, ["batch", "greatest", "position", "why"])
+    return pa.record_batch(columns, ["batch", "greatest", "position", "why", "counts"])
 
 
 def answer_of(rows: pa.Table) -> MicroBatchResult:
@@ -307,4 +316,9 @@ def answer_of(rows: pa.Table) -> MicroBatchResult:
         elif batch:
             batches.append(batch)
     greatest = [time for time in rows.column("greatest").to_pylist() if time is not None]
-    return MicroBatchResult(batches, max(greatest, default=None))
+    counts: dict[int, tuple[int, int]] = {}
+    for told in rows.column("counts").to_pylist():
+        for position, (taken, given) in json.loads(told or "{}").items():
+            so_far = counts.get(int(position), (0, 0))
+            counts[int(position)] = so_far[0] + taken, so_far[1] + given
+    return MicroBatchResult(batches, max(greatest, default=None), counts=counts)

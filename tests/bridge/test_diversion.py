@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -19,9 +20,17 @@ from penstock.bridge.python_range import take_in_pieces
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators import step_size
-from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, Bridge, DivertRequest, MicroBatchResult
+from penstock.runtime.operators.micro_batch import (
+    ROWS_MAX,
+    UNDER_WAY_MAX,
+    Bridge,
+    DivertRequest,
+    MicroBatchResult,
+    Unprocessed,
+)
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.records.batch import KeyedBatch
 from penstock.runtime.sources.base import rows_of
 from penstock.runtime.testing import _replace, _travelled
 from penstock.runtime.transport.memory import MemoryNetwork
@@ -288,6 +297,58 @@ def test_what_comes_back_says_from_which_stage_on_it_is_to_be_processed() -> Non
     run.take([{"k": 1, "n": 1}, {"k": 2}, {"k": 1, "n": "ten"}, {"k": 1, "n": 5}])
     back = [(each.position, each.records) for each in run.answer().unprocessed]
     assert sorted(back) == [(1, [{"k": 2}]), (2, [{"k": 1, "n": "ten"}])]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("from_source", [True, False])
+def test_every_operator_counts_what_it_has_done_in_spark(seed: int, from_source: bool) -> None:
+    """Also those inside of a range, those beside records that come back, and those before partial results."""
+    flow = Flow("counts", parallelism=1)
+    found = flow.read(ps.sources.Memory(["x"]), name="in")
+    found = found if from_source else found.rebalance()
+    found = found.map(not_there, name="place").flat_map(first_words, name="words")
+    found = found.filter(lambda word: len(word) > 1, name="longer").map(upper, name="upper")
+    found.key_by(lambda word: word).count(name="count", emit="final").write(ps.sinks.Collect(), name="out")
+    _, bridge = run_diverted(flow, seed, inputs=lines(seed))
+    assert bridge.unprocessed > 0
+    words = [word for line in lines(seed) for word in (line + "!").split()[:2]]
+    longer = sum(len(word) > 1 for word in words)
+    number = len(lines(seed))
+    expected = {"in": (number, number), "place": (number, number), "words": (number, len(words))}
+    expected |= {"longer": (len(words), longer), "upper": (longer, longer)}
+    counts: dict[str, tuple[int, int]] = {}
+    for task in bridge.tasks:
+        for stage in task.stages:
+            counts[stage.context.operator.name] = stage.records_in, stage.records_out
+    assert {name: counts[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("one_to_one", "known", "batches", "expected"),
+    [
+        # A map, a flat_map and a map as columns: what is counted at the ends reaches to the middle.
+        ([True, True, False, True], {}, [["x"] * 30], [(10, 10), (10, 10), (10, 30), (30, 30)]),
+        # Nobody knows what goes from one filter to the next.
+        ([True, False, False], {}, [["x"] * 3], [(10, 10), (10, 0), (0, 3)]),
+        # Columns, and then stages that count: two records come back from there, which these stages count later.
+        (
+            [True, False, True],
+            {2: (18, 18)},
+            [["x"] * 18, Unprocessed(2, ["y", "z"], "")],
+            [(10, 10), (10, 20), (18, 18)],
+        ),
+        # Partial results say how many records there were only where every stage makes one of one.
+        ([True, True], {}, [KeyedBatch(["k"], [10], True)], [(10, 10), (10, 10)]),
+        ([True, False], {}, [KeyedBatch(["k"], [3], True)], [(10, 10), (10, 1)]),
+        ([True, True], {}, [["x"] * 8, Unprocessed(0, ["y", "z"], "")], [(8, 8), (8, 8)]),
+    ],
+)
+def test_counts_in_spark_follow_from_what_is_known(
+    one_to_one: list[bool], known: dict[int, tuple[int, int]], batches: list[Any], expected: list[tuple[int, int]]
+) -> None:
+    answer = MicroBatchResult(batches, counts=known)
+    assert pickle.loads(pickle.dumps(answer)).counts == known
+    assert answer.counted(one_to_one, 10) == expected
 
 
 @pytest.mark.parametrize("fails", [20, 1_000])

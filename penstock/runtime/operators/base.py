@@ -162,6 +162,7 @@ class Operator(ABC):
     kind: str
     keyed = False  # whether it takes KeyedBatch
     is_sink = False
+    one_to_one = False  # whether it emits one record for each that it receives and that does not fail
     why_not_in_spark: str | None = "it has no batch form"  # why it cannot run in Spark; None: it can
     time_grain: int | None = None  # in ms; all times at which it waits for a watermark are multiples of it
 

@@ -27,6 +27,7 @@ class Columnar(Operator):
 
     def __init__(self, closure: Closure, **common: Any) -> None:
         self.kind = closure.shape
+        self.one_to_one = closure.shape != "filter"
         super().__init__(**common)
         self.closure = closure
 

@@ -26,6 +26,7 @@ class Read(Operator):
     """A source at the head of a flow. Its stage passes on what the source task reads."""
 
     kind = "read"
+    one_to_one = True
     why_not_in_spark = "it reads; its raw input goes to Spark"
 
     def __init__(self, source: Source, **common: Any) -> None:

@@ -44,6 +44,7 @@ class Lookup(Operator):
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
             raise FlowError(f"{what}: on={on!r}; give a field's name, or the record's and the table's as a pair")
         self.left, self.right = pair
+        self.one_to_one = how == "left"
         self.how = how
         rows, known = _rows(table, what)
         if known and self.right not in known:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.pickling import dumps, loads
 
 if TYPE_CHECKING:
@@ -54,20 +54,58 @@ class Unprocessed:
 class MicroBatchResult:
     """What a range has made of a micro-batch: batches in order, among them what Spark could not process, and the
     greatest time that its watermark operator has seen. `spark_s`: how long Spark has had it; the rest of the time until
-    the answer is its way there and back."""
+    the answer is its way there and back. `counts`: how many records the stages at these positions of the chain have
+    received and emitted in Spark, as far as they ran as in a task, without the records that came back."""
 
     batches: list[Batch | Unprocessed]
     greatest: int | None = None
     spark_s: float | None = None
+    counts: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Ray carries results from the bridge to workers, and would otherwise pickle the records by its own means.
-        return _answer, (dumps((self.batches, self.greatest, self.spark_s)),)
+        return _answer, (dumps((self.batches, self.greatest, self.spark_s, self.counts)),)
 
     @property
     def unprocessed(self) -> list[Unprocessed]:
         """Returns what Spark could not process."""
         return [batch for batch in self.batches if isinstance(batch, Unprocessed)]
+
+    def counted(self, one_to_one: Sequence[bool], records: int) -> list[tuple[int, int]]:
+        """Returns how many of a micro-batch's records each stage of the range has received and emitted in Spark.
+        `one_to_one` says of each stage whether it emits one record for each that it receives. What nobody has counted
+        and what does not follow from the counts of the stages beside it is 0, but partial results count as what the
+        last stage has emitted."""
+        came_back = [0] * (len(one_to_one) + 1)  # to each position
+        made, partial = 0, False
+        for batch in self.batches:
+            if isinstance(batch, Unprocessed):
+                came_back[batch.position] += len(batch)
+            else:
+                made += len(batch)
+                partial = partial or isinstance(batch, KeyedBatch)
+        received: list[int | None] = [None] * len(one_to_one)
+        emitted: list[int | None] = [None] * len(one_to_one)
+        for position, (taken, given) in self.counts.items():
+            received[position], emitted[position] = taken, given
+        known: int | None = records
+        for position, alike in enumerate(one_to_one):
+            if received[position] is None and known is not None:
+                received[position] = known - came_back[position]
+            if emitted[position] is None and alike:
+                emitted[position] = received[position]
+            known = emitted[position]
+        known = None if partial else made + came_back[-1]
+        for position in reversed(range(len(one_to_one))):
+            if emitted[position] is None:
+                emitted[position] = known
+            if received[position] is None and one_to_one[position]:
+                received[position] = emitted[position]
+            taken_here = received[position]
+            known = None if taken_here is None else taken_here + came_back[position]
+        if partial and emitted and emitted[-1] is None:
+            emitted[-1] = made
+        return [(taken or 0, given or 0) for taken, given in zip(received, emitted, strict=True)]
 
 
 def _answer(data: bytes) -> MicroBatchResult:

@@ -69,6 +69,7 @@ class Map(Operator):
     """One output for each record."""
 
     kind = "map"
+    one_to_one = True
     why_not_in_spark = None
 
     yields = False  # whether its function may be a generator function
@@ -96,6 +97,7 @@ class Filter(Map):
     """The records for which the function is true."""
 
     kind = "filter"
+    one_to_one = False
     none_on_purpose = False
     forgotten = 'so no record would pass; return whether the record is to pass, as in: return record["price"] > 5'
 
@@ -107,6 +109,7 @@ class FlatMap(Map):
     """Any number of outputs for each record. The function returns an iterable, which is read lazily."""
 
     kind = "flat_map"
+    one_to_one = False
     yields = True
     forgotten = "so nothing would come out; return the list of outputs (it may be empty), or yield them"
 
@@ -367,6 +370,7 @@ class KeyBy(Operator):
     """The key function of a grouping by key that was fused into a task: turns records into a keyed batch."""
 
     kind = "key_by"
+    one_to_one = True
 
     def __init__(self, selector: Callable[[Any], Any], **common: Any) -> None:
         super().__init__(**common)

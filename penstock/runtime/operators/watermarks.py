@@ -24,6 +24,7 @@ class MakeWatermarks(Operator):
     """Passes records on, and watermarks after them. `time` takes the time of a record from it."""
 
     kind = "watermark"
+    one_to_one = True
     why_not_in_spark = None
 
     def __init__(

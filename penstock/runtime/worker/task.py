@@ -824,19 +824,15 @@ class Task:
 
     def continue_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
         """Yields the outputs of an answer, after they have passed the stages after the range."""
-        self.stages[0].records_in += records
-        if position > 1:
-            self.stages[0].records_out += records
+        one_to_one = [stage.context.operator.one_to_one for stage in self.stages[:position]]
+        for stage, (taken, given) in zip(self.stages, answer.counted(one_to_one, records), strict=False):
+            stage.records_in += taken
+            stage.records_out += given
         for batch in answer.batches:
-            if isinstance(batch, Unprocessed):
-                if batch.position == 0:  # the first stage counts these records itself
-                    self.stages[0].records_in -= len(batch)
-                    if position > 1:
-                        self.stages[0].records_out -= len(batch)
+            if isinstance(batch, Unprocessed):  # the stages count these records themselves
                 yield from self._in_steps(batch.records, batch.position)
-                continue
-            self.stages[position - 1].records_out += len(batch)
-            yield from self._in_steps(batch, position)
+            else:
+                yield from self._in_steps(batch, position)
         if answer.greatest is not None:
             for stage in self.stages[:position]:
                 stage.observe(answer.greatest)
