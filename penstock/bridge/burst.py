@@ -193,28 +193,52 @@ FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
 
 @dataclass(frozen=True)
 class BurstOptions:
-    """When to switch. Durations are in seconds, or timedeltas."""
+    """Says when a range switches. Durations are in seconds, or timedeltas.
+
+    - `mode`: "auto" is as measured (the "on" of `run(dual=)`), "off" is never, "spark-only" is Spark as soon as it is
+      ready and for good, "toggle" is there and back every `toggle_s` whatever the load.
+    - `delta`: the hysteresis around the queue length that decides (Eq. 7; the paper leaves it to the user).
+    - `k`: K of Eq. 6 by hand (the paper: 0.2). Then nobody asks whether a switch pays. With None, K is measured.
+    - `margin`: by how much a paradigm must be the quicker one. Below a tenth or so, noise decides.
+    - `ahead`: prepare Spark when the job starts, and not only when load nears the queue length that decides. `near` is
+      the share of that length from which Spark is prepared otherwise.
+    - `smoothing_s`: over which time the arrival rate is smoothed. If it is shorter, one full buffer is a burst; if it
+      is longer, a burst is seen late.
+    - `dwell_min_s`: how long a range stays in a paradigm at least. It must not be below `interval_max_s`, in which the
+      queue is watched. `dwell_costs`: the range also stays for so many times what switching there and back takes, so
+      with 3 at most 1/7 of the time is lost on switching.
+    - `backoff_first_s`: after a failure of Spark, the time before the next try. It doubles up to `backoff_max_s`.
+    - `probe_first_s`: the time in Spark before the record tasks are tried again. It doubles while these probes fail, up
+      to `probe_max_s`.
+    - `toggle_s`: see `mode`.
+    - `interval_min_s`, `interval_max_s`: for how long a micro-batch gathers at least and at most. `headroom`: the share
+      of this interval that Spark leaves free when it keeps up.
+    - `catch_up_s`: the time in which Spark is to work off what was waiting.
+    - `epoch_s`: the time between epochs, with which the intervals agree. `run()` sets it.
+    - `range_below`: with 1 (Eq. 8), a range ends at the first operator that emits fewer records than it receives. With
+      0, it is as long as operators can cross.
+    """
 
     mode: Mode = "auto"
-    delta: float = 0.2  # Eq. 7; the paper leaves it to the user
-    k: float | None = None  # K of Eq. 6 by hand (the paper: 0.2), and no question whether a switch pays; None: measured
-    margin: float = 0.2  # by which a paradigm must be the quicker one; below a tenth or so it is noise that decides
-    ahead: bool = False  # prepare Spark when the job starts, and not only when load nears the threshold
-    near: float = 0.7  # share of the threshold from which Spark is prepared ahead
-    smoothing_s: Seconds = Seconds(1.0)  # of V: shorter and one full buffer is a burst, longer and a burst is seen late
-    dwell_min_s: Seconds = Seconds(2.0)  # in a paradigm; not below the longest interval, in which the queue is watched
-    dwell_costs: float = 3.0  # ... and for so many times what switching there and back takes: 1/7 is lost at worst
-    backoff_first_s: Seconds = Seconds(10.0)  # after a failure, before the next try; doubles
+    delta: float = 0.2
+    k: float | None = None
+    margin: float = 0.2
+    ahead: bool = False
+    near: float = 0.7
+    smoothing_s: Seconds = Seconds(1.0)
+    dwell_min_s: Seconds = Seconds(2.0)
+    dwell_costs: float = 3.0
+    backoff_first_s: Seconds = Seconds(10.0)
     backoff_max_s: Seconds = Seconds(600.0)
-    probe_first_s: Seconds = Seconds(10.0)  # in Spark, before the record tasks are tried again (probes.py); doubles
+    probe_first_s: Seconds = Seconds(10.0)
     probe_max_s: Seconds = Seconds(600.0)
     toggle_s: Seconds = Seconds(10.0)
     interval_min_s: Seconds = Seconds(0.2)
     interval_max_s: Seconds = Seconds(2.0)
-    headroom: float = 0.2  # share of an interval that a micro-batch leaves free
-    catch_up_s: Seconds = Seconds(10.0)  # in which Spark is to work off what was waiting
+    headroom: float = 0.2
+    catch_up_s: Seconds = Seconds(10.0)
     epoch_s: float | None = 1.0
-    range_below: float = 0.0  # where a range ends: the 1 of Eq. 8 (range.py); 0: as far as operators can cross
+    range_below: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", "off", "spark-only", "toggle"):

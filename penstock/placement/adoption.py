@@ -38,18 +38,31 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class AdoptionOptions:
-    """Says when a job moves its tasks. Durations are in seconds, or timedeltas."""
+    """Says when a job moves its tasks. Durations are in seconds, or timedeltas.
 
-    factor: float = 0.2  # by how much a worker may be above its share, as measured
-    margin: float = 0.2  # the part of the cost that a new plan must save
-    horizon_s: Seconds = Seconds(60.0)  # the time within which it must pay for the migrations
-    rest_s: Seconds = Seconds(20.0)  # the time after a migration in which no other one is made
-    pause_s: Seconds = Seconds(0.05)  # the pause of a task that migrates (measured: 0.02 to 0.03)
-    node_hop_s: Seconds = Seconds(0.000_05)  # how long a record waits in a hop between two workers of a node
-    network_hop_s: Seconds = Seconds(0.000_2)  # and in a hop between nodes
-    node_cost: float | None = None  # of traffic between nodes, relative to that between workers of one node (measured)
-    core_bytes_per_s: float | None = None  # that a core takes from worker to worker of a node (measured)
-    busy: float = 0.7  # cores: a worker with less has no reason to give tasks away
+    - `factor`: by how much a worker may be above its share of the load, as measured.
+    - `margin`: the part of the cost that a new plan must save.
+    - `horizon_s`: the time within which the plan must pay for the pauses of the tasks that move.
+    - `rest_s`: the time after a move in which there is no other one.
+    - `pause_s`: how long a task pauses when it moves (measured: 0.02 to 0.03).
+    - `node_hop_s`, `network_hop_s`: how long a record waits in a hop between two workers of a node, and between nodes.
+    - `node_cost`: what traffic between nodes costs, relative to that between workers of one node. With None, it is
+      measured.
+    - `core_bytes_per_s`: how many bytes a second a core takes from worker to worker of a node. With None, it is
+      measured.
+    - `busy`: a worker that uses fewer cores than this has no reason to give tasks away.
+    """
+
+    factor: float = 0.2
+    margin: float = 0.2
+    horizon_s: Seconds = Seconds(60.0)
+    rest_s: Seconds = Seconds(20.0)
+    pause_s: Seconds = Seconds(0.05)
+    node_hop_s: Seconds = Seconds(0.000_05)
+    network_hop_s: Seconds = Seconds(0.000_2)
+    node_cost: float | None = None
+    core_bytes_per_s: float | None = None
+    busy: float = 0.7
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,15 @@ AUTO_REPLAN_S = 10.0
 class PlacementOptions:
     """Says where a job's tasks run.
 
-    `nodes`: the number of machines over which the workers are spread by free CPUs. With None, all workers are on the
-    JobMaster's node if it has enough CPUs, else on the fewest nodes that have. `replan_s`: the time between two plans
-    from what was measured (docs/papers.md: T12). With None, tasks stay where they are. "auto" means AUTO_REPLAN_S for a
-    job that has epochs and several workers and does not use Spark, and otherwise None. `pin`: by operator, what a node
-    must have for the operator's tasks to run there: labels with their text, and resources with their amount, as in
-    {"score": {"GPU": 1}, "in": {"rack": "a"}}. `at_least`: the number of workers with which the job starts when the
-    cluster has no room for all, or too few nodes. With None, the job needs all. `grow`: ask the cluster for missing
-    nodes, and wait for them; for clusters that add nodes on demand.
+    `method`: how tasks are assigned to workers at the start (docs/placement.md). `adoption`: when a new plan is worth
+    the moves. `nodes`: the number of machines over which the workers are spread by free CPUs. With None, all workers
+    are on the JobMaster's node if it has enough CPUs, else on the fewest nodes that have. `replan_s`: the time between
+    two plans from what was measured (docs/papers.md: T12). With None, tasks stay where they are. "auto" means
+    AUTO_REPLAN_S for a job that has epochs and several workers and does not use Spark, and otherwise None. `pin`: by
+    operator, what a node must have for the operator's tasks to run there: labels with their text, and resources with
+    their amount, as in {"score": {"GPU": 1}, "in": {"rack": "a"}}. `at_least`: the number of workers with which the job
+    starts when the cluster has no room for all, or too few nodes. With None, the job needs all. `grow`: ask the cluster
+    for missing nodes, and wait for them; for clusters that add nodes on demand.
     """
 
     method: Method = "round-robin"

@@ -18,14 +18,15 @@ class SparkOptions:
     """What session is wanted.
 
     `kind` "auto" is RayDP, and plain PySpark where that cannot be had. `existing` is a session to adopt; it wins over
-    `kind`. With `master`, plain PySpark uses that instead of cores of this machine. `memory` is an executor's. `conf`
-    wins over SETTINGS; an adopted session takes of both what Spark SQL can change. `put` is `ray.put`, which RayDP
-    needs, with Ray connected; the executors go to the bundles of `placement_group` that `bundle_indexes` names, or to
-    all. `cpus`: what of Ray's CPUs an executor of RayDP takes up; None: its cores, reserved for it; less, and it uses
-    those that idle record tasks leave free. `python` is the interpreter for executors that run Python functions, this
-    one unless named. `start_seconds` (or a timedelta) bounds the start, then the wait for executors, then the test.
-    `prepare_seconds` bounds all that a job does before its first micro-batch: room on the cluster, the session, and a
-    trial of the job's operators; ten times `start_seconds` unless given.
+    `kind`. There are `executors` executors with `cores` cores each; plain PySpark uses as many cores of this machine,
+    or with `master` that instead. `memory` is an executor's. `name` is the session's name. `conf` wins over SETTINGS;
+    an adopted session takes of both what Spark SQL can change. `put` is `ray.put`, which RayDP needs, with Ray
+    connected; the executors go to the bundles of `placement_group` that `bundle_indexes` names, or to all. `cpus`: what
+    of Ray's CPUs an executor of RayDP takes up; None: its cores, reserved for it; less, and it uses those that idle
+    record tasks leave free. `python` is the interpreter for executors that run Python functions, this one unless named.
+    `start_seconds` (or a timedelta) bounds the start, then the wait for executors, then the test. `prepare_seconds`
+    bounds all that a job does before its first micro-batch: room on the cluster, the session, and a trial of the job's
+    operators; ten times `start_seconds` unless given.
 
     `stand_in` answers micro-batches in place of a Spark session, so that tests and benchmarks can have executors of any
     speed. It is called in the bridge's process with the forms of the job's ranges, and returns what a bridge needs of
