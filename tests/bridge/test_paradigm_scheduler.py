@@ -7,6 +7,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +87,21 @@ def test_there_is_a_status_before_anything_has_happened(flow: Callable[[], Flow]
         assert (one["reason"], one["extent"]) == ("no task of the range has reported yet", "")
         assert one["failed"] is None
         assert one["records_in_spark"] == 0
+
+
+def test_every_key_of_the_status_is_explained() -> None:
+    page = (Path(__file__).parents[2] / "docs/running.md").read_text()
+    table = page[page.index('`job.status()["dual"]` describes') : page.index("Spark, PySpark and py4j write")]
+    job = start()
+    job.look(2)
+    status = job.scheduler.status()
+    (one,) = status["ranges"]
+    assert [key for key in status if f"`{key}`" not in table and f"`{key}[i]" not in table] == []
+    assert [key for key in one if f'["{key}"]`' not in table] == []
+    assert [key for key in one["figures"] if f"`{key}`" not in table] == []
+    told = [key for story in one["switches"] for key in story]
+    assert told
+    assert [key for key in told if f"`{key}`" not in table] == []
 
 
 def test_status_says_what_spark_is() -> None:
