@@ -180,8 +180,10 @@ def decide(
         return Verdict(False, f"{moves} moves cost more than a fairer load would bring", moves)
     if _fullest(new, graph) > _fullest_allowed(running, graph, options):
         return Verdict(False, "what crosses less would load a worker too much", moves)
-    if not before or after > (1 - options.margin) * before:
-        saved = 1 - after / before if before else 0.0
+    if after >= before:
+        return Verdict(False, "no less traffic would cross by the new plan", moves)
+    if after > (1 - options.margin) * before:
+        saved = 1 - after / before
         return Verdict(False, f"{saved:.0%} less traffic is not worth a move (margin {options.margin:.0%})", moves)
     gain = (before - after) / core_bytes_per_s * options.horizon_s
     if gain < pause:
