@@ -205,8 +205,12 @@ def run(bench: Bench) -> None:
         said = json.loads(run_script("benchmarks.spark_handover", settings, timeout=900).splitlines()[-1])
         for name, took in said.items():
             records = took.pop("records")
-            # The machine's speed changes from round to round, and hardly within a round.
-            shares = {way: [one / other for one, other in zip(records, took[way], strict=True)] for way in took}
+            # The machine's speed changes from round to round, and hardly within a round. A process that has ended in a
+            # round has taken its CPU seconds along.
+            shares = {
+                way: [one / other for one, other in zip(records, took[way], strict=True) if min(one, other) > 0]
+                for way in took
+            }
             kept = max(shares, key=lambda way: median(shares[way]))
             best[name][kind] = median(shares[kept])
             for way, runs in shares.items():
