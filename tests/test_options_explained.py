@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,15 @@ from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.options import PlacementOptions
 
 
-@pytest.mark.parametrize("options", [BurstOptions, AdoptionOptions, PlacementOptions, SparkOptions])
-def test_every_field_of_options_is_explained(options: type) -> None:
-    known = options.__doc__ or ""
-    assert [one.name for one in dataclasses.fields(options) if f"`{one.name}`" not in known] == []
+def shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
+
+
+@pytest.mark.parametrize("options", [BurstOptions, SparkOptions, PlacementOptions, AdoptionOptions])
+def test_help_explains_each_field_with_its_default(options: type[Any]) -> None:
+    text = (inspect.getdoc(options) or "").replace("'", '"')
+    made = options()
+    for field in dataclasses.fields(options):
+        found = getattr(made, field.name)
+        default = "AdoptionOptions()" if found == AdoptionOptions() else shown(found).replace("'", '"')
+        assert re.search(rf"^`{field.name}` \({re.escape(default)}\): \S", text, re.MULTILINE), field.name

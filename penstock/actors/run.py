@@ -40,7 +40,7 @@ from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.records.pickling import Program
 from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.ring import MAX_CAPACITY, MIN_CAPACITY
-from penstock.runtime.units import above_zero, flag, number, seconds, whole
+from penstock.runtime.units import above_zero, any_seconds, flag, number, whole
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,8 @@ def run(
         epoch_interval_s = above_zero(epoch_interval_s, "epoch_interval_s", ", or None for a job without epochs")
     replan: float | Literal["auto"] | None = "auto"
     if replan_s != "auto":
-        replan = None if replan_s is None else seconds(replan_s, "replan_s")
+        found = None if replan_s is None else any_seconds(replan_s, "replan_s")
+        replan = found if isinstance(replan_s, timedelta) else replan_s  # errors show it as given
     network = _network(transport, ports, tls, node_timeout_s)
     _check_places(checkpoints=checkpoints, savepoint=savepoint)
     _check_where(address, detached)
@@ -375,25 +376,18 @@ def dual_options(
     if spark is not None and not isinstance(spark, SparkOptions):
         raise FlowError(f"spark={shorten(spark)}; it must be penstock.bridge.session.SparkOptions(...), or None")
     if dual == "off":
-        return None
+        raise OptionError(
+            "{spark} starts no Spark with {dual=}; give {dual} as 'on', 'spark-only' or 'toggle:SECONDS', or leave out "
+            "{spark}",
+            {"dual": dual},
+        )
     from penstock.bridge.paradigm_scheduler import DualOptions  # loads pyarrow
 
     if isinstance(dual, BurstOptions):
         return DualOptions(replace(dual, epoch_s=epoch_interval_s), spark or SparkOptions())
-    mode, *settings = dual.split(",")
-    mode, _, seconds = mode.partition(":")
-    modes: dict[str, Mode] = {"on": "auto", "spark-only": "spark-only", "toggle": "toggle"}
     try:
-        if mode not in modes or (seconds and mode != "toggle"):
-            raise ValueError(f"{dual.split(',')[0]!r} is not a mode")
-        numbers = {name: float(value) for name, _, value in (setting.partition("=") for setting in settings)}
-        if unknown := sorted(set(numbers) - set(_DUAL_SETTINGS)):
-            raise ValueError(f"{unknown[0]!r} is not a setting")
-        if mode == "toggle":
-            numbers["toggle_s"] = float(seconds or "nan")
-        if not all(map(math.isfinite, numbers.values())):
-            raise ValueError("a number is not finite")
-        burst = BurstOptions(mode=modes[mode], epoch_s=epoch_interval_s, ahead=True, **numbers)
+        mode, numbers = _dual_settings(dual)
+        burst = BurstOptions(mode=mode, epoch_s=epoch_interval_s, ahead=True, **numbers)
     except ValueError as error:
         raise OptionError(
             "{dual=}: {problem}; use 'off', 'on', 'spark-only' or 'toggle:SECONDS'. Settings follow a comma, as in "
@@ -403,6 +397,42 @@ def dual_options(
             settings=", ".join(_DUAL_SETTINGS),
         ) from None
     return DualOptions(burst, spark or SparkOptions())
+
+
+def _dual_settings(dual: str) -> tuple[Mode, dict[str, float]]:
+    """Returns the mode and the settings of a text such as "on,delta=0.3". Raises ValueError with what is wrong."""
+    first, *settings = dual.split(",")
+    name, colon, duration = first.partition(":")
+    modes: dict[str, Mode] = {"on": "auto", "spark-only": "spark-only", "toggle": "toggle"}
+    if first == "off":
+        raise ValueError("'off' takes no settings")
+    if name not in modes or (colon and name != "toggle"):
+        raise ValueError(f"{first!r} is not a mode")
+    numbers: dict[str, float] = {}
+    if name == "toggle":
+        if not duration:
+            raise ValueError("the seconds are missing, as in 'toggle:3'")
+        numbers["toggle_s"] = _finite(duration, first)
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in _DUAL_SETTINGS:
+            raise ValueError(f"{key!r} is not a setting")
+        if key in numbers:
+            raise ValueError(f"{key!r} is given twice")
+        if not value:
+            raise ValueError(f"{key!r} has no value")
+        numbers[key] = _finite(value, setting)
+    return modes[name], numbers
+
+
+def _finite(text: str, where: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"{text!r} in {where!r} is not a finite number")
+    return found
 
 
 @refusing

@@ -81,7 +81,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.bridge.cost import (
     BatchCost,
@@ -107,8 +107,18 @@ from penstock.bridge.switch_outcome import (
     forecast,
 )
 from penstock.runtime.backoff import Backoff
+from penstock.runtime.errors import WrongValue
 from penstock.runtime.lifecycle import Machine, State, Table
-from penstock.runtime.units import Seconds
+from penstock.runtime.units import (
+    Seconds,
+    above_zero,
+    choice,
+    flag,
+    in_order,
+    number,
+    number_above_zero,
+    part_of_one,
+)
 
 Paradigm = Literal["record", "operation"]
 
@@ -193,30 +203,51 @@ FAILURES: frozenset[Event] = frozenset({"prepare failed", "bridge lost"})
 
 @dataclass(frozen=True)
 class BurstOptions:
-    """Says when a range switches. Durations are in seconds, or timedeltas.
+    """Says when ranges of a job switch to Spark and back. Defaults are in parentheses.
 
-    - `mode`: "auto" is as measured (the "on" of `run(dual=)`), "off" is never, "spark-only" is Spark as soon as it is
-      ready and for good, "toggle" is there and back every `toggle_s` whatever the load.
-    - `delta`: the hysteresis around the queue length that decides (Eq. 7; the paper leaves it to the user).
-    - `k`: K of Eq. 6 by hand (the paper: 0.2). Then nobody asks whether a switch pays. With None, K is measured.
-    - `margin`: by how much a paradigm must be the quicker one. Below a tenth or so, noise decides.
-    - `ahead`: prepare Spark when the job starts, and not only when load nears the queue length that decides. `near` is
-      the share of that length from which Spark is prepared otherwise.
-    - `smoothing_s`: over which time the arrival rate is smoothed. If it is shorter, one full buffer is a burst; if it
-      is longer, a burst is seen late.
-    - `dwell_min_s`: how long a range stays in a paradigm at least. It must not be below `interval_max_s`, in which the
-      queue is watched. `dwell_costs`: the range also stays for so many times what switching there and back takes, so
-      with 3 at most 1/7 of the time is lost on switching.
-    - `backoff_first_s`: after a failure of Spark, the time before the next try. It doubles up to `backoff_max_s`.
-    - `probe_first_s`: the time in Spark before the record tasks are tried again. It doubles while these probes fail, up
-      to `probe_max_s`.
-    - `toggle_s`: see `mode`.
-    - `interval_min_s`, `interval_max_s`: for how long a micro-batch gathers at least and at most. `headroom`: the share
-      of this interval that Spark leaves free when it keeps up.
-    - `catch_up_s`: the time in which Spark is to work off what was waiting.
-    - `epoch_s`: the time between epochs, with which the intervals agree. `run()` sets it.
-    - `range_below`: with 1 (Eq. 8), a range ends at the first operator that emits fewer records than it receives. With
-      0, it is as long as operators can cross.
+    Durations are in seconds, or timedeltas. A *paradigm* is one of the two ways to process a range: in record tasks, or
+    in Spark. docs/papers.md names the equations.
+
+    `mode` ("auto"): "auto" switches as measured, and is what `dual="on"` means. "off" never uses Spark. "spark-only"
+    uses Spark as soon as it is ready, and stays there. "toggle" changes sides every `toggle_s` whatever the load.
+
+    When a switch pays:
+
+    `delta` (0.2): the hysteresis of Eq. 7. A range switches to Spark above (1 + delta) times the queue length that
+    decides, and back below (1 - delta) times this length. It is above 0 and below 1.
+    `k` (None): the K of Eq. 6, above 0. With None it is measured. With a number (the paper takes 0.2) only the queue
+    length decides, and nobody asks whether the switch pays.
+    `margin` (0.2): the part by which a paradigm must be quicker than the other one, 0 or more. Below a tenth, noise
+    decides.
+    `range_below` (0): a range ends at the operator that is handed fewer than this many records for each record that the
+    range receives (the 1 of Eq. 8). With 0, a range is as long as its operators can run in Spark.
+
+    When Spark is made ready:
+
+    `ahead` (False): True makes Spark ready when the job starts. False waits until the load is near what decides.
+    `near` (0.7): the part of the deciding queue length from which Spark is made ready. It is above 0 and 1 at most.
+
+    How long a range stays:
+
+    `smoothing_s` (1): the time over which the arrival rate is smoothed, above 0. When it is shorter, one full buffer is
+    taken for a burst. When it is longer, a burst is seen late.
+    `dwell_min_s` (2): the least time in a paradigm. It is not below `interval_max_s`.
+    `dwell_costs` (3): the least time in a paradigm, as a multiple of what the switch there and back takes, 0 or more.
+    With 3, at most 1/7 of the time is lost on switching. The longer one of the two times counts.
+    `backoff_first_s` (10): the wait after Spark has failed, until it is tried again. It doubles with each failure.
+    `backoff_max_s` (600): the longest of these waits.
+    `probe_first_s` (10): the time in Spark until the record tasks are tried again. It doubles with each try that fails.
+    `probe_max_s` (600): the longest of these times.
+    `toggle_s` (10): the time between two switches of the mode "toggle", above 0.
+
+    How micro-batches are made:
+
+    `interval_min_s` (0.2): the shortest time for which a micro-batch gathers records, above 0.
+    `interval_max_s` (2): the longest time for which a micro-batch gathers records.
+    `headroom` (0.2): the part of this time that Spark leaves free, 0 or more and below 1.
+    `catch_up_s` (10): the time within which Spark is to process the records that were waiting, above 0.
+    `epoch_s` (1): the time between epochs, to which micro-batches are aligned, or None without epochs. `run` replaces
+    this number with its own `epoch_interval_s`.
     """
 
     mode: Mode = "auto"
@@ -225,47 +256,45 @@ class BurstOptions:
     margin: float = 0.2
     ahead: bool = False
     near: float = 0.7
-    smoothing_s: Seconds = Seconds(1.0)
+    smoothing_s: Seconds = Seconds(1.0, above=True, finite=True)
     dwell_min_s: Seconds = Seconds(2.0)
     dwell_costs: float = 3.0
-    backoff_first_s: Seconds = Seconds(10.0)
-    backoff_max_s: Seconds = Seconds(600.0)
-    probe_first_s: Seconds = Seconds(10.0)
-    probe_max_s: Seconds = Seconds(600.0)
-    toggle_s: Seconds = Seconds(10.0)
-    interval_min_s: Seconds = Seconds(0.2)
-    interval_max_s: Seconds = Seconds(2.0)
+    backoff_first_s: Seconds = Seconds(10.0, above=True)
+    backoff_max_s: Seconds = Seconds(600.0, above=True)
+    probe_first_s: Seconds = Seconds(10.0, above=True)
+    probe_max_s: Seconds = Seconds(600.0, above=True)
+    toggle_s: Seconds = Seconds(10.0, above=True)
+    interval_min_s: Seconds = Seconds(0.2, above=True, finite=True)
+    interval_max_s: Seconds = Seconds(2.0, above=True, finite=True)
     headroom: float = 0.2
-    catch_up_s: Seconds = Seconds(10.0)
+    catch_up_s: Seconds = Seconds(10.0, above=True)
     epoch_s: float | None = 1.0
     range_below: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.mode not in ("auto", "off", "spark-only", "toggle"):
-            raise ValueError(f"mode={self.mode!r}; it must be 'auto', 'off', 'spark-only' or 'toggle'")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta={self.delta}; it must be above 0 and below 1 (DO, Eq. 7)")
-        if self.margin < 0 or not 0 < self.near <= 1:
-            raise ValueError(f"margin={self.margin}, near={self.near}; margin must be 0 or more, near above 0, up to 1")
+        mode: object = self.mode
+        choice(mode, "mode", get_args(Mode), "; 'auto' is what dual='on' means" if mode == "on" else "")
+        flag(self.ahead, "ahead")
+        part_of_one(self.delta, "delta")
+        part_of_one(self.near, "near", one=True)
+        part_of_one(self.headroom, "headroom", zero=True)
+        for name in ("margin", "dwell_costs", "range_below"):
+            number(getattr(self, name), name)
+        if self.k is not None:
+            number_above_zero(self.k, "k", " (the paper takes 0.2), or None: as measured")
+        if self.epoch_s is not None:
+            epoch_s = above_zero(self.epoch_s, "epoch_s", ", or None for a job without epochs")
+            if epoch_s == math.inf:
+                raise WrongValue("epoch_s=inf; it must be finite, or None for a job without epochs")
+            object.__setattr__(self, "epoch_s", epoch_s)  # a timedelta becomes seconds
+        in_order(self.interval_min_s, "interval_min_s", self.interval_max_s, "interval_max_s")
+        in_order(self.backoff_first_s, "backoff_first_s", self.backoff_max_s, "backoff_max_s")
+        in_order(self.probe_first_s, "probe_first_s", self.probe_max_s, "probe_max_s")
         if self.dwell_min_s < self.interval_max_s:
-            raise ValueError(
-                f"dwell_min_s={self.dwell_min_s} is below interval_max_s={self.interval_max_s}; "
-                "a range must be watched for a whole interval before it can be called calm"
+            raise WrongValue(
+                f"dwell_min_s={self.dwell_min_s} is below interval_max_s={self.interval_max_s}; a range must be "
+                "watched for a whole interval before it can be called calm; raise dwell_min_s or lower interval_max_s"
             )
-        if self.k is not None and not self.k > 0:
-            raise ValueError(f"k={self.k}; it must be above 0 (DO takes 0.2), or None: as measured")
-        names = (
-            "smoothing_s",
-            "backoff_first_s",
-            "backoff_max_s",
-            "probe_first_s",
-            "probe_max_s",
-            "toggle_s",
-            "catch_up_s",
-        )
-        times = tuple(getattr(self, name) for name in names)
-        if min(times) <= 0:
-            raise ValueError(f"{', '.join(names)}={times}: they must be above 0")
 
 
 @dataclass(frozen=True)

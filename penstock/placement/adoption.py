@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
-from penstock.runtime.units import Seconds
+from penstock.runtime.units import Seconds, number, number_above_zero
 
 if TYPE_CHECKING:
     from penstock.placement.placement import Placement
@@ -38,19 +38,22 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class AdoptionOptions:
-    """Says when a job moves its tasks. Durations are in seconds, or timedeltas.
+    """Says when a job moves its tasks. Defaults are in parentheses, and durations are in seconds, or timedeltas.
 
-    - `factor`: by how much a worker may be above its share of the load, as measured.
-    - `margin`: the part of the cost that a new plan must save.
-    - `horizon_s`: the time within which the plan must pay for the pauses of the tasks that move.
-    - `rest_s`: the time after a move in which there is no other one.
-    - `pause_s`: how long a task pauses when it moves (measured: 0.02 to 0.03).
-    - `node_hop_s`, `network_hop_s`: how long a record waits in a hop between two workers of a node, and between nodes.
-    - `node_cost`: what traffic between nodes costs, relative to that between workers of one node. With None, it is
-      measured.
-    - `core_bytes_per_s`: how many bytes a second a core takes from worker to worker of a node. With None, it is
-      measured.
-    - `busy`: a worker that uses fewer cores than this has no reason to give tasks away.
+    `factor` (0.2): the part by which the measured load of a worker may be above its share, 0 or more.
+    `margin` (0.2): the part of its costs that a job must save by a new placement, 0 or more. Above 1, no task moves
+    for the sake of traffic.
+    `horizon_s` (60): the time within which a new placement must pay for the migrations.
+    `rest_s` (20): the time after a migration in which no task moves.
+    `pause_s` (0.05): the pause of a task that migrates. 0.02 to 0.03 s were measured.
+    `node_hop_s` (5e-05): how long a record waits between two workers of a node.
+    `network_hop_s` (0.0002): how long a record waits between two nodes.
+    `node_cost` (None): the cost of a byte between two nodes, relative to that of a byte between two workers of a node,
+    0 or more. With None it is measured.
+    `core_bytes_per_s` (None): the bytes a second that one core sends from worker to worker of a node, above 0. With
+    None they are measured.
+    `busy` (0.7): the number of cores that a worker must use before it gives tasks away, 0 or more. float("inf") means
+    never.
     """
 
     factor: float = 0.2
@@ -63,6 +66,15 @@ class AdoptionOptions:
     node_cost: float | None = None
     core_bytes_per_s: float | None = None
     busy: float = 0.7
+
+    def __post_init__(self) -> None:
+        number(self.factor, "factor")
+        number(self.margin, "margin", infinite=True)
+        number(self.busy, "busy", infinite=True)
+        if self.node_cost is not None:
+            number(self.node_cost, "node_cost")
+        if self.core_bytes_per_s is not None:
+            number_above_zero(self.core_bytes_per_s, "core_bytes_per_s", ", or None: as measured")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ The first line of each class's own docstring says more. A test compares this tre
     │   ├── SourceError           an input named in it cannot be read: missing, empty glob, no permission
     │   ├── UnfinishedFiles       a folder has unfinished files of another job, which may be needed to resume that job
     │   ├── OptionError           an option of `run` or `resume` cannot be used as it was given
+    │   ├── WrongValue            a number, duration or choice that was given cannot be used (also a ValueError)
     │   └── NoSuchMethod          a stream has no method of this name (also an AttributeError)
     ├── CodecError                a record cannot be encoded, or received bytes cannot be decoded
     │   ├── BadMessage            what came from another worker is no message
@@ -127,6 +128,10 @@ class OptionError(FlowError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_option_error, self._parts)
+
+
+class WrongValue(FlowError, ValueError):
+    """A number, duration or choice that was given cannot be used; the message names it and says what can be given."""
 
 
 def _option_error(template: str, given: dict[str, object], words: dict[str, object]) -> OptionError:

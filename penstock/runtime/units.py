@@ -15,27 +15,27 @@ from datetime import timedelta
 from numbers import Integral, Real
 from typing import ParamSpec, TypeVar
 
-from penstock.runtime.errors import FlowError, shorten
+from penstock.runtime.errors import FlowError, WrongValue, shorten
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def seconds(duration: float | timedelta, what: str) -> float:
-    """Returns a duration in seconds. Raises FlowError when it is no number and no timedelta, or NaN, or negative."""
+    """Returns a duration in seconds. Raises WrongValue when it is no number and no timedelta, or NaN, or negative."""
     found = any_seconds(duration, what)
     if not found >= 0:  # also NaN
-        raise FlowError(f"{what}={shorten(duration)}; it must be 0 seconds or more")
+        raise WrongValue(f"{what}={shorten(duration)}; it must be 0 seconds or more")
     return found
 
 
 def any_seconds(duration: float | timedelta, what: str) -> float:
-    """Returns a duration in seconds, for callers that check its bounds: it may be negative, and NaN. Raises FlowError
+    """Returns a duration in seconds, for callers that check its bounds: it may be negative, and NaN. Raises WrongValue
     when it is no number and no timedelta."""
     if isinstance(duration, timedelta):
         duration = duration.total_seconds()
     if not isinstance(duration, int | float) or isinstance(duration, bool):
-        raise FlowError(f"{what}={duration!r}; give seconds or a timedelta")
+        raise WrongValue(f"{what}={shorten(duration)}; give seconds or a timedelta")
     try:
         return float(duration)
     except OverflowError:  # an int of hundreds of digits
@@ -43,33 +43,76 @@ def any_seconds(duration: float | timedelta, what: str) -> float:
 
 
 def above_zero(duration: float | timedelta, what: str, otherwise: str = "") -> float:
-    """Returns a duration in seconds that is above 0. Raises FlowError for anything else. `otherwise`: what else may be
+    """Returns a duration in seconds that is above 0. Raises WrongValue for anything else. `otherwise`: what else may be
     given."""
-    found = seconds(duration, what)
-    if found == 0:
-        raise FlowError(f"{what}={duration!r}; it must be above 0{otherwise}")
+    found = any_seconds(duration, what)
+    if not found > 0:  # also NaN
+        raise WrongValue(f"{what}={shorten(duration)}; it must be above 0{otherwise}")
     return found
 
 
 def whole(value: object, what: str, least: int = 1) -> int:
-    """Returns a whole number of `least` or more. Raises FlowError for anything else."""
+    """Returns a whole number of `least` or more. Raises WrongValue for anything else."""
     if not is_whole(value) or value < least:  # type: ignore[operator]  # is_whole has looked at the type
-        raise FlowError(f"{what}={shorten(value)}; it must be a whole number, {least:,} or more")
+        raise WrongValue(f"{what}={shorten(value)}; it must be a whole number, {least:,} or more")
     return int(value)  # type: ignore[call-overload,no-any-return]
 
 
-def number(value: object, what: str) -> float:
-    """Returns a number of 0 or more. Raises FlowError for anything else."""
-    found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    if not 0 <= found < math.inf:
-        raise FlowError(f"{what}={shorten(value)}; it must be a number, 0 or more")
+def number(value: object, what: str, *, infinite: bool = False) -> float:
+    """Returns a number of 0 or more, and infinity only if `infinite`. Raises WrongValue for anything else."""
+    found = _number(value)
+    if not 0 <= found < math.inf and not (infinite and found == math.inf):
+        raise WrongValue(f"{what}={shorten(value)}; it must be a number, 0 or more")
     return found
 
 
+def number_above_zero(value: object, what: str, otherwise: str = "") -> float:
+    """Returns a finite number above 0. Raises WrongValue for anything else. `otherwise`: what else may be given."""
+    found = _number(value)
+    if not 0 < found < math.inf:
+        raise WrongValue(f"{what}={shorten(value)}; it must be a number above 0{otherwise}")
+    return found
+
+
+def part_of_one(value: object, what: str, *, zero: bool = False, one: bool = False) -> float:
+    """Returns a number between 0 and 1, and the bounds themselves if `zero` or `one`. Raises WrongValue for anything
+    else."""
+    found = _number(value)
+    if not (0 < found < 1 or (zero and found == 0) or (one and found == 1)):
+        least, most = "0 or more" if zero else "above 0", "1 at most" if one else "below 1"
+        raise WrongValue(f"{what}={shorten(value)}; it must be a number, {least} and {most}")
+    return found
+
+
+def _number(value: object) -> float:
+    """Returns a number as a float, and NaN for everything else."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # an int of hundreds of digits
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]  # mypy: a Real has no order with ints
+
+
+def choice(value: object, what: str, choices: tuple[str, ...], hint: str = "") -> None:
+    """Raises WrongValue when a value is none of the choices. `hint` ends the message."""
+    if not isinstance(value, str) or value not in choices:
+        *others, last = map(repr, choices)
+        raise WrongValue(f"{what}={shorten(value)}; it must be {', '.join(others)} or {last}{hint}")
+
+
+def in_order(least: float, least_name: str, most: float, most_name: str) -> None:
+    """Raises WrongValue when the first of two numbers is greater than the second one."""
+    if least > most:
+        raise WrongValue(
+            f"{least_name}={least:g} is above {most_name}={most:g}; lower {least_name} or raise {most_name}"
+        )
+
+
 def flag(value: object, what: str) -> bool:
-    """Returns True or False. Raises FlowError for anything else, because every text is true, also "no" and "false"."""
+    """Returns True or False. Raises WrongValue for anything else, because every text is true, also "no" and "false"."""
     if not isinstance(value, bool):
-        raise FlowError(f"{what}={shorten(value)}; it must be True or False")
+        raise WrongValue(f"{what}={shorten(value)}; it must be True or False")
     return value
 
 
@@ -79,10 +122,15 @@ def is_whole(number: object) -> bool:
 
 
 class Seconds:
-    """A field of a dataclass that is a duration: it is given in seconds or as a timedelta, and read in seconds."""
+    """A field of a dataclass that is a duration: it is given in seconds or as a timedelta, and read in seconds.
 
-    def __init__(self, default: float) -> None:
+    It must be 0 or more, above 0 if `above`, and not infinite if `finite`.
+    """
+
+    def __init__(self, default: float, *, above: bool = False, finite: bool = False) -> None:
         self._default = default
+        self._above = above
+        self._finite = finite
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -91,7 +139,10 @@ class Seconds:
         return self._default if instance is None else float(instance.__dict__[self._name])
 
     def __set__(self, instance: object, value: float | timedelta) -> None:
-        instance.__dict__[self._name] = seconds(value, self._name)
+        found = (above_zero if self._above else seconds)(value, self._name)
+        if self._finite and found == math.inf:
+            raise WrongValue(f"{self._name}={shorten(value)}; it must be finite")
+        instance.__dict__[self._name] = found
 
 
 def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -187,7 +187,7 @@ def test_a_place_for_epochs_that_are_not_wanted(tmp_path: Path, capsys: pytest.C
         (["--nodes", "5"], "--nodes 5; it must be 1 to 2, because each node gets"),
         (["--node-timeout", "0.1"], "--node-timeout 0.1; it must be 1 to 600 seconds: heartbeats come four times"),
         (["--ring-bytes", "5000"], "--ring-bytes 5000; it must be a power of two"),
-        (["--dual", "on,delta={x}"], "--dual 'on,delta={x}': could not convert string to float: '{x}'; use 'off'"),
+        (["--dual", "on,delta={x}"], "--dual 'on,delta={x}': '{x}' in 'delta={x}' is not a finite number; use 'off'"),
         (["--local", "--dual", "on"], "--dual on is not for local jobs"),
         (["--local", "--detached"], "leave out --detached or --local"),
         (

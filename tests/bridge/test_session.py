@@ -127,7 +127,7 @@ def test_nothing_speaks_against_what_is_known_to_work() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="1 of 0"):
+    with pytest.raises(ValueError, match="cores=0; it must be a whole number, 1 or more"):
         SparkOptions(cores=0)
 
 
@@ -194,10 +194,23 @@ def test_too_little_memory() -> None:
         open_session(SparkOptions(kind="pyspark", memory="100m"))
 
 
+class Elsewhere:
+    """Stands for a session of Spark Connect, which has no JVM in this process."""
+
+    def createDataFrame(self, data: object) -> object:  # noqa: N802  # the name is PySpark's
+        return data
+
+
 @needs_java
 def test_a_session_of_something_else_is_not_adopted() -> None:
     with pytest.raises(SparkUnavailable, match="no JVM in this process"):
-        open_session(SparkOptions(existing=object()))  # type: ignore[arg-type]
+        open_session(SparkOptions(existing=Elsewhere()))  # type: ignore[arg-type]
+
+
+@needs_java
+def test_an_interpreter_that_is_not_there_is_named() -> None:
+    with pytest.raises(SparkUnavailable, match="python='/no/such', and this machine has no such program"):
+        open_session(SparkOptions(kind="pyspark", python="/no/such"))
 
 
 def test_late_success_is_undone() -> None:

@@ -348,7 +348,7 @@ def run_once(
             graph,
             workers=rng.choice((1, 2)),
             dual=run.mode,
-            spark=SparkOptions(kind=kind, cores=2),  # type: ignore[arg-type]
+            spark=None if run.mode == "off" else SparkOptions(kind=kind, cores=2),  # type: ignore[arg-type]
             checkpoints=checkpoints,
             epoch_interval_s=0.5,
             max_restarts=100,

@@ -135,7 +135,7 @@ def test_a_job_without_epochs_moves_nothing(cluster: str, fresh_name: Callable[[
     [
         ({"placement": "by-luck"}, "placement='by-luck'; it must be one of"),
         ({"nodes": 3, "workers": 2}, "nodes=3; it must be 1 to 2"),
-        ({"replan_s": 0}, "replan_s=0.0; it must be above 0"),
+        ({"replan_s": 0}, "replan_s=0; it must be above 0"),
         (
             {"placement": PlacementOptions(pin={"nobody": {"rack": "a"}})},
             "pin names an operator 'nobody'; the flow has",

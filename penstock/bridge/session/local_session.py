@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from concurrent.futures import TimeoutError as TooLate
 from typing import TYPE_CHECKING
 
-from penstock.bridge.session.diagnosis import find_java, installed_versions, require, text_of, unavailable
+from penstock.bridge.session.diagnosis import (
+    SparkUnavailable,
+    find_java,
+    installed_versions,
+    require,
+    text_of,
+    unavailable,
+)
 from penstock.bridge.session.in_time import in_time
 from penstock.bridge.session.jvm import STOP_SECONDS, DidNotStart, Jvm, refuse_second
 from penstock.bridge.session.options import SparkOptions
@@ -26,6 +34,11 @@ def start_pyspark(options: SparkOptions) -> Session:
     from pyspark.sql import SparkSession
 
     refuse_second()
+    if options.python is not None and options.master is None and shutil.which(options.python) is None:
+        raise SparkUnavailable(
+            f"Spark cannot be used: SparkOptions has python={options.python!r}, and this machine has no such program. "
+            "Give the path of a Python interpreter, or leave python out."
+        )
     os.environ["PYSPARK_PYTHON"] = options.python or sys.executable  # a bare python3 would lack what this one has
     settings = {
         "spark.driver.memory": options.memory if options.master is None else "1g",  # there the driver is the executor
