@@ -70,7 +70,7 @@ def test_wrong_options_of_spark(wrong: dict[str, Any], message: str) -> None:
         {"cores": 256, "executors": 1_000, "cpus": 0, "master": "spark://a:7077", "python": "/of/another/machine"},
         {"start_seconds": timedelta(seconds=2), "prepare_seconds": 1, "existing": SessionOfSpark(), "put": print},
     ],
-    ids=repr,
+    ids=", ".join,  # of the names: processes must collect the same tests, and an object shows its address
 )
 def test_options_of_spark_that_are_right(right: dict[str, Any]) -> None:
     made = SparkOptions(**right)
