@@ -31,8 +31,8 @@ class PlacementOptions:
     `nodes` (None): the number of machines over which the workers are spread by free CPUs, from 1 to the number of
     workers. With None, all workers are on the JobMaster's node if it has enough CPUs, else on the fewest nodes that
     have.
-    `replan_s` (None): the time between two plans from what was measured, in seconds, 0.01 or more
-    (docs/papers.md: T12). With None, tasks stay where they are. "auto" means 10 seconds (AUTO_REPLAN_S) for a job that has epochs and
+    `replan_s` (None): the time between two plans from what was measured (docs/papers.md: T12), in seconds, 0.01 or
+    more. With None, tasks stay where they are. "auto" means 10 seconds (AUTO_REPLAN_S) for a job that has epochs and
     several workers and does not use Spark, and otherwise None.
     `adoption` (AdoptionOptions()): when a new plan is worth moving tasks.
     `pin` ({}): by operator, what a node must have for the operator's tasks to run there: labels with their text, and
