@@ -541,12 +541,20 @@ def test_the_first_micro_batch_is_small_and_the_next_ones_follow_at_once() -> No
 class Inside:
     """The open task of a flow that is not a source's, which a test gives its input."""
 
-    def __init__(self, function: Callable[[str], str] = upper, marked: bool = False) -> None:
-        """`function`: what the task does. `marked`: the source's chain makes watermarks."""
+    def __init__(
+        self,
+        function: Callable[[str], str] = upper,
+        marked: bool = False,
+        batches: Callable[[list[str]], list[str]] | None = None,
+    ) -> None:
+        """`function`: what the task does, and then `batches`. `marked`: the source's chain makes watermarks."""
         flow = Flow("inside", parallelism=1)
         read = flow.read(ps.sources.Memory([0]), name="numbers")
         numbers = (read.watermark(int, name="times") if marked else read).rebalance()
-        numbers.map(function, name="upper").write(ps.sinks.Collect(), name="out")
+        found = numbers.map(function, name="upper")
+        if batches is not None:
+            found = found.map_batches(batches, batch_size=64, name="batches")
+        found.write(ps.sinks.Collect(), name="out")
         plan = flow.plan(1)
         self.form = forms_of(plan)[1]
         self.bridge = Here({1: self.form}, random.Random(1), 0.0, 1)
@@ -569,9 +577,9 @@ class Inside:
         self.task.open()
         (self.channel,) = self.task.inputs
 
-    def divert(self, interval_s: float, rows_max: int) -> None:
-        """Diverts the task."""
-        divert = DivertRequest(1, self.form.position, interval_s, True, rows_max)
+    def divert(self, interval_s: float, rows_max: int, position: int | None = None) -> None:
+        """Diverts the task. `position`: where the range ends, if not as late as it can."""
+        divert = DivertRequest(1, position or self.form.position, interval_s, True, rows_max)
         self.task.divert(divert, self.bridge, self.network.wake)
 
     def receive(self, count: int) -> None:
@@ -753,6 +761,34 @@ def test_other_tasks_have_their_turn_while_a_slow_task_works_off_what_it_was_giv
         inside.answer()
     assert inside.out == ["a"] * 3510
     assert 50_000_000 <= longest <= 5 * 50_000_000
+
+
+def all_of(records: list[str]) -> list[str]:
+    return records
+
+
+def test_an_answer_passes_operators_that_gather_in_growing_parts() -> None:
+    """They follow the part of the range that is in Spark. What they can do in a step is learned part by part."""
+    inside = Inside(batches=all_of)
+    inside.divert(0.0, 5000, position=1)
+    parts: list[int] = []
+    run = inside.task._run
+
+    def noted(batch: Any, first: int) -> Any:
+        if first == 1:
+            parts.append(len(batch))
+        return run(batch, first)
+
+    inside.task._run = noted  # type: ignore[method-assign]
+    for count in (10, 2000):
+        inside.receive(count)
+        while inside.bridge.waiting:
+            inside.answer()
+    inside.run()
+    assert inside.out == ["A"] * 2010
+    assert sum(parts) == 2010
+    assert max(parts) >= 8
+    assert parts[0] == 1
 
 
 def test_what_was_gathered_leaves_when_the_input_has_ended() -> None:

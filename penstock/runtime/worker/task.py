@@ -818,7 +818,7 @@ class Task:
                 if out is None:
                     break
                 yield out
-            if not self.gathering:
+            if first or not self.gathering:
                 size.measure(len(part), took, bool(batch))
             yield []
 
