@@ -126,8 +126,9 @@ def _measure(session: Session, settings: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# The least share of a record task's records that a CPU second of Spark is to process.
 _YAHOO, _HEAVY = "Yahoo", "a heavy map_batches"
+
+# The least share of a record task's records that a CPU second of Spark is to process.
 _GOALS = {_YAHOO: 0.75, _HEAVY: 0.9}
 
 

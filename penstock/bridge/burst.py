@@ -384,7 +384,7 @@ class Decision:
 
     @property
     def burst(self) -> bool:
-        """Returns whether there is a burst at the range, be it in Spark or not."""
+        """Returns whether there is a burst at the range, or the range is to be in Spark."""
         return self.wanted == "operation" or self.figures.burst
 
 
