@@ -100,20 +100,22 @@ def own_blobs(store: Path, epoch: int) -> list[str]:
 
 
 def two_epochs(job: Any, store: Path, folder: Path) -> int:
-    """Let a job whose epochs are far apart (LONG_S) complete epochs until the last two have files of their own; the
-    number of the last one. No other epoch is completed before a test asks for one, however slow the machine is. What
-    has changed little is kept in the manifest, and a status may be older than a savepoint: that much has changed since
-    the savepoint before is known when the next savepoint is there."""
+    """Let a job whose epochs are far apart (LONG_S) complete epochs until each task of "count" has a file of its own in
+    the last two; the number of the last one. No other epoch is completed before a test asks for one, however slow the
+    machine is. What has changed little is kept in the manifest, and a status may be older than a savepoint: that much
+    has changed since the savepoint before is known when the next savepoint is there. A worker whose tasks have no file
+    of the last epoch would read nothing of what a test damages."""
+    tasks = sum(task["name"].startswith("count[") for task in job.plan())
     with_files = 0
     for number in range(20):
         written = job.status().get("records_written", 0)
         wait_until(lambda n=written: job.status().get("records_written", 0) > n + RATE, "much has changed")
         job.savepoint(folder / f"savepoint-{number}")
         complete: int = epochs_of(job)["complete"]
-        with_files = with_files + 1 if own_blobs(store, complete) else 0
+        with_files = with_files + 1 if len(own_blobs(store, complete)) == tasks else 0
         if with_files == 2:
             return complete
-    raise AssertionError("no two epochs in a row have files of their own")
+    raise AssertionError("there are no two epochs in a row in which each task has a file of its own")
 
 
 def logged(text: str) -> bool:
