@@ -56,6 +56,7 @@ _BEGIN_S = 3.0  # at the beginning, which do not count
 _SETTLE_NS = 2_000_000_000  # until the start, from the time when everything is ready
 _LOOK_NS = 5_000_000  # how often the source looks for the start
 _BIN_S = 0.25
+_PAYS_FROM = 1.5  # PO / PD: from here on a burst of 20 s is to be better in the hybrid than in either paradigm
 _WATCH_S = 0.1
 _number = itertools.count()
 
@@ -480,11 +481,13 @@ def _cases(bench: Bench, setting: Setting, model: Model, results: dict[str, list
     bench.case("model: greatest delay in Spark", model.most_s, "s", config=config, checked=False)
     bench.case("model: L_switch in a burst", model.switch, "records", config=config, checked=False)
     figures = {who: [_figures(one) for one in runs] for who, runs in results.items()}
+    # A switch to a Spark that is hardly quicker than the record tasks cannot pay for what micro-batches cost.
+    pays = setting.operation >= _PAYS_FROM
     for name, (_, unit) in figures[HYBRID][0].items():
         mine = [found[name][0] for found in figures[HYBRID]]
         for peer in (RECORDS, SPARK):
             theirs = [found[name][0] for found in figures[peer]]
-            goal = "<= 1" if name in ("p99 delay", "most that wait") else None
+            goal = "<= 1" if pays and name in ("p99 delay", "most that wait") else None
             bench.case(
                 f"{HYBRID}: {name}",
                 median(mine),
@@ -496,4 +499,18 @@ def _cases(bench: Bench, setting: Setting, model: Model, results: dict[str, list
                 runs=mine,
                 peer_runs=theirs,
             )
+    for name in ("p99 delay in the {} burst", "peak of the delay in the {} burst"):
+        first, second = ([found[name.format(which)][0] for found in figures[HYBRID]] for which in ("first", "second"))
+        bench.case(
+            f"{HYBRID}: {name.format('second')}, beside the first",
+            median(second),
+            "s",
+            peer="the first burst",
+            peer_figure=median(first),
+            # The bursts are alike, and the queue is seen every quarter of a second.
+            goal="<= 1.25" if pays else None,
+            config=config,
+            runs=second,
+            peer_runs=first,
+        )
     _switch_cases(bench, HYBRID, results[HYBRID], config)
