@@ -8,6 +8,7 @@ import decimal
 import gzip
 import io
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,127 @@ def test_a_recovery_does_not_read_on_in_another_file(tmp_path: Path) -> None:
     write(path, ORDERS.replace(b"tea", b"tee"))
     with pytest.raises(SourceError, match="is not the file any more"):
         drain(source.reader([split.at(1)], context()))
+
+
+NUMBERS = b"id,word\n" + b"".join(b"%d,word %d\n" % (i, i % 7) for i in range(3000))
+
+
+def write_in_parts(path: Path, *parts: bytes) -> None:
+    """Writes a file, in which each part of a gzip file is packed by itself: the same parts have the same bytes."""
+    path.write_bytes(b"".join(gzip.compress(part, mtime=0) if path.suffix == ".gz" else part for part in parts))
+
+
+def half_read(source: Source, rows: int) -> Any:
+    """The split of a job that has read so many rows, as it is saved."""
+    (split,) = source.splits(1)
+    reader = source.reader([split], context("skip"))
+    while len(offsets := reader.offsets()) and (offsets[split.name] or 0) < rows:
+        assert reader.read(rows - (offsets[split.name] or 0)) or reader.offsets()[split.name] >= rows
+    reader.close()
+    assert reader.offsets() == offsets
+    return pickle.loads(pickle.dumps(split.at(offsets[split.name])))
+
+
+@pytest.mark.parametrize("block", [1 << 10, 1 << 20])
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+@pytest.mark.parametrize("growth", [b"", b"1,more\n" * 10_000], ids=["as large", "larger"])
+def test_a_recovery_does_not_read_on_in_other_rows(tmp_path: Path, name: str, growth: bytes, block: int) -> None:
+    """As when what writes a file begins each with the same rows."""
+    rng = random.Random(1)
+    same = b"id,word\n" + b"".join(b"%d,%s\n" % (i, rng.randbytes(8).hex().encode()) for i in range(1000))
+    write_in_parts(path := tmp_path / name, same, NUMBERS)
+    original = path.read_bytes()
+    source = sources.Csv(path, types=str, max_record_bytes=block)
+    saved = half_read(source, 1500)
+    assert drain(source.reader([saved], context()))[0] == {"id": "499", "word": "word 2"}
+    write_in_parts(path, same, NUMBERS.replace(b"word", b"WORD") + growth)
+    assert path.read_bytes()[:4096] == original[:4096]
+    with pytest.raises(SourceError, match=r"x\.csv.* is not the file any more .* its first .* bytes, which were read"):
+        drain(source.reader([saved], context("skip")))
+    path.write_bytes(original)  # put back
+    assert len(drain(source.reader([saved], context()))) == 2501
+
+
+def test_a_recovery_does_not_read_on_in_a_file_that_has_become_shorter(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", NUMBERS)
+    source = sources.Csv(path)
+    saved = half_read(source, 1500)
+    write(path, NUMBERS[: len(NUMBERS) // 3])
+    with pytest.raises(SourceError, match="is not the file any more"):
+        drain(source.reader([saved], context()))
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+def test_a_file_that_was_copied_renamed_or_appended_to_is_read_on(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, NUMBERS)
+    source = sources.Csv(path, max_record_bytes=1 << 10)
+    saved = half_read(source, 1500)
+    path.rename(tmp_path / f"1-{name}")  # the inode
+    assert len(drain(source.reader([saved], context()))) == 1500
+    (tmp_path / f"1-{name}").unlink()
+    write(path, NUMBERS)
+    with path.open("ab") as file:
+        file.write(gzip.compress(b"7,more\n") if name.endswith(".gz") else b"7,more\n")
+    assert len(drain(source.reader([saved], context()))) == 1501
+
+
+def test_other_columns_and_types_may_be_read_from_the_offset(tmp_path: Path) -> None:
+    """As when a changed flow continues from a savepoint: the file is the same."""
+    path = write(tmp_path / "x.csv", NUMBERS)
+    saved = half_read(sources.Csv(path), 1500)
+    source = sources.Csv(path, columns=["id"], types=str, max_record_bytes=50)
+    (split,) = source.splits(1)
+    assert drain(source.reader([split.at(saved.offset)], context()))[0] == {"id": "1500"}
+
+
+def test_offsets_of_earlier_releases_are_taken(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", NUMBERS)
+    source = sources.Csv(path)
+    (split,) = source.splits(1)
+    reader = source.reader([split.at(1500)], context())
+    assert reader.offsets() == {str(path): 1500}
+    assert len(drain(reader)) == 1500
+
+
+def test_a_file_that_was_replaced_is_not_read_again_as_text(tmp_path: Path) -> None:
+    """A value of another type has the file read once more from its beginning, up to the row that was to come next."""
+    path = write(tmp_path / "x.csv", NUMBERS + b"x,y\n1,z\n")
+    source = sources.Csv(path, types={"id": int}, max_record_bytes=1 << 10)
+    reader = source.reader(source.splits(1), context("skip"))
+    assert len(reader.read(10)) == 10
+    path.unlink()
+    write(path, NUMBERS.replace(b"\n1000,word", b"\n1000,WORD") + b"x,y\n1,z\n")
+    with pytest.raises(SourceError, match="is not the file any more"):
+        drain(reader)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.csv.gz"])
+@pytest.mark.parametrize("block", [1 << 10, 1 << 20])
+def test_the_backlog_is_the_rows_that_are_left(tmp_path: Path, name: str, block: int) -> None:
+    """By the bytes that are left and the mean size of a row; of a gzip file by a guess at its content's size."""
+    rows = b"".join(b"%07d,x\n" % i for i in range(20_000))
+    paths = [write(tmp_path / f"{part}-{name}", b"id,word\n" + rows) for part in range(2)]
+    source = sources.Csv([str(path) for path in paths], types=str, max_record_bytes=block)
+    splits = source.splits(1)
+    reader = source.reader(splits, context())
+    assert not reader.paced, "all rows are there: none is late"
+    assert reader.backlog() == pytest.approx(sum(split.weight for split in splits) / 100, abs=1), "by a guess"
+    assert len(reader.read(50)) == 50
+    whole = 40_000 if not name.endswith(".gz") else 20_000 + splits[1].weight / 10
+    if block > len(rows) or not name.endswith(".gz"):
+        assert reader.backlog() == pytest.approx(whole - 50, rel=0.02)
+    else:  # how large the content of the first file is, nobody knows yet
+        assert reader.backlog() == pytest.approx(sum(split.weight for split in splits) / 10, rel=0.1)
+    while reader.offsets()[splits[1].name] is None or reader.offsets()[splits[1].name] < 5_000:
+        assert reader.read(1_000)
+    if not name.endswith(".gz"):
+        left = 20_000 - reader.offsets()[splits[1].name]
+        assert reader.backlog() == pytest.approx(left, rel=0.02)
+        again = source.reader([split.at(reader.offsets()[split.name]) for split in splits], context())
+        assert again.read(10)
+        assert again.backlog() == pytest.approx(left, rel=0.05)
+    drain(reader)
+    assert reader.backlog() == 0
 
 
 fields = st.text(alphabet="ab ,;\"'\n\r\té\u2028\U0001f600", max_size=6)

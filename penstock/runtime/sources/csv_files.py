@@ -1,7 +1,8 @@
 """CSV files as a source: dicts, one a row, or Arrow columns.
 
 pyarrow parses them, block by block. A quoted field may hold line ends, so nobody can tell where a row begins without
-having read all before it: a file is one split, and an offset is a number of rows, which a recovery reads over.
+having read all before it: a file is one split, and an offset is a number of rows, which a recovery reads over. Nothing
+but the file's content shows whether these are the rows that were read, so an offset has a digest of that content.
 
 A row that cannot be read is a failed record of its own and counts as a row, so that offsets are the same whatever the
 policy. pyarrow reports rows of a wrong length; but one value that is not of its column's type ends its reading. From
@@ -28,7 +29,16 @@ from pyarrow import compute, csv
 from penstock.runtime.errors import CodecError, FlowError, SourceError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, Split, together
-from penstock.runtime.sources.marks import FileMark, find_again, mark_of
+from penstock.runtime.sources.files import LINE_BYTES, TEXT_RATIO
+from penstock.runtime.sources.marks import (
+    Beginning,
+    FileMark,
+    Recorded,
+    RowPosition,
+    check_beginning,
+    find_again,
+    mark_of,
+)
 from penstock.runtime.sources.paths import Patterns, as_patterns, find_files
 from penstock.runtime.sources.rows import check_schemas
 from penstock.runtime.units import whole
@@ -77,11 +87,13 @@ class Csv(Source):
     "\\r\\n" or "\\r".
 
     Errors: SourceError before the start when a file is missing, has no header or other columns than the first one, or a
-    column is unknown; while running when one is damaged or was replaced by another. A row with too many or too few
-    fields is a failed record (its text), and so is one with a value that is not of its column's type (a dict of text):
-    the operator's on_error decides, and the error names the file and the row, counted from 1 without blank lines.
+    column is unknown; while running when one is damaged, or when a job that goes back finds another file under its name
+    (one that was only renamed, in its directory, is read on). A row with too many or too few fields is a failed record
+    (its text), and so is one with a value that is not of its column's type (a dict of text): the operator's on_error
+    decides, and the error names the file and the row, counted from 1 without blank lines.
 
-    Offset: the number of rows that were read, failed ones included. A recovery reads over these again.
+    Offset: the number of rows that were read, failed ones included, with a digest of the part of the file that holds
+    them. A recovery reads this part again.
     """
 
     hands_columns = True
@@ -145,7 +157,8 @@ class Csv(Source):
         splits = []
         for path in files:
             mark = mark_of(path, "Csv")
-            splits.append(Split(path, CsvFile(path, shown, mark), weight=float(max(1, mark.size))))
+            bytes_ = mark.size * TEXT_RATIO if _is_packed(path) else mark.size
+            splits.append(Split(path, CsvFile(path, shown, mark), weight=float(max(1, bytes_))))
         return splits
 
     def reader(self, splits: list[Split], context: SourceContext) -> CsvReader:
@@ -208,18 +221,20 @@ class Csv(Source):
         parse: csv.ParseOptions,
         convert: csv.ConvertOptions,
         known: list[str] | None = None,
+        keep: Callable[[Recorded], object] = lambda recorded: None,
     ) -> Any:
         """Opens a reader of the record batches of a file, which lies at `place`. `known` has its columns, as they were
-        found before."""
-        packed = "gzip" if path.lower().endswith(".gz") else None
-        with pa.input_stream(place, compression=packed) as looked:
+        found before. `keep` gets what records the content as it is read."""
+        with _content(path, place) as looked:
             head = looked.read(self.max_record_bytes)
             whole = not looked.read(1)
+        recorded = Recorded(io.BytesIO(head) if whole else _content(path, place))
+        keep(recorded)
         if whole and not head.strip() and self.header is not True:
             names = ["_1"] if self.header is False else self.header
             return pa.RecordBatchReader.from_batches(pa.schema([(name, pa.null()) for name in names]), [])
         # Where the only line has no end, pyarrow sees no row. A blank line more is none.
-        file: Any = io.BytesIO(head + self._line_end) if whole else pa.input_stream(place, compression=packed)
+        file: Any = io.BytesIO(recorded.read() + self._line_end) if whole else recorded
         read = csv.ReadOptions(
             use_threads=False,
             block_size=max(self.max_record_bytes, len(head) + 4),
@@ -330,6 +345,10 @@ class CsvReader(ColumnReader):
         self._batch: pa.RecordBatch | None = None
         self._at = 0  # the first row of the batch that was not taken
         self._row = 0  # the same, counted in the file
+        self._recorded: Recorded | None = None  # the content of the file
+        self._known: Beginning | None = None  # what the file must begin with, because it was read before
+        self._blocks = 0  # the number of batches that the file has given
+        self._rows_read = self._bytes_read = 0  # of whole batches
         self._skip = 0  # rows before this were read by who read the file before
         self._bad: deque[_Bad] = deque()  # rows that are still to be passed, in order
         self._typed = True
@@ -344,10 +363,38 @@ class CsvReader(ColumnReader):
         piece = self._next(limit)
         return pa.RecordBatch.from_pylist([]) if piece is None else piece
 
+    def backlog(self) -> int:
+        # Read once, because the loop's thread may change it meanwhile.
+        split, batch, recorded, bad = self._split, self._batch, self._recorded, len(self._bad)
+        mean = self._bytes_read / self._rows_read if self._rows_read else LINE_BYTES
+        left = sum(max(0.0, one.weight / mean - (one.offset or 0)) for one in tuple(self._waiting))
+        if split is not None and recorded is not None:
+            size = recorded.size if recorded.ended else split.weight
+            here = max(0.0, size - self._consumed(recorded)) / mean + bad
+            if batch is not None:
+                here += max(0, batch.num_rows - self._at)
+            left += max(0.0, here - max(0, self._skip - self._row))
+        return int(left)
+
+    def _consumed(self, recorded: Recorded) -> int:
+        """Returns about how many bytes the batches had that the file has given. More may have been read ahead."""
+        return min(recorded.size, self._blocks * self._source.max_record_bytes)
+
     def offsets(self) -> dict[str, Any]:
+        self._mark_offset()
         return dict(self._offsets)
 
+    def _mark_offset(self) -> None:
+        """Adds to the present file's offset what the file begins with, if the offset is of rows that were read here."""
+        split, recorded = self._split, self._recorded
+        if split is None or recorded is None:
+            return
+        rows = self._offsets[split.name]
+        if type(rows) is int and rows <= self._row:
+            self._offsets[split.name] = RowPosition.of(rows, recorded.beginning())
+
     def close(self) -> None:
+        self._mark_offset()  # offsets() must still be right afterwards
         self._batches.close()
         self._batch = None
         self._waiting.clear()
@@ -384,6 +431,7 @@ class CsvReader(ColumnReader):
             return
         self._split = split = self._waiting.popleft()
         self._typed = True
+        self._known = split.offset.beginning if isinstance(split.offset, RowPosition) else None
         self._start(split.offset or 0)
 
     def _start(self, skip: int) -> None:
@@ -391,6 +439,8 @@ class CsvReader(ColumnReader):
         self._skip = skip
         self._row = 0
         self._batch = None
+        self._recorded = None
+        self._blocks = 0
         self._bad.clear()
         self._batches = self._read()
 
@@ -405,16 +455,28 @@ class CsvReader(ColumnReader):
                 assert self._split is not None
                 raise SourceError(f"Csv: cannot read {self._split.payload.path!r}: {error}") from error
             self._typed = False
+            if self._recorded is not None and (self._known is None or self._known.size < self._recorded.size):
+                self._known = self._recorded.beginning()
             self._start(max(self._row, self._skip))
             return
         if batch is None:
             if self._bad:  # all rows that are left
                 self._row = self._bad[0].row
             else:
-                self._split = None
+                self._mark_offset()
+                self._split = self._recorded = None
             return
+        self._count(batch)
         passed_over = self._row + batch.num_rows + len(self._bad) <= self._skip
         self._batch = batch if self._typed or passed_over else self._with_types(batch)
+
+    def _count(self, batch: pa.RecordBatch) -> None:
+        recorded = self._recorded
+        assert recorded is not None
+        before = self._consumed(recorded)
+        self._blocks += 1
+        self._bytes_read += self._consumed(recorded) - before
+        self._rows_read += batch.num_rows + len(self._bad)
 
     def _pass_bad(self) -> None:
         """Hands over the unreadable rows that come next to the error policy."""
@@ -438,9 +500,15 @@ class CsvReader(ColumnReader):
             self._bad.append(_Bad(row.number - 1 - self._header_rows, row.text, problem))
             return "skip"
 
+        def keep(recorded: Recorded) -> None:
+            self._recorded = recorded
+
         convert = source.convert_options(file.schema, typed=self._typed)
         with reading(file.path, source.max_record_bytes):
-            yield from source.open(file.path, place, source.parse_options(bad), convert, file.schema.names)
+            if self._known is not None:
+                with _content(file.path, place) as content:
+                    check_beginning(content, self._known, file.path, "Csv")
+            yield from source.open(file.path, place, source.parse_options(bad), convert, file.schema.names, keep)
 
     # --- where a value is not of its column's type ---------------------------------------------------------------
 
@@ -505,6 +573,15 @@ class CsvReader(ColumnReader):
         assert table.num_rows == batch.num_rows
         batches = table.combine_chunks().to_batches()
         return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+
+
+def _is_packed(path: str) -> bool:
+    return path.lower().endswith(".gz")
+
+
+def _content(path: str, place: str) -> Any:
+    """Opens the content of a file, which lies at `place`."""
+    return pa.input_stream(place, compression="gzip" if _is_packed(path) else None)
 
 
 @contextmanager

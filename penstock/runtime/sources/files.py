@@ -23,8 +23,8 @@ from penstock.runtime.units import flag, whole
 MIN_RANGE = 256 << 10  # bytes; a shorter range costs more to start than it gains
 MAX_LINE = 64 << 20
 _RANGES_A_READER = 4  # enough to share many files evenly without dividing each of them
-_TEXT_RATIO = 3  # about how much text is in a gzip file, for sharing the work
-_LINE_BYTES = 100  # taken for the mean size of a line before one was read
+TEXT_RATIO = 3  # about how much text is in a gzip file, for sharing the work
+LINE_BYTES = 100  # taken for the mean size of a line, or a row, before one was read
 
 
 class LineFiles(Source):
@@ -49,7 +49,7 @@ class LineFiles(Source):
         for path, mark in marks.items():
             if path.lower().endswith(".gz"):
                 part = FileRange(path, mark=mark)
-                splits.append(Split(path, part, weight=float(max(1, mark.size * _TEXT_RATIO))))
+                splits.append(Split(path, part, weight=float(max(1, mark.size * TEXT_RATIO))))
                 continue
             parts = ranges(path, mark.size, parallelism if self.parallel else 1, smallest)
             for part in parts:
@@ -240,7 +240,7 @@ class LineReader(Reader):
         left = sum(_bytes_left(one, one.offset) for one in tuple(self._waiting))
         if split is not None and blocks is not None:
             left += _bytes_left(split, blocks.position)
-        mean = self._bytes_read / self._lines_read if self._lines_read else _LINE_BYTES
+        mean = self._bytes_read / self._lines_read if self._lines_read else LINE_BYTES
         return int(left / mean) + (0 if block is None else max(0, len(block.records) - self._next))
 
     def offsets(self) -> dict[str, Any]:
