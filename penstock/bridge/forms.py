@@ -5,17 +5,24 @@ where they end in a key exchange with a combiner, the partial aggregates too (th
 function runs as itself: `RangeRun` drives the very stages that the record tasks have, over the rows of one partition.
 
 It must never let a record that fails take the operator's policy in Spark. Such a record comes back as it was before the
-range, or before the part of it that runs in Python, and the task processes it from there on. There the failure is
-counted once and goes to the right output, and the other records keep what Spark has made of them (docs/papers.md: D5).
+operator that failed, and the task processes it from there on. There the failure is counted once and goes to the right
+output. What the operators before it have made stays, and so does what became of the other records (docs/papers.md: D5).
+
+It must never give a function twice what can be used only once, such as an iterator that an operator has made. A record
+that has become something of this kind comes back as it was before the range.
 """
 
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import json
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -23,7 +30,7 @@ from penstock.runtime.errors import RecordError
 from penstock.runtime.exchange.grouping import Key
 from penstock.runtime.exchange.message import decode_body, encode_body
 from penstock.runtime.operators.aggregated import Aggregated
-from penstock.runtime.operators.base import Operator, Stage, StageContext, run_stages
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Gathering, Operator, Stage, StageContext
 from penstock.runtime.operators.micro_batch import MicroBatchResult, Unprocessed
 from penstock.runtime.operators.stateless import KeyBy, MapBatches
 from penstock.runtime.operators.watermarks import Marking
@@ -46,8 +53,14 @@ _LIST_MOST, _LIST_LEAST, _LISTS = 2048, 32, 64
 # caches, and with 4,096 lines a count of words takes a fifth longer.
 _PIECE_RECORDS = 1024
 
-# Into so many parts records are divided of which one fails: of 1,024 records those beside it are run four times.
+# Into so many parts records are divided of which one fails: of 1,024 records the operator that failed gets those beside
+# it four times.
 _PARTS = 16
+
+# An operator that makes many records of one gets so many records at a time that it makes about so many at most: they
+# are kept until it has come to the end without a failure. Until it is known how many it makes, it gets few records.
+_EXPANDED = 16 * EXPAND_RECORDS_MAX
+_EXPAND_FIRST = 32
 
 
 @dataclass(frozen=True)
@@ -159,7 +172,7 @@ class _GivenBack(ErrorHandler):
         """See ErrorHandler; `record` is a key and a record."""
         if isinstance(error, RecordError) or not is_failure(error):
             raise error
-        self._run.give_back(self._run.end, [record[1]], str(self.failure(record, error)))
+        self._run.give_back_to_key(record[1], str(self.failure(record, error)))
 
 
 class RangeRun:
@@ -182,40 +195,117 @@ class RangeRun:
         self._batches: list[Batch | Unprocessed] = []
 
     def take(self, records: list[Any]) -> None:
-        """Runs some records through the range. When one of them fails, what was made of them does not count, and they
-        are run again in parts. So all records but those that fail are processed, and the results keep their order."""
+        """Runs some records through the range. When an operator fails, only this operator is run again, on parts of its
+        input, until the records that fail are known. The results keep their order."""
         if not records:
             return
         before = self._counts()
         try:
-            pieces = list(run_stages(self._stages, records, 0))
-            pairs = [] if self._form.combiner is None else list(map(self._by_key, pieces))
+            results = list(self._through(records, 0))
         except RecordError as error:
+            # What some operator got cannot be used again. So what was made of the records does not count, and they are
+            # run again from the beginning, in parts.
             for stage, counts in zip(self._stages, before, strict=True):
                 stage.records_in, stage.records_out = counts
             if len(records) == 1:
-                self.give_back(self._form.first, records, str(error))
+                self._give_back(Unprocessed(self._form.first, records, str(error)))
                 return
-            size = -(-len(records) // _PARTS)
-            for start in range(0, len(records), size):
-                self.take(records[start : start + size])
+            for part in _parts(records):
+                self.take(part)
             return
-        if self._form.combiner is None:
-            self._append(pieces)
+        for result in results:
+            if isinstance(result, Unprocessed):
+                self._give_back(result)
+            elif isinstance(result, _Prepared):
+                self._add(result)
+            else:
+                self._append(result)
+
+    def _through(self, batch: list[Any], first: int) -> Iterator[list[Any] | _Prepared | Unprocessed]:
+        """Yields in order what the stages from `first` on make of a batch that is not empty, and then the selector of
+        the key, if there is one. Raises RecordError when this has to begin again before the first stage."""
+        for i in range(first, len(self._stages)):
+            stage = self._stages[i]
+            if stage.expands:
+                for part in self._small_enough(stage, batch):
+                    yield from self._expanded(part, i)
+                return
+            try:
+                out = stage.run(batch)
+            except RecordError as error:
+                failure = error
+                break
+            assert isinstance(out, list)
+            stage.records_in += len(batch)
+            stage.records_out += len(out)
+            if not out:
+                return
+            batch = out
+        else:
+            i = len(self._stages)
+            try:
+                result = batch if self._form.combiner is None else self._prepared(batch)
+            except RecordError as error:
+                failure = error
+            else:
+                yield result
+                return
+        yield from self._apart(batch, i, failure)
+
+    def _small_enough(self, stage: Stage, batch: list[Any]) -> Iterator[list[Any]]:
+        """Yields a batch in parts of which a stage does not make too many records."""
+        at = 0
+        while at < len(batch):
+            if isinstance(stage, Gathering):  # its function may need a full batch
+                size = len(batch)
+            elif not stage.records_in:
+                size = _EXPAND_FIRST
+            else:
+                size = max(1, _EXPANDED * stage.records_in // max(1, stage.records_out))
+            yield batch[at : at + size]
+            at += size
+
+    def _expanded(self, batch: list[Any], i: int) -> Iterator[list[Any] | _Prepared | Unprocessed]:
+        """Yields what `_through` does, for an expanding stage. What it makes is kept until it has come to the end of
+        the batch: what a record that fails has left behind does not count."""
+        stage = self._stages[i]
+        try:
+            pieces = list(stage.expand(batch))
+        except RecordError as error:
+            failure = error
+        else:
+            stage.records_in += len(batch)
+            for piece in pieces:
+                assert isinstance(piece, list)
+                stage.records_out += len(piece)
+                yield from self._through(piece, i + 1)
             return
-        for piece, (keys, values) in zip(pieces, pairs, strict=True):
-            self._add(piece, keys, values)
+        yield from self._apart(batch, i, failure)
+
+    def _apart(self, batch: list[Any], i: int, failure: RecordError) -> Iterator[list[Any] | _Prepared | Unprocessed]:
+        """Yields what `_through` does, for a batch of which a record has failed in a stage. A single record comes
+        back."""
+        if i > 0 and not all(map(_can_be_used_again, batch)):
+            raise failure
+        if len(batch) == 1:
+            yield Unprocessed(self._form.first + i, batch, str(failure))
+            return
+        for part in _parts(batch):
+            yield from self._through(part, i)
 
     def _counts(self) -> list[tuple[int, int]]:
         return [(stage.records_in, stage.records_out) for stage in self._stages]
 
-    def give_back(self, position: int, records: list[Any], why: str) -> None:
-        """Notes that the task must process records itself, from a position of its chain on."""
+    def give_back_to_key(self, record: Any, why: str) -> None:
+        """Notes that the task must process a record itself, from the selector of the key on."""
+        self._give_back(Unprocessed(self.end, [record], why))
+
+    def _give_back(self, back: Unprocessed) -> None:
         last = self._batches[-1] if self._batches else None
-        if isinstance(last, Unprocessed) and last.position == position:
-            last.records.extend(records)
+        if isinstance(last, Unprocessed) and last.position == back.position:
+            last.records.extend(back.records)
         else:
-            self._batches.append(Unprocessed(position, list(records), why))
+            self._batches.append(Unprocessed(back.position, list(back.records), back.why))
 
     def answer(self) -> MicroBatchResult:
         """Returns the results of all records."""
@@ -229,29 +319,68 @@ class RangeRun:
         counts = dict(enumerate(self._counts(), self._form.first))
         return MicroBatchResult(batches, max(seen, default=None), counts=counts)
 
-    def _append(self, pieces: list[Batch]) -> None:
-        for piece in pieces:
-            assert isinstance(piece, list)
-            if self._batches and isinstance(last := self._batches[-1], list):
-                last += piece
-            else:
-                self._batches.append(list(piece))  # a function may keep its list
+    def _append(self, piece: list[Any]) -> None:
+        if self._batches and isinstance(last := self._batches[-1], list):
+            last += piece
+        else:
+            self._batches.append(list(piece))  # a function may keep its list
 
-    def _by_key(self, piece: Batch) -> tuple[list[Any], list[Any]]:
-        """Returns the keys and values of records, by which they are added to partial results."""
+    def _prepared(self, piece: list[Any]) -> _Prepared:
+        """Returns records with the keys and values by which they are added to partial results."""
         form = self._form
-        assert isinstance(piece, list)
         assert form.combiner is not None
         assert form.selector is not None
         records, keys = select(form.selector, piece, self._errors)
-        return form.combiner.prepare(keys, records, self._errors)
+        return _Prepared(piece, *form.combiner.prepare(keys, records, self._errors))
 
-    def _add(self, piece: Batch, keys: list[Any], values: list[Any]) -> None:
-        assert isinstance(piece, list)
+    def _add(self, prepared: _Prepared) -> None:
         assert self._form.combiner is not None
+        records, keys, values = prepared.records, prepared.keys, prepared.values
         # A record of several windows has several values, of which some may have been added already.
-        errors = self._given_back if len(values) == len(piece) else self._errors
-        add_all(self._form.combiner.add, self._partials, keys, values, errors, piece)
+        errors = self._given_back if len(values) == len(records) else self._errors
+        add_all(self._form.combiner.add, self._partials, keys, values, errors, records)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Records that are ready to be added to partial results."""
+
+    records: list[Any]
+    keys: list[Any]
+    values: list[Any]
+
+
+def _parts(records: list[Any]) -> Iterable[list[Any]]:
+    size = -(-len(records) // _PARTS)
+    return [records[start : start + size] for start in range(0, len(records), size)]
+
+
+# Values that are the same however often they were looked at, beside collections of them.
+_VALUES = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, Decimal, UUID}
+    | {dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone}
+)
+
+
+def _can_be_used_again(value: Any) -> bool:
+    """Whether a function that has had a value cannot have used it up, as it would an iterator. Functions do not change
+    records in place."""
+    kind = type(value)
+    if kind in _VALUES or isinstance(value, Enum):
+        return True
+    inside: list[Any] = list(vars(value).values()) if hasattr(value, "__dict__") else []
+    if kind is dict:
+        inside += [*value, *value.values()]
+    elif kind in (list, set, frozenset) or isinstance(value, tuple):
+        inside += value
+    elif is_dataclass(value):
+        inside += [getattr(value, each.name, None) for each in fields(value)]
+    else:
+        return False
+    try:
+        return all(map(_can_be_used_again, inside))
+    except RecursionError:  # it contains itself
+        return False
 
 
 # --- micro-batches as Arrow ----------------------------------------------------------------------------------------

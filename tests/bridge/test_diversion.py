@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import itertools
 import pickle
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from datetime import datetime, timezone
+from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.bridge import forms
 from penstock.bridge.forms import RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records, range_form
 from penstock.bridge.python_range import take_in_pieces
+from penstock.runtime.errors import RecordError
 from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators import step_size
@@ -28,7 +34,7 @@ from penstock.runtime.operators.micro_batch import (
     MicroBatchResult,
     Unprocessed,
 )
-from penstock.runtime.program.flow import Flow
+from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.records.batch import KeyedBatch
 from penstock.runtime.sources.base import rows_of
@@ -297,6 +303,234 @@ def test_what_comes_back_says_from_which_stage_on_it_is_to_be_processed() -> Non
     run.take([{"k": 1, "n": 1}, {"k": 2}, {"k": 1, "n": "ten"}, {"k": 1, "n": 5}])
     back = [(each.position, each.records) for each in run.answer().unprocessed]
     assert sorted(back) == [(1, [{"k": 2}]), (2, [{"k": 1, "n": "ten"}])]
+
+
+# How often an operator got a record in Spark.
+CALLS: Counter[tuple[str, Any]] = Counter()
+
+
+def first_step(n: int) -> int:
+    CALLS["first", n] += 1
+    return n
+
+
+def tens(n: int) -> int:
+    CALLS["second", n] += 1
+    return 10 * n
+
+
+def numbers_from(n: int) -> list[int]:
+    """Several of one, or none."""
+    CALLS["second", n] += 1
+    return [10 * n + i for i in range(n % 4)]
+
+
+def third_step(fails: Callable[[int], bool], n: int) -> int:
+    CALLS["third", n] += 1
+    if fails(n):
+        raise OSError(f"no such file: {n}")
+    return n
+
+
+def one_in_ninety(n: int) -> bool:
+    return n % 90 == 10
+
+
+def every_other(n: int) -> bool:
+    return n % 20 < 10
+
+
+def run_of_three(second: Callable[[Stream], Stream], fails: Callable[[int], bool], key: bool) -> RangeRun:
+    """A range of three operators, of which the third fails, and perhaps the partial results of a count."""
+    flow = Flow("three", parallelism=1)
+    found = second(flow.read(ps.sources.Memory([0])).map(first_step, name="first"))
+    found = found.map(partial(third_step, fails), name="third")
+    (found.key_by(int).count() if key else found).write(ps.sinks.Null())
+    (form,) = forms_of(flow.plan(1, check_sinks=False)).values()
+    return RangeRun(form)
+
+
+@pytest.mark.parametrize("key", [False, True])
+@pytest.mark.parametrize("fails", [one_in_ninety, every_other])
+@pytest.mark.parametrize("several", [False, True])
+def test_operators_that_have_succeeded_are_not_run_again(
+    several: bool, fails: Callable[[int], bool], key: bool
+) -> None:
+    """Neither in Spark nor in the task, which begins with the operator that has failed."""
+    CALLS.clear()
+
+    def second(stream: Stream) -> Stream:
+        return stream.flat_map(numbers_from, name="second") if several else stream.map(tens, name="second")
+
+    run = run_of_three(second, fails, key)
+    numbers = list(range(3_000))
+    for start in range(0, 3_000, run.piece):
+        run.take(numbers[start : start + run.piece])
+    assert all(CALLS[step, n] == 1 for step in ("first", "second") for n in numbers)
+    made = [10 * n + i for n in numbers for i in (range(n % 4) if several else (0,))]
+    answer = run.answer()
+    back = [n for each in answer.unprocessed for n in each.records]
+    assert {each.position for each in answer.unprocessed} == {3}
+    assert back == [n for n in made if fails(n)]
+    assert all("operator 'third' failed: OSError" in each.why for each in answer.unprocessed)
+    if key:
+        (partials,) = (each for each in answer.batches if isinstance(each, KeyedBatch))
+        assert dict(zip(partials.keys, partials.values, strict=True)) == {n: 1 for n in made if not fails(n)}
+    else:
+        everything = [n for each in answer.batches for n in (each.records if isinstance(each, Unprocessed) else each)]
+        assert everything == made, "in their order"
+    assert answer.counts == {1: (3_000, 3_000), 2: (3_000, len(made)), 3: (len(made) - len(back),) * 2}
+
+
+@pytest.mark.parametrize("policy", ["skip", "dead_letter"])
+def test_a_record_that_fails_behind_others_goes_where_its_own_operator_says(policy: Any) -> None:
+    """By the name of the operator that has failed, and as this operator got it."""
+    fails = every_other
+    unprocessed = 0
+    for seed in range(8):
+        flow = Flow("policies", parallelism=1)
+        found = flow.read(ps.sources.Memory([0])).map(first_step, name="first")
+        found = found.flat_map(numbers_from, name="second", on_error="skip")
+        found = found.map(partial(third_step, fails), name="third", on_error=policy)
+        found.write(ps.sinks.Collect(), name="out")
+        if policy == "dead_letter":
+            found.dead_letters().write(ps.sinks.Collect(), name="bad")
+        outputs, bridge = run_diverted(flow, seed, inputs=list(range(400)))
+        made = [10 * n + i for n in range(400) for i in range(n % 4)]
+        assert outputs["out"] == [n for n in made if not fails(n)], seed
+        failed = [n for n in made if fails(n)]
+        unprocessed += bridge.unprocessed
+        if policy == "dead_letter":
+            assert [(letter.operator, letter.record) for letter in outputs["bad"]] == [("third", n) for n in failed]
+        else:
+            skipped = [stage.errors.skipped for task in bridge.tasks for stage in task.stages]
+            assert sum(skipped) == len(failed)
+    assert unprocessed > 100
+
+
+def test_a_record_that_ends_the_job_is_named_as_the_operator_got_it() -> None:
+    flow = Flow("failing", parallelism=1)
+    found = flow.read(ps.sources.Memory([0])).map(tens, name="second")
+    found.map(partial(third_step, one_in_ninety), name="third").write(ps.sinks.Collect(), name="out")
+    with pytest.raises(RecordError, match=r"operator 'third' failed: OSError: no such file: 100\n +record: 100\n"):
+        run_diverted(flow, 1, inputs=list(range(2, 400)))
+
+
+def pieces_of(line: str) -> Iterator[str]:
+    """What can be read once."""
+    return iter(line.split())
+
+
+def taken_from(pieces: Iterator[str]) -> list[str]:
+    found = []
+    for piece in pieces:
+        if IN_SPARK and piece == "Dee":
+            raise OSError("no such file")
+        found.append(piece)
+    return found
+
+
+def test_what_an_operator_can_read_only_once_is_made_anew_when_another_record_fails() -> None:
+    """A list's iterator can be sent, but an operator that has failed, or runs again, finds it read already."""
+    unprocessed = 0
+    for seed in range(8):
+        flow = Flow("iterators", parallelism=1)
+        pieces = flow.read(ps.sources.Memory(["x"])).map(pieces_of, name="pieces")
+        pieces.flat_map(taken_from, name="taken").write(ps.sinks.Collect(), name="out")
+        outputs, bridge = run_diverted(flow, seed, inputs=lines(seed))
+        assert outputs["out"] == [word for line in lines(seed) for word in line.split()], seed
+        unprocessed += bridge.unprocessed
+    assert unprocessed > 100
+
+
+@dataclasses.dataclass
+class Boxed:
+    inside: Any
+
+
+class Named(NamedTuple):
+    inside: Any
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], lambda x: {"k": x}, lambda x: (1, x), Boxed, Named])
+def test_whether_a_record_can_be_used_again(wrap: Callable[[Any], Any]) -> None:
+    for value in (None, 1, 2.5, "a", b"b", datetime.now(timezone.utc), Decimal(1)):
+        assert forms._can_be_used_again(wrap(value))
+    for once in (iter([1]), (n for n in [1]), io.StringIO("a"), object()):
+        assert not forms._can_be_used_again(wrap(once))
+    box = Boxed(None)
+    box.inside = box
+    assert not forms._can_be_used_again(wrap(box))
+
+
+def many(n: int) -> list[int]:
+    CALLS["many", n] += 1
+    return [n] * 5_000
+
+
+def test_what_an_operator_makes_of_one_record_is_not_kept_for_many() -> None:
+    """A range holds back what an operator makes until it has come to its end: for few records at a time."""
+    flow = Flow("many", parallelism=1)
+    found = flow.read(ps.sources.Memory([0])).flat_map(many, name="many").filter(is_first_of_its_kind, name="first")
+    found.write(ps.sinks.Null())
+    (form,) = forms_of(flow.plan(1, check_sinks=False)).values()
+    run = RangeRun(form)
+    CALLS.clear()
+    SEEN.clear()
+    run.take(list(range(300)))
+    assert [n for batch in run.answer().batches for n in batch] == list(range(300))
+    # How many records were made when one of them came to the next operator.
+    assert max(made - n for n, made in SEEN.items()) <= 32
+
+
+SEEN: dict[int, int] = {}
+
+
+def is_first_of_its_kind(n: int) -> bool:
+    if n in SEEN:
+        return False
+    SEEN[n] = sum(count for (step, _), count in CALLS.items() if step == "many")
+    return True
+
+
+@pytest.mark.parametrize(
+    ("batches", "counts", "share"),
+    [
+        ([["x"] * 90, Unprocessed(1, ["y"] * 10, "")], {1: (90, 90)}, 0.1),
+        # Of 1,000 words of 100 lines a tenth came back.
+        ([Unprocessed(2, ["y"] * 100, "")], {1: (100, 1_000), 2: (900, 900)}, 0.1),
+        # The selector of the key is no stage that counts.
+        ([Unprocessed(3, ["y"] * 90, "")], {1: (100, 1_000), 2: (1_000, 900)}, 0.1),
+        # Half of the lines, and half of the words of the other half.
+        ([Unprocessed(1, ["y"] * 50, ""), Unprocessed(2, ["y"] * 10, "")], {1: (50, 20), 2: (10, 10)}, 0.75),
+        ([Unprocessed(1, ["y"] * 100, "")], {}, 1.0),
+        ([["x"] * 100], {}, 0.0),
+    ],
+)
+def test_what_could_not_be_processed_in_spark_counts_by_its_share(batches: Any, counts: Any, share: float) -> None:
+    assert diversion.lost_share(MicroBatchResult(batches, counts=counts), 100) == pytest.approx(share)
+
+
+def test_a_task_stays_in_spark_although_more_comes_back_than_it_has_given() -> None:
+    """Here one word in ten comes back, of lines of twenty."""
+
+    def build(flow: Flow, inputs: list[str]) -> Stream:
+        words = flow.read(ps.sources.Memory(inputs), name="lines").flat_map(str.split, name="words")
+        return words.map(partial(third_there, 10), name="third")
+
+    flow = Flow("stays", parallelism=1)
+    build(flow, ["x"]).write(ps.sinks.Collect(), name="out")
+    inputs = [" ".join(str(20 * i + j) for j in range(20)) for i in range(600)]
+    outputs, bridge = run_diverted(flow, 1, toggle=False, inputs=inputs)
+    assert outputs["out"] == [str(n) for n in range(12_000)]
+    assert bridge.unprocessed > 600
+    assert all(task.diversion_failed is None for task in bridge.tasks)
+
+
+def third_there(one_in: int, word: str) -> str:
+    if IN_SPARK and int(word) % one_in == 0:
+        raise OSError(f"no such file: {word}")
+    return word
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -5,8 +5,8 @@ A *range* consists of the first operators of a task's chain, up to a *position*.
 does not pass the range. It goes to the bridge as Arrow columns, one micro-batch for each interval, and several are
 under way at the same time. An answer is what the range would have produced: records, or partial results for the state
 downstream. It continues at the position, through the rest of the chain and the task's usual channels, in the order of
-the micro-batches. The task processes the records that Spark could not process, from the position before which they
-failed (docs/papers.md: D5).
+the micro-batches. The task processes the records that Spark could not process, from the position of the operator that
+failed: it begins with what this operator got, and the operators before it do nothing twice (docs/papers.md: D5).
 
 Between two micro-batches the task *gathers* its input for the next one. What lies in an inbox is limited by credit, to
 some thousand records for each channel, and so are the buffers of a source. If all of an interval's records had to wait
@@ -28,7 +28,7 @@ and bytes.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -59,8 +59,8 @@ _FIRST_SHARE = 8
 # A source is read so many times in an interval: what its buffers hold is all that comes between two reads.
 _READS = 8
 
-# When Spark could not process more than this share of a diversion's records, and more than so many, the task returns to
-# records: Spark most likely lacks what the function of the user needs.
+# When Spark could not process more than this share of what a diversion's records became, and so more than as many
+# records, the task returns to records: Spark most likely lacks what the function of the user needs.
 _UNPROCESSED_MAX = 0.5
 _UNPROCESSED_LEAST = 100
 
@@ -143,6 +143,7 @@ class Diversion:
         self._before: StageState | None = None  # the offsets of a source before what is gathered
         self._begun = False  # a micro-batch has left
         self._times = AnswerTimes()
+        self._lost = 0.0  # the number of records that would have made all that Spark could not process
         self._due = 0  # in ns; the time at which the next micro-batch leaves
         self._read_at = 0  # in ns; the time at which a source is read again
 
@@ -302,6 +303,9 @@ class Diversion:
             task.diversion_failed = (self.story.id, self.story.failed)
             task.undivert()
             return task.run_diverted(item.input)
+        if task.doubts(self.divert.position, answer):
+            self._times.answered(task.clock(), item.records, item.since, None, alone=True)
+            return task.run_diverted(item.input)
         story = self.story
         if unprocessed := answer.unprocessed:
             failed = sum(map(len, unprocessed))
@@ -309,8 +313,9 @@ class Diversion:
             task.unprocessed += failed
             story.failed = unprocessed[0].why
             given = story.records + item.records
-            if story.unprocessed > max(_UNPROCESSED_LEAST, _UNPROCESSED_MAX * given):
-                why = f"{story.unprocessed:,} of {given:,} records failed in Spark, the last ones by: {story.failed}"
+            self._lost += lost_share(answer, item.records) * item.records
+            if self._lost > max(_UNPROCESSED_LEAST, _UNPROCESSED_MAX * given):
+                why = f"{self._lost:,.0f} of {given:,} records failed in Spark, the last ones by: {story.failed}"
                 task.diversion_failed = (story.id, why)
                 task.undivert()
         story.batches += 1
@@ -321,3 +326,21 @@ class Diversion:
         if cost is not None:
             story.recent.append((story.batches, *cost))
         return task.continue_from(self.divert.position, answer, item.records)
+
+
+def lost_share(answer: MicroBatchResult, records: int) -> float:
+    """Returns the share of a micro-batch that Spark could not process to the end. An operator may make many records of
+    one, or one of many, so what came back from each position counts by its share of all that had come there."""
+    came_back = Counter[int]()
+    for batch in answer.unprocessed:
+        came_back[batch.position] += len(batch)
+    passed = 1.0
+    for position, back in came_back.items():
+        if position in answer.counts:
+            reached = answer.counts[position][0] + back
+        elif position - 1 in answer.counts:
+            reached = answer.counts[position - 1][1]
+        else:
+            reached = records
+        passed *= 1.0 - min(1.0, back / max(1, reached))
+    return 1.0 - passed
