@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import psutil
 
-# Generous: conditions that hold within a second on an idle machine may take long on a busy one.
-LIMIT_S = 60.0
+# Generous: conditions that hold within a second on an idle machine may take long on a busy one. Ray gives its workers the
+# niceness 15, so that they wait for all other processes of the machine.
+LIMIT_S = 180.0
 
 
 def wait_until(condition: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
