@@ -6,17 +6,22 @@
     python -m tests.e2e.kill_campaign --kills 30 --local        jobs in processes of this program, without Ray
 
 A campaign is a row of jobs ("runs"), each with a seed of its own, from which flow, victims and instants follow. Each
-reads 20,000 records a second and is killed several times: a worker, the JobMaster, two of its processes in the same
-moment, or a second one while the job recovers from the first ("again"). Or a worker, or the JobMaster ("pause-master"),
-is paused for 1 to 30 s, mostly for few, by SIGSTOP and SIGCONT; in half of these cases one is killed meanwhile: the
-paused process, another worker, or the JobMaster. Only processes of this very job are killed and paused, by their ids.
-Or the store is harmed before a process is killed (tests/e2e/store_damage.py): one file is deleted, shortened or changed
-("file"); a file and its copy, or all, and the process is killed when the job says that it has saved everything anew
-("store"); or the process is killed while the disk is "read-only" or "full", which takes the right to mount one.
-After it the job must have FINISHED, its output must be that of a plain loop over the same
-records (tests/e2e/recovery_flows.py), and nothing may be left over: hidden files, processes, segments, epochs.
+reads 20,000 records a second, and several faults happen to it. Processes are killed: a worker, the JobMaster, two of
+its processes in the same moment, or a second one while the job recovers from the first ("again"). Or a worker
+("pause") or the JobMaster ("pause-master") is paused for 1 to 30 s, mostly for few, by SIGSTOP and SIGCONT; in half of
+these cases one is killed meanwhile: the paused process, another worker, or the JobMaster. Only processes of this very
+job are killed and paused, by their ids. Or the store is harmed before a process is killed (tests/e2e/store_damage.py):
+one file is deleted, shortened or changed ("file"); a file and its copy, or all, and the process is killed when the job
+says that it has saved everything anew ("store"); or the process is killed while the disk is "read-only" or "full",
+which takes the right to mount one. After all that the job must have FINISHED, its output must be that of a plain loop
+over the same records (tests/e2e/recovery_flows.py), and nothing may be left over: hidden files, processes, segments,
+epochs.
 
-Measured of each kill, and from the end of each pause, by a status every 50 ms: how long until the job is RUNNING with
+`--kills` counts the processes that were killed: a pause in which nobody was killed is none of them. The last line says
+how many processes were killed, how often one was paused and the store was harmed, and what was left out. A campaign
+that killed fewer than it was to has not done what it is for, and its exit code is 1.
+
+Measured of each fault, and from the end of each pause, by a status every 50 ms: how long until the job is RUNNING with
 new processes, how long until its sources read at full rate again and what waits in front of tasks is gone; and the
 longest time without progress in source tasks that stand before the failure, which are not to notice it, beside that of
 tasks downstream of it.
@@ -29,6 +34,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -41,7 +47,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -50,12 +56,13 @@ from typing import Any
 import penstock as ps
 from penstock.runtime.epochs.coordinator import _tasks_downstream, tasks_on
 from tests.e2e import store_damage
-from tests.e2e.processes import penstock_segments, wait_gone
+from tests.e2e.processes import alive, penstock_segments, wait_gone
 from tests.e2e.recovery_flows import FLOWS, RecoveryFlow, hidden_files
 
 RATE = 20_000.0
 SECONDS = 12.0  # of records in a run
-KILLS_A_RUN = 8
+FAULTS_A_RUN = 8
+EMPTY_RUNS = 3  # in a row, without a fault, after which a campaign gives up
 KINDS = ("worker", "master", "two", "again", "pause", "pause-master", *store_damage.KINDS)
 PAUSE_S = (1.0, 30.0)
 SAMPLE_S = 0.05
@@ -74,21 +81,23 @@ Process = tuple[str, int]
 @dataclass
 class Fault:
     """What was done to a job: words for it, the processes that are gone by it, the workers' processes before it, when
-    it began and when it was over."""
+    it began and when it was over, and how many processes were killed."""
 
     names: list[str]
     going: set[Process]
     before: set[Process]
     began: float
     over: float
+    killed: int = 0
 
 
 @dataclass
-class Kill:
-    """One kill and what followed. Times in seconds from the kill; None: could not be seen."""
+class Outcome:
+    """One fault and what followed. Times in seconds from the fault; None: could not be seen."""
 
     kind: str
-    victims: list[str]
+    names: list[str]
+    killed: int  # processes
     at_s: float  # since the job's start
     read: int = 0  # records until then
     running_s: float | None = None
@@ -124,14 +133,19 @@ class Sample:
 
 @dataclass
 class Run:
-    """A run and its kills."""
+    """A run and its faults."""
 
     flow: str
     seed: int
-    kills: list[Kill] = field(default_factory=list)
+    faults: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
     restarts: int = 0
     error: str | None = None
+
+    @property
+    def killed(self) -> int:
+        """Processes."""
+        return sum(outcome.killed for outcome in self.faults)
 
 
 class Watch:
@@ -219,6 +233,31 @@ def paused(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+def pause_and_kill(
+    place: Any, rng: random.Random, victim: Process, workers: Sequence[Process], master: Process | None, *, spare: bool
+) -> tuple[Process | None, int, str]:
+    """Pause a process for a while, mostly a short one, and in half of the cases kill one meanwhile: itself, a worker or
+    the JobMaster, if there is one. Returns the one that was to be killed, how many were, and what was done. `place`:
+    see ThisMachine; `spare`: nobody is killed."""
+    shortest, longest = PAUSE_S
+    length_s = shortest + (longest - shortest) * rng.random() ** 3
+    also = rng.choice(("nobody", "nobody", "nobody", "itself", "a worker", "JobMaster"))
+    at_s = rng.uniform(0.0, min(length_s, 3.0))
+    a_worker = rng.choice(workers)
+    if also == "JobMaster" and master is None:
+        also = "a worker"
+    if spare:
+        also = "nobody"
+    chosen = {"nobody": None, "itself": victim, "a worker": a_worker, "JobMaster": master}[also]
+    killed = 0
+    with place.paused(victim):
+        time.sleep(at_s)
+        if chosen is not None:
+            killed = place.kill([chosen])
+        time.sleep(length_s - at_s)
+    return chosen, killed, f"for {length_s:.1f} s" + (f", {also} killed" if chosen is not None else "")
+
+
 class DidNotStart(AssertionError):
     """A job has failed before its first record."""
 
@@ -226,11 +265,19 @@ class DidNotStart(AssertionError):
 class ThisMachine:
     """Where the processes of a job are: all on this machine."""
 
-    def kill(self, processes: Iterable[Process]) -> None:
-        """End them at once."""
+    def kill(self, processes: Iterable[Process]) -> int:
+        """End them at once; the number of those that were still there."""
+        killed = 0
         for _, pid in processes:
+            was_there = alive(pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+                killed += was_there
+        return killed
+
+    def paused(self, process: Process) -> AbstractContextManager[None]:
+        """Stop a process for as long as the block runs."""
+        return paused(process[1])
 
     def check_empty(self, seen: set[Process]) -> None:
         """AssertionError, when something of a job that has ended is still there after some seconds."""
@@ -251,7 +298,7 @@ class Tormentor:
         rng: random.Random,
         rate: float,
         checkpoints: Path,
-        told: Callable[[Kill], None] = lambda kill: None,
+        told: Callable[[Outcome], None] = lambda outcome: None,
         moving: bool = False,
         **options: Any,
     ) -> None:
@@ -266,12 +313,18 @@ class Tormentor:
         self.local = bool(options.get("local"))  # then there is no JobMaster to kill
         self.moving = moving
         self.moves = 0  # tasks that were moved
-        self.kills: list[Kill] = []
+        self.faults: list[Outcome] = []
         self.seen: set[Process] = set()
         self.restarts = 0
 
-    def run(self, kills: int, pause_s: float = 2.0) -> None:
-        """Run the job, with up to so many kills, each after a random pause; then look at everything."""
+    @property
+    def killed(self) -> int:
+        """Processes."""
+        return sum(outcome.killed for outcome in self.faults)
+
+    def run(self, faults: int, kills: float = math.inf, wait_s: float = 2.0) -> None:
+        """Run the job, with up to so many faults, each after a random wait, until so many processes are killed; then
+        look at everything."""
         plan = self.made.flow.plan(self.workers)
         self._downstream = _tasks_downstream(plan)
         self._sources = {task.number for task in plan.tasks if plan.chains[task.chain].source is not None}
@@ -293,10 +346,10 @@ class Tormentor:
             if self.moving:
                 names = sorted(task["name"] for task in watch.samples[-1].status["tasks"])
                 threading.Thread(target=self._move, args=(job, names), daemon=True).start()
-            for _ in range(kills):
-                if not self._pause(watch, self.rng.uniform(0, pause_s)):
+            for _ in range(faults):
+                if self.killed >= kills or not self._wait(watch, self.rng.uniform(0, wait_s)):
                     break
-                self._kill(job, watch)
+                self._harm_job(job, watch)
             status = job.wait(RUN_LIMIT_S, progress=False)
             assert status["state"] == "FINISHED", f"the job ended {status['state']}: {status['error']}"
         except BaseException:
@@ -343,7 +396,7 @@ class Tormentor:
                 self.moves += len(wanted)
             over.wait(chance.uniform(0.0, 0.5))
 
-    def _pause(self, watch: Watch, seconds: float) -> bool:
+    def _wait(self, watch: Watch, seconds: float) -> bool:
         """Wait; False when the job has ended meanwhile."""
         since = time.monotonic()
         return not ended(watch.wait(lambda s: s.at - since >= seconds, since, KILL_LIMIT_S))
@@ -374,7 +427,7 @@ class Tormentor:
         self.rng.shuffle(victims)
         return names, victims, going
 
-    def _kill(self, job: Any, watch: Watch) -> None:
+    def _harm_job(self, job: Any, watch: Watch) -> None:
         before = watch.samples[-1]
         if ended(before):
             return
@@ -382,10 +435,11 @@ class Tormentor:
         fault = self._fault(job, watch, kind)
         if fault is None:
             return
-        kill = Kill(kind, fault.names, fault.began - self.started, before.status.get("records_read", 0))
-        self.kills.append(kill)
-        self._follow(job, watch, kill, fault)
-        self.told(kill)
+        at_s, read = fault.began - self.started, before.status.get("records_read", 0)
+        outcome = Outcome(kind, fault.names, fault.killed, at_s, read)
+        self.faults.append(outcome)
+        self._follow(job, watch, outcome, fault)
+        self.told(outcome)
 
     def _fault(self, job: Any, watch: Watch, kind: str) -> Fault | None:
         """Do to the job what the kind says. None: it was about to end, and nothing was done."""
@@ -397,28 +451,30 @@ class Tormentor:
             return None
         before = watch.samples[-1].processes
         if kind.startswith("pause"):
-            going, told = self._pause_one(job, watch, victims[0])
+            going, killed, told = self._pause_one(job, watch, victims[0])
             at = time.monotonic()
-            return Fault([f"{names[0]} {told}"], going, before, at, at)
+            return Fault([f"{names[0]} {told}"], going, before, at, at, killed)
+        killed = 0
         if kind in store_damage.KINDS:
-            told = self._harm(watch, kind, victims)
-            if told is None:
+            harmed = self._harm_store(watch, kind, victims)
+            if harmed is None:
                 return None
+            killed, told = harmed
             names = [f"{told}, {' + '.join(names)}"]
         at = began = time.monotonic()
-        self.place.kill(victims)  # of a process that is dead already nothing is known
+        killed += self.place.kill(victims)  # of a process that is dead already nothing is known
         if kind == "again":
             delay = self.rng.uniform(0, 1.5)
             then = self.rng.choice(("worker", "master", "worker"))
             if not ended(watch.wait(lambda s: s.at - began >= delay, began, KILL_LIMIT_S)):
                 more, victims, also = self._choose(job, watch, then)
                 at = time.monotonic()
-                self.place.kill(victims)
+                killed += self.place.kill(victims)
                 going |= also
                 names.append(f"{at - began:.2f} s later {', '.join(more)}")
-        return Fault(names, going, before, began, at)
+        return Fault(names, going, before, began, at, killed)
 
-    def _follow(self, job: Any, watch: Watch, kill: Kill, fault: Fault) -> None:
+    def _follow(self, job: Any, watch: Watch, outcome: Outcome, fault: Fault) -> None:
         """Measure what follows a fault, until the job runs at full rate again."""
         at, going = fault.over, fault.going
 
@@ -433,26 +489,27 @@ class Tormentor:
 
         back = watch.wait(running, at, KILL_LIMIT_S)
         if running(back):
-            kill.running_s = back.at - at
-            kill.replaced = len(fault.before - back.processes)
+            outcome.running_s = back.at - at
+            outcome.replaced = len(fault.before - back.processes)
             full = watch.wait(lambda s: running(s) and self._full(watch, s, back.at), at, KILL_LIMIT_S)
             if running(full) and self._full(watch, full, back.at) and not self._ending(full):
-                kill.full_s = full.at - at
-            if kill.kind in ("worker", "two") and "JobMaster" not in fault.names and not self.moving:
-                self._gaps(watch, kill, at, back, [int(name.split()[1]) for name in fault.names])
+                outcome.full_s = full.at - at
+            if outcome.kind in ("worker", "two") and "JobMaster" not in fault.names and not self.moving:
+                self._gaps(watch, outcome, at, back, [int(name.split()[1]) for name in fault.names])
 
-    def _harm(self, watch: Watch, kind: str, victims: list[Process]) -> str | None:
-        """Harm the store, so that these processes may be killed; what was done. None: the job has ended meanwhile."""
+    def _harm_store(self, watch: Watch, kind: str, victims: list[Process]) -> tuple[int, str] | None:
+        """Harm the store, so that these processes may be killed; how many were already, and what was done. None: the
+        job has ended meanwhile."""
         store = self.checkpoints / self.made.flow.name
         if kind in store_damage.MOUNTED:
             length_s = self.rng.uniform(1.0, 3.0)
             with store_damage.closed(self.checkpoints, kind):
                 time.sleep(length_s / 2)
-                self.place.kill(victims)
+                killed = self.place.kill(victims)
                 time.sleep(length_s / 2)
-            return f"{kind} for {length_s:.1f} s"
+            return killed, f"{kind} for {length_s:.1f} s"
         if kind == "file":
-            return store_damage.harm_one(store, self.rng)
+            return 0, store_damage.harm_one(store, self.rng)
         before = watch.samples[-1].status.get("epochs", {})
         told = store_damage.harm_much(store, self.rng)
         at = time.monotonic()
@@ -467,29 +524,18 @@ class Tormentor:
         def anew(sample: Sample) -> bool:
             return bool(sample.status.get("epochs", {}).get("complete", 0) > complete)
 
-        return None if ended(watch.wait(anew, at, KILL_LIMIT_S)) else told
+        return None if ended(watch.wait(anew, at, KILL_LIMIT_S)) else (0, told)
 
-    def _pause_one(self, job: Any, watch: Watch, victim: Process) -> tuple[set[Process], str]:
-        """Pause a process, and perhaps kill one meanwhile; the processes that have gone with that, and what was done.
-        What is waited for here is part of the fault."""
-        shortest, longest = PAUSE_S
-        length_s = shortest + (longest - shortest) * self.rng.random() ** 3
+    def _pause_one(self, job: Any, watch: Watch, victim: Process) -> tuple[set[Process], int, str]:
+        """Pause a process, and perhaps kill one meanwhile; the processes that have gone with that, how many were
+        killed, and what was done. What is waited for here is part of the fault."""
         workers = sorted(watch.samples[-1].processes)
-        also = self.rng.choice(("nobody", "nobody", "nobody", "itself", "a worker", "JobMaster"))
-        at_s = self.rng.uniform(0.0, min(length_s, 3.0))
-        if self.local and also == "JobMaster":
-            also = "a worker"
         masters = self._masters(job)
         master = next(iter(masters), None)
         self.seen |= {*workers, *masters}
-        killed = {"nobody": None, "itself": victim, "a worker": self.rng.choice(workers), "JobMaster": master}[also]
-        with paused(victim[1]):
-            time.sleep(at_s)
-            if killed is not None:
-                self.place.kill([killed])
-            time.sleep(length_s - at_s)
-        going = set() if killed is None else {*workers, killed} if killed == master else {killed}
-        return going, f"for {length_s:.1f} s" + (f", {also} killed" if killed is not None else "")
+        chosen, killed, told = pause_and_kill(self.place, self.rng, victim, workers, master, spare=False)
+        going = set() if chosen is None else {*workers, chosen} if chosen == master else {chosen}
+        return going, killed, told
 
     def _unfinished(self, sample: Sample) -> set[int]:
         return {t["number"] for t in sample.status["tasks"] if t["number"] in self._sources and not t.get("finished")}
@@ -511,7 +557,7 @@ class Tormentor:
         waiting = sum(task.get("queued", 0) + task.get("unsent", 0) for task in sample.status["tasks"])
         return rate >= FULL * due and waiting <= BACKLOG_S * self.rate
 
-    def _gaps(self, watch: Watch, kill: Kill, at: float, back: Sample, victims: list[int]) -> None:
+    def _gaps(self, watch: Watch, outcome: Outcome, at: float, back: Sample, victims: list[int]) -> None:
         """How long tasks made no progress, until half a second after the job ran again."""
         lost = tasks_on(self._placed, victims)
         going_back = lost.union(*(self._downstream[task] for task in lost))
@@ -521,19 +567,19 @@ class Tormentor:
         active = self._unfinished(samples[-1])
         if not active or len(samples) < 3:
             return
-        kill.gap_status_s = max(b.at - a.at for a, b in pairwise(samples))
+        outcome.gap_status_s = max(b.at - a.at for a, b in pairwise(samples))
         staying = active - going_back
         if staying:
-            kill.gap_before_s = max(_longest_gap(samples, task) for task in staying)
+            outcome.gap_before_s = max(_longest_gap(samples, task) for task in staying)
             spent = samples[-1].at - samples[0].at
             made, usual = 0, 0.0
             for task in staying:
                 made += samples[-1].progress[task] - samples[0].progress[task]
                 usual += self._usual(watch, task, at) * spent
-            kill.rate_before = made / usual if usual else None
+            outcome.rate_before = made / usual if usual else None
         downstream = going_back - self._sources
         if downstream and not self._ending(samples[-1]):
-            kill.gap_downstream_s = max(_longest_gap(samples, task) for task in downstream)
+            outcome.gap_downstream_s = max(_longest_gap(samples, task) for task in downstream)
 
     def _usual(self, watch: Watch, task: int, at: float) -> float:
         """The records a second that a task makes of the records due to it."""
@@ -560,38 +606,83 @@ def _longest_gap(samples: list[Sample], task: int) -> float:
 
 @dataclass
 class Figures:
-    """What comes of a campaign."""
+    """What comes of a campaign. `wanted`: so many processes are to be killed; or, where not all faults are kills, so
+    many faults are to happen (`of_faults`). `left_out`: kinds that cannot be had here."""
 
     kinds: tuple[str, ...] = KINDS
+    wanted: int = 0
+    of_faults: bool = False
     runs: list[Run] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
 
-    def kills(self) -> list[Kill]:
-        return [kill for run in self.runs for kill in run.kills]
+    def faults(self) -> list[Outcome]:
+        return [outcome for run in self.runs for outcome in run.faults]
+
+    def count(self, *kinds: str) -> int:
+        """The faults of these kinds."""
+        return sum(outcome.kind in kinds for outcome in self.faults())
+
+    @property
+    def killed(self) -> int:
+        """Processes."""
+        return sum(run.killed for run in self.runs)
+
+    @property
+    def done(self) -> int:
+        """How much has happened of what was wanted."""
+        return len(self.faults()) if self.of_faults else self.killed
+
+    @property
+    def failed(self) -> int:
+        """Runs."""
+        return sum(run.error is not None for run in self.runs)
+
+    @property
+    def good(self) -> bool:
+        """All that was wanted has happened, and each run was exact."""
+        return self.done >= self.wanted and not self.failed
+
+    def verdict(self) -> str:
+        """All that in a line."""
+        of = f" of {self.wanted}"
+        parts = [
+            f"{len(self.runs)} runs, {self.failed} failed",
+            *([f"{len(self.faults())}{of} faults"] if self.of_faults else []),
+            f"{self.killed}{'' if self.of_faults else of} processes killed",
+            f"{self.count('pause', 'pause-master')} pauses",
+            f"{self.count(*store_damage.KINDS)} times the store was harmed",
+        ]
+        without = f"; without {' and '.join(self.left_out)}: no disk can be mounted here" if self.left_out else ""
+        return f"{'good' if self.good else 'NOT GOOD'}: {', '.join(parts)}{without}"
 
     def summary(self) -> dict[str, Any]:
-        kills = self.kills()
-        groups = {"all": kills}
+        faults = self.faults()
+        groups = {"all": faults}
         for kind in self.kinds:
-            groups[kind] = [kill for kill in kills if kill.kind == kind]
+            groups[kind] = [outcome for outcome in faults if outcome.kind == kind]
         return {
             "runs": len(self.runs),
-            "failed": sum(run.error is not None for run in self.runs),
-            "kills": len(kills),
+            "failed": self.failed,
+            "good": self.good,
+            "faults": len(faults),
+            "killed": self.killed,
+            "left_out": self.left_out,
             **{
                 name: {
-                    "kills": len(group),
-                    "running_s": quantiles(kill.running_s for kill in group),
-                    "full_s": quantiles(kill.full_s for kill in group),
-                    "node_dead_s": quantiles(kill.node_dead_s for kill in group),
-                    "replaced": sum(kill.replaced for kill in group),
+                    "faults": len(group),
+                    "killed": sum(outcome.killed for outcome in group),
+                    "running_s": quantiles(outcome.running_s for outcome in group),
+                    "full_s": quantiles(outcome.full_s for outcome in group),
+                    "node_dead_s": quantiles(outcome.node_dead_s for outcome in group),
+                    "replaced": sum(outcome.replaced for outcome in group),
                 }
                 for name, group in groups.items()
                 if group
             },
-            "gap_before_s": quantiles(kill.gap_before_s for kill in kills),
-            "gap_downstream_s": quantiles(kill.gap_downstream_s for kill in kills),
-            "gap_status_s": quantiles(kill.gap_status_s or None for kill in kills),
-            "rate_before": quantiles(kill.rate_before for kill in kills),
+            "gap_before_s": quantiles(outcome.gap_before_s for outcome in faults),
+            "gap_downstream_s": quantiles(outcome.gap_downstream_s for outcome in faults),
+            "gap_status_s": quantiles(outcome.gap_status_s or None for outcome in faults),
+            "rate_before": quantiles(outcome.rate_before for outcome in faults),
         }
 
 
@@ -657,9 +748,9 @@ def seconds(value: float | None) -> str:
     return "     -" if value is None else f"{value:6.2f}"
 
 
-def replayed(options: argparse.Namespace, name: str, seed: int, limit: int) -> str:
+def replayed(options: argparse.Namespace, name: str, seed: int, left: int) -> str:
     return (
-        f"python -m tests.e2e.kill_campaign --seed {seed} --runs 1 --kills {limit} --flow {name} "
+        f"python -m tests.e2e.kill_campaign --seed {seed} --runs 1 --kills {left} --flow {name} "
         f"--workers {options.workers} --kinds {options.kinds} --rate {options.rate:g} --seconds {options.seconds:g} "
         f"--interval {options.interval:g} --per-run {options.per_run}{' --moving' * options.moving}"
         f"{' --local' * options.local}"
@@ -674,21 +765,24 @@ def campaign(
     replay: Callable[[argparse.Namespace, str, int, int], str] = replayed,
     flows: Sequence[str] = tuple(FLOWS),
 ) -> Figures:
-    """Run jobs until there were as many kills as wanted. `make`: of what runs one of them; `replay`: the command that
-    repeats a run; `flows`: those that take turns when the options name none."""
+    """Run jobs until there were as many kills (or faults, see Figures) as wanted, or EMPTY_RUNS in a row without a
+    fault. `make`: of what runs one of them; `replay`: the command that repeats a run; `flows`: those that take turns
+    when the options name none."""
     figures = figures or Figures()
+    figures.wanted = options.kills
     kinds = options.kinds.split(",")
-    if set(kinds) & set(store_damage.MOUNTED) and not store_damage.can_mount(place / "disk"):
-        kinds = [kind for kind in kinds if kind not in store_damage.MOUNTED] or ["file"]
-        print(f"no disk can be mounted here: without {' and '.join(store_damage.MOUNTED)}", flush=True)
+    if (mounted := set(kinds) & set(store_damage.MOUNTED)) and not store_damage.can_mount(place / "disk"):
+        figures.left_out = tuple(kind for kind in kinds if kind in mounted)
+        kinds = [kind for kind in kinds if kind not in mounted]
+        mounted = set()
     flows = [options.flow] if options.flow else flows
     begun = time.monotonic()
-    number = 0
-    while len(figures.kills()) < options.kills and not (options.runs and number >= options.runs):
+    number = empty = 0
+    while kinds and empty < EMPTY_RUNS and figures.done < options.kills and number < (options.runs or math.inf):
         seed = options.seed + number
         name = flows[number % len(flows)]
         number += 1
-        done = len(figures.kills())
+        left = options.kills - figures.done
         run = Run(name, seed)
         figures.runs.append(run)
         rng = random.Random(f"{name} {seed}")
@@ -701,19 +795,18 @@ def campaign(
             seed,
         )
 
-        def told(kill: Kill, run: Run = run, done: int = done) -> None:
-            run.kills.append(kill)
+        def told(outcome: Outcome, run: Run = run) -> None:
+            run.faults.append(outcome)
             print(
-                f"[{done + len(run.kills):4}/{options.kills}] {time.monotonic() - begun:6.0f} s  {run.flow} seed "
-                f"{run.seed} at {kill.at_s:5.1f} s: {kill.kind:6} {' + '.join(kill.victims):34} running "
-                f"{seconds(kill.running_s)} s  full rate {seconds(kill.full_s)} s  sources elsewhere stood "
-                f"{seconds(kill.gap_before_s)} s, tasks downstream {seconds(kill.gap_downstream_s)} s"
-                f"{f'  {kill.replaced} workers replaced' if kill.replaced else ''}"
-                f"{f'  Ray noticed after {kill.node_dead_s:.1f} s' if kill.node_dead_s else ''}",
+                f"[{figures.done:4}/{options.kills}] {time.monotonic() - begun:6.0f} s  {run.flow} seed "
+                f"{run.seed} at {outcome.at_s:5.1f} s: {outcome.kind:6} {' + '.join(outcome.names):34} running "
+                f"{seconds(outcome.running_s)} s  full rate {seconds(outcome.full_s)} s  sources elsewhere stood "
+                f"{seconds(outcome.gap_before_s)} s, tasks downstream {seconds(outcome.gap_downstream_s)} s"
+                f"{f'  {outcome.replaced} workers replaced' if outcome.replaced else ''}"
+                f"{f'  Ray noticed after {outcome.node_dead_s:.1f} s' if outcome.node_dead_s else ''}",
                 flush=True,
             )
 
-        limit = min(options.per_run, options.kills - done)
         tormentor = make(
             made,
             options.workers,
@@ -727,10 +820,12 @@ def campaign(
             local=options.local,
         )
         since = time.monotonic()
-        mounted = bool(set(kinds) & set(store_damage.MOUNTED))
         try:
             with store_damage.small_disk(directory / "epochs") if mounted else nullcontext():
-                tormentor.run(limit)
+                if figures.of_faults:
+                    tormentor.run(min(options.per_run, left))
+                else:
+                    tormentor.run(options.per_run, left)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -738,13 +833,13 @@ def campaign(
             traceback.print_exc(file=sys.stdout)
             print(
                 f"FAILED: {name} seed {seed}; files in {directory}. To replay:\n    "
-                f"{replay(options, name, seed, limit)}",
+                f"{replay(options, name, seed, left)}",
                 flush=True,
             )
         else:
             shutil.rmtree(directory, ignore_errors=True)
             print(
-                f"            {name} seed {seed}: exact after {len(run.kills)} kills"
+                f"            {name} seed {seed}: exact after {len(run.faults)} faults, {run.killed} processes killed"
                 f"{f' and {tormentor.moves} moves' if options.moving else ''}, {made.records:,} records, "
                 f"{time.monotonic() - since:.0f} s",
                 flush=True,
@@ -752,16 +847,15 @@ def campaign(
         run.seconds = time.monotonic() - since
         if run.error is not None and not options.go_on:
             break
-        if not run.kills and run.error is None:
-            print("no kill fell into this run; give more --seconds", flush=True)
-            break
+        empty = 0 if run.faults or run.error is not None else empty + 1
+        if empty:
+            print("no fault fell into this run; give more --seconds", flush=True)
     return figures
 
 
 def show(figures: Figures) -> None:
     summary = figures.summary()
-    print(f"\n{summary['runs']} runs, {summary['kills']} kills, {summary['failed']} runs failed\n")
-    print(f"{'s from the kill':34} {'n':>5} {'min':>8} {'median':>8} {'p99':>8} {'max':>8}")
+    print(f"\n{'s from the fault':34} {'n':>5} {'min':>8} {'median':>8} {'p99':>8} {'max':>8}")
 
     def line(title: str, found: dict[str, float] | None) -> None:
         if found is not None:
@@ -778,11 +872,12 @@ def show(figures: Figures) -> None:
     line("tasks downstream", summary["gap_downstream_s"])
     line("(between two looks)", summary["gap_status_s"])
     line("rate of those sources, 1 = as due", summary["rate_before"])
+    print(f"\n{figures.verdict()}", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.kill_campaign", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=200, help="processes to be killed")
     parser.add_argument("--seed", type=int, default=1, help="of the first run; the next one's is one more")
     parser.add_argument("--flow", choices=list(FLOWS), help="default: all in turn")
     parser.add_argument("--workers", type=int, default=4)
@@ -790,7 +885,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=RATE)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of records in a run")
     parser.add_argument("--interval", type=float, default=1.0, help="between epochs, s")
-    parser.add_argument("--per-run", type=int, default=KILLS_A_RUN, help="kills in a run, at most")
+    parser.add_argument("--per-run", type=int, default=FAULTS_A_RUN, help="faults in a run, at most")
     parser.add_argument("--runs", type=int, default=0, help="at most; 0: as many as the kills take")
     parser.add_argument("--moving", action="store_true", help="move tasks between workers all the time, too")
     parser.add_argument("--local", action="store_true", help="jobs in processes of this program, without Ray")
@@ -809,7 +904,6 @@ def main() -> int:
     with nullcontext() if options.local else own_cluster(options.workers):
         figures = campaign(options, place)
     show(figures)
-    failed = any(run.error is not None for run in figures.runs)
     if options.json:
         settings = {name: value for name, value in vars(options).items() if name != "json"}
         line = {
@@ -821,9 +915,9 @@ def main() -> int:
         }
         with options.json.open("a") as out:
             out.write(json.dumps(line) + "\n")
-    if not failed:
+    if not figures.failed:
         shutil.rmtree(place, ignore_errors=True)
-    return int(failed)
+    return 0 if figures.good else 1
 
 
 if __name__ == "__main__":

@@ -102,6 +102,8 @@ def placed(job: Any, operator: str) -> list[int]:
     ("carrier", "name", "kinds"),
     [
         ("local", "wordcount", ("worker", "again", "two")),
+        ("local", "main", ("worker",)),
+        ("local", "few", ("worker",)),
         pytest.param("ray", "timers", ("two", "master"), marks=pytest.mark.ray),
     ],
     indirect=["carrier"],
@@ -113,9 +115,9 @@ def test_killed_at_random(
     made = FLOWS[name](fresh_name(), tmp_path / "out", int(2 * len(kinds) * RATE), RATE, chosen)
     place = tmp_path / "epochs"
     tormentor = Tormentor(made, 2, iter(kinds), random.Random(chosen), RATE, place, local=carrier.local)
-    tormentor.run(len(kinds), pause_s=1.0)
-    assert tormentor.kills
-    assert all(recovered.gap_before_s is None or recovered.gap_before_s < 5.0 for recovered in tormentor.kills)
+    tormentor.run(len(kinds), wait_s=1.0)
+    assert tormentor.killed
+    assert all(recovered.gap_before_s is None or recovered.gap_before_s < 5.0 for recovered in tormentor.faults)
 
 
 def test_receivers_of_all_records_are_killed(fresh_name: Callable[[], str], tmp_path: Path) -> None:
@@ -124,8 +126,8 @@ def test_receivers_of_all_records_are_killed(fresh_name: Callable[[], str], tmp_
     made = FLOWS["to all"](fresh_name(), tmp_path / "out", 20_000, 5_000.0, chosen)
     kinds = iter(("worker", "worker"))
     tormentor = Tormentor(made, 3, kinds, random.Random(chosen), 5_000.0, tmp_path / "epochs", local=True)
-    tormentor.run(2, pause_s=0.7)
-    assert tormentor.kills
+    tormentor.run(2, wait_s=0.7)
+    assert tormentor.killed
 
 
 # --- at awkward moments --------------------------------------------------------------------------------------------

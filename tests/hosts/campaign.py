@@ -7,7 +7,7 @@
 
 It makes hosts on this machine (tests/hosts/hosts.py), starts Ray on each, and runs the jobs of the kill campaign
 (tests/e2e/kill_campaign.py) on host 0 over all hosts, with their checkpoints and outputs in a directory that all hosts
-share. Beside its "worker", "master" and "two" there are:
+share. Beside its "worker", "master", "two", "pause", "pause-master", "file" and "store" there are:
 
     agent      the process that looks after the workers of a host is killed; no worker is to notice
     relay      the relay of a host is killed, in jobs that have relays; no worker is to notice
@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import shutil
 import socket
@@ -36,6 +37,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +49,7 @@ from tests.e2e.kill_campaign import (
     DidNotStart,
     Fault,
     Figures,
-    Kill,
+    Outcome,
     Process,
     Sample,
     Tormentor,
@@ -66,7 +69,8 @@ from tests.hosts.lost_head import lose_head
 from tests.hosts.ray_cluster import RayCluster
 from tests.hosts.remote import Harm, Remote
 
-PROCESSES = ("worker", "master", "two")
+#: What happens to single processes and to the store, as in the kill campaign.
+PROCESSES = ("worker", "master", "two", "pause", "pause-master", "file", "store")
 CUT_RELAY_S = (0.2, 3.0)
 CUTS_S = {"cut-0.2": 0.2, "cut-3": 3.0, "cut-30": 30.0, "cut-out": 3.0, "cut-in": 3.0}
 RELAYS = ("relay", "relay-stop", "cut-relay")
@@ -125,9 +129,22 @@ class HostsPlace:
 
         return {entry["NodeID"] for entry in ray.nodes() if entry["Alive"]}
 
-    def kill(self, processes: Any) -> None:
-        for node, pid in processes:
-            self.remote.kill(self.host_of(node), pid)
+    def kill(self, processes: Sequence[Process]) -> int:
+        on = [(self.host_of(node), pid) for node, pid in processes]
+        there = sum(str(pid) in self.remote.processes(host) for host, pid in on)
+        for host, pid in on:
+            self.remote.kill(host, pid)
+        return there
+
+    @contextmanager
+    def paused(self, process: Process) -> Iterator[None]:
+        """Stop a process for as long as the block runs; it continues then, unless it was killed."""
+        host = self.host_of(process[0])
+        self.remote.stop(host, process[1])
+        try:
+            yield
+        finally:
+            self.remote.wake(host, process[1])
 
     def of_job(self, host: int) -> list[str]:
         """What runs on a host for jobs."""
@@ -159,13 +176,13 @@ class HostTormentor(Tormentor):
 
     place: HostsPlace
 
-    def run(self, kills: int, pause_s: float = 2.0) -> None:
+    def run(self, faults: int, kills: float = math.inf, wait_s: float = 2.0) -> None:
         """See Tormentor. A job that cannot start is tried again if Ray has declared nodes dead to which nothing was
         done, as it does on a busy machine, and some time after a long cut."""
         for left in reversed(range(STARTS)):
             nodes = self.place.all_there()
             try:
-                super().run(kills, pause_s)
+                super().run(faults, kills, wait_s)
             except DidNotStart as error:
                 dead = nodes - self.place.living()
                 if not dead or not left:
@@ -227,12 +244,12 @@ class HostTormentor(Tormentor):
                 return None
             began = time.monotonic()
             self.place.remote.crash(host)
-            return Fault(names, going, before, began, began)
+            return Fault(names, going, before, began, began, sum(self.place.host_of(node) == host for node, _ in going))
         if kind == "agent":
             agents = self.place.named(host, "ray::Agent")
             for pid in agents:
                 self.place.remote.kill(host, pid)
-            return Fault(names, set(), before, began, time.monotonic()) if agents else None
+            return Fault(names, set(), before, began, time.monotonic(), len(agents)) if agents else None
         if kind == "loss":
             self.place.remote.loss(host, LOSS)
             time.sleep(LOSS_S)
@@ -281,7 +298,7 @@ class HostTormentor(Tormentor):
         else:
             (self.place.remote.kill if kind == "relay" else self.place.remote.stop)(host, pid)
         watch.wait(lambda s: ready(s).get(node, pid) != pid, began, KILL_LIMIT_S)
-        return Fault(names, set(), last.processes, began, time.monotonic())
+        return Fault(names, set(), last.processes, began, time.monotonic(), int(kind != "relay-stop"))
 
     def _watch_ray(self, nodes: set[str]) -> None:
         """Note, in a thread, when Ray declares these nodes dead."""
@@ -300,15 +317,15 @@ class HostTormentor(Tormentor):
         self._looking = threading.Thread(target=look, daemon=True)
         self._looking.start()
 
-    def _follow(self, job: Any, watch: Watch, kill: Kill, fault: Fault) -> None:
-        super()._follow(job, watch, kill, fault)
-        if kill.kind in PROCESSES:
+    def _follow(self, job: Any, watch: Watch, outcome: Outcome, fault: Fault) -> None:
+        super()._follow(job, watch, outcome, fault)
+        if outcome.kind in PROCESSES:
             return
         host = int(fault.names[0].split()[1])
-        if kill.kind == "cut-30":
+        if outcome.kind == "cut-30":
             noticed_s = fault.over - fault.began
-            kill.running_s = None if kill.running_s is None else kill.running_s + noticed_s
-            kill.full_s = None if kill.full_s is None else kill.full_s + noticed_s
+            outcome.running_s = None if outcome.running_s is None else outcome.running_s + noticed_s
+            outcome.full_s = None if outcome.full_s is None else outcome.full_s + noticed_s
             self._restoring.join()
             wait_until(
                 lambda: not self.place.stale(host, watch.samples[-1].processes),
@@ -316,8 +333,8 @@ class HostTormentor(Tormentor):
             )
         self._looked_enough.set()
         self._looking.join()
-        kill.node_dead_s = self._node_dead_s
-        if kill.kind == "host" or kill.node_dead_s is not None:
+        outcome.node_dead_s = self._node_dead_s
+        if outcome.kind == "host" or outcome.node_dead_s is not None:
             self.place.remote.boot(host)
 
 
@@ -339,7 +356,7 @@ def driver(settings: dict[str, Any]) -> int:
         return made
 
     before = machine()
-    figures = campaign(options, place, make, Figures(kinds=KINDS), _replayed, TURNS)
+    figures = campaign(options, place, make, Figures(kinds=KINDS, of_faults=True), _replayed, TURNS)
     show(figures)
     if options.json:
         line = {
@@ -351,13 +368,13 @@ def driver(settings: dict[str, Any]) -> int:
         }
         with Path(options.json).open("a") as out:
             out.write(json.dumps(line) + "\n")
-    return int(any(run.error is not None for run in figures.runs))
+    return 0 if figures.good else 1
 
 
-def _replayed(options: argparse.Namespace, name: str, seed: int, limit: int) -> str:
+def _replayed(options: argparse.Namespace, name: str, seed: int, left: int) -> str:
     return (
-        f"python -m tests.hosts.campaign --seed {seed} --runs 1 --faults {limit} --hosts {options.hosts} "
-        f"--flow '{name}' --workers {options.workers} --kinds {options.kinds} "
+        f"python -m tests.hosts.campaign --seed {seed} --runs 1 --faults {min(left, options.per_run)} "
+        f"--hosts {options.hosts} --flow '{name}' --workers {options.workers} --kinds {options.kinds} "
         f"--rate {options.rate:g} --seconds {options.seconds:g} --interval {options.interval:g} "
         f"--per-run {options.per_run} --trees {options.trees}"
     )

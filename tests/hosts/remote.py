@@ -29,8 +29,12 @@ class Harm:
         self._hosts[host].kill(pid)
 
     def stop(self, host: int, pid: int) -> None:
-        """Stops a process of a host, which somebody has to kill."""
+        """Stops a process of a host, until it is killed or woken."""
         self._hosts[host].kill(pid, "STOP")
+
+    def wake(self, host: int, pid: int) -> None:
+        """Has a process of a host continue that was stopped, if there still is one with this id."""
+        self._hosts[host].kill(pid, "CONT")
 
     def crash(self, host: int) -> None:
         """See Host.crash."""
