@@ -3,20 +3,23 @@
     python -m tests.e2e.switch_campaign --runs 50 --seed 1
     python -m tests.e2e.switch_campaign --runs 1 --seed 7 --flow windows --mode toggle:1 --kinds bridge,worker
 
-Each run has a seed of its own, from which flow, mode, victims and instants follow: a Spark executor, the bridge that
-holds the session, or a worker, at random instants while the job runs, so also in the middle of a switch. Only processes
-of this very job are killed, by their ids, by SIGKILL. The job must finish, and its output must be that of a plain loop
-over the same records. When something is wrong, the command that replays the run is printed, and the exit code is 1.
+Each run has a seed of its own, from which flow, mode, faults and instants follow. Processes are killed at random
+instants while the job runs, so also in the middle of a switch: a Spark "executor", the "bridge" that holds the session,
+a "worker", or the JobMaster ("master"). As in the kill campaign (tests/e2e/kill_campaign.py) a worker or the JobMaster
+is paused for 1 to 30 s, and in half of these cases one is killed meanwhile ("pause"); or one file of the store is
+harmed, and then a worker or the JobMaster is killed ("file"). Only processes of this very job are killed and paused, by
+their ids. The job must finish, and its output must be that of a plain loop over the same records. When something is
+wrong, the command that replays the run is printed, and the exit code is 1.
 
 The flows `burst-socket`, `burst-inside` and `burst-slow` are jobs with bursts (tests/e2e/bursts.py), which go to Spark
-by their queue alone (K by hand), and come back when a burst is over. A socket cannot be read again, so no worker is
-killed there.
+by their queue alone (K by hand), and come back when a burst is over. A socket cannot be read again, so neither a worker
+nor the JobMaster is killed there.
 
-A run counts only if records went to Spark in it, and if processes were killed where they were to be. So that this does
-not depend on how busy the machine is, the input waits for it: most of it until Spark is ready, and its end until the
-kills are done and Spark has answered records. Until then records trickle, so that there are some whenever a range is in
-Spark, even if only for a moment. The campaign continues until so many runs have counted, says how many did not, and
-why, and fails when too many did not.
+A run counts only if records went to Spark in it, and if as many processes were killed as were to be; a pause in which
+nobody is killed comes on top. So that this does not depend on how busy the machine is, the input waits for it: most of
+it until Spark is ready, and its end until the kills are done and Spark has answered records. Until then records
+trickle, so that there are some whenever a range is in Spark, even if only for a moment. The campaign continues until so
+many runs have counted, says how many did not, and why, and fails when too many did not.
 """
 
 from __future__ import annotations
@@ -24,16 +27,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
-import signal
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,11 +43,13 @@ from typing import Any
 import penstock as ps
 from penstock.bridge.session import SparkOptions
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
-from tests.e2e import bursts
+from tests.e2e import bursts, store_damage
+from tests.e2e.kill_campaign import Process, ThisMachine, master_process, pause_and_kill
 
 RATE = 8_000.0
-LIMIT_S = 300.0
-KINDS = ("executor", "bridge", "worker")
+LIMIT_S = 600.0
+OF_SPARK = ("executor", "bridge")
+KINDS = (*OF_SPARK, "worker", "master", "pause", "file")
 HOLD_LOOK_S = 0.05  # how often a reader looks whether it may continue
 TRICKLE = 5  # records that a reader hands out at such a look while it waits for the kills
 IN_SPARK_LEAST = 200  # records that Spark is to answer before the end of the input is let go
@@ -160,6 +163,7 @@ CASES: dict[str, Case] = {
 
 
 BURSTS = tuple(f"burst-{kind}" for kind in bursts.KINDS)
+SOCKET = "burst-socket"  # its input cannot be read again
 FLOWS = (*sorted(CASES), *BURSTS)
 PAPER = "on,k=0.2"  # to Spark whether it pays or not
 
@@ -228,7 +232,9 @@ class Run:
 
     flow: str
     mode: str
-    kills: list[str] = field(default_factory=list)
+    kills: list[str] = field(default_factory=list)  # one for each process
+    pauses: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)  # to the store
     switches: int = 0  # seen in the status
     in_spark: int = 0
     seconds: float = 0.0
@@ -282,7 +288,9 @@ class Tally:
         switches = sum(run.switches for run in self.counted)
         return (
             f"{len(self.counted)} of {self.wanted} runs counted, {len(self.failed)} failed, {not_counted}; "
-            f"{switches} times to Spark; {dict(kills)}"
+            f"{switches} times to Spark; {kills.total()} processes killed: {dict(kills)}; "
+            f"{sum(len(run.pauses) for run in self.counted)} pauses, "
+            f"{sum(len(run.damage) for run in self.counted)} times the store was harmed"
         )
 
 
@@ -370,6 +378,12 @@ def run_once(
     return run
 
 
+def kinds_for_a_socket(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that harm a job that cannot read its input again, and some of which kill."""
+    left = tuple(kind for kind in kinds if kind in (*OF_SPARK, "pause"))
+    return left if set(left) & set(OF_SPARK) else (*left, *OF_SPARK)
+
+
 def _run_bursts(
     seed: int, rng: random.Random, flow: str, mode: str, kinds: tuple[str, ...], kills: int, kind: str
 ) -> Run:
@@ -379,7 +393,7 @@ def _run_bursts(
         case = bursts.Case(flow.removeprefix("burst-"), Path(folder), rng.choice((1, 2)))
         ready, end = Path(folder) / "Spark is ready", Path(folder) / "the kills are done"
         if case.kind == "socket":
-            kinds = tuple(one for one in kinds if one != "worker")
+            kinds = kinds_for_a_socket(kinds)
         began = time.monotonic()
         job = bursts.started(
             case,
@@ -424,10 +438,10 @@ def _waves(case: bursts.Case, ready: Path, over: threading.Event, rng: random.Ra
 def _torment(
     job: Any, run: Run, rng: random.Random, kinds: tuple[str, ...], kills: int, began: float, ready: Path, end: Path
 ) -> None:
-    """Kill processes once Spark is there, at random distances, until the job has ended or enough are dead. The input is
-    let go when Spark is ready, and its end when the kills are done and the status counts records that Spark has
-    answered: that a range is in Spark is not enough, because it may have come back since. At last it is let go in any
-    case."""
+    """Harm the job once Spark is there, at random distances, until it has ended or enough processes were killed. The
+    input is let go when Spark is ready, and its end when the kills are done and the status counts records that Spark
+    has answered: that a range is in Spark is not enough, because it may have come back since. At last it is let go in
+    any case."""
     state = ""
     due: float | None = None
     left = kills
@@ -451,20 +465,47 @@ def _torment(
         if due is None and begin:
             due = time.monotonic() + rng.uniform(0.0, 3.0)
         if left and due is not None and time.monotonic() >= due:
-            what = rng.choice(kinds)
-            victims = {
-                "executor": list(dual["processes"]["executors"].values()),
-                "bridge": [dual["processes"]["bridge"]],
-                "worker": [worker["pid"] for worker in status["workers"]],
-            }[what]
-            pid = rng.choice(victims) if victims else None
-            if pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    run.kills.append(f"{what} in {state}")
-                    left -= 1
+            killed = harm(job, run, rng, rng.choice(kinds), status, state)
+            left -= min(killed, left)
             due = time.monotonic() + rng.uniform(1.0, 6.0)
         time.sleep(0.1)
+
+
+def harm(job: Any, run: Run, rng: random.Random, kind: str, status: dict[str, Any], state: str) -> int:
+    """Do to a job with this status what the kind says; the number of processes that were killed."""
+    place = ThisMachine()
+    dual = status["dual"]["processes"]
+    workers: list[Process] = sorted((worker["node_id"], worker["pid"]) for worker in status["workers"])
+    spare = run.flow == SOCKET
+    if kind in OF_SPARK:
+        pids = list(dual["executors"].values()) if kind == "executor" else [dual["bridge"]]
+        pids = [pid for pid in pids if pid is not None]
+        return _kill(place, run, ("", rng.choice(pids)), f"{kind} in {state}") if pids else 0
+    try:
+        master = master_process(job)
+    except Exception:  # whatever Ray says of a JobMaster that is just being replaced, or has ended
+        return 0
+    if not workers:
+        return 0
+    victim, who = rng.choice([(rng.choice(workers), "worker"), (master, "master")])
+    if kind == "pause":
+        chosen, killed, told = pause_and_kill(place, rng, victim, workers, master, spare=spare)
+        run.pauses.append(f"{who} {told} in {state}")
+        run.kills += [f"{'master' if chosen == master else 'worker'} in a pause in {state}"] * killed
+        return killed
+    if kind == "file":
+        if status["epochs"]["store"] is None:
+            return 0
+        run.damage.append(f"{store_damage.harm_one(Path(status['epochs']['store']), rng)} in {state}")
+    else:
+        victim, who = (master, kind) if kind == "master" else (rng.choice(workers), kind)
+    return _kill(place, run, victim, f"{who} in {state}")
+
+
+def _kill(place: ThisMachine, run: Run, victim: Process, told: str) -> int:
+    killed = place.kill([victim])
+    run.kills += [told] * killed
+    return killed
 
 
 @contextmanager
@@ -488,13 +529,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--flow", choices=FLOWS)
     parser.add_argument("--mode", help="off, on, spark-only, toggle:SECONDS (drawn)")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="victims, of " + ",".join(KINDS))
-    parser.add_argument("--kills", type=int, default=3, help="in a run")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="faults, of " + ",".join(KINDS))
+    parser.add_argument("--kills", type=int, default=3, help="processes to be killed in a run")
     parser.add_argument("--seconds", type=float, default=20.0, help="of records in a run")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--spark", choices=("auto", "raydp", "pyspark"), default="pyspark")
     options = parser.parse_args()
     kinds = tuple(options.kinds.split(","))
+    if wrong := set(kinds) - set(KINDS):
+        parser.error(f"--kinds: {', '.join(sorted(wrong))}; there are {', '.join(KINDS)}")
 
     def one(seed: int) -> Run:
         return run_once(
@@ -509,9 +552,11 @@ def main() -> int:
 
     def told(seed: int, run: Run | Exception, missed: str | None) -> None:
         if isinstance(run, Run):
+            done = (("killed", run.kills or ["nothing"]), ("paused", run.pauses), ("store", run.damage))
             print(
                 f"seed {seed}: {run.flow} {run.mode}: exact in {run.seconds:.0f} s, {run.switches} times to Spark, "
-                f"{run.in_spark:,} records there; killed: {', '.join(run.kills) or 'nothing'}"
+                f"{run.in_spark:,} records there; "
+                f"{'; '.join(f'{what}: ' + ', '.join(texts) for what, texts in done if texts)}"
                 f"{f'; does not count: {missed}' if missed else ''}",
                 flush=True,
             )

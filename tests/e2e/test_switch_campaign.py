@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import SourceContext
-from tests.e2e.switch_campaign import HOLD_LOOK_S, TRICKLE, Held, Run, Tally, campaign
+from tests.e2e import switch_campaign
+from tests.e2e.processes import alive, wait_until
+from tests.e2e.switch_campaign import (
+    HOLD_LOOK_S,
+    KINDS,
+    TRICKLE,
+    Held,
+    Run,
+    Tally,
+    campaign,
+    harm,
+    kinds_for_a_socket,
+)
 
 
 def a_run(in_spark: int = 10, kills: int = 3, mode: str = "toggle:1") -> Run:
-    return Run("words", mode, ["worker in OPERATION"] * kills, switches=1, in_spark=in_spark)
+    """A run with a pause, in which nobody was killed."""
+    return Run("words", mode, ["worker in OPERATION"] * kills, ["master for 3 s"], switches=1, in_spark=in_spark)
 
 
 def test_a_run_counts_when_it_did_what_it_is_for() -> None:
@@ -44,7 +63,7 @@ def test_a_campaign_continues_until_enough_runs_count() -> None:
     assert tally.good
     assert tally.summary() == (
         "3 of 3 runs counted, 0 failed, 2 did not count: no record went to Spark (1), 1 of 3 processes were killed "
-        "(1); 3 times to Spark; {'worker': 9}"
+        "(1); 3 times to Spark; 9 processes killed: {'worker': 9}; 3 pauses, 0 times the store was harmed"
     )
 
 
@@ -76,6 +95,60 @@ def test_a_run_that_fails_is_not_made_up_for() -> None:
     assert len(seeds) == 3
     assert tally.failed == ["seed 8: AssertionError: wrong"]
     assert not tally.good
+
+
+@pytest.fixture
+def processes() -> Iterator[dict[str, int]]:
+    """Processes that stand for those of a job."""
+    with ExitStack() as last:
+        pids = {}
+        for name in ("worker", "master", "executor", "bridge"):
+            process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            last.callback(process.wait)
+            last.callback(process.kill)
+            pids[name] = process.pid
+        yield pids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_does_what_it_says(
+    kind: str, processes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[tuple[int, bool]] = []
+
+    def pause(place: Any, rng: Any, victim: tuple[str, int], *others: Any, spare: bool) -> tuple[None, int, str]:
+        pauses.append((victim[1], spare))
+        return None, 0, "for 1.0 s"
+
+    monkeypatch.setattr(switch_campaign, "master_process", lambda job: ("node", processes["master"]))
+    monkeypatch.setattr(switch_campaign, "pause_and_kill", pause)
+    file = tmp_path / "manifests" / "1.json"
+    file.parent.mkdir()
+    file.write_bytes(bytes(1000))
+    status = {
+        "workers": [{"node_id": "node", "pid": processes["worker"]}],
+        "epochs": {"store": str(tmp_path)},
+        "dual": {"processes": {"bridge": processes["bridge"], "executors": {"1": processes["executor"]}}},
+    }
+    run = Run("burst-socket", "toggle:1")
+    killed = harm(None, run, random.Random(1), kind, status, "OPERATION")
+    wait_until(lambda: sum(map(alive, processes.values())) == len(processes) - killed, "the victim is gone")
+    gone = {name for name, pid in processes.items() if not alive(pid)}
+    assert killed == len(run.kills) == len(gone)
+    if kind == "pause":
+        assert gone == set()
+        (pause_of,) = pauses
+        assert pause_of in [(processes["worker"], True), (processes["master"], True)]
+        assert run.pauses[0].endswith(" for 1.0 s in OPERATION")
+        return
+    assert gone == {kind} if kind != "file" else gone in ({"worker"}, {"master"})
+    assert run.kills == [f"{name} in OPERATION" for name in gone]
+    assert (not file.exists() or file.read_bytes() != bytes(1000)) == bool(run.damage) == (kind == "file")
+
+
+def test_a_job_that_cannot_read_again_keeps_its_workers() -> None:
+    assert kinds_for_a_socket(KINDS) == ("executor", "bridge", "pause")
+    assert kinds_for_a_socket(("worker", "pause")) == ("pause", "executor", "bridge")
 
 
 @pytest.mark.parametrize("splits", [1, 2])
