@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -48,37 +49,44 @@ def test_a_main_script(cluster: str, fresh_name: Callable[[], str], tmp_path: Pa
 
 
 @pytest.fixture
-def run_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Runs a cell in a notebook's kernel of its own."""
+def new_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Callable[[str], None]]]:
+    """Starts a notebook's kernel, in place of the one before, and returns what runs a cell in it."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(tmp_path))
-    client = manager.client()
-    try:
-        client.start_channels()
-        client.wait_for_ready(timeout=LIMIT_S)
+    with ExitStack() as last:
 
-        def run(code: str) -> None:
-            shown: list[Any] = []
-            reply = client.execute_interactive(code, timeout=LIMIT_S, output_hook=shown.append, store_history=True)
-            output = "".join(str(message["content"].get("text", "")) for message in shown)
-            content = reply["content"]
-            assert content["status"] == "ok", "\n".join([*content.get("traceback", ()), output])
+        def start() -> Callable[[str], None]:
+            last.close()
+            manager = KernelManager(kernel_name="python3")
+            manager.start_kernel(cwd=str(tmp_path))
+            last.callback(manager.shutdown_kernel, now=True)
+            client = manager.client()
+            last.callback(client.stop_channels)
+            client.start_channels()
+            client.wait_for_ready(timeout=LIMIT_S)
 
-        yield run
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
+            def run(code: str) -> None:
+                shown: list[Any] = []
+                reply = client.execute_interactive(code, timeout=LIMIT_S, output_hook=shown.append, store_history=True)
+                output = "".join(str(message["content"].get("text", "")) for message in shown)
+                content = reply["content"]
+                assert content["status"] == "ok", "\n".join([*content.get("traceback", ()), output])
+
+            return run
+
+        yield start
 
 
 def test_a_notebook(
-    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, run_cell: Callable[[str], None]
+    cluster: str, fresh_name: Callable[[], str], tmp_path: Path, new_kernel: Callable[[], Callable[[str], None]]
 ) -> None:
-    """That such a job outlives its JobMaster, and is resumed: test_a_main_script."""
+    """Its failed job is resumed in a fresh kernel, whose classes are others. That such a job outlives its JobMaster:
+    test_a_main_script."""
     name = f"{fresh_name()}-{os.getpid()}"
-    run_cell(SCRIPT.read_text())
-    run_cell(f"directory = Path({str(tmp_path / name)!r})")
-    run_cell("first(directory, its_master_dies=False)")
+    for part in ("first(directory, its_master_dies=False)", "second(directory)"):
+        run_cell = new_kernel()
+        run_cell(SCRIPT.read_text())
+        run_cell(f"directory = Path({str(tmp_path / name)!r})")
+        run_cell(part)
     for version in (1, 2):
         run_cell(CELL.format(version=version, name=f"{name}-cell"))
