@@ -35,6 +35,9 @@ IDLE = -(1 << 62)
 # The times that records most likely have, in seconds since 1970: from September 2001 to the end of 2100.
 _SECONDS_FROM, _SECONDS_TO = 1_000_000_000, 4_133_980_800
 
+# By how much a second is counted in each unit. Times in nanoseconds are above TIME_MAX, or nearly.
+_UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6}
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MS = timedelta(milliseconds=1)
 
@@ -106,10 +109,22 @@ def as_ms(time: Any) -> int:
 def other_unit(time: Any) -> str | None:
     """Returns the unit in which a number is a time of the years 2001 to 2100, if this unit is not milliseconds."""
     if isinstance(time, int | float | Integral) and not isinstance(time, bool):
-        for unit, a_second in (("seconds", 1), ("microseconds", 10**6)):  # nanoseconds are above TIME_MAX, or nearly
-            if _SECONDS_FROM * a_second <= float(time) < _SECONDS_TO * a_second:
-                return unit
+        return unit_between(float(time), float(time))
     return None
+
+
+def unit_between(first: float, last: float) -> str | None:
+    """Returns the unit in which some number from `first` to `last` is a time of the years 2001 to 2100, or None when
+    this unit may be milliseconds, or there is none."""
+    units = [
+        unit for unit, a_second in _UNITS.items() if first < _SECONDS_TO * a_second and last >= _SECONDS_FROM * a_second
+    ]
+    return None if not units or "milliseconds" in units else units[0]
+
+
+def is_recent(time: int) -> bool:
+    """Returns whether a time in milliseconds is one of the years 2001 to 2100."""
+    return _SECONDS_FROM * 1000 <= time < _SECONDS_TO * 1000
 
 
 def are_plain(times: list[Any]) -> bool:

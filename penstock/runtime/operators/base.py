@@ -102,6 +102,11 @@ class Stage:
         """Takes a watermark, and returns the watermark that follows downstream. Only for stages with event time."""
         return watermark
 
+    def doubts(self, greatest: int) -> bool:
+        """Returns whether this time, the greatest of a micro-batch in the operation stream, may be one in another unit,
+        so that the stage must see the records. Only for stages with event time."""
+        return False
+
     def observe(self, greatest: int) -> None:
         """Notes that records up to this time have passed in the operation stream. Only for stages with event time."""
 

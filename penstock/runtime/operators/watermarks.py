@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from penstock.runtime.errors import RecordError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, are_plain, as_ms, duration_ms, other_unit
 from penstock.runtime.operators.base import Operator, Stage, StageContext
 from penstock.runtime.records.batch import Batch
@@ -55,7 +54,6 @@ class Marking(Stage):
         self._out_of_orderness_ms = operator.out_of_orderness_ms
         self._grain = context.time_grain
         self._greatest: int | None = None  # the greatest time seen
-        self._wrong_unit: RecordError | None = None
         self._idle_s = None if operator.idle_ms is None else operator.idle_ms / 1000
         self.timed = self._idle_s is not None
         self._idle = False
@@ -71,28 +69,30 @@ class Marking(Stage):
         times: list[Any] = []
         with attempt():
             times = each(time, batch)
-        if self._greatest is None:
-            self._check_unit(batch)
         if len(times) != len(batch) or not are_plain(times):
             # The time of some record is not a plain number. Find out which one, and whether it is wrong.
             batch, times = select(lambda record: as_ms(time(record)), batch, self.errors)
             if not times:
                 return batch
+        if self._greatest is None:
+            self._check_unit(batch[0])
         self.observe(max(times))
         return batch
 
-    def _check_unit(self, batch: list[Any]) -> None:
-        """Fails when the first times are most likely not in milliseconds. Datetimes may be of any year."""
-        with attempt():  # other checks find a record without a time
-            first = self._time(batch[0])
-            if (unit := other_unit(first)) is not None:
-                error = ValueError(
-                    f"the time {first!r} is most likely in {unit} since 1970, and was taken for milliseconds; give "
-                    "milliseconds or datetimes with a time zone (by datetimes January 1970 can be said, too)"
-                )
-                self._wrong_unit = self.errors.failure(batch[0], error)
-        if self._wrong_unit is not None:
-            raise self._wrong_unit
+    def _check_unit(self, record: Any) -> None:
+        """Fails when the first time is most likely not in milliseconds. Datetimes may be of any year."""
+        first: Any = None
+        with attempt():  # it has been taken before
+            first = self._time(record)
+        if (unit := other_unit(first)) is not None:
+            error = ValueError(
+                f"the time {first!r} is most likely in {unit} since 1970, and was taken for milliseconds; give "
+                "milliseconds or datetimes with a time zone (by datetimes January 1970 can be said, too)"
+            )
+            raise self.errors.failure(record, error)
+
+    def doubts(self, greatest: int) -> bool:
+        return self._greatest is None and other_unit(greatest) is not None
 
     def observe(self, greatest: int) -> None:
         if self._greatest is None or greatest > self._greatest:

@@ -14,14 +14,22 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time.watermark import IDLE, are_plain, as_ms, duration_ms
+from penstock.runtime.event_time.watermark import (
+    END_OF_TIME,
+    IDLE,
+    are_plain,
+    as_ms,
+    duration_ms,
+    is_recent,
+    unit_between,
+)
 from penstock.runtime.event_time.windows import Sliding
 from penstock.runtime.operators.aggregated import combines
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
@@ -144,6 +152,7 @@ class WindowAggregated(Operator):
 
     `emit` says when it emits. "final" (the default): a window's results when the watermark reaches its end, and again
     after late records. "latest": after each batch, the newest result of each key and window in the batch.
+    `own_time`: `time` is not how the watermark operator takes the time of a record.
     """
 
     keyed = True
@@ -156,6 +165,8 @@ class WindowAggregated(Operator):
         time: Callable[[Any], Any],
         lateness: float | timedelta = 0.0,
         emit: WindowEmit = "final",
+        *,
+        own_time: bool = False,
         **common: Any,
     ) -> None:
         self.kind = f"window_{aggregate.name}"
@@ -169,6 +180,7 @@ class WindowAggregated(Operator):
         self.window = window
         self.time = time
         self.emit = emit
+        self.own_time = own_time
         self.lateness_ms = duration_ms(lateness, f"{self.name!r}: lateness_s", least=0)
         self.time_grain = math.gcd(window.grain, self.lateness_ms)
         self.outputs = (LATE, *self.outputs)
@@ -202,6 +214,7 @@ class _Windowing(Stage):
         self._size = operator.window.size
         self._lateness = operator.lateness_ms
         self._emit = operator.emit
+        self._unit_known = not operator.own_time  # whether times and watermarks are in the same unit
         self._watermark: int | None = None  # the greatest watermark so far
         self._fired: int | None = None  # the results of windows that end up to this time have left
         self._map = _WindowMap(operator.aggregate, context.epochs)
@@ -213,8 +226,10 @@ class _Windowing(Stage):
         closed = None if self._watermark is None else self._watermark - self._size - self._lateness
         if batch.partial:
             starts, values = [start for start, _ in values], [partial for _, partial in values]
+            self._check_unit(starts, self._size - 1, zip(keys, values, strict=True))
         else:
             keys, values, times = windowed.timed(keys, values, self.errors)
+            self._check_unit(times, 0, values)
             if closed is not None and times:
                 keys, values, times = self._without_late(keys, values, times, closed)
             keys, starts, values = windowed.assign(*windowed.valued(keys, values, times, self.errors))
@@ -233,6 +248,24 @@ class _Windowing(Stage):
             if self._emit == "latest" or self._has_fired(start):
                 out += self._results(start, _distinct(some))
         return out
+
+    def _check_unit(self, times: Collection[int], span: int, records: Iterable[Any]) -> None:
+        """Fails when the first times that the stage compares with a watermark are most likely not in milliseconds. They
+        lie from `times` to a `span` after them. Times that are wrong together with the watermarks are found there; and
+        where the watermark is not of our time either, as in a simulation, any time may be meant."""
+        if self._unit_known or self._watermark is None or not times:
+            return
+        self._unit_known = True
+        units = {unit_between(time, time + span) for time in times} if is_recent(self._watermark) else {None}
+        if None in units:
+            return
+        first, later = next(iter(times)), " or a little later" if span else ""
+        error = ValueError(
+            f"the time {first}{later} is most likely in {units.pop()} since 1970, and was taken for milliseconds: the "
+            f"watermark is at {self._watermark}; let time= of window() give milliseconds or datetimes with a time "
+            "zone, as the time of watermark() does"
+        )
+        raise self.errors.failure(next(iter(records)), error)
 
     def _has_fired(self, start: int) -> bool:
         return self._fired is not None and start + self._size <= self._fired
@@ -272,6 +305,8 @@ class _Windowing(Stage):
             return
         self._watermark = self._fired = watermark
         windows = self._map.windows
+        if watermark != END_OF_TIME:
+            self._check_unit(windows, self._size - 1, (pair for window in windows.values() for pair in window.items()))
         for start in sorted(windows):
             if start + size > watermark:
                 break
@@ -301,6 +336,7 @@ class _Windowing(Stage):
         said = [watermark for watermark, *_ in saved.own]
         self._watermark = max((watermark for watermark in said if watermark is not None), default=None)
         self._fired = None if None in said else min(said, default=None)
+        self._unit_known = self._unit_known or self._watermark is not None
 
 
 def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int, tuple[list[Any], list[Any]]]:

@@ -644,7 +644,8 @@ class WindowedStream:
         return None if value is None else _selector(value, method, self._stream._fields)
 
     def _aggregate(self, what: aggregate.Aggregate, emit: WindowEmit, options: Mapping[str, Any]) -> Stream:
-        operator = WindowAggregated(what, self._window, self._time, self._lateness, emit, **options)
+        own = self._time is not self._stream._time
+        operator = WindowAggregated(what, self._window, self._time, self._lateness, emit, own_time=own, **options)
         return self._stream._flow._add(operator, (self._stream,))
 
 

@@ -822,6 +822,11 @@ class Task:
                 size.measure(len(part), took, bool(batch))
             yield []
 
+    def doubts(self, position: int, answer: MicroBatchResult) -> bool:
+        """Returns whether the task must process the records of an answer itself, to find out what their times mean."""
+        greatest = answer.greatest
+        return greatest is not None and any(stage.doubts(greatest) for stage in self.stages[:position])
+
     def continue_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
         """Yields the outputs of an answer, after they have passed the stages after the range."""
         one_to_one = [stage.context.operator.one_to_one for stage in self.stages[:position]]
