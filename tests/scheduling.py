@@ -57,6 +57,7 @@ FIRST = (
     "tests/local/test_local_job.py",
     "tests/e2e/test_in_main.py",
     "tests/bridge/test_arrow_raydp.py",
+    "tests/bridge/test_lost_executor.py",
     "tests/epochs/test_store_s3.py",
     "tests/epochs/test_store_faults.py",
     "tests/docs/test_examples.py::test_examples",
