@@ -18,14 +18,14 @@ _START_S = 180.0
 def session_of(kind: Kind, cores: int, memory: str) -> Iterator[Session]:
     """A session of one executor, on cores of this machine."""
     if kind == "pyspark":
-        with open_session(SparkOptions(kind=kind, cores=cores, memory=memory, start_seconds=_START_S)) as session:
+        with open_session(SparkOptions(kind=kind, cores=cores, memory=memory, start_s=_START_S)) as session:
             yield session
         return
     import ray
 
     ray_cluster()
     try:
-        options = SparkOptions(kind=kind, cores=cores, memory=memory, start_seconds=_START_S, put=ray.put)
+        options = SparkOptions(kind=kind, cores=cores, memory=memory, start_s=_START_S, put=ray.put)
         with open_session(options) as session:
             yield session
     finally:

@@ -4,7 +4,7 @@ Each start of Spark is a *life* with a number of its own. Late messages about an
 
 Spark is given up only for a reason: its start has failed, it has reported that it does not work, its process has died,
 the ranges that it has compiled are no longer those of the job, or it has exceeded a limit that the options name. The
-limits are `SparkOptions.prepare_seconds` for the start, and `hang_timeout_s` of `run()` for the answer to the question
+limits are `SparkOptions.prepare_s` for the start, and `hang_timeout_s` of `run()` for the answer to the question
 whether it lives. Waiting counts only while the asking process itself runs: the time between two looks counts up to a
 few seconds, so that a JobMaster that was paused does not take its own pause for Spark's silence.
 """
@@ -76,7 +76,7 @@ class SparkLife:
 
     def __init__(self, prepare_s: float, silence_s: float) -> None:
         self._limits = {
-            SparkState.PREPARING: (prepare_s, "Spark was not ready within prepare_seconds={:g} seconds"),
+            SparkState.PREPARING: (prepare_s, "Spark was not ready within prepare_s={:g} seconds"),
             SparkState.DOUBTED: (silence_s, "Spark has not answered for hang_timeout_s={:g} seconds"),
         }
         self._machine = Machine(SPARK_LIFE, "the job's Spark")

@@ -164,3 +164,13 @@ def renamed(**names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return checked
 
     return decorate
+
+
+def renamed_fields(**names: str) -> Callable[[type[T]], type[T]]:
+    """Decorates a dataclass whose fields had other names, as `renamed` does a function."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        cls.__init__ = renamed(**names)(vars(cls)["__init__"])  # type: ignore[method-assign]
+        return cls
+
+    return decorate

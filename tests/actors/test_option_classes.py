@@ -50,7 +50,7 @@ class SessionOfSpark:
         ({"stand_in": 5}, "stand_in=5; it must be a function, or None"),
         *(
             ({name: wrong}, f"{name}={wrong!r}; ")
-            for name in ("start_seconds", "prepare_seconds")
+            for name in ("start_s", "prepare_s")
             for wrong in (0, -1, "x", math.nan, True)
         ),
     ],
@@ -68,7 +68,7 @@ def test_wrong_options_of_spark(wrong: dict[str, Any], message: str) -> None:
         *({"memory": amount} for amount in ("512M", "2g", "1.5g", "2 GB", "1024", "100m", "2gb", "1T")),
         {"conf": {"spark.sql.shuffle.partitions": 7, "spark.sql.ansi.enabled": True}},
         {"cores": 256, "executors": 1_000, "cpus": 0, "master": "spark://a:7077", "python": "/of/another/machine"},
-        {"start_seconds": timedelta(seconds=2), "prepare_seconds": 1, "existing": SessionOfSpark(), "put": print},
+        {"start_s": timedelta(seconds=2), "prepare_s": 1, "existing": SessionOfSpark(), "put": print},
     ],
     ids=", ".join,  # of the names: processes must collect the same tests, and an object shows its address
 )

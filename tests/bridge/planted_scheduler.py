@@ -62,7 +62,7 @@ def _short_patience() -> Any:
     return mock.patch.object(SparkLife, "__init__", lambda self, prepare_s, _: init(self, prepare_s, 5.0))
 
 
-@planted_fault(_LIFE, _test("test_a_start_that_exceeds_prepare_seconds_is_given_up"))
+@planted_fault(_LIFE, _test("test_a_start_that_exceeds_prepare_s_is_given_up"))
 def _endless_start() -> Any:
     """Nothing bounds the start of Spark."""
     init = SparkLife.__init__

@@ -62,7 +62,7 @@ class ScheduledJob:
         self._inboxes: dict[int, deque[DivertTasks | UndivertTasks]] = {0: deque(), 1: deque()}
         self._ids = iter(range(1, 10**9))
         self.make_tasks()
-        options = DualOptions(burst, SparkOptions(prepare_seconds=PREPARE_S))
+        options = DualOptions(burst, SparkOptions(prepare_s=PREPARE_S))
         self.scheduler = ParadigmScheduler(self.plan, options, HANG_S)
 
     # --- the workers -----------------------------------------------------------------------------------------------

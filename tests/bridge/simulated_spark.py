@@ -111,7 +111,7 @@ class SimulatedSpark:
             epoch_s=None,
         )
         self._scheduler = ParadigmScheduler(
-            self.plan, DualOptions(burst, SparkOptions(prepare_seconds=PREPARE_S)), HANG_S
+            self.plan, DualOptions(burst, SparkOptions(prepare_s=PREPARE_S)), HANG_S
         )
         self._checks = CommandChecks(self.plan, PREPARE_S, HANG_S, NODE)
         self._sparks: dict[int, Spark] = {}

@@ -66,7 +66,7 @@ def session(cluster: str) -> Iterator[Session]:
     try:
         assert group.wait(30)
         options = SparkOptions(
-            kind="raydp", cores=2, put=ray.put, placement_group=group, bundle_indexes=[0], start_seconds=120
+            kind="raydp", cores=2, put=ray.put, placement_group=group, bundle_indexes=[0], start_s=120
         )
         with open_session(options) as opened:
             yield opened

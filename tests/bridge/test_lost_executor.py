@@ -49,7 +49,7 @@ def session(cluster: str) -> Iterator[Session]:
             put=ray.put,
             placement_group=group,
             bundle_indexes=[0, 1],
-            start_seconds=240,
+            start_s=240,
         )
         with open_session(options) as opened:
             wait_until(lambda: len(opened.executors()) == 2, "both executors are there", LIMIT_S)

@@ -755,14 +755,14 @@ def test_it_is_started_once_however_long_that_takes() -> None:
     assert job.state() == "SWITCHING"
 
 
-def test_a_start_that_exceeds_prepare_seconds_is_given_up() -> None:
+def test_a_start_that_exceeds_prepare_s_is_given_up() -> None:
     job = start(two())
     job.takes_long = True
     job.look(int(4 * PREPARE_S) + 1)
     assert job.lives[1].state == "GIVEN_UP"
-    assert job.scheduler.status()["spark"] == "not to be had: Spark was not ready within prepare_seconds=120 seconds"
+    assert job.scheduler.status()["spark"] == "not to be had: Spark was not ready within prepare_s=120 seconds"
     assert len(job.warnings) == 1
-    assert "prepare_seconds=120" in job.warnings[0]
+    assert "prepare_s=120" in job.warnings[0]
     job.do(job.scheduler.spark_ready(job.now, 1, FACTS))
     assert job.told == [], "too late"
     job.takes_long = False
@@ -774,10 +774,10 @@ def test_a_start_that_exceeds_prepare_seconds_is_given_up() -> None:
 
 def test_the_limit_of_a_start_is_named_in_the_options() -> None:
     assert SparkOptions().prepare_limit_s == 600.0
-    assert SparkOptions(start_seconds=3).prepare_limit_s == 30.0
-    assert SparkOptions(prepare_seconds=7).prepare_limit_s == 7.0
-    with pytest.raises(FlowError, match="prepare_seconds"):
-        SparkOptions(prepare_seconds=0)
+    assert SparkOptions(start_s=3).prepare_limit_s == 30.0
+    assert SparkOptions(prepare_s=7).prepare_limit_s == 7.0
+    with pytest.raises(FlowError, match="prepare_s"):
+        SparkOptions(prepare_s=0)
 
 
 # --- ranges that lead --------------------------------------------------------------------------------------------

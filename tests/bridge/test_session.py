@@ -106,7 +106,7 @@ def fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str,
         (GOOD, JAVA, "ModuleNotFoundError: No module named 'pyspark'", "another Python", "spark.pyspark.python"),
         (GOOD, JAVA, "1 of 2 executors came up", "1 of 2 executors", "fewer or smaller"),
         (GOOD, JAVA, "All masters are unresponsive! Giving up.", "no Spark master", "`master`"),
-        (GOOD, JAVA, "timed out: no session after 60 s", "no session after 60 s", "`start_seconds`"),
+        (GOOD, JAVA, "timed out: no session after 60 s", "no session after 60 s", "`start_s`"),
         (GOOD, JAVA, "java.net.BindException: Cannot assign requested address", "host name", "SPARK_LOCAL_IP"),
         (GOOD, JAVA, "java.io.IOException: No space left on device", "no space left", "spark.local.dir"),
         (GOOD, JAVA, "RuntimeError: JAVA_GATEWAY_EXITED", "ended as soon as it was started", "Java 17"),
@@ -176,8 +176,8 @@ def test_raydp_without_ray_is_refused() -> None:
 
 def test_a_start_that_hangs_is_ended(fake_java: Any) -> None:
     folder = fake_java("17.0.1", "echo $$ > $(dirname $0)/pid; exec sleep 600")
-    with pytest.raises(SparkUnavailable, match=r"timed out: no session after 2 s.*`start_seconds`"):
-        open_session(SparkOptions(kind="pyspark", start_seconds=2))
+    with pytest.raises(SparkUnavailable, match=r"timed out: no session after 2 s.*`start_s`"):
+        open_session(SparkOptions(kind="pyspark", start_s=2))
     assert wait_until(lambda: not alive(int((folder / "pid").read_text()))), "the fake java still runs"
 
 

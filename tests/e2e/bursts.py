@@ -310,7 +310,7 @@ def await_calm(job: Any, calm_s: float = 4.0) -> None:
 
 def started(case: Case, kind: str, *, dual: Any = "on", cores: int = 8, workers: int = 1, **options: Any) -> Any:
     """The running job of a case."""
-    spark = SparkOptions(kind=kind, cores=cores, cpus=0, start_seconds=LIMIT_S)  # type: ignore[arg-type]
+    spark = SparkOptions(kind=kind, cores=cores, cpus=0, start_s=LIMIT_S)  # type: ignore[arg-type]
     spark_if_used = None if dual == "off" else spark
     return ps.run(
         case.flow(f"burst-{case.kind}-{time.time_ns():x}"), workers=workers, dual=dual, spark=spark_if_used, **options

@@ -24,7 +24,7 @@ def test_a_burst_inside_goes_to_spark_and_comes_back(cluster: str, tmp_path: Pat
     """That it is seen where it is: tests/bridge/test_burst_inside.py. The other kinds, RayDP, and when each is seen:
     `python -m tests.e2e.bursts`, and the switch campaign."""
     case = bursts.Case("inside", tmp_path)
-    spark = SparkOptions(kind="pyspark", start_seconds=bursts.LIMIT_S)
+    spark = SparkOptions(kind="pyspark", start_s=bursts.LIMIT_S)
     # By the queue alone: on a busy machine, Spark need not be quicker.
     job = run(case.flow(f"inside-{time.time_ns():x}"), workers=1, dual="on,k=0.2", spark=spark)
     bursts.await_calm(job, calm_s=0.0)

@@ -36,7 +36,7 @@ def test_windows_are_exact_while_the_job_switches_and_processes_die(
     lines = flow.read(ps.sources.Generator(case.line, 1_000), name="lines", parallelism=1).rebalance()
     found = ps.sinks.Collect()
     case.build(lines, found)
-    spark = SparkOptions(kind="pyspark", start_seconds=LIMIT_S)
+    spark = SparkOptions(kind="pyspark", start_s=LIMIT_S)
     job = run(flow, workers=2, dual="toggle:1", spark=spark, epoch_interval_s=0.5, max_restarts=20)
 
     def seen(condition: Callable[[dict[str, Any], dict[str, Any]], object], what: str) -> dict[str, Any]:

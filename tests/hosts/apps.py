@@ -114,7 +114,7 @@ def driver(settings: dict[str, Any]) -> None:
         nodes = sorted(node["NodeManagerAddress"] for node in ray.nodes())[:count]
         group = placement_group([{"CPU": 1, "memory": _EXECUTOR_BYTES, f"node:{node}": 0.001} for node in nodes])
         spark = SparkOptions(
-            kind="raydp", cores=1, executors=count, memory="512M", placement_group=group, start_seconds=LIMIT_S
+            kind="raydp", cores=1, executors=count, memory="512M", placement_group=group, start_s=LIMIT_S
         )
         options = {"dual": settings["dual"], "spark": spark}
     began = time.monotonic()

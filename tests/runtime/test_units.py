@@ -6,8 +6,9 @@ import inspect
 import math
 import pickle
 import pydoc
+import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock import testing
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.session import SparkOptions
 from penstock.placement.adoption import AdoptionOptions
+from penstock.placement.options import PlacementOptions
 from penstock.runtime.errors import FlowError
 from penstock.runtime.units import Seconds, seconds
 
@@ -53,6 +55,11 @@ def test_generators_take_both() -> None:
         (lambda **old: ps.Sliding(10, slide=1, **old), "Sliding: slide= is called slide_s= now"),
         (lambda **old: ps.sources.Generator(str, duration=1, **old), "Generator: duration= is called duration_s= now"),
         (lambda **old: ps.sinks.Files("x", part_seconds=1, **old), "Files: part_seconds= is called part_s= now"),
+        (lambda **old: SparkOptions(start_seconds=1, **old), "SparkOptions: start_seconds= is called start_s= now"),
+        (
+            lambda **old: SparkOptions(prepare_seconds=1, **old),
+            "SparkOptions: prepare_seconds= is called prepare_s= now",
+        ),
     ],
 )
 def test_an_old_name_says_the_new_one(old: Callable[..., Any], message: str) -> None:
@@ -68,6 +75,20 @@ def test_every_bare_number_of_run_has_its_unit_in_its_name() -> None:
             if "float" in str(parameter.annotation) and name not in others:
                 assert name.endswith("_s"), name
                 assert "timedelta" in str(parameter.annotation), name
+
+
+# What a number of an option is, if it is no duration.
+RATIOS = {"delta", "k", "margin", "near", "dwell_costs", "headroom", "range_below", "factor", "node_cost", "busy"}
+AMOUNTS = {"cpus", "core_bytes_per_s", "pin"}
+
+
+@pytest.mark.parametrize("options", [AdoptionOptions, BurstOptions, PlacementOptions, SparkOptions])
+def test_every_bare_number_of_an_option_class_has_its_unit_in_its_name(options: type[Any]) -> None:
+    """A field is a duration unless it is known to be something else, and each name has one end for each unit."""
+    for field in fields(options):
+        if any(kind in str(field.type) for kind in ("float", "Seconds", "timedelta")):
+            assert field.name.endswith("_s") or field.name in RATIOS | AMOUNTS, field.name
+        assert not re.search("second|millis|minute|_ms", field.name), field.name
 
 
 class Timed(ps.Process):
@@ -175,5 +196,5 @@ def test_a_field_that_is_a_duration() -> None:
 def test_options_of_bursts_of_spark_and_of_placement_take_timedeltas() -> None:
     minute = timedelta(minutes=1)
     assert BurstOptions(backoff_first_s=minute).backoff_first_s == 60
-    assert SparkOptions(start_seconds=minute).start_seconds == 60
+    assert SparkOptions(start_s=minute).start_s == 60
     assert AdoptionOptions(rest_s=minute).rest_s == 60

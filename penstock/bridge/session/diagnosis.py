@@ -138,7 +138,7 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
     (
         r"(\d+ of \d+) executors came up",
         "timed out: {0} executors came up. The cluster has no free cores or memory for more, or cannot be reached: "
-        "ask for fewer or smaller ones, or give a busy cluster more time with `start_seconds`.",
+        "ask for fewer or smaller ones, or give a busy cluster more time with `start_s`.",
     ),
     (
         r"All masters are unresponsive|Could not parse Master URL|Failed to connect to master|Invalid master URL",
@@ -146,7 +146,7 @@ _SYMPTOMS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(timed out: [^\n]*)",
-        "{0}. Give a busy machine more time with `start_seconds`, and look for other causes with "
+        "{0}. Give a busy machine more time with `start_s`, and look for other causes with "
         'conf={{"spark.log.level": "INFO"}} and logging at DEBUG.',
     ),
     (

@@ -68,9 +68,9 @@ def start_pyspark(options: SparkOptions) -> Session:
         jvm.kill()
 
     try:
-        spark = in_time(options.start_seconds, work, jvm.kill, end)
+        spark = in_time(options.start_s, work, jvm.kill, end)
     except TooLate:
-        late = f"timed out: no session after {options.start_seconds:g} s"
+        late = f"timed out: no session after {options.start_s:g} s"
         raise unavailable("pyspark", f"{jvm.said()}\n{late}") from None
     except DidNotStart as error:
         raise unavailable("pyspark", f"{error}\n{jvm.said()}") from None

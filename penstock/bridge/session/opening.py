@@ -104,7 +104,7 @@ def _tested(session: Session, options: SparkOptions) -> Session:
     try:
         if session.kind != "adopted":
             _await_executors(session, options)
-        self_test(session, options.start_seconds)
+        self_test(session, options.start_s)
     except BaseException:
         session.stop()
         raise
@@ -115,7 +115,7 @@ def _tested(session: Session, options: SparkOptions) -> Session:
 def _await_executors(session: Session, options: SparkOptions) -> None:
     local = str(session.spark.sparkContext.master).startswith("local")
     wanted = 1 if local else options.executors
-    deadline = time.monotonic() + options.start_seconds
+    deadline = time.monotonic() + options.start_s
     while True:
         try:
             up = len(session.executors())

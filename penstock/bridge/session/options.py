@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock.runtime.errors import WrongValue, shorten
-from penstock.runtime.units import Seconds, above_zero, choice, number, whole
+from penstock.runtime.units import Seconds, above_zero, choice, number, renamed_fields, whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +23,7 @@ _MOST_CORES = 4_096
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:b|[kmgtp]b?)?\s*", re.IGNORECASE)
 
 
+@renamed_fields(start_seconds="start_s", prepare_seconds="prepare_s")
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions:
     """Says which Spark session a job uses. Defaults are in parentheses.
@@ -51,11 +52,11 @@ class SparkOptions:
     settings that Spark SQL can change.
     `python` (None): the interpreter with which executors run Python functions. With None, it is the one that runs now.
     `put` (None): `ray.put`, which RayDP needs, with Ray connected.
-    `start_seconds` (60): the time limit for the start of the session, then again for the wait for executors, and then
+    `start_s` (60): the time limit for the start of the session, then again for the wait for executors, and then
     again for the test. It is in seconds, or a timedelta, above 0.
-    `prepare_seconds` (None): the time limit for all that a job does before its first micro-batch: room on the cluster,
+    `prepare_s` (None): the time limit for all that a job does before its first micro-batch: room on the cluster,
     the session, and a trial of the job's operators. It is in seconds, or a timedelta, above 0, and ends a start that
-    takes longer, also where it is below `start_seconds`. With None, it is ten times `start_seconds`.
+    takes longer, also where it is below `start_s`. With None, it is ten times `start_s`.
 
     For tests:
 
@@ -77,15 +78,15 @@ class SparkOptions:
     master: str | None = None
     name: str = "penstock"
     python: str | None = None
-    start_seconds: Seconds = Seconds(60.0, above=True)
-    prepare_seconds: float | timedelta | None = None
+    start_s: Seconds = Seconds(60.0, above=True)
+    prepare_s: float | timedelta | None = None
     stand_in: Callable[[Sequence[Any]], Any] | None = None
 
     @property
     def prepare_limit_s(self) -> float:
         """Returns after how many seconds a job gives up the Spark that it prepares."""
-        given = self.prepare_seconds
-        return 10 * self.start_seconds if given is None else above_zero(given, "prepare_seconds")
+        given = self.prepare_s
+        return 10 * self.start_s if given is None else above_zero(given, "prepare_s")
 
     def __post_init__(self) -> None:
         choice(self.kind, "kind", get_args(Kind))

@@ -108,9 +108,9 @@ def start_raydp(options: SparkOptions) -> Session:
                 os.kill(pid, signal.SIGKILL)
 
     try:
-        spark = in_time(options.start_seconds, work, give_up, lambda _: _end_raydp())
+        spark = in_time(options.start_s, work, give_up, lambda _: _end_raydp())
     except TooLate:
-        raise unavailable("raydp", f"timed out: RayDP had not started after {options.start_seconds:g} s") from None
+        raise unavailable("raydp", f"timed out: RayDP had not started after {options.start_s:g} s") from None
     except DidNotStart as error:
         raise unavailable("raydp", str(error)) from None
     return Session(spark, "raydp", options.cores * options.executors, _end_raydp, put=options.put)
