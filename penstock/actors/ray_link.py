@@ -101,7 +101,21 @@ class RayLink:
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:
+            end = self._end_if_known()
+            if end is not None:
+                raise JobError(f"{end.words(self._name)}; {method} needs a running job") from error
             raise JobError(f"{method} was interrupted, because the job's JobMaster died; try again") from error
+
+    def _end_if_known(self) -> JobEnd | None:
+        """Returns the job's end after a call has found no JobMaster, or None when Ray starts the JobMaster again. A
+        JobMaster tells the end before it goes."""
+        if not ray.wait([self._outcome], timeout=_PATIENCE_S)[0]:
+            return None
+        try:
+            end: JobEnd = ray.get(self._outcome)
+        except RayError:  # it has died, and Ray does not start it again
+            return JobEnd("FAILED")
+        return end
 
     def tell(self, method: str) -> bool:
         """See JobLink."""
