@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -673,6 +674,26 @@ def test_what_a_job_that_has_ended_is_asked_names_it_and_its_state(
 
 def fails(word: str) -> str:
     raise ValueError(word)
+
+
+def test_the_repr_of_a_job_says_what_it_does_and_how_it_ended(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    name = fresh_name()
+    job = ps.run(ticking(name, 10_000_000), workers=2, local=True, spares=False, checkpoints=tmp_path)
+    wait_until(lambda: job.status()["records_written"] > 0 and job.status()["uptime_s"] >= 1, "records come through")
+    running = rf"<Job '{name}': RUNNING for [\d,]+ s on 2 workers, [\d,]+ records read, [\d,]+ written>"
+    assert re.fullmatch(running, repr(job))
+    job.cancel()
+    job.wait(LIMIT_S, progress=False)
+    assert re.fullmatch(running.replace("RUNNING for", "CANCELLED after"), repr(job))
+
+
+def test_the_repr_of_a_job_that_has_failed_says_why_in_one_line(fresh_name: Callable[[], str], tmp_path: Path) -> None:
+    flow = ps.Flow(name := fresh_name())
+    flow.read(ps.sources.Memory(["a"])).map(fails, name="failing").write(ps.sinks.Null())
+    job = ps.run(flow, local=True, spares=False, checkpoints=tmp_path)
+    with pytest.raises(ps.JobFailed):
+        job.wait(LIMIT_S, progress=False)
+    assert re.fullmatch(rf"<Job '{name}': FAILED.*: operator 'failing' failed: ValueError: a>", repr(job))
 
 
 def test_a_job_that_fails_before_its_first_epoch_leaves_no_directory(
