@@ -209,6 +209,25 @@ def test_counts_of_words_of_many_lines(session: Session) -> None:
     assert total == {"to": 40_000, "be": 40_000, "or": 20_000, "not": 20_000}
 
 
+def part_of(_: str) -> int:
+    """The part of a micro-batch that this Python worker of Spark has."""
+    from pyspark import TaskContext
+
+    part = TaskContext.get()
+    assert part is not None
+    return part.partitionId()
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_records_of_one_key_are_divided_among_all_cores_in_python_too(columns: bool, session: Session) -> None:
+    form = form_of(lambda s: s.map(part_of).write(ps.sinks.Null()), ["x"])
+    texts = ["hot"] * 8_000
+    batch = pa.record_batch([pa.array(texts)], ["value"]) if columns else as_columns(texts)
+    answer = Operations(session, [form]).answer(form.chain, form.position, batch)
+    counts = Counter(part for batch in answer.batches for part in batch)
+    assert counts == {part: 8_000 // session.cores for part in range(session.cores)}
+
+
 @pytest.mark.parametrize(
     ("rows", "build"),
     [
