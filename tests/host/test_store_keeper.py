@@ -429,3 +429,26 @@ def test_a_series_that_was_replaced_meanwhile_is_compacted_as_it_was(
     watched.keeper.tidy(9, hear)
     assert both.wait(60)
     assert replaced == [(0, blobs), (1, blobs)]
+
+
+def test_what_was_replaced_and_deleted_before_its_compaction_is_not_lost(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task may save its whole state while the compaction of its earlier snapshots waits for its turn."""
+    keeper = watched.keeper
+    blobs = [watched.blob(n) for n in range(1, 9)]
+    whole = watched.blob(9)
+
+    def deleted(store: Store, *_: Any) -> Blob:
+        for epoch in (9, 10):
+            keeper.save(watched.manifest(epoch, whole))
+        store.collect(2)
+        return store.get(blobs[0])  # type: ignore[return-value]  # it raises
+
+    monkeypatch.setattr(keeper_module, "compact_snapshots", deleted)
+    keeper.save(watched.manifest(8, *blobs))
+    keeper._compact_all({0: blobs}, 8, 8, Mock())
+    keeper._work.get(timeout=60)()
+    keeper.look()
+    assert watched.told == []
+    assert keeper.damage is None

@@ -300,8 +300,10 @@ class StoreKeeper:
         return any(blob.name == other.name for manifest in self._kept for other in manifest.blobs())
 
     def _watch_over(self, blobs: list[Blob]) -> None:
+        """Examines the blobs of a compaction that could not read them. Those that no epoch needs any more may have been
+        deleted while the compaction waited for its turn."""
         try:
-            self._examine_now(blobs)
+            self._examine_now(filter(self._needs, blobs))
         except StoreError as error:
             logger.info("job %s: the store cannot be checked now, and is checked later: %s", self.store.job, error)
 
