@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from penstock.placement import baselines
 from penstock.placement.adoption import Verdict
 from penstock.placement.balance import Infeasible
 from penstock.placement.groups import NotPlaced
-from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST, HopCosts
+from penstock.placement.hop_costs import CORE_BYTES_PER_S, MESSAGE_BYTES, NODE_COST, HopCosts, Volume
+from penstock.placement.hop_latencies import HopLatencies, told_latencies
 from penstock.placement.known_load import KnownLoad
 from penstock.placement.monitor import Monitor
 from penstock.placement.options import PlacementOptions
@@ -31,7 +32,7 @@ from penstock.placement.sharing import shared
 from penstock.placement.topology import Topology, of_plan, with_data
 from penstock.placement.traffic import Bools, TrafficGraph
 from penstock.runtime.program.plan import Plan
-from penstock.runtime.transport.hop_meter import Row
+from penstock.runtime.worker.load import TrafficReport
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class Placer:
             ("between_nodes", "between_workers", "total", "intra_node_share")
         )
         self._hops: HopCosts | None = None  # as measured last
+        self._latencies = HopLatencies()  # in the same way
+        self._volume = Volume(0.0, 0.0, 0.0)
         self._told: list[dict[str, Any]] = []  # what tasks use and send, as measured last
         self._left = False
         self._known = ""  # the same by chain, for the next start
@@ -187,18 +190,18 @@ class Placer:
                 load[placed[task.number]] += 1
         return placed
 
-    def look(
-        self, plan: Plan, placed: dict[int, int], reports: Iterable[tuple[int, list[dict[str, Any]], list[Row]]]
-    ) -> dict[int, int] | None:
+    def look(self, plan: Plan, placed: dict[int, int], reports: Iterable[TrafficReport]) -> dict[int, int] | None:
         """Returns where tasks should run, computed from the workers' newest reports, or None when tasks should stay
         where they are."""
         monitor = self._monitor  # the supervising thread may replace the monitor, when the plan has changed
-        hops: list[list[Row]] = []
-        for at_ns, tasks, measured in reports:
-            monitor.take(at_ns, tasks)
-            hops.append(measured)
+        taken: list[TrafficReport] = []
+        for report in reports:
+            monitor.take(report.at_ns, report.tasks)
+            taken.append(report)
         # The workers of today have measured nothing of one that was lost, so the last figures stay until they have.
-        self._hops = HopCosts.of(hops) or self._hops
+        self._hops = HopCosts.of(report.rows for report in taken) or self._hops
+        node_of = self._at.layout.node_of_workers()
+        self._latencies = HopLatencies.of([report.times for report in taken], node_of).or_else(self._latencies)
         monitor.forget(plan)
         if monitor is not self._monitor or not monitor.ready(plan):
             return None
@@ -211,6 +214,9 @@ class Placer:
         allowed = self._allowed(plan, at)
         topology = _bound(monitor.topology(plan, speed), allowed)
         last = _bound(monitor.topology(plan, speed, smooth=False), allowed)
+        messages = monitor.messages(plan)
+        costs = topology.graph.plus(messages, self._message_bytes())
+        self._volume = Volume(messages.total_traffic, monitor.size(plan), costs.total_traffic)
         self._told = monitor.told(plan)
         self._known = KnownLoad.of(plan, topology).dumps()
         self._seen = {
@@ -225,10 +231,12 @@ class Placer:
 
         seen = Look(
             running,
-            Measured(last.graph, monitor.records(plan, smooth=False)),
-            Measured(topology.graph, monitor.records(plan)),
+            Measured(last.graph, monitor.records(plan, smooth=False), monitor.messages(plan, smooth=False)),
+            Measured(topology.graph, monitor.records(plan), messages),
             self._node_cost(),
             self._core_bytes_per_s(),
+            self._message_bytes(),
+            self._latencies,
             draw,
         )
         new, verdict = self._replanner.look(time.monotonic(), seen)
@@ -247,14 +255,18 @@ class Placer:
         given = self._options.adoption.node_cost
         if given is not None:
             return given
-        return NODE_COST if self._hops is None else self._hops.node_cost
+        return NODE_COST if self._hops is None else self._hops.node_cost(self._volume)
+
+    def _message_bytes(self) -> float:
+        """Returns how many bytes cost as much as a message, as far as that is measured."""
+        return MESSAGE_BYTES if self._hops is None else self._hops.message_bytes
 
     def _core_bytes_per_s(self) -> float:
         """Returns how many bytes a second a core takes from one worker of a node to another, in the same way."""
         given = self._options.adoption.core_bytes_per_s
         if given is not None:
             return given
-        return CORE_BYTES_PER_S if self._hops is None else self._hops.core_bytes_per_s
+        return CORE_BYTES_PER_S if self._hops is None else self._hops.core_bytes_per_s(self._volume)
 
     def leave(self) -> None:
         """Leaves all tasks where they are from now on, because somebody has said where tasks are to run."""
@@ -271,9 +283,10 @@ class Placer:
 
     def status(self) -> dict[str, Any]:
         """Returns the part of the status about placement: the nodes, the traffic between nodes and between workers as
-        measured last (bytes a second), what hops cost, the number of tasks that have migrated, and the last
-        decision."""
+        measured last (bytes a second), what hops cost and how long they take, the number of tasks that have migrated,
+        and the last decision."""
         hops, at = self._hops, self._at.layout
+        kinds = None if hops is None else {"worker": hops.worker, "node": hops.node, "network": hops.network}
         return {
             "method": self._options.method,
             "nodes": [{"name": node.name, "workers": node.workers, "speed": node.speed} for node in at.nodes],
@@ -281,7 +294,9 @@ class Placer:
             "moves": self._moves,
             "last": None if self._verdict is None else self._verdict.reason,
             "node_cost": self._node_cost(),
-            "hop_ns_per_kib": None if hops is None else {kind: 1024 * ns for kind, ns in asdict(hops).items()},
+            "hop_ns_per_kib": kinds and {kind: hop and 1024 * hop.byte_ns for kind, hop in kinds.items()},
+            "hop_ns_per_message": kinds and {kind: hop and hop.message_ns for kind, hop in kinds.items()},
+            "hop_us": told_latencies(self._latencies),
             **self._seen,
         }
 

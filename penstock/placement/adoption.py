@@ -3,7 +3,8 @@
 A migration costs each task that migrates a pause. So a new placement must be better by a margin, and must pay for the
 pauses within `horizon_s`. It pays in processor time, or in latency: each record waits for a while in each hop between
 workers, and longer in a hop between nodes, and what comes during a pause waits for its end. At a low rate records take
-next to no processor time, and only their latency says which placement is better.
+next to no processor time, and only their latency says which placement is better. What hops cost and how long they take
+is measured while the job runs (`placement/hop_costs.py`, `placement/hop_latencies.py`).
 
 After a migration the job is left alone for `rest_s`, because half of what is measured in that time still belongs to the
 old placement. A placement is better when less traffic crosses between workers, or when it takes load from a worker that
@@ -20,7 +21,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
+from penstock.placement.hop_latencies import HopLatencies
 from penstock.runtime.units import Seconds, number, number_above_zero
 
 if TYPE_CHECKING:
@@ -32,6 +36,10 @@ _CALM = 0.8
 
 # A worker gives tasks away when this takes more than so many cores off it.
 _LESS_OVERLOAD = 0.1
+
+# Tasks must exchange so many records that chance decides little. How much it decides is the sum of the roots of all
+# rates over the sum of the rates: at 0.8, a quarter of what is measured in ten seconds is chance.
+_CHANCE = 0.8
 
 _ROUNDING = 1e-6
 
@@ -46,8 +54,8 @@ class AdoptionOptions:
     `horizon_s` (60): the time within which a new placement must pay for the migrations.
     `rest_s` (20): the time after a migration in which no task moves.
     `pause_s` (0.05): the pause of a task that migrates. 0.02 to 0.03 s were measured.
-    `node_hop_s` (5e-05): how long a record waits between two workers of a node.
-    `network_hop_s` (0.0002): how long a record waits between two nodes.
+    `node_hop_s` (5e-05): how long a record waits between two workers of a node, until that is measured.
+    `network_hop_s` (0.0002): how long a record waits between two nodes, until that is measured.
     `node_cost` (None): the cost of a byte between two nodes, relative to that of a byte between two workers of a node,
     0 or more. With None it is measured.
     `core_bytes_per_s` (None): the bytes a second that one core sends from worker to worker of a node, above 0. With
@@ -92,11 +100,20 @@ def cost(placed: Placement, graph: TrafficGraph, node_cost: float) -> float:
     return graph.hop_cost(placed.worker_of, placed.node_of, node_cost)
 
 
-def waiting(placed: Placement, records: TrafficGraph, options: AdoptionOptions) -> float:
-    """Returns how many records wait in hops between workers at a time. `records` has records a second as traffic."""
+def waiting(
+    placed: Placement, records: TrafficGraph, options: AdoptionOptions, measured: HopLatencies | None = None
+) -> float:
+    """Returns how many records wait in hops at a time. `records` has records a second as traffic. `measured` says how
+    long hops take, and `options` does so for the kinds of hops that have not been measured."""
+    assumed = HopLatencies(0.0, options.node_hop_s, options.network_hop_s)
+    hops = assumed if measured is None else measured.or_else(assumed)
+    assert hops.worker is not None
+    assert hops.node is not None
+    assert hops.network is not None
     near = records.edge_cut(placed.worker_of)
     far = records.edge_cut(placed.node_of)
-    return (near - far) * options.node_hop_s + far * options.network_hop_s
+    inside = records.total_traffic - near
+    return inside * hops.worker + (near - far) * hops.node + far * hops.network
 
 
 def overload(placed: Placement, graph: TrafficGraph, options: AdoptionOptions) -> float:
@@ -138,6 +155,12 @@ def _at(tasks: Bools, records: TrafficGraph) -> float:
     return float(tasks.repeat(starts[1:] - starts[:-1]) @ records.traffic)
 
 
+def _certain(records: TrafficGraph) -> bool:
+    """Returns whether tasks exchange so many records that what was measured is not mostly chance."""
+    roots = float(np.sqrt(records.traffic).sum())
+    return roots <= _CHANCE * float(records.traffic.sum())
+
+
 def resting(since_move_s: float | None, options: AdoptionOptions) -> Verdict | None:
     """Returns the verdict on a job that moved tasks so many seconds ago (None: never) and must still rest. None means
     that the verdict depends on the plan."""
@@ -153,13 +176,14 @@ def hopeless(
     node_cost: float,
     core_bytes_per_s: float,
     records: TrafficGraph,
+    measured: HopLatencies | None = None,
 ) -> Verdict | None:
     """Returns the verdict on a job for which no plan could be worth the move of a single task, and otherwise None. The
     parameters are those of `decide`."""
     if overload(running, graph, options) > _LESS_OVERLOAD:
         return None
     saved_s = cost(running, graph, node_cost) / core_bytes_per_s * options.horizon_s
-    waits_s = waiting(running, records, options) * options.horizon_s
+    waits_s = waiting(running, records, options, measured) * options.horizon_s
     if max(saved_s, waits_s) > options.pause_s:
         return None
     return Verdict(
@@ -175,10 +199,11 @@ def decide(
     node_cost: float = NODE_COST,
     core_bytes_per_s: float = CORE_BYTES_PER_S,
     records: TrafficGraph | None = None,
+    measured: HopLatencies | None = None,
 ) -> Verdict:
     """Decides whether a job should move from the placement `running` to `new`. `node_cost`, `core_bytes_per_s`: see
     HopCosts. `records` is the graph of the same tasks with records a second as traffic. Without it latency does not
-    count."""
+    count. `measured`: see `waiting`."""
     moved = running.worker_of != new.worker_of
     moves = int(moved.sum())
     if not moves:
@@ -200,10 +225,11 @@ def decide(
     gain = (before - after) / core_bytes_per_s * options.horizon_s
     if gain < pause:
         saved_s = lost_s = 0.0
-        if records is not None:
-            saved_s = (waiting(running, records, options) - waiting(new, records, options)) * options.horizon_s
+        if records is not None and _certain(records):
+            waits, waits_after = (waiting(placed, records, options, measured) for placed in (running, new))
+            saved_s = (waits - waits_after) * options.horizon_s
             lost_s = _at(moved, records) * options.pause_s**2 / 2
-        if saved_s > max(lost_s, pause):  # at a few records a second, chance decides what was measured
+        if saved_s > max(lost_s, pause):
             return Verdict(
                 True,
                 f"{1 - after / before:.0%} less traffic crosses, and records wait {saved_s:.2g} s less in all in "

@@ -1,8 +1,8 @@
 """Measures what the tasks of a running job use and send (docs/papers.md: T12): turns the counters of workers into a
 graph for planning.
 
-Workers count anyway: each channel counts its records and bytes, and each task its processor time, the time for which
-its functions wait, and the processor time of threads that its functions have started
+Workers count anyway: each channel counts its records, bytes and messages, and each task its processor time, the time
+for which its functions wait, and the processor time of threads that its functions have started
 (`runtime/worker/processor_time.py`). So measuring costs only a question once in each period. The load of a task is what
 it takes from other tasks: its processor time, and the time for which it waits, because its worker has only one thread.
 A function usually waits for its threads, so of their processor time and the time that it waits only the greater one
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,13 @@ from penstock.runtime.program.plan import Plan
 #: evenly too.
 AT_REST = 0.01
 
-# To pass on a record costs about as much as to pass on so many bytes (benchmarks/record_path.py).
+# To encode and decode a record costs about as much as so many of its bytes (benchmarks/record_path.py). What a message
+# costs, in which many records may be, is measured (placement/hop_costs.py).
 RECORD_BYTES = 100.0
+
+
+#: Records, bytes and messages a second.
+_Rates = tuple[float, float, float]
 
 
 @dataclass
@@ -42,13 +48,13 @@ class _Seen:
     generation: int
     at_ns: int
     used_ns: tuple[int, int, int]  # its processor time, the time that it waits, the processor time of its threads
-    sent: dict[int, tuple[int, int]]
+    sent: dict[int, tuple[int, int, int]]
     used: tuple[float, float, float] = (0.0, 0.0, 0.0)  # the same, in seconds a second
     queued: float = 0.0
-    rates: dict[int, tuple[float, float]] = field(default_factory=dict)  # (records, bytes) by target task
+    rates: dict[int, _Rates] = field(default_factory=dict)  # by target task
     spans: int = 0  # that the rates are of
     used_now: tuple[float, float, float] = (0.0, 0.0, 0.0)  # in the last period alone
-    rates_now: dict[int, tuple[float, float]] = field(default_factory=dict)
+    rates_now: dict[int, _Rates] = field(default_factory=dict)
 
     def load(self, speed: float, *, smooth: bool) -> float:
         """Returns the task's load in cores of speed 1, when it runs on a core of this speed."""
@@ -67,7 +73,7 @@ class Monitor:
         """Takes a worker's report: its clock, and its tasks as `RunLoop.traffic` describes them."""
         for task in tasks:
             number, generation = task["number"], task["generation"]
-            sent = {target: (records, size) for target, records, size in task["sent"] if target is not None}
+            sent = {target: (*counts,) for target, *counts in task["sent"] if target is not None}
             before = self._seen.get(number)
             used_ns = task["cpu_ns"], task["waits_ns"], task["threads_ns"]
             now = _Seen(generation, at_ns, used_ns, sent)
@@ -92,13 +98,18 @@ class Monitor:
         rates = {}
         now.rates_now = {}
         for target in now.sent.keys() | before.rates.keys():
-            records, size = now.sent.get(target, (0, 0))
-            records_before, size_before = before.sent.get(target, (0, 0))
-            if records < records_before:  # a migration gives a task new channels
-                records_before = size_before = 0
-            was = before.rates.get(target, (0.0, 0.0))
-            is_ = now.rates_now[target] = (records - records_before) / seconds, (size - size_before) / seconds
-            rates[target] = was[0] + new * (is_[0] - was[0]), was[1] + new * (is_[1] - was[1])
+            counts = now.sent.get(target, (0, 0, 0))
+            counts_before = before.sent.get(target, (0, 0, 0))
+            if counts[0] < counts_before[0]:  # a migration gives a task new channels
+                counts_before = (0, 0, 0)
+            was = before.rates.get(target, (0.0, 0.0, 0.0))
+            records, size, messages = (
+                max(0, count - count_before) / seconds
+                for count, count_before in zip(counts, counts_before, strict=True)
+            )
+            is_ = now.rates_now[target] = records, size, messages
+            records, size, messages = (old + new * (rate - old) for old, rate in zip(was, is_, strict=True))
+            rates[target] = records, size, messages
         now.rates = rates
 
     def ready(self, plan: Plan) -> bool:
@@ -122,8 +133,8 @@ class Monitor:
                 "threads": seen.used[2],
                 "queued": seen.queued,
                 "sent": {
-                    names[target]: {"records_per_s": records, "bytes_per_s": size}
-                    for target, (records, size) in sorted(seen.rates.items())
+                    names[target]: {"records_per_s": records, "bytes_per_s": size, "messages_per_s": messages}
+                    for target, (records, size, messages) in sorted(seen.rates.items())
                     if target in names
                 },
             }
@@ -139,19 +150,29 @@ class Monitor:
             self._seen[task.number].load(of, smooth=smooth) if task.number in self._seen else 0.0
             for task, of in zip(plan.tasks, np.broadcast_to(speed, len(plan.tasks)).tolist(), strict=True)
         ]
-        graph = self._graph(plan, RECORD_BYTES, 1.0, np.array(loads) + AT_REST, smooth=smooth)
+        graph = self._graph(plan, (RECORD_BYTES, 1.0, 0.0), np.array(loads) + AT_REST, smooth=smooth)
         return replace(of_plan(plan), graph=graph)
 
     def records(self, plan: Plan, *, smooth: bool = True) -> TrafficGraph:
         """Returns the graph of the plan's tasks with the records a second that they exchange as traffic."""
-        return self._graph(plan, 1.0, 0.0, None, smooth=smooth)
+        return self._graph(plan, (1.0, 0.0, 0.0), None, smooth=smooth)
 
-    def _graph(self, plan: Plan, of_record: float, of_byte: float, cpu: Floats | None, *, smooth: bool) -> TrafficGraph:
+    def messages(self, plan: Plan, *, smooth: bool = True) -> TrafficGraph:
+        """Returns the graph of the plan's tasks with the messages a second that they exchange as traffic. Between tasks
+        of one worker, the batches count that would be messages elsewhere."""
+        return self._graph(plan, (0.0, 0.0, 1.0), None, smooth=smooth)
+
+    def size(self, plan: Plan) -> float:
+        """Returns the bytes a second that all tasks send, smoothed."""
+        return self._graph(plan, (0.0, 1.0, 0.0), None, smooth=True).total_traffic
+
+    def _graph(self, plan: Plan, weights: _Rates, cpu: Floats | None, *, smooth: bool) -> TrafficGraph:
+        """Returns the graph whose traffic is the sum of records, bytes and messages with these weights."""
         number = {task.number: place for place, task in enumerate(plan.tasks)}
         edges = [
-            (number[task], number[target], of_byte * size + of_record * records)
+            (number[task], number[target], sum(map(mul, weights, rates)))
             for task, seen in self._seen.items()
-            for target, (records, size) in (seen.rates if smooth else seen.rates_now).items()
+            for target, rates in (seen.rates if smooth else seen.rates_now).items()
             if task in number and target in number
         ]
         return TrafficGraph.of(len(plan.tasks), edges, cpu=cpu)

@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.placement.adoption import AdoptionOptions, Verdict, cost, decide, hopeless, resting, room
-from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
+from penstock.placement.hop_costs import CORE_BYTES_PER_S, MESSAGE_BYTES, NODE_COST
+from penstock.placement.hop_latencies import HopLatencies
 from penstock.placement.placement import Placement
 from penstock.placement.planner import plan
 from penstock.placement.traffic import TrafficGraph
@@ -33,16 +34,25 @@ _SAME = 0.2
 # times as much. Both are more than what chance does.
 _SAME_AS_AT_MOVE = 0.3
 _DEARER = 1.5
+# What hops cost has changed when a hop between nodes costs so many times as much, or as little, as when tasks moved. It
+# is measured all the time, so that it changes a little by chance.
+_OTHER_HOPS = 2.0
 # After so many periods in a row that differ, what was smoothed counts.
 _UNSTEADY = 6
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Holds the load and the traffic of a job, as `decide` takes them: bytes and records a second."""
+    """Holds the load and the traffic of a job: bytes, records and messages a second. How many messages there are
+    depends on where tasks run and on how busy workers are, so whether a job has changed is decided without them."""
 
     graph: TrafficGraph
     records: TrafficGraph
+    messages: TrafficGraph
+
+    def costs(self, message_bytes: float) -> TrafficGraph:
+        """Returns what plans are made with: the traffic, with so many bytes for each message."""
+        return self.graph.plus(self.messages, message_bytes)
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,8 @@ class Look:
     smooth: Measured
     node_cost: float = NODE_COST
     core_bytes_per_s: float = CORE_BYTES_PER_S
+    message_bytes: float = MESSAGE_BYTES
+    hops: HopLatencies | None = None
     draw: Callable[[TrafficGraph], TrafficGraph] = lambda graph: graph
 
 
@@ -71,9 +83,9 @@ class Replanner:
         self._periods = 0  # how many these are
         self._unsteady = 0  # the number of changes since there were two of them
         self._wanted = False  # whether the last plan from what was smoothed would have been adopted
-        # For which tasks should move, and what hops will cost then.
-        self._proposed: tuple[Measured, float] | None = None
-        self._moved_for: tuple[Measured, float] | None = None  # the same of the last move
+        # For which tasks should move, what hops will cost then, and for which cost of a hop between nodes.
+        self._proposed: tuple[Measured, float, float] | None = None
+        self._moved_for: tuple[Measured, float, float] | None = None  # the same of the last move
         self._refused: tuple[Placement, Measured, float, Verdict] | None = None
 
     def moved(self, now_s: float) -> None:
@@ -92,8 +104,9 @@ class Replanner:
         if measured is None:
             return None, Verdict(False, "what is measured has just changed")
         since_s = None if self._moved_at_s is None else now_s - self._moved_at_s
+        costs = measured.costs(seen.message_bytes)
         told = resting(since_s, options) or hopeless(
-            seen.running, measured.graph, options, seen.node_cost, seen.core_bytes_per_s, measured.records
+            seen.running, costs, options, seen.node_cost, seen.core_bytes_per_s, measured.records, seen.hops
         )
         if told is not None:
             self._wanted = False
@@ -104,21 +117,22 @@ class Replanner:
         if self._refused is not None and self._is_refused(seen, measured):
             return None, self._refused[3]
         new = plan(
-            seen.draw(measured.graph),
+            seen.draw(costs),
             seen.running.nodes,
-            factor=room(seen.running, measured.graph, options),
+            factor=room(seen.running, costs, options),
             node_cost=seen.node_cost,
-            tasks=len(measured.graph),
+            tasks=len(costs),
             running=seen.running,
         )
         verdict = decide(
             seen.running,
             new,
-            measured.graph,
+            costs,
             options,
             seen.node_cost,
             seen.core_bytes_per_s,
             records=measured.records,
+            measured=seen.hops,
         )
         if not verdict.adopt:
             self._refused = seen.running, measured, seen.node_cost, verdict
@@ -126,7 +140,7 @@ class Replanner:
             return None, verdict
         self._refused = None
         if self._hasty or self._periods >= 2 or self._wanted:
-            self._proposed = measured, cost(new, measured.graph, seen.node_cost)
+            self._proposed = measured, cost(new, measured.graph, seen.node_cost), seen.node_cost
             return new, verdict
         self._wanted = True
         return None, replace(verdict, adopt=False, reason=f"{verdict.reason}; tasks move if the next plan says so too")
@@ -140,6 +154,7 @@ class Replanner:
             self._mean = Measured(
                 _mixed(before.graph, now.graph, new),
                 _mixed(before.records, now.records, new),
+                _mixed(before.messages, now.messages, new),
             )
             self._unsteady = 0
         else:
@@ -158,11 +173,13 @@ class Replanner:
         """Returns whether the last move was for the same load and traffic."""
         if self._moved_for is None or self._hasty:
             return False
-        before, expected = self._moved_for
+        before, expected, node_cost = self._moved_for
+        if max(node_cost, seen.node_cost) > _OTHER_HOPS * min(node_cost, seen.node_cost):
+            return False
         if len(before.graph) != len(now) or not self._alike(before.graph, now, _SAME_AS_AT_MOVE):
             return False
         least = _SAME_AS_AT_MOVE * now.total_traffic  # traffic that is little beside all of it
-        return cost(seen.running, now, seen.node_cost) <= max(_DEARER * expected, least)
+        return cost(seen.running, now, node_cost) <= max(_DEARER * expected, least)
 
     def _alike(self, one: TrafficGraph, other: TrafficGraph, by: float = _SAME) -> bool:
         """Returns whether the load of all tasks, that of each task and the traffic differ by less than this part of the

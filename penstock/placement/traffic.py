@@ -171,6 +171,16 @@ class TrafficGraph:
         nothing = np.zeros(len(drawn))
         return TrafficGraph(*rows, np.concatenate([self.cpu, nothing]), np.concatenate([self.memory, nothing]), allowed)
 
+    def plus(self, other: TrafficGraph, times: float) -> TrafficGraph:
+        """Returns the graph of the same tasks with the traffic of another graph of them added, so many times."""
+        rows = _rows(
+            len(self),
+            np.concatenate([self.vertices, other.vertices]),
+            np.concatenate([self.neighbours, other.neighbours]),
+            np.concatenate([self.traffic / 2, times * other.traffic / 2]),
+        )
+        return TrafficGraph(*rows, self.cpu, self.memory, self.allowed)
+
     def anywhere(self) -> TrafficGraph:
         """Returns the same tasks without any restriction on where they run."""
         return replace(self, allowed=None)

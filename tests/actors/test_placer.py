@@ -16,12 +16,16 @@ from penstock.actors.nodes import Nodes
 from penstock.actors.placer import Placer
 from penstock.placement.adoption import AdoptionOptions
 from penstock.placement.groups import Machine, NotPlaced
-from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
+from penstock.placement.hop_costs import CORE_BYTES_PER_S, MESSAGE_BYTES, NODE_COST
+from penstock.placement.hop_latencies import HopLatencies
+from penstock.placement.monitor import RECORD_BYTES
 from penstock.placement.options import METHODS, Method, PlacementOptions
 from penstock.placement.replanning import Look
 from penstock.runtime.host.status import no_status
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.transport.hop_meter import Row, Step
+from penstock.runtime.transport.hop_times import TimesReport
+from penstock.runtime.worker.load import TrafficReport
 
 S = 1_000_000_000
 
@@ -79,10 +83,16 @@ def test_pinned_tasks_are_on_the_node_that_has_what_they_need(method: Method) ->
     assert grown.keys() == found.keys()
 
 
-Report = tuple[int, list[dict[str, Any]], list[Row]]
+NOTHING = TimesReport(0, [], [], [])
 
 
-def says(plan: Plan, traffic: dict[tuple[int, int], int], second: int, hops: Sequence[Row] = ()) -> list[Report]:
+def says(
+    plan: Plan,
+    traffic: dict[tuple[int, int], int],
+    second: int,
+    hops: Sequence[Row] = (),
+    times: TimesReport = NOTHING,
+) -> list[TrafficReport]:
     """A worker's report: so many bytes a second from task to task."""
     tasks = [
         {
@@ -92,11 +102,11 @@ def says(plan: Plan, traffic: dict[tuple[int, int], int], second: int, hops: Seq
             "waits_ns": 0,
             "threads_ns": 0,
             "queued": 0,
-            "sent": [(b, second, second * size) for (a, b), size in traffic.items() if a == task.number],
+            "sent": [(b, second, second * size, second) for (a, b), size in traffic.items() if a == task.number],
         }
         for task in plan.tasks
     ]
-    return [(second * S, tasks, list(hops))]
+    return [TrafficReport(second * S, tasks, list(hops), times)]
 
 
 def test_tasks_move_to_those_that_they_talk_to_and_then_rest() -> None:
@@ -129,7 +139,7 @@ def test_what_was_said_of_tasks_of_an_earlier_plan_is_not_measured() -> None:
     placer = Placer(options, Nodes(options, 2))
     placed = placer.first(plan)
 
-    def reports() -> Iterator[Report]:
+    def reports() -> Iterator[TrafficReport]:
         yield from says(plan, {}, 0)
         placer.forget()
         yield from says(plan, {}, 1)
@@ -140,10 +150,11 @@ def test_what_was_said_of_tasks_of_an_earlier_plan_is_not_measured() -> None:
 
 
 def hops(far: float) -> list[Row]:
-    """What a worker has measured: so many ns a byte to send to another node, and 1 to do anything else."""
+    """What a worker has measured: so many ns a byte to send to another node, 1 to do anything else, and no time for
+    each message."""
     steps: list[Step] = ["encode", "send near", "send far", "receive near", "receive far", "decode"]
-    size = 1 << 20
-    return [(step, 14, 100.0, size, size * (far if step.endswith("far") else 1.0)) for step in steps]
+    sizes = ((8, 100.0, 100 * 200.0), (14, 100.0, 100 * 10_000.0))
+    return [(step, *size, size[2] * (far if step.endswith("far") else 1.0)) for step in steps for size in sizes]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +187,65 @@ def test_plans_are_made_with_what_hops_cost_as_measured(
     assert used == [(cost, pytest.approx(each)) for cost, each in zip(found, bytes_per_s, strict=True)]
     assert [cost for cost, _ in told] == found
     assert told[0][1] is None
-    assert told[1][1] == told[2][1] == {"worker": 1024.0, "node": 4096.0, "network": 10240.0}
+    expected = {"worker": 1024.0, "node": 4096.0, "network": 10240.0}
+    assert told[1][1] == told[2][1] == pytest.approx(expected)
+    nothing = {"worker": 0.0, "node": 0.0, "network": 0.0}
+    assert placer.status()["hop_ns_per_message"] == pytest.approx(nothing, abs=1e-3)
+
+
+def test_hops_count_for_as_long_as_they_take() -> None:
+    """Each kind as it was measured last, also when some workers have died since."""
+    used: list[HopLatencies | None] = []
+    plan, options = lanes(), PlacementOptions(replan_s=1.0)
+    placer = Placer(options, over(2, 2, options=options))
+    look = placer._replanner.look
+
+    def watched(now_s: float, seen: Look) -> Any:
+        used.append(seen.hops)
+        return look(now_s, seen)
+
+    placer._replanner.look = watched  # type: ignore[method-assign]
+    placed = placer.first(plan)
+    sent = [(channel, 1, 16 * number, 0) for channel in (1, 2) for number in range(20)]
+    near = [(1, 1, 16 * number, 400_000) for number in range(20)]
+    far = [(2, 1, 16 * number, 900_000) for number in range(20)]
+    assert placer.status()["hop_us"] == {"worker": None, "node": None, "network": None}
+    placer.look(plan, placed, says(plan, {}, 0))
+    first = [
+        *says(plan, {}, 1, times=TimesReport(0, sent, [], [2_000] * 20)),
+        TrafficReport(S, [], [], TimesReport(1, [], near, [])),
+        TrafficReport(S, [], [], TimesReport(2, [], far, [])),
+    ]
+    placer.look(plan, placed, first)
+    placer.look(plan, placed, says(plan, {}, 2))
+    assert used == [HopLatencies(2e-6, 4e-4, 9e-4)] * 2
+    assert placer.status()["hop_us"] == pytest.approx({"worker": 2.0, "node": 400.0, "network": 900.0})
+
+
+def test_messages_count_in_plans() -> None:
+    """Source 0 sends as many bytes and records to its map as to the sink, but each of them alone."""
+    used: list[Look] = []
+    plan, options = lanes(2), PlacementOptions(replan_s=1.0)
+    placer = Placer(options, over(1, 1, options=options))
+    look = placer._replanner.look
+
+    def watched(now_s: float, seen: Look) -> Any:
+        used.append(seen)
+        return look(now_s, seen)
+
+    placer._replanner.look = watched  # type: ignore[method-assign]
+    placed = placer.first(plan)
+    for second in range(2):
+        (report,) = says(plan, {}, second)
+        report.tasks[0]["sent"] = [
+            (2, 100 * second, 9_000 * second, 100 * second),
+            (4, 100 * second, 9_000 * second, 1),
+        ]
+        placer.look(plan, placed, [report])
+    (seen,) = used
+    costs = seen.now.costs(seen.message_bytes)
+    expected = {2: 9_000 + 100 * RECORD_BYTES + 100 * MESSAGE_BYTES, 4: 9_000 + 100 * RECORD_BYTES}
+    assert dict(costs.near[0]) == pytest.approx(expected)
 
 
 def test_a_node_says_how_fast_it_is() -> None:
@@ -199,8 +268,8 @@ def test_a_node_says_how_fast_it_is() -> None:
     monitor.topology = seen  # type: ignore[method-assign]
     for second in (0, 1):
         reports = says(plan, {}, second)
-        for _, tasks, _ in reports:
-            for task in tasks:
+        for report in reports:
+            for task in report.tasks:
                 task["cpu_ns"] = second * S // 10
         placer.look(plan, placed, reports)
     cores = given[-1].graph.cpu

@@ -117,7 +117,8 @@ print(json.dumps({
 """.replace("LIMIT_S", repr(LIMIT_S))
 
 
-# Keyed records between two workers of each of two hosts, until what the hops cost has been measured.
+# Keyed records between two workers of each of two hosts, until what the hops cost and how long they take has been
+# measured.
 HOPS = """
 import json, time
 import penstock as ps
@@ -130,11 +131,15 @@ read.map(str, parallelism=4).key_by(lambda text: text[-3:]).count(parallelism=4)
 stays = AdoptionOptions(margin=2.0, busy=float("inf"))
 job = ps.run(flow, workers=4, placement=PlacementOptions(nodes=2, replan_s=0.5, adoption=stays))
 until = time.monotonic() + LIMIT_S
-while (found := job.status()["placement"])["hop_ns_per_kib"] is None:
+def measured(found):
+    kinds = ("hop_ns_per_kib", "hop_ns_per_message", "hop_us")
+    return all(found[kind] is not None and None not in found[kind].values() for kind in kinds)
+while not measured(found := job.status()["placement"]):
     assert time.monotonic() < until and job.status()["state"] in ("STARTING", "RUNNING"), found
     time.sleep(0.1)
 job.cancel()
-print(json.dumps({"node_cost": found["node_cost"], **found["hop_ns_per_kib"]}))
+of_kib = {kind: ns + found["hop_ns_per_message"][kind] for kind, ns in found["hop_ns_per_kib"].items()}
+print(json.dumps({"node_cost": found["node_cost"], "us": found["hop_us"], **of_kib}))
 """.replace("LIMIT_S", repr(LIMIT_S))
 
 # A job with a worker on each host, of which a host is lost. Says when it runs, and when the worker there is lost.
@@ -311,6 +316,7 @@ def test_what_hops_cost_is_measured_while_a_job_runs(two_hosts: Cluster) -> None
     assert 0 < said["worker"] < said["node"], said
     assert said["worker"] < said["network"], said
     assert NODE_COST_LEAST <= said["node_cost"] <= NODE_COST_MOST
+    assert 0 < said["us"]["worker"] < min(said["us"]["node"], said["us"]["network"]), said
 
 
 def test_a_store_that_the_other_host_cannot_see_is_refused(two_hosts: Cluster, tmp_path: Path) -> None:

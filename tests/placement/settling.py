@@ -4,10 +4,12 @@
 
 Each series has a random job on two nodes of two workers. Its traffic and its load change twice, by up to ten times for
 each two tasks and up to three times for each task, and at any time within a period. Everything that is measured is off
-by up to a tenth, in each period anew, and is smoothed as in a Monitor. `--noise 0` measures exactly. What was measured
-goes through a Replanner, as in a Placer. A series with more than one migration between two changes is told of, and ends
-the campaign with exit code 1. `--once` moves tasks for each smoothed measurement for which a plan is worth it, to
-compare.
+by up to a tenth, in each period anew, and is smoothed as in a Monitor. `--noise 0` measures exactly. How many records
+come in a message is another number for each two tasks, up to four times as many, when the traffic has changed and when
+tasks have moved. What hops cost and how long they take differs between jobs, and is off by up to three tenths in each
+period. What was measured goes through a Replanner, as in a Placer. A series with more than one migration between two
+changes is told of, and ends the campaign with exit code 1. `--once` moves tasks for each smoothed measurement for which
+a plan is worth it, to compare.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from functools import partial
 from multiprocessing import Pool
 
 from penstock.placement.adoption import AdoptionOptions
+from penstock.placement.hop_latencies import HopLatencies
 from penstock.placement.monitor import RECORD_BYTES
 from penstock.placement.placement import Placement, workers_of
 from penstock.placement.replanning import Look, Measured, Replanner
@@ -32,6 +35,7 @@ from tests.placement.random_topologies import topology
 
 NODES = (Node("a", 2), Node("b", 2))
 NOISE = 0.1
+HOP_NOISE = 0.3
 PERIOD_S = 10.0
 PHASES = 3
 # The first three show what was adopted, the two after them are the rest after a move, and in the others noise could
@@ -57,15 +61,22 @@ class Meter:
         return seen, self._smoothed[name]
 
 
-def measured(tasks: int, edges: list[tuple[int, int, tuple[float, float]]], loads: list[tuple[float, float]]) -> Look:
-    """The look at a job of so many tasks; of each figure there is the one of this period and the smoothed one."""
+def measured(
+    tasks: int,
+    edges: list[tuple[int, int, tuple[float, float]]],
+    loads: list[tuple[float, float]],
+    batches: dict[tuple[int, int], float],
+) -> Look:
+    """The look at a job of so many tasks; of each figure there is the one of this period and the smoothed one.
+    `batches`: how many records come in a message."""
     both = []
     for which in (0, 1):
         sent = [(a, b, rates[which]) for a, b, rates in edges]
         size = _RECORD_BYTES + RECORD_BYTES
         cpu = [load[which] for load in loads]
         graph = TrafficGraph.of(tasks, [(a, b, size * rate) for a, b, rate in sent], cpu=cpu)
-        both.append(Measured(graph, TrafficGraph.of(tasks, sent)))
+        messages = [(a, b, rate / batches[a, b]) for a, b, rate in sent]
+        both.append(Measured(graph, TrafficGraph.of(tasks, sent), TrafficGraph.of(tasks, messages)))
     return Look(Placement(NODES, workers_of(NODES), (0,) * tasks), *both)
 
 
@@ -80,6 +91,16 @@ def migrations(seed: int, tasks: int, noise: float = NOISE, *, once: bool = Fals
     replanner, meter = Replanner(options, hasty=once), Meter(chance, noise)
     running = Placement(NODES, workers_of(NODES), tuple(task % 4 for task in range(len(shape))))
     now_s = 0.0
+    most = 10 ** chance.uniform(0, 2)
+    hops = [chance.uniform(*limits) for limits in ((1.0, 16.0), (1e8, 2e9), (0.0, 5_000.0), (1e-5, 1e-3), (1e-5, 1e-3))]
+
+    def records_in_messages() -> dict[tuple[int, int], float]:
+        return {edge: 1 + most * chance.uniform(0.25, 1) for edge in first}
+
+    def hop_figures() -> tuple[float, float, float, HopLatencies]:
+        seen = [figure * (1 + chance.uniform(-1, 1) * HOP_NOISE * bool(noise)) for figure in hops]
+        return seen[0], seen[1], seen[2], HopLatencies(1e-6, seen[3], seen[4])
+
     rates, cpu, found = first, first_cpu, []
     for phase in range(PHASES):
         before, cpu_before = rates, cpu
@@ -87,17 +108,28 @@ def migrations(seed: int, tasks: int, noise: float = NOISE, *, once: bool = Fals
             rates = {edge: rate * 10 ** chance.uniform(-1, 1) for edge, rate in first.items()}
             cpu = [of * 3 ** chance.uniform(-1, 1) for of in first_cpu]
         moves = 0
+        batches = records_in_messages()
         for period in range(PERIODS_A_PHASE):
             old = chance.random() if phase and not period else 0.0
             edges = [(*edge, meter(edge, old * before[edge] + (1 - old) * rate)) for edge, rate in rates.items()]
             both = enumerate(zip(cpu_before, cpu, strict=True))
             loads = [meter(task, old * was + (1 - old) * is_) for task, (was, is_) in both]
             now_s += PERIOD_S
-            new, _ = replanner.look(now_s, replace(measured(len(shape), edges, loads), running=running))
+            node_cost, core_bytes_per_s, message_bytes, latencies = hop_figures()
+            seen = replace(
+                measured(len(shape), edges, loads, batches),
+                running=running,
+                node_cost=node_cost,
+                core_bytes_per_s=core_bytes_per_s,
+                message_bytes=message_bytes,
+                hops=latencies,
+            )
+            new, _ = replanner.look(now_s, seen)
             if new is not None:
                 running = new
                 replanner.moved(now_s)
                 moves += 1
+                batches = records_in_messages()
         found.append(moves)
     return found
 

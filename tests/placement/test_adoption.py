@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.placement.adoption import AdoptionOptions, Verdict, cost, decide, waiting
 from penstock.placement.baselines import round_robin
+from penstock.placement.hop_latencies import HopLatencies
 from penstock.placement.monitor import RECORD_BYTES
 from penstock.placement.placement import Placement, workers_of
 from penstock.placement.planner import plan
@@ -72,7 +73,8 @@ def test_sol_at_5000_a_second_moves_within_three_periods() -> None:
     for period in range(1, 4):
         edges = [(a, b, rate * chance.uniform(0.95, 1.05)) for a, b, rate in edges_of(sol(5_000))]
         seen = TrafficGraph.of(len(running.tasks), edges)
-        now = Measured(measured(seen, 100.0, [chance.uniform(0.02, 0.03) for _ in running.tasks]), seen)
+        cpu = [chance.uniform(0.02, 0.03) for _ in running.tasks]
+        now = Measured(measured(seen, 100.0, cpu), seen, TrafficGraph.of(len(seen), []))
         new, verdict = replanner.look(10.0 * period, Look(running, now, now))
         told.append(verdict.reason)
         if new is not None:
@@ -97,6 +99,38 @@ def test_a_hop_waits_by_its_kind() -> None:
     records = TrafficGraph.of(2, [(0, 1, 1_000.0)])
     found = [waiting(Placement(NODES, workers_of(NODES), (0, to)), records, OPTIONS) for to in (0, 1, 2)]
     assert found == pytest.approx([0, 1_000 * OPTIONS.node_hop_s, 1_000 * OPTIONS.network_hop_s])
+
+
+def test_a_hop_waits_as_long_as_was_measured() -> None:
+    """What is not known of a kind is as the options say."""
+    records = TrafficGraph.of(2, [(0, 1, 1_000.0)])
+    at = [Placement(NODES, workers_of(NODES), (0, to)) for to in (0, 1, 2)]
+    found = [waiting(placed, records, OPTIONS, HopLatencies(1e-6, 4e-4, 6e-4)) for placed in at]
+    assert found == pytest.approx([1e-3, 0.4, 0.6])
+    found = [waiting(placed, records, OPTIONS, HopLatencies(node=4e-4)) for placed in at]
+    assert found == pytest.approx([0, 0.4, 1_000 * OPTIONS.network_hop_s])
+
+
+def test_slow_hops_make_a_move_pay() -> None:
+    """10 records a second do not wait long enough for a move by what is assumed, and do by what was measured."""
+    records = TrafficGraph.of(2, [(0, 1, 10.0)])
+    graph = measured(records, 100.0)
+    apart, together = (Placement(NODES, workers_of(NODES), tasks) for tasks in ((0, 1), (0, 0)))
+    assert not decide(apart, together, graph, OPTIONS, records=records).adopt
+    assert decide(apart, together, graph, OPTIONS, records=records, measured=HopLatencies(1e-6, 4e-4)).adopt
+    assert not decide(apart, together, graph, OPTIONS, records=records, measured=HopLatencies(4e-4, 4e-4)).adopt
+
+
+def test_slow_hops_do_not_move_a_few_records() -> None:
+    """However long they wait, chance decides how many records each two tasks exchange in a period."""
+    records = sol(10)
+    graph = measured(records, 100.0)
+    running = placed_in_turn(graph)
+    new = plan(graph, running.nodes, factor=OPTIONS.factor, running=running)
+    slow = HopLatencies(1e-6, 0.01, 0.01)
+    verdict = decide(running, new, graph, OPTIONS, records=records, measured=slow)
+    assert not verdict.adopt, verdict.reason
+    assert decide(running, new, graph, OPTIONS, records=sol(200), measured=slow).adopt
 
 
 def noisy(chance: random.Random, records: TrafficGraph) -> TrafficGraph:

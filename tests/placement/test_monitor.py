@@ -39,7 +39,7 @@ def says(number: int, cpu_s: float = 0.0, sent: dict[int, tuple[int, int]] | Non
         "waits_ns": 0,
         "threads_ns": 0,
         "queued": 0,
-        "sent": [(target, *counts) for target, counts in (sent or {}).items()],
+        "sent": [(target, *counts, counts[0] // 10) for target, counts in (sent or {}).items()],
         **more,
     }
 
@@ -54,6 +54,18 @@ def test_rates_are_what_changed_between_two_looks() -> None:
     assert graph.cpu.tolist() == pytest.approx([0.51, 0.01, 0.01, 0.01]), "cores, and what any task weighs"
     assert graph.total_traffic == pytest.approx(2_000 + RECORD_BYTES * 100)
     assert graph.edge_cut([0, 1, 0, 1]) == pytest.approx(0)
+
+
+def test_messages_are_counted_apart_from_records() -> None:
+    plan, monitor = two_lanes(), Monitor(half_life_s=5)
+    for second in range(2):
+        monitor.take(
+            second * S,
+            [says(0, sent={2: (100 * second, 5_000 * second)}), says(1, sent={3: (7, 7)}), says(2), says(3)],
+        )
+    assert monitor.messages(plan).total_traffic == 10
+    assert monitor.records(plan).total_traffic == 100
+    assert monitor.size(plan) == 5_000
 
 
 def test_what_lasts_is_most_of_the_figure_after_two_half_lives() -> None:
@@ -128,7 +140,7 @@ def test_it_tells_people_what_it_has_measured() -> None:
             "waits": 0.0,
             "threads": 0.0,
             "queued": 4.0,
-            "sent": {"out[0]": {"records_per_s": 10.0, "bytes_per_s": 900.0}},
+            "sent": {"out[0]": {"records_per_s": 10.0, "bytes_per_s": 900.0, "messages_per_s": 1.0}},
         },
         {"name": "out[0]", "cores": 0.0, "waits": 0.0, "threads": 0.0, "queued": 0.0, "sent": {}},
     ]

@@ -24,11 +24,16 @@ STRAIGHT = ((0, 4), (1, 5), (2, 6), (3, 7))
 PERIOD_S = 10.0
 
 
+def in_tens(tasks: int, records: Sequence[tuple[int, int, float]]) -> TrafficGraph:
+    """The messages of so many records a second, with ten in each."""
+    return TrafficGraph.of(tasks, [(a, b, rate / 10) for a, b, rate in records])
+
+
 def measured(pairs: Sequence[tuple[int, int]], rate: float, cores: float = 0.1) -> Measured:
     records = [(a, b, rate) for a, b in pairs]
     size = 100.0 + RECORD_BYTES
     graph = TrafficGraph.of(8, [(a, b, size * rate) for a, b, rate in records], cpu=[cores] * 8)
-    return Measured(graph, TrafficGraph.of(8, records))
+    return Measured(graph, TrafficGraph.of(8, records), in_tens(8, records))
 
 
 def look(now: Measured, running: Placement = CROSSED) -> Look:
@@ -72,7 +77,7 @@ def test_a_busy_job_gets_a_plan_that_fills_no_worker_too_much() -> None:
     groups = (range(7), range(7, 14), range(14, 19), range(19, 24))
     sent = [(a, b, 20_000.0) for group in groups for a in group for b in group if a < b]
     graph = TrafficGraph.of(24, [(a, b, 200 * rate) for a, b, rate in sent], cpu=[0.085] * 24)
-    now = Measured(graph, TrafficGraph.of(24, sent))
+    now = Measured(graph, TrafficGraph.of(24, sent), in_tens(24, sent))
     running = Placement(NODES, workers_of(NODES), tuple(task % 4 for task in range(24)))
     replanner = Replanner(AdoptionOptions())
     assert replanner.look(PERIOD_S, look(now, running))[0] is None
@@ -80,6 +85,47 @@ def test_a_busy_job_gets_a_plan_that_fills_no_worker_too_much() -> None:
     assert new is not None, verdict
     assert np.bincount(new.worker_of).tolist() == [6, 6, 6, 6]
     assert new.between_workers(graph) < 0.7 * running.between_workers(graph)
+
+
+def test_what_sends_more_messages_is_nearer() -> None:
+    """Task 0 sends as many bytes to 1 as to 2, but to 2 in a hundred times as many messages. There is room for two
+    tasks in each worker."""
+    records = [(0, 1, 20_000.0), (0, 2, 20_000.0), (1, 3, 100.0)]
+    graph = TrafficGraph.of(4, [(a, b, 200 * rate) for a, b, rate in records], cpu=[0.2] * 4)
+    messages = TrafficGraph.of(4, [(0, 1, 200.0), (0, 2, 20_000.0), (1, 3, 1.0)])
+    running = Placement(NODES[:1], workers_of(NODES[:1]), (0, 0, 1, 1))
+    now = Measured(graph, TrafficGraph.of(4, records), messages)
+    replanner = Replanner(AdoptionOptions())
+    looks = [replanner.look(PERIOD_S * period, look(now, running)) for period in (1, 2)]
+    new, verdict = looks[1]
+    assert new is not None, verdict
+    assert new.worker_of[0] == new.worker_of[2] != new.worker_of[1]
+    without = Replanner(AdoptionOptions())
+    free = [without.look(PERIOD_S * at, replace(look(now, running), message_bytes=0.0)) for at in (1, 2)]
+    assert free[1][0] is None, "their bytes alone say nothing"
+
+
+def test_other_sizes_of_messages_are_no_change_of_a_job() -> None:
+    """How many records come in a message depends on where tasks run, and on how busy their workers are."""
+    job = Job()
+    assert job.goes_on(*[measured(ACROSS, 20_000)] * 6) == [1]
+    single = replace(measured(ACROSS, 20_000), messages=measured(ACROSS, 20_000).records)
+    assert job.goes_on(*[single] * 6) == []
+    assert "what is measured has just changed" not in job.told[6:]
+
+
+@pytest.mark.parametrize(("cost", "moves"), [(6.0, []), (1.0, [1])])
+def test_a_hop_that_costs_a_little_more_is_no_change_of_a_job(cost: float, moves: list[int]) -> None:
+    """It is measured anew in each period, and differs by chance. A hop that costs a quarter is another matter."""
+    job = Job()
+    assert job.goes_on(*[measured(ACROSS, 20_000)] * 6) == [1]
+    assert job.replanner._moved_for is not None
+    seen, expected, node_cost = job.replanner._moved_for
+    assert node_cost == 4.0
+    other = replace(look(measured(ACROSS, 20_000), CROSSED), node_cost=cost)
+    told = job.replanner._has_moved_for(replace(other, running=job.running), seen.graph)
+    assert told is not bool(moves)
+    assert expected == 0
 
 
 def test_a_period_of_a_change_moves_nothing() -> None:
@@ -138,7 +184,7 @@ def test_a_worker_that_becomes_too_full_gives_tasks_away_although_they_have_move
     assert len(here) == 2
     heavy[here] = 0.7
     full = measured(ACROSS, 20_000)
-    full = Measured(replace(full.graph, cpu=heavy), full.records)
+    full = replace(full, graph=replace(full.graph, cpu=heavy))
     assert job.goes_on(*[full] * 3) == [1]
 
 

@@ -52,6 +52,7 @@ from penstock.runtime.exchange.output_cache import Entry, OutputCache
 from penstock.runtime.records.batch import Batch, approximate_bytes, concat, split
 from penstock.runtime.records.userfunc import DeadLetter, ErrorHandler
 from penstock.runtime.transport.base import Transport
+from penstock.runtime.transport.hop_times import NOT_NOTED
 
 
 class LogStream(Protocol):
@@ -99,7 +100,6 @@ class OutLog:
         self.encoded = 0  # the number of encodings, and the time that they took, of a log with a stream
         self.encoding_ns = 0
         self._transport = transport
-        self._meter = transport.meter
         self._ending = False
         self._one: OutChannel | None = None  # the only channel
         # For each worker with receivers besides the sender's: the bytes of an address that names them all.
@@ -214,18 +214,22 @@ class OutLog:
         if not channel.connected:
             return channel.catching_up
         cache, transport = self.cache, self._transport
+        times = transport.times
         while channel.next != cache.end:
             number = channel.next
             entry = cache.entries[number - cache.first]
             size = entry[3]  # a signal has none
             if size and channel.outstanding >= channel.credit_window:
                 return channel.catching_up
+            begun_ns = 0 if times is None or number & NOT_NOTED else times.clock()
             if channel.local:
                 if number == self._made_number:
                     batch, cost = self._made, self._made_cost
                     self._made, self._made_number = None, -1
                     channel.outstanding += cost
                     channel.receiver.receive(channel.number, batch, entry[1], cost)  # type: ignore[union-attr, arg-type]
+                    if begun_ns and times is not None:
+                        times.inside(begun_ns)
                 else:
                     self._hand_over([channel], number, entry)
             elif channel.moved:
@@ -240,6 +244,8 @@ class OutLog:
                     self.stopped_by_room = True
                     return channel.catching_up
                 channel.outstanding += size
+                if begun_ns and times is not None:
+                    times.sent(channel.number, channel.generation, number & NUMBERS_MASK, begun_ns)
             channel.fresh = False
             channel.next = number + 1
             if channel.catching_up:
@@ -437,7 +443,7 @@ class OutLog:
         self._append(batch, stamp, encoded or estimate, max(encoded, estimate), parts)
 
     def _encode(self, batch: Batch, stamp: int) -> tuple[Batch, tuple[bytes, ...]]:
-        meter = self._meter
+        meter = self._transport.meter
         if meter is None or not meter.due("encode"):
             return encode_body(batch, stamp, self.errors)
         begun_ns = meter.clock()

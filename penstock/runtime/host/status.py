@@ -85,6 +85,8 @@ def no_status(name: str, state: str, error: str | None = None) -> dict[str, Any]
             "last": None,
             "node_cost": None,
             "hop_ns_per_kib": None,
+            "hop_ns_per_message": None,
+            "hop_us": None,
             "between_nodes": None,
             "between_workers": None,
             "total": None,

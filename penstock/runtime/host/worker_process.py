@@ -40,9 +40,10 @@ from penstock.runtime.relaying.root import MulticastRoot
 from penstock.runtime.relaying.tree_options import TreeOptions
 from penstock.runtime.transport.base import PeerGone, PeerTransport
 from penstock.runtime.transport.hop_meter import Row
+from penstock.runtime.transport.hop_times import TimesReport
 from penstock.runtime.transport.shm import RING_BYTES
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
-from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.load import TaskLoad, TrafficReport
 from penstock.runtime.worker.processor_time import ProcessorTime, present_threads
 from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
 from penstock.runtime.worker.wiring import Wiring
@@ -237,12 +238,17 @@ class WorkerProcess:
         """Returns the load of this worker's tasks."""
         return self._loop.load() if self._loop is not None else []
 
-    def traffic(self) -> tuple[int, list[dict[str, Any]], list[Row]]:
-        """Returns the time (monotonic, in ns), what this worker's tasks have sent to each other task, and what messages
-        cost, as far as it is measured."""
-        meter = None if self._transport is None else self._transport.meter
-        hops = [] if meter is None else meter.report()
-        return time.monotonic_ns(), self._loop.traffic() if self._loop is not None else [], hops
+    def traffic(self) -> TrafficReport:
+        """Returns what placement needs to know of this worker's tasks and hops. Hops are measured from the first call
+        on, so that a job whose tasks stay where they are does not pay for it."""
+        transport = self._transport
+        rows: list[Row] = []
+        times = TimesReport(self._index, [], [], [])
+        if transport is not None:
+            transport.measure()
+            rows = [] if transport.meter is None else transport.meter.report()
+            times = times if transport.times is None else transport.times.report(self._index)
+        return TrafficReport(time.monotonic_ns(), self._loop.traffic() if self._loop is not None else [], rows, times)
 
     def stop(self) -> None:
         """Ends the sources. What they have read is still processed."""

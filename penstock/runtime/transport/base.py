@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.transport.hop_meter import HopMeter
+from penstock.runtime.transport.hop_times import HopTimes
 
 Buffer = bytes | bytearray | memoryview
 
@@ -43,8 +44,18 @@ class Transport(ABC):
     #: to share the fixed cost.
     target_message: int
 
-    #: Measures what messages cost. None: there is nothing to compare, because all hops are of one kind.
+    #: Measures what messages cost. None: nobody has asked for it yet.
     meter: HopMeter | None = None
+
+    #: Notes how long hops take. None: nobody has asked for it yet.
+    times: HopTimes | None = None
+
+    def measure(self) -> None:
+        """Measures hops from now on. Any thread may call this."""
+        if self.meter is None:
+            self.meter = HopMeter()
+        if self.times is None:
+            self.times = HopTimes()
 
     @abstractmethod
     def max_message(self, worker: int) -> int:

@@ -1,10 +1,11 @@
 """Measures what the messages of a worker cost, for placement: how long the worker's thread works to encode, send,
 receive and decode them, by the kind of hop (docs/papers.md: T12).
 
-Only a worker whose peers are partly on its node and partly elsewhere has a meter. Only one in `EVERY` operations is
-measured, because the clock of a thread's processor time takes as long as sending a small message through shared memory.
-That clock does not count the time for which the thread sleeps or another process has the processor. Messages are
-counted by size, so that messages of like size can be compared (`placement/hop_costs.py`).
+A worker whose peers are all on its node measures nothing before its first report is asked for, which only a job does
+that replans. Only one in `EVERY` operations is measured, because the clock of a thread's processor time takes as long
+as sending a small message through shared memory. That clock does not count the time for which the thread sleeps or
+another process has the processor. Messages are counted by size, so that what each message costs can be told from what
+each byte costs (`placement/hop_costs.py`).
 
 Only the worker's run loop measures. Any thread may ask for the report.
 """

@@ -1,12 +1,26 @@
-"""The load of a task: the few counters by which the paradigm scheduler decides (docs/papers.md: D2)."""
+"""The load of a task: the few counters by which the paradigm scheduler decides (docs/papers.md: D2), and what a worker
+reports for placement (docs/papers.md: T12)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from penstock.runtime.transport.hop_meter import Row
+from penstock.runtime.transport.hop_times import TimesReport
 
 if TYPE_CHECKING:
     from penstock.runtime.operators.micro_batch import DivertRequest
     from penstock.runtime.worker.task import Task
+
+
+class TrafficReport(NamedTuple):
+    """What a worker reports for placement: the time by its clock (monotonic, in ns), what each of its tasks uses and
+    sends (RunLoop.traffic), what messages cost, and when some of them were sent and had come."""
+
+    at_ns: int
+    tasks: list[dict[str, Any]]
+    rows: list[Row]
+    times: TimesReport
 
 
 class DivertLoad(TypedDict):

@@ -46,6 +46,7 @@ from penstock.runtime.relaying.wire import FIRST_RELAY
 from penstock.runtime.sources.base import Split
 from penstock.runtime.state.keyed import SavedState
 from penstock.runtime.transport.base import Buffer, Transport
+from penstock.runtime.transport.hop_times import NOT_NOTED
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, task_load
 from penstock.runtime.worker.processor_time import EVERY, ProcessorTime
@@ -153,7 +154,7 @@ class RunLoop:
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what placement needs to know of each task, counted since the task was built: how long it ran, the
         processor time of this, how long its functions waited, the processor time of their threads, how many records
-        wait for it, and what it has sent to each other task, as (task, records, bytes)."""
+        wait for it, and what it has sent to each other task, as (task, records, bytes, messages)."""
         self._divide_time()
         return [
             {
@@ -165,7 +166,12 @@ class RunLoop:
                 "threads_ns": task.threads_ns,
                 "queued": task.queued + task.gathered,
                 "sent": [
-                    (self.wiring.target_of(channel.number), channel.log.records, channel.log.bytes)
+                    (
+                        self.wiring.target_of(channel.number),
+                        channel.log.records,
+                        channel.log.bytes,
+                        channel.log.cache.end,
+                    )
                     for channel in task.channels
                 ],
             }
@@ -256,7 +262,7 @@ class RunLoop:
     def _deliver(self, messages: Any) -> None:
         wiring = self.wiring
         inputs = wiring.remote_in
-        meter = self.transport.meter
+        meter, times = self.transport.meter, self.transport.times
         for sender, message in messages:
             if len(message) >= WHOLE.size:
                 n, marks, number, channel, generation, kind, flags, codec, count, stamp = WHOLE.unpack_from(message)
@@ -277,6 +283,8 @@ class RunLoop:
                         task.receive(  # type: ignore[union-attr]
                             channel, batch, stamp - input_.ahead_ns, len(message) - ADDRESS_OF_ONE.size
                         )
+                        if times is not None and not number & NOT_NOTED:
+                            times.came(channel, generation, number, input_.ahead_ns)
                         continue
             self._deliver_other(sender, message)
         if wiring.grants_due:
