@@ -461,16 +461,22 @@ def watch(job: Any, case: Case, lasts_s: float, calm_s: float = 3.0) -> Seen:
 
 
 def await_calm(job: Any, calm_s: float = 4.0) -> None:
-    """Returns when Spark is ready and the job has run as records for a while."""
+    """Returns when Spark is ready and the job has run as records, without a burst, for a while."""
+    since: float | None = None
 
-    def ready() -> bool:
+    def calm() -> bool:
+        nonlocal since
         status = job.status()
         assert status["state"] in ("STARTING", "RUNNING", "RECOVERING"), status
-        return status["dual"]["processes"]["bridge"] is not None and ranges_of(status)["work"]["state"] == "RECORD"
+        found = ranges_of(status)
+        ready = status["dual"]["processes"]["bridge"] is not None and found["work"]["state"] == "RECORD"
+        if not ready or (calm_s and is_burst(found["work"])):
+            since = None
+        elif since is None:
+            since = time.monotonic()
+        return since is not None and time.monotonic() - since >= calm_s
 
-    wait_until(ready, "Spark is ready", LIMIT_S)
-    since = time.monotonic()
-    wait_until(lambda: time.monotonic() - since >= calm_s and ready(), "the job is calm", LIMIT_S)
+    wait_until(calm, "Spark is ready, and the job is calm", 2 * LIMIT_S)
 
 
 def started(case: Case, kind: str, *, dual: Any = "on", cores: int = 8, workers: int = 1, **options: Any) -> Any:
