@@ -6,6 +6,9 @@ The model is that of Eq. 1 to 3 of the paper (DO, ICPP 2018, section 2.1), in wh
     t_D = t_out + t_proc + t_trans                         in the data stream (Eq. 1)
     t_O = t_out + t_wait + t_schedule + t_proc + t_trans   in the operation stream (Eq. 2 and 3)
 
+Results go to the next tasks by the same channels in both paradigms, and a record on this way has left the range. So
+t_trans is here what is measured as such, the way to Spark and back, and 0 in the data stream.
+
 The paper compares states that have lasted for ever. Here t_out, the time before the range, follows a queue that exists:
 as records it changes by V - PD each second; in Spark by V, while the range switches, and then by V less what Spark can
 carry. The other terms are what waits in the range without being late: V * t in either case. By Little's law, the mean
@@ -65,15 +68,13 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class RecordModel:
-    """Eq. 1: t_out and t_proc are the queue's, at `rate` (PD). A record is on its way for `transmit_s` (t_dt)."""
+    """Eq. 1: t_out and t_proc are the queue's, at `rate` (PD)."""
 
     rate: float
-    transmit_s: float = 0.0
 
     def step(self, queue: float, arrivals: float, passed_s: float) -> float:
         """See Model."""
-        on_the_way = arrivals / passed_s * self.transmit_s
-        return max(on_the_way, queue + arrivals - self.rate * passed_s)
+        return max(0.0, queue + arrivals - self.rate * passed_s)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def test_the_switch_length_is_where_both_latencies_are_equal(
 ) -> None:
     """Equations 4 to 6, written down again: at L_switch LatencyD = LatencyO."""
     assume(t / 2 + t_s + t_ot >= t_dt)
-    length = switch_length(v, pd, po, t, t_s, t_ot, t_dt)
+    length = switch_length(v, pd, po, t, t_s + t_ot - t_dt)
     latency_d = 0 + length / pd + t_dt
     latency_o = 0 + t / 2 + t_s + (v * t) / po + t_ot
     assert latency_d == pytest.approx(latency_o)
@@ -81,7 +81,7 @@ def test_hysteresis_lies_around_it(length: float, delta: float) -> None:
 
 def test_with_the_paper_s_k_and_its_second() -> None:
     """K = 0.2, T = 1 s, at the Yahoo benchmark's burst of 76,000/s and a record path of 30,000/s."""
-    assert switch_length(76_000, 30_000, 150_000, 1.0, 0.012, 0.22, 0.061) == pytest.approx(15_200 + 0.671 * 30_000)
+    assert switch_length(76_000, 30_000, 150_000, 1.0, 0.012 + 0.22 - 0.061) == pytest.approx(15_200 + 0.671 * 30_000)
 
 
 def test_with_k_by_hand_it_decides_by_the_length_alone_as_the_paper_does() -> None:
@@ -105,11 +105,18 @@ def test_with_k_by_hand_it_decides_by_the_length_alone_as_the_paper_does() -> No
     assert "over: at most 0 records wait" in by_hand.story[-1]
 
 
-def test_transmission_that_was_measured_with_its_queues_does_not_turn_the_rule_round() -> None:
-    """Table 2 at 40,000/s: C by the letter is -0.95 s, and the switch length would be negative."""
-    length = switch_length(40_000, 20_000, 100_000, 1.0, 0.039, 0.044, 1.533)
+def test_how_long_results_are_on_their_way_does_not_decide() -> None:
+    """t_dt of Table 2, of which queues are a part: by the letter, C would be -0.95 s, and the length negative."""
     assert 0.2 * 40_000 + (0.5 + 0.039 + 0.044 - 1.533) * 20_000 < 0
-    assert length == pytest.approx(0.2 * 40_000)
+    figures = []
+    for way_s in (None, 1.533):
+        made = detector()
+        decision = made.observe(Observation(5.0, 10, 1_000, way_s=way_s))
+        figures.append(decision.figures)
+    assert [one.record_transmit_s for one in figures] == [None, 1.533]
+    assert figures[0].queue_switch == figures[1].queue_switch
+    assert figures[0].queue_switch is not None
+    assert figures[0].queue_switch > 0
 
 
 # --- what is measured ----------------------------------------------------------------------------------------------
