@@ -21,8 +21,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.placement.hop_costs import CORE_BYTES_PER_S, NODE_COST
 from penstock.placement.hop_latencies import HopLatencies
 from penstock.runtime.units import Seconds, number, number_above_zero
@@ -157,7 +155,7 @@ def _at(tasks: Bools, records: TrafficGraph) -> float:
 
 def _certain(records: TrafficGraph) -> bool:
     """Returns whether tasks exchange so many records that what was measured is not mostly chance."""
-    roots = float(np.sqrt(records.traffic).sum())
+    roots = float((records.traffic**0.5).sum())
     return roots <= _CHANCE * float(records.traffic.sum())
 
 
