@@ -10,8 +10,10 @@ from unittest import mock
 from penstock.bridge.burst import BurstDetector
 from penstock.placement import refinement
 from penstock.runtime.lifecycle import Machine
+from penstock.runtime.operators.windowing import _Windowing
 from penstock.runtime.records.key_groups import KeyGroups
 from penstock.runtime.sinks.parts import PartsWriter
+from penstock.runtime.worker.task import Task
 from tests.planting import Test, planted_fault
 
 
@@ -74,6 +76,37 @@ def _impossible_events_are_passed_over() -> Any:
         return (self.state, event) in self.table.answers and move(self, event, why)
 
     return mock.patch.object(Machine, "move", silent)
+
+
+@planted_fault(
+    "penstock/runtime/operators/windowing.py",
+    Test("tests/runtime/test_time_units.py::test_windows_in_another_unit_than_the_watermark"),
+)
+def _windows_take_any_unit() -> Any:
+    """Windows with a time of their own take it as it comes: seconds are milliseconds of January 1970."""
+    return mock.patch.object(_Windowing, "_check_unit")
+
+
+@planted_fault(
+    "penstock/runtime/worker/task.py",
+    Test(
+        "tests/bridge/test_time_units_in_spark.py::test_times_in_another_unit_end_a_job_that_is_in_spark_from_the_start"
+    ),
+)
+def _spark_is_asked_for_no_unit() -> Any:
+    """The greatest time that columns in Spark have is a watermark, whatever it is."""
+    return mock.patch.object(Task, "doubts", return_value=False)
+
+
+@planted_fault(
+    "penstock/runtime/sources/csv_files.py",
+    Test("tests/runtime/test_csv_source.py::test_a_recovery_does_not_read_on_in_other_rows"),
+)
+def _only_the_head_of_a_csv_file_counts() -> Any:
+    """A file with the same first bytes is the file that was read."""
+    from penstock.runtime.sources import csv_files
+
+    return mock.patch.object(csv_files, "check_beginning")
 
 
 # What loads Ray is imported when it is needed, because each process of a campaign loads this table.
