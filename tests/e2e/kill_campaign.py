@@ -255,7 +255,7 @@ def pause_and_kill(
         if chosen is not None:
             killed = place.kill([chosen])
         time.sleep(length_s - at_s)
-    return chosen, killed, f"for {length_s:.1f} s" + (f", {also} killed" if chosen is not None else "")
+    return chosen, killed, f"for {length_s:.1f} s" + (f", {also} killed" if killed else "")
 
 
 class DidNotStart(AssertionError):

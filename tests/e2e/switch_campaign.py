@@ -45,6 +45,7 @@ from penstock.bridge.session import SparkOptions
 from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
 from tests.e2e import bursts, store_damage
 from tests.e2e.kill_campaign import Process, ThisMachine, master_process, pause_and_kill
+from tests.e2e.processes import alive
 
 RATE = 8_000.0
 LIMIT_S = 600.0
@@ -475,7 +476,8 @@ def harm(job: Any, run: Run, rng: random.Random, kind: str, status: dict[str, An
     """Do to a job with this status what the kind says; the number of processes that were killed."""
     place = ThisMachine()
     dual = status["dual"]["processes"]
-    workers: list[Process] = sorted((worker["node_id"], worker["pid"]) for worker in status["workers"])
+    known: list[Process] = sorted((worker["node_id"], worker["pid"]) for worker in status["workers"])
+    workers = [worker for worker in known if alive(worker[1])]  # after the JobMaster's death the last status is old
     spare = run.flow == SOCKET
     if kind in OF_SPARK:
         pids = list(dual["executors"].values()) if kind == "executor" else [dual["bridge"]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -144,6 +146,25 @@ def test_each_kind_does_what_it_says(
     assert gone == {kind} if kind != "file" else gone in ({"worker"}, {"master"})
     assert run.kills == [f"{name} in OPERATION" for name in gone]
     assert (not file.exists() or file.read_bytes() != bytes(1000)) == bool(run.damage) == (kind == "file")
+
+
+@pytest.mark.parametrize("kind", ["worker", "pause", "file"])
+def test_nothing_is_done_to_workers_of_an_old_status(
+    kind: str, processes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status is the last one that was known when the JobMaster has just died with its workers."""
+    monkeypatch.setattr(switch_campaign, "master_process", lambda job: ("node", processes["master"]))
+    os.kill(processes["worker"], signal.SIGKILL)
+    wait_until(lambda: not alive(processes["worker"]), "the worker is gone")
+    status = {
+        "workers": [{"node_id": "node", "pid": processes["worker"]}],
+        "epochs": {"store": str(tmp_path)},
+        "dual": {"processes": {"bridge": None, "executors": {}}},
+    }
+    run = Run("words", "toggle:1")
+    assert harm(None, run, random.Random(1), kind, status, "RECORD") == 0
+    assert not run.kills + run.pauses + run.damage
+    assert alive(processes["master"])
 
 
 def test_a_job_that_cannot_read_again_keeps_its_workers() -> None:
