@@ -95,7 +95,7 @@ def run(bench: Bench) -> None:
     for nodes, workers in bench.pick(DEPLOYMENTS, DEPLOYMENTS[:3:2]):
         # All methods place the tasks of a single worker alike.
         methods = METHODS if workers > 1 else METHODS[:1]
-        arithmetic = (workers / nodes - 1) / (workers - 1) if workers > 1 else 0.0
+        arithmetic = (workers / nodes - 1) / (workers - 1) if workers > 1 else 1.0
         with simulated(nodes, -(-workers // nodes) + 1):
             for name, (make, last) in flows().items():
                 results = bench.take_turns(
