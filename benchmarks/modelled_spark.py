@@ -107,7 +107,7 @@ class ModelledOperations:
         self._free_at = 0.0
         self._lock = threading.Lock()
 
-    def prepare(self, chain: int) -> Trial:
+    def prepare(self, chain: int, records: list[Any] | None = None) -> Trial:
         """Returns what a trial would have measured."""
         return Trial("python", {"python": self._cost})
 

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,16 +28,16 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from penstock.actors import cluster
-from penstock.bridge.cost import BatchCost
 from penstock.bridge.forms import RangeForm, as_columns
-from penstock.bridge.operation import Operations, Trial
+from penstock.bridge.operation import Disturbed, Operations, Trial
 from penstock.bridge.session import SparkOptions, SparkUnavailable, executor_needs, open_session
 from penstock.bridge.session.diagnosis import essence
 from penstock.bridge.session.session import Executor
-from penstock.bridge.spark_life import SparkFacts
+from penstock.bridge.spark_life import RangeTrial, SparkFacts
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.operators.micro_batch import Bridge, MicroBatchResult
 from penstock.runtime.records.pickling import join, program
+from penstock.runtime.worker.sample import RecordSample
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class _Answers(Protocol):
     @property
     def session(self) -> _Session: ...
 
-    def prepare(self, chain: int) -> Trial: ...
+    def prepare(self, chain: int, records: list[Any] | None = None) -> Trial: ...
 
     def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> MicroBatchResult: ...
 
@@ -79,31 +80,78 @@ class SparkBridge:
         self._options = options
         self._forms: list[RangeForm] = join(forms)
         self._operations: _Answers | None = None
+        self._is_ready = False
+        self._samples: dict[int, RecordSample] = {}  # by chain; those that have come while Spark was starting
+        self._lock = threading.Lock()  # of the two above
+        self._trying = threading.Lock()  # one range at a time
         self._group: Any = None
         self._log = write_apart(_log_folder())
 
     def prepare(self) -> SparkFacts:
         """Starts Spark, and tries each range, so that all code is compiled and loaded before the first switch."""
         self._operations = self._open() if self._options.stand_in is None else self._options.stand_in(self._forms)
-        costs: dict[int, BatchCost | None] = {}
-        ways: dict[int, str] = {}
-        for form in self._forms:
-            try:
-                trial = self._operations.prepare(form.chain)
-                costs[form.chain], ways[form.chain] = trial.cost, trial.describe()
-                logger.info("the range %s runs %s", ", ".join(form.names), ways[form.chain])
-            except Exception as error:  # a record fails there, or Spark would treat it differently from the tasks
-                logger.info("the range %s could not be tried in Spark: %s", ", ".join(form.names), error)
+        trials: dict[int, Trial | None] = {}
+        with self._trying:
+            for form in self._forms:
+                trials[form.chain] = self._try(form)
+            while (given := self._next_sample()) is not None:  # they have come since
+                form, sample = given
+                if _is_without_records(trials[form.chain]):
+                    trials[form.chain] = self._try(form, sample)
+        done = {chain: trial for chain, trial in trials.items() if trial is not None}
         return SparkFacts(
             session=self._operations.session.describe(),
-            costs=costs,
+            costs={chain: trial.cost for chain, trial in done.items()},
             bridge=os.getpid(),
             log=self._log,
             executors=dict(self.executors()),
             node=ray.get_runtime_context().get_node_id(),
-            ways=ways,
+            ways={chain: trial.describe() for chain, trial in done.items()},
             cores=self._operations.session.cores,
+            untried=frozenset(chain for chain, trial in done.items() if _is_without_records(trial)),
         )
+
+    def try_range(self, chain: int, sample: RecordSample) -> RangeTrial:
+        """Tries the range of a chain on a sample of its records. While Spark is starting, this only keeps the sample,
+        and returns at once: `prepare` tries the range, and tells what came of it."""
+        with self._lock:
+            if not self._is_ready:
+                self._samples[chain] = sample
+                return RangeTrial()
+        form = next(form for form in self._forms if form.chain == chain)
+        with self._trying:
+            try:
+                trial = self._try(form, sample)
+            except Disturbed:
+                return RangeTrial(again=True)
+        return RangeTrial() if trial is None else RangeTrial(trial.cost, trial.describe())
+
+    def _next_sample(self) -> tuple[RangeForm, RecordSample] | None:
+        """Returns a range with a sample of its records that has come while Spark was starting. When there is none,
+        Spark is ready."""
+        with self._lock:
+            for form in self._forms:
+                if (sample := self._samples.pop(form.chain, None)) is not None:
+                    return form, sample
+            self._is_ready = True
+            return None
+
+    def _try(self, form: RangeForm, sample: RecordSample | None = None) -> Trial | None:
+        """Tries a range. Returns None when it cannot be tried. Raises Disturbed when the job needs Spark meanwhile."""
+        assert self._operations is not None
+        try:
+            trial = (
+                self._operations.prepare(form.chain)
+                if sample is None
+                else self._operations.prepare(form.chain, sample.records())
+            )
+        except Disturbed:
+            raise
+        except Exception as error:  # a record fails there, or Spark would treat it differently from the tasks
+            logger.info("the range %s could not be tried in Spark: %s", ", ".join(form.names), error)
+            return None
+        logger.info("the range %s runs %s", ", ".join(form.names), trial.describe())
+        return trial
 
     def _open(self) -> Operations:
         """Starts a Spark session."""
@@ -160,6 +208,11 @@ class SparkBridge:
             remove_placement_group(group)
 
 
+def _is_without_records(trial: Trial | None) -> bool:
+    """Whether a range was not tried because there was nothing to try it on."""
+    return trial is not None and not trial.costs
+
+
 def _log_folder() -> str:
     """Returns the folder in which Ray keeps the logs of this node's processes."""
     node = ray._private.worker._global_node
@@ -202,6 +255,10 @@ class BridgeHandle:
     def prepare(self) -> Future[SparkFacts]:
         """See SparkBridge."""
         return self._actor.prepare.remote().future()  # type: ignore[no-any-return]
+
+    def try_range(self, chain: int, sample: RecordSample) -> Future[RangeTrial]:
+        """See SparkBridge."""
+        return self._actor.try_range.remote(chain, sample).future()  # type: ignore[no-any-return]
 
     def check(self) -> Future[Any]:
         """Returns a future, which is done when the bridge's process and its session have answered."""

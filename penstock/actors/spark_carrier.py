@@ -30,13 +30,16 @@ from penstock.bridge.paradigm_scheduler import (
     Note,
     ParadigmScheduler,
     PrepareSpark,
+    TakeSample,
+    TryRange,
     UndivertTasks,
     Warn,
 )
 from penstock.bridge.session import SparkOptions
-from penstock.bridge.spark_life import SparkFacts
+from penstock.bridge.spark_life import RangeTrial, SparkFacts
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.sample import RecordSample
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,8 @@ class Bridge(Protocol):
 
     def prepare(self) -> Future[SparkFacts]: ...
 
+    def try_range(self, chain: int, sample: RecordSample) -> Future[RangeTrial]: ...
+
     def check(self) -> Future[Any]: ...
 
     def stop(self) -> Future[Any]: ...
@@ -61,15 +66,15 @@ class Bridge(Protocol):
 
 
 class Tell(Protocol):
-    """Sends a worker a message. Afterwards it calls `done`, or `refused` with the reason, or `refused` with None when
-    the worker's process has died or does not run."""
+    """Sends a worker a message. Afterwards it calls `done` with the worker's answer, or `refused` with the reason, or
+    `refused` with None when the worker's process has died or does not run."""
 
     def __call__(
         self,
         worker: int,
         method: str,
         arguments: tuple[Any, ...],
-        done: Callable[[], None],
+        done: Callable[[Any], None],
         refused: Callable[[str | None], None],
     ) -> None: ...
 
@@ -151,7 +156,7 @@ class SparkCarrier:
                 continue
             self._greeted.add((there[0], worker))
             with contextlib.suppress(Exception):  # it connects when it is diverted, or whoever diverts it hears why not
-                self._tell(worker, "greet_bridge", there, lambda: None, lambda _: None)
+                self._tell(worker, "greet_bridge", there, lambda _: None, lambda _: None)
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
@@ -171,9 +176,13 @@ class SparkCarrier:
             self._do(command)
         except Exception as error:  # see above
             logger.exception("job %s: what the paradigm scheduler wants could not be done", self._job)
+            why = spark_bridge.why(error)
             if isinstance(command, DivertTasks | UndivertTasks):
-                number, why = command.number, spark_bridge.why(error)
-                self._events.put(lambda scheduler: scheduler.refused(time.monotonic(), number, why))
+                self._events.put(partial(_refused, number=command.number, why=why))
+            elif isinstance(command, TakeSample):
+                self._events.put(partial(_not_sampled, number=command.number, why=why))
+            elif isinstance(command, TryRange):
+                self._events.put(partial(_trial_failed, life=command.life, chain=command.chain, why=why))
 
     def _do(self, command: Command) -> None:
         if isinstance(command, PrepareSpark):
@@ -195,6 +204,10 @@ class SparkCarrier:
             self._send(command.worker, command.number, "divert", arguments)
         elif isinstance(command, UndivertTasks):
             self._send(command.worker, command.number, "undivert", (command.chain,))
+        elif isinstance(command, TakeSample):
+            self._take_sample(command)
+        elif isinstance(command, TryRange):
+            self._try_range(command)
         elif isinstance(command, Note):
             logger.info("job %s: %s", self._job, command.text)
         else:
@@ -202,13 +215,37 @@ class SparkCarrier:
             logger.warning("job %s: %s", self._job, command.text)
 
     def _send(self, worker: int, number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        def done() -> None:
+        def done(_: Any) -> None:
             self._events.put(lambda scheduler: scheduler.done(time.monotonic(), number))
 
         def refused(why: str | None) -> None:
-            self._events.put(lambda scheduler: scheduler.refused(time.monotonic(), number, why))
+            self._events.put(partial(_refused, number=number, why=why))
 
         self._tell(worker, method, arguments, done, refused)
+
+    def _take_sample(self, command: TakeSample) -> None:
+        number = command.number
+
+        def done(sample: RecordSample | None) -> None:
+            self._events.put(lambda scheduler: scheduler.sampled(time.monotonic(), number, sample))
+
+        def refused(why: str | None) -> None:
+            self._events.put(partial(_not_sampled, number=number, why=why))
+
+        self._tell(command.worker, "take_sample", (command.request,), done, refused)
+
+    def _try_range(self, command: TryRange) -> None:
+        life, chain = command.life, command.chain
+
+        def done(answer: Future[RangeTrial]) -> None:
+            error = answer.exception()
+            if error is None:
+                trial = answer.result()
+                self._events.put(lambda scheduler: scheduler.range_tried(time.monotonic(), life, chain, trial))
+            else:
+                self._events.put(partial(_trial_failed, life=life, chain=chain, why=spark_bridge.why(error)))
+
+        self._bridges[life].try_range(chain, command.sample).add_done_callback(done)
 
     def _prepare(self, command: PrepareSpark) -> None:
         life = command.life
@@ -250,3 +287,17 @@ class SparkCarrier:
 
 def _looked(scheduler: ParadigmScheduler, *, asked_s: float, loads: Mapping[int, Sequence[TaskLoad]]) -> list[Command]:
     return scheduler.looked(time.monotonic(), asked_s, loads)
+
+
+def _refused(scheduler: ParadigmScheduler, *, number: int, why: str | None) -> list[Command]:
+    return scheduler.refused(time.monotonic(), number, why)
+
+
+def _not_sampled(scheduler: ParadigmScheduler, *, number: int, why: str | None) -> list[Command]:
+    if why is not None:
+        logger.info("a range cannot be tried in Spark on the records of its tasks: %s", why)
+    return scheduler.not_sampled(time.monotonic(), number, why)
+
+
+def _trial_failed(scheduler: ParadigmScheduler, *, life: int, chain: int, why: str) -> list[Command]:
+    return scheduler.trial_failed(time.monotonic(), life, chain, why)

@@ -8,27 +8,43 @@ micro-batches: whatever is lost here is asked for again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from penstock.bridge.arrow import micro_batch
 from penstock.bridge.burst import BurstOptions
 from penstock.bridge.cost import BatchCost, BatchSpeed, MicroBatch
-from penstock.bridge.forms import ANSWER_SCHEMA, RangeForm, RangeRun, answer_of, answer_rows, as_columns, as_records
+from penstock.bridge.forms import (
+    ANSWER_SCHEMA,
+    ENCODED,
+    RangeForm,
+    RangeRun,
+    answer_of,
+    answer_rows,
+    as_columns,
+    as_records,
+)
 from penstock.bridge.native import NativeRange, NotTheSame, native
 from penstock.bridge.python_range import PythonRange, take_in_pieces
 from penstock.bridge.session import Session
+from penstock.runtime.operators.fields import TEXT
 from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.records.pickling import Program, join
+from penstock.runtime.sources.base import Source
 
 # The number of rows on which a range is tried: enough to distinguish the cost of rows from that of a micro-batch, and
 # not so many that a burst would have to wait.
 _SAMPLE_ROWS = 40_000
-_SOME_ROWS = 2_000
+
+# A small micro-batch has this share of them. The smallest one of all shows first how long the rows take: of a function
+# that is slow, no more rows are tried than take about so many seconds.
+_SOME_SHARE = 20
+_FEWEST_ROWS, _FEW_ROWS = 32, 256
+_ROWS_S = 2.0
 
 # How often a way of a range is measured, and the time after which it is not measured again: a slow function of the
 # user's must not hold up Spark's start.
@@ -73,6 +89,36 @@ class Trial:
         return f"{WAYS[self.way]} ({figures or 'nothing to measure it by'})"
 
 
+class Disturbed(Exception):
+    """A trial was given up, because a micro-batch of the job came meanwhile: neither must slow down the other."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Records on which a range is tried, as micro-batches of any size up to `rows`."""
+
+    rows: int
+    first: Callable[[int], pa.RecordBatch]
+    names: tuple[str, ...]  # of the columns
+
+    @classmethod
+    def of_columns(cls, columns: pa.RecordBatch) -> Sample:
+        """Returns a sample of these columns."""
+        return cls(columns.num_rows, partial(columns.slice, 0), tuple(columns.schema.names))
+
+    @classmethod
+    def of_records(cls, records: list[Any], source: Source | None) -> Sample:
+        """Returns a sample of records that a task has taken lately, as its micro-batches have them. `source` is that of
+        the chain. The records are repeated until a trial has as many as it takes."""
+        many = (records * -(-_SAMPLE_ROWS // len(records)))[:_SAMPLE_ROWS]
+        if source is not None and source.hands_columns:
+            texts = all(isinstance(record, str) for record in records)
+            return cls.of_columns(
+                pa.RecordBatch.from_pydict({TEXT: many}) if texts else pa.RecordBatch.from_pylist(many)
+            )
+        return cls(len(many), lambda rows: as_columns(many[:rows]), (ENCODED,))
+
+
 class Operations:
     """Runs the ranges of a job in a Spark session; see the module's docstring."""
 
@@ -83,11 +129,17 @@ class Operations:
         self._forms = {form.chain: form for form in forms}
         self._ways: dict[int, Way] = {}
         self._compiled: dict[tuple[int, int, tuple[str, ...], Way], _Compiled] = {}
+        self._asked = 0  # how many micro-batches of the job have come
+        self._rows_tried: dict[tuple[int, Way], int] = {}  # on how many rows each way of a range is tried
 
     def answer(self, chain: int, position: int, batch: pa.RecordBatch, way: Way | None = None) -> MicroBatchResult:
         """Returns the results of a micro-batch, from the range of a chain that ends before a position. `way`: how the
         range runs. Without it, the range runs in the way that `prepare` has kept, and in Python when this micro-batch
         has values for which the answer might differ from that of the record tasks."""
+        self._asked += 1
+        return self._answer_any(chain, position, batch, way)
+
+    def _answer_any(self, chain: int, position: int, batch: pa.RecordBatch, way: Way | None) -> MicroBatchResult:
         if not batch.num_rows:
             return MicroBatchResult([])
         if way is not None:
@@ -110,23 +162,28 @@ class Operations:
         with micro_batch(self.session, batch, parts=parts) as frame:
             return known.answer(frame, batch.schema)
 
-    def prepare(self, chain: int) -> Trial:
+    def prepare(self, chain: int, records: list[Any] | None = None) -> Trial:
         """Has the code of a range compiled and loaded in every core, by running it on a sample of its source's records,
-        or on nothing when there is no sample. Every way in which the range can run is tried, and the way that carries
-        the most records is kept and run until it gets no quicker."""
+        or else on `records`, which a record task has taken lately, or on nothing when there are neither. Every way in
+        which the range can run is tried, and the way that carries the most records is kept and run until it gets no
+        quicker. What the range makes of these records goes nowhere. Raises Disturbed when a micro-batch of the job has
+        come meanwhile."""
         form = self._forms[chain]
-        sample = None if form.source is None else form.source.sample(_SAMPLE_ROWS)
-        if sample is None or not sample.num_rows:
+        sample = self._sample(form, records)
+        if sample is None:
             nothing = pa.Table.from_batches([as_columns([])] * self.session.cores).combine_chunks().to_batches()[0]
             for _ in range(2):
-                self.answer(chain, form.position, nothing)
+                self._answer_any(chain, form.position, nothing, None)
             return Trial("columns", {})
         costs: dict[Way, BatchCost] = {}
         failure: Exception | None = None
-        for way in self.ways(form, tuple(sample.schema.names)):
+        self._rows_tried.clear()
+        for way in self.ways(form, sample.names):
             try:
                 if (cost := self._try(form, sample, way)) is not None:
                     costs[way] = cost
+            except Disturbed:
+                raise
             except Exception as error:  # whatever the way cannot do, another way may
                 failure = error
         if not costs:
@@ -138,7 +195,13 @@ class Operations:
         costs[best] = self._warm(form, sample, best, costs[best])
         return Trial(best, costs)
 
-    def _warm(self, form: RangeForm, sample: pa.RecordBatch, way: Way, cost: BatchCost) -> BatchCost:
+    def _sample(self, form: RangeForm, records: list[Any] | None) -> Sample | None:
+        columns = None if form.source is None else form.source.sample(_SAMPLE_ROWS)
+        if columns is not None and columns.num_rows and not records:
+            return Sample.of_columns(columns)
+        return Sample.of_records(records, form.source) if records else None
+
+    def _warm(self, form: RangeForm, sample: Sample, way: Way, cost: BatchCost) -> BatchCost:
         """Runs a way until it gets no quicker. Returns what a micro-batch costs then."""
         first = time.perf_counter()
         while (before_s := cost.seconds(_SAMPLE_ROWS)) < _ENOUGH_S and time.perf_counter() - first < _WARM_S:
@@ -147,17 +210,28 @@ class Operations:
                 break
         return cost
 
-    def _try(self, form: RangeForm, sample: pa.RecordBatch, way: Way) -> BatchCost | None:
+    def _try(self, form: RangeForm, sample: Sample, way: Way) -> BatchCost | None:
+        """Returns what a micro-batch costs in a way, or None when that cannot be said."""
         speed = BatchSpeed()
-        some = sample.slice(0, min(_SOME_ROWS, sample.num_rows))
-        for rows in (some, sample):  # what is measured must not include loading and compiling
-            self.answer(form.chain, form.position, rows, way)
+        asked = self._asked
+
+        def run(rows: int) -> float:
+            batch = sample.first(rows)
+            began = time.perf_counter()
+            self._answer_any(form.chain, form.position, batch, way)
+            took_s = time.perf_counter() - began
+            if self._asked != asked:
+                raise Disturbed
+            return took_s
+
+        many = self._rows_tried.get((form.chain, way))
+        if many is None:
+            many = self._rows_tried[form.chain, way] = _enough(run, sample.rows)
+        some = max(min(_FEWEST_ROWS, many), many // _SOME_SHARE)
         first = time.perf_counter()
         for _ in range(_ROUNDS_MAX):
-            for rows in (some, sample):
-                began = time.perf_counter()
-                self.answer(form.chain, form.position, rows, way)
-                speed.add([MicroBatch(rows.num_rows, time.perf_counter() - began)])
+            for rows in (some, many):
+                speed.add([MicroBatch(rows, run(rows))])
             if time.perf_counter() - first > _ENOUGH_S:
                 break
         return speed.cost
@@ -184,6 +258,27 @@ class Operations:
         return NativeRange(
             [*prefix.steps, lambda frame: frame.mapInArrow(in_python, ANSWER_SCHEMA)], None, prefix.texts, answer_of
         )
+
+
+def _enough(run: Callable[[int], float], most: int) -> int:
+    """Returns how many rows to try a way on, up to `most`: all of them, unless they would take long. By running it on
+    ever more of them, it also has the code loaded and compiled."""
+    rows = min(_FEWEST_ROWS, most)
+    run(rows)
+    least_s = took_s = run(rows)
+    if took_s < _ROWS_S and rows < most:
+        rows = min(_FEW_ROWS, most)
+        took_s = run(rows)
+    while rows < most:
+        least_s = min(least_s, took_s)
+        # How long the rows take, without what a micro-batch costs that has hardly any.
+        of_rows_s = max(took_s - least_s, 1e-6) if rows > _FEWEST_ROWS else took_s
+        more = min(most, int(rows * _ROWS_S / of_rows_s))
+        if more < 2 * rows:
+            break
+        rows = more
+        took_s = run(rows)
+    return rows
 
 
 _Compiled = PythonRange | NativeRange

@@ -12,16 +12,25 @@ This module is without Ray, threads, clock and files. A *carrier* (actors/spark_
 for the events, each with the time of a clock that does not go back, and carries out the commands that they return:
 
     event                                   what it may lead to
-    looked: what the workers report         PrepareSpark, DivertTasks, UndivertTasks, CheckSpark, KillSpark, Warn, Note
+    looked: what the workers report         PrepareSpark, DivertTasks, UndivertTasks, TakeSample, CheckSpark, KillSpark,
+                                            Warn, Note
     spark_ready, spark_failed               KillSpark
     spark_answered                          nothing: Spark lives
+    sampled: a worker's records             TryRange
+    not_sampled                             nothing: another worker is asked, or the same one again
+    range_tried: what a range costs         nothing
+    trial_failed                            CheckSpark
     done, refused: a worker's answer        CheckSpark, Warn
     plan_changed                            EndSpark
     stop                                    EndSpark
 
 The carrier has only to answer: each DivertTasks and UndivertTasks by `done` or `refused`, also when the worker's
-process has died; each PrepareSpark by `spark_ready` or `spark_failed`; each CheckSpark by `spark_answered` or
-`spark_failed`. Answers may take any time, and those of an earlier life of Spark may come or not.
+process has died; each TakeSample by `sampled` or `not_sampled`, likewise; each PrepareSpark by `spark_ready` or
+`spark_failed`; each CheckSpark by `spark_answered` or `spark_failed`; each TryRange by `range_tried` or `trial_failed`.
+Answers may take any time, and those of an earlier life of Spark may come or not.
+
+A range that its source has no sample for is tried on records that its tasks have taken lately (sample_requests.py): at
+Spark's start if they come in time, else while no range is in Spark. A switch never waits for this.
 
 What must never happen:
 
@@ -50,11 +59,14 @@ from penstock.bridge.divert_requests import DivertRequests, is_diverted, is_dive
 from penstock.bridge.forms import RangeForm, range_form
 from penstock.bridge.range import NoRange, switch_range
 from penstock.bridge.range_load import OperatorCounts, RangeMeter
+from penstock.bridge.sample_requests import SampleRequests
 from penstock.bridge.session import SparkOptions
-from penstock.bridge.spark_life import SparkFacts, SparkLife, SparkState
+from penstock.bridge.spark_life import RangeTrial, SparkFacts, SparkLife, SparkState
 from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, DivertRequest
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.sources.base import Source
 from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.sample import RecordSample, SampleRequest
 from penstock.runtime.worker.waiting import WaitingRecords
 
 # What Spark is assumed to cost before it was measured: on two cores a micro-batch costs about a quarter of a second,
@@ -73,6 +85,9 @@ _ROWS_LEAST = 50_000
 # Of records that take long, a micro-batch has as many as Spark processes within the longest interval, and not less than
 # these.
 _ROWS_FEWEST = 256
+
+# After a trial that was given up, because the job needed Spark, a range is not tried again before.
+_TRY_AGAIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,24 @@ class UndivertTasks:
 
 
 @dataclass(frozen=True)
+class TakeSample:
+    """Ask a worker for records that its tasks of a chain have taken lately. There is no hurry."""
+
+    worker: int
+    number: int
+    request: SampleRequest
+
+
+@dataclass(frozen=True)
+class TryRange:
+    """Have Spark, also while it is starting, try the range of a chain on these records."""
+
+    life: int
+    chain: int
+    sample: RecordSample
+
+
+@dataclass(frozen=True)
 class Warn:
     """Something that the user should know."""
 
@@ -147,7 +180,9 @@ class Note:
     text: str
 
 
-Command = PrepareSpark | CheckSpark | EndSpark | KillSpark | DivertTasks | UndivertTasks | Warn | Note
+Command = (
+    PrepareSpark | CheckSpark | EndSpark | KillSpark | DivertTasks | UndivertTasks | TakeSample | TryRange | Warn | Note
+)
 
 
 @dataclass
@@ -162,6 +197,8 @@ class _Range:
     parts: dict[int, int] = field(default_factory=dict)  # while it is in Spark: chain -> up to which position
     extent: str = ""  # why it ends there
     tried: bool = False  # a trial in Spark has told what its micro-batches cost
+    tried_in: int | None = None  # the life of Spark in which it was tried last, or in which it cannot be
+    way: str | None = None  # how it runs in Spark, as far as that is known
 
     @property
     def chains(self) -> list[int]:
@@ -206,6 +243,8 @@ class ParadigmScheduler:
         self._options = options
         self._spark = SparkLife(options.spark.prepare_limit_s, hang_timeout_s)
         self._requests = DivertRequests()
+        self._samples = SampleRequests()
+        self._trying: tuple[int, int] | None = None  # (life, chain) of a trial without an answer
         self._counts = OperatorCounts()
         self._waiting = WaitingRecords()
         self._why_not_in_spark: dict[str, str] = {}  # chain -> why nothing of it can cross
@@ -261,7 +300,7 @@ class ParadigmScheduler:
                 commands += self._decide(range_, look)
             elif range_.detector.state not in ("SWITCHING", "OPERATION"):
                 commands += self._undivert(range_, look)
-        return commands + self._watch_answers(look, passed)
+        return commands + self._take_samples(look) + self._watch_answers(look, passed)
 
     def spark_ready(self, now: float, life: int, facts: SparkFacts) -> list[Command]:
         """Spark was started, and the ranges were tried in it."""
@@ -272,11 +311,13 @@ class ParadigmScheduler:
         self._quiet_s = 0.0
         self._tell_detectors("ready", now)
         for range_ in self._ranges:
-            if (cost := facts.costs.get(range_.form.chain)) is not None:
+            chain = range_.form.chain
+            range_.tried_in, range_.way = None if chain in facts.untried else life, facts.ways.get(chain)
+            if (cost := facts.costs.get(chain)) is not None:
                 range_.detector.tried(cost)
                 range_.tried = True
-            elif facts.cores is not None:
-                tasks = self._plan.chains[range_.form.chain].parallelism
+            elif facts.cores is not None and not range_.tried:
+                tasks = self._plan.chains[chain].parallelism
                 range_.detector.untried(_FIRST_COST, facts.cores / tasks)
         return []
 
@@ -296,6 +337,50 @@ class ParadigmScheduler:
             self._quiet_s = 0.0
         return []
 
+    def sampled(self, now: float, number: int, sample: RecordSample | None) -> list[Command]:
+        """A worker has answered to TakeSample of this number: with records, or with None when it has too few so far."""
+        chain = self._samples.answered(number, now)
+        range_ = next((one for one in self._ranges if one.form.chain == chain), None)
+        life = self._spark.number
+        if sample is None or range_ is None or life is None or not self._wants_trial(range_):
+            return []
+        range_.tried_in = life
+        if self._spark.state is SparkState.READY:  # else Spark tries one range after the other when it starts
+            self._trying = (life, range_.form.chain)
+        return [TryRange(life, range_.form.chain, sample)]
+
+    def not_sampled(self, now: float, number: int, why: str | None) -> list[Command]:
+        """A worker cannot give what TakeSample of this number asks for; `why` is None when its process has died."""
+        self._samples.refused(number, now, died=why is None)
+        return []
+
+    def range_tried(self, now: float, life: int, chain: int, trial: RangeTrial) -> list[Command]:
+        """Spark has answered to TryRange."""
+        if (range_ := self._tried_range(life, chain)) is None:
+            return []
+        if trial.again:
+            range_.tried_in = None
+            self._samples.wait(chain, now + _TRY_AGAIN_S)
+        if trial.way is not None:
+            range_.way = trial.way
+        if trial.cost is not None:
+            range_.tried = True
+            if not range_.detector.has_measured_spark:
+                range_.detector.tried(trial.cost)
+        return []
+
+    def trial_failed(self, now: float, life: int, chain: int, why: str) -> list[Command]:
+        """Nothing came of TryRange, perhaps because Spark has died."""
+        return [] if self._tried_range(life, chain) is None else self._doubt(why)
+
+    def _tried_range(self, life: int, chain: int) -> _Range | None:
+        """Note that the trial of a range is over. Returns the range, if the trial is one of the present Spark."""
+        if self._trying == (life, chain):
+            self._trying = None
+        if life != self._spark.number:
+            return None
+        return next((range_ for range_ in self._ranges if range_.form.chain == chain), None)
+
     def done(self, now: float, number: int) -> list[Command]:
         """A worker has done what DivertTasks or UndivertTasks of this number says."""
         self._requests.end(number, now, refused=False)
@@ -314,6 +399,7 @@ class ParadigmScheduler:
             return []
         self._waiting = WaitingRecords()
         self._find_ranges()
+        self._samples.forget()
         self._counts.forget_tasks()
         life = self._spark.replace()
         return [] if life is None else [EndSpark(life, "the job's operators were divided among its tasks anew")]
@@ -442,6 +528,35 @@ class ParadigmScheduler:
                     found = found or why
         return found
 
+    # --- trials ----------------------------------------------------------------------------------------------------
+
+    def _take_samples(self, look: _Look) -> list[Command]:
+        """Ask for the records of ranges that are to be tried on them."""
+        commands: list[Command] = []
+        for range_ in self._ranges:
+            if not self._wants_trial(range_):
+                continue
+            chain = range_.form.chain
+            if (question := self._samples.begin(chain, look.of_chain(chain), look.now)) is not None:
+                names = tuple(operator.name for operator in self._plan.chains[chain].operators)
+                request = SampleRequest(chain, names, question.least)
+                commands.append(TakeSample(question.worker, question.number, request))
+        return commands
+
+    def _wants_trial(self, range_: _Range) -> bool:
+        """Whether a range is to be tried on records that its tasks have taken. It is not while some range is in Spark,
+        because both would be slower."""
+        life, state = self._spark.number, self._spark.state
+        if life is None or range_.tried_in == life or self._leader(range_) is not None:
+            return False
+        if state is SparkState.PREPARING:
+            source = range_.form.source
+            has_sample = source is not None and type(source).sample is not Source.sample
+            return not has_sample and range_.detector.state in ("RECORD", "PREPARING")
+        calm = all(one.detector.state in ("RECORD", "PREPARING") for one in self._ranges)
+        trying = self._trying is not None and self._trying[0] == life
+        return state is SparkState.READY and calm and not trying
+
     # --- Spark -----------------------------------------------------------------------------------------------------
 
     def _prepare(self, now: float) -> list[Command]:
@@ -543,5 +658,5 @@ class ParadigmScheduler:
             "records_in_spark": range_.meter.records_in_spark,
             "unprocessed": range_.meter.unprocessed,
             "failed": range_.failed,
-            "way": None if self._spark.facts is None else self._spark.facts.ways.get(form.chain),
+            "way": None if self._spark.facts is None else range_.way,
         }

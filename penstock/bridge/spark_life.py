@@ -69,6 +69,17 @@ class SparkFacts:
     node: str  # on which the bridge runs
     ways: Mapping[int, str] = field(default_factory=dict)  # by chain: how its range runs there, for people
     cores: int | None = None  # of all its executors, where it is known
+    untried: frozenset[int] = frozenset()  # the chains of ranges for which there were no records to try them on
+
+
+@dataclass(frozen=True)
+class RangeTrial:
+    """What came of trying a range on a sample of its records, when Spark was ready already: what a micro-batch costs,
+    and how the range runs, as far as the trial could tell. `again`: the trial was given up, as the job needed Spark."""
+
+    cost: BatchCost | None = None
+    way: str | None = None
+    again: bool = False
 
 
 class SparkLife:

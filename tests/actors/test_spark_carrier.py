@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from penstock.bridge.burst import BurstOptions
 from penstock.bridge.forms import RangeForm
 from penstock.bridge.paradigm_scheduler import DualOptions
 from penstock.bridge.session import SparkOptions
-from penstock.bridge.spark_life import SparkFacts
+from penstock.bridge.spark_life import RangeTrial, SparkFacts
 from penstock.runtime.operators.micro_batch import DivertRequest
 from penstock.runtime.program.plan import replanned
+from penstock.runtime.records.codec import encode
 from penstock.runtime.worker.load import TaskLoad, divert_load
-from tests.bridge.scheduled_job import FACTS, ScheduledJob
+from penstock.runtime.worker.sample import RecordSample, SampleRequest
+from tests.bridge.scheduled_job import FACTS, TRIAL, ScheduledJob, did
 from tests.bridge.test_paradigm_scheduler import words
 from tests.e2e.processes import wait_until
 
@@ -36,9 +39,15 @@ class MadeUpBridge:
         self.prepared: Future[SparkFacts] = Future()
         self.checked: Future[Any] = Future()
         self.stopped: Future[Any] = Future()
+        self.samples: list[tuple[int, RecordSample]] = []  # (chain, sample)
+        self.tried: Future[RangeTrial] = Future()
 
     def prepare(self) -> Future[SparkFacts]:
         return self.prepared
+
+    def try_range(self, chain: int, sample: RecordSample) -> Future[RangeTrial]:
+        self.samples.append((chain, sample))
+        return self.tried
 
     def check(self) -> Future[Any]:
         self.did.append("check")
@@ -63,6 +72,7 @@ class Job:
         self.fault: Exception | None = None  # of the carrier itself
         self.told: list[tuple[int, str, tuple[Any, ...]]] = []
         self.greeted: list[tuple[int, str, str]] = []  # (worker, bridge, node)
+        self.questions: list[SampleRequest] = []
         self.workers = ScheduledJob(words(parallelism=1), burst)  # only its tasks are used
         self.asked = threading.Semaphore(0)
         self.carrier = SparkCarrier(
@@ -85,14 +95,21 @@ class Job:
         worker: int,
         method: str,
         arguments: tuple[Any, ...],
-        done: Callable[[], None],
+        done: Callable[[Any], None],
         refused: Callable[[str | None], None],
     ) -> None:
         if self.fault is not None:
             raise self.fault
         if method == "greet_bridge":
             self.greeted.append((worker, *arguments))
-            done()
+            done(None)
+            return
+        if method == "take_sample":
+            self.questions.append(arguments[0])
+            if self.refusal is not None:
+                refused(self.refusal)
+            else:
+                done(RecordSample(1, (encode(["a b"]),)) if len(self.questions) > 1 else None)
             return
         self.told.append((worker, method, arguments))
         if self.refusal is not None:
@@ -105,7 +122,7 @@ class Job:
             for task in self.workers.chains[arguments[0]]:
                 task["divert"] = task["diverted"] = None
         self.workers.barrier()
-        done()
+        done(None)
 
     def start(self, name: str, options: SparkOptions, forms: list[RangeForm]) -> MadeUpBridge:
         if self.cannot_start is not None:
@@ -288,3 +305,65 @@ def test_a_message_that_could_not_be_sent_is_sent_again(job: Job, caplog: pytest
     job.fault = None
     job.awaits("OPERATION")
     assert "kill" not in spark.did
+
+
+def trying_job() -> Job:
+    """A job whose Spark is ready and has nothing to try the range on, and whose tasks process records."""
+    job = Job(BurstOptions(ahead=True))
+    job.spark().prepared.set_result(replace(FACTS, costs={0: None}, untried=frozenset([0]), cores=2))
+    wait_until(lambda: job.carrier.status()["spark"] == "a session", "Spark is ready")
+    return job
+
+
+def close(job: Job) -> None:
+    for spark in job.bridges:
+        spark.stopped.cancel()
+    job.carrier.close()
+
+
+def figures(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = job.carrier.status()["ranges"][0]["figures"]
+    return found
+
+
+def records_come(job: Job, condition: Callable[[], bool], what: str) -> None:
+    """Wait until something is true, while tasks process records."""
+
+    def more() -> bool:
+        for task in job.workers.chains[0]:
+            did(task, 100, busy_s=0.001)
+        return condition()
+
+    wait_until(more, what)
+
+
+def test_a_range_without_a_sample_is_tried_on_records_of_its_tasks() -> None:
+    job = trying_job()
+    spark = job.spark()
+    job.looks()
+    assert job.questions == [], "no records have come"
+    records_come(job, lambda: bool(spark.samples), "Spark gets a sample")
+    ((chain, sample),) = spark.samples
+    assert (chain, sample.records()) == (0, ["a b"])
+    assert not figures(job)["operation_measured"]
+    spark.tried.set_result(TRIAL)
+    wait_until(lambda: figures(job)["operation_measured"], "the range is tried")
+    assert job.carrier.status()["ranges"][0]["way"] == "in some way"
+    assert job.told == []
+    close(job)
+
+
+def test_a_trial_that_fails_makes_spark_doubted(caplog: pytest.LogCaptureFixture) -> None:
+    job = trying_job()
+    spark = job.spark()
+    job.refusal = "worker 0: take_sample: the records cannot travel"
+    with caplog.at_level(logging.INFO, logger="penstock.actors.spark_carrier"):
+        records_come(job, lambda: "the records cannot travel" in caplog.text, "the log says why there is no sample")
+    close(job)
+    job = trying_job()
+    spark = job.spark()
+    records_come(job, lambda: bool(spark.samples), "Spark gets a sample")
+    spark.tried.set_exception(RuntimeError("the process has died"))
+    wait_until(lambda: spark.did == ["check"], "Spark is asked whether it lives")
+    spark.checked.set_result([])
+    close(job)

@@ -8,7 +8,7 @@ of Spark.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from penstock.bridge.forms import RangeForm
@@ -19,6 +19,8 @@ from penstock.bridge.paradigm_scheduler import (
     EndSpark,
     KillSpark,
     PrepareSpark,
+    TakeSample,
+    TryRange,
     UndivertTasks,
 )
 from penstock.runtime.program.plan import Plan
@@ -39,6 +41,7 @@ class Life:
     waited_s: float = 0.0  # for its start, or for this answer, as far as it counts
     has_failed: bool = False  # and has said so
     reason: str = ""  # why it was given up
+    trials: set[int] = field(default_factory=set)  # chains whose ranges are being tried
 
 
 class CommandChecks:
@@ -49,6 +52,7 @@ class CommandChecks:
         self.plan = plan  # the last one that the scheduler was told
         self.lives: dict[int, Life] = {}
         self.waiting: dict[int, tuple[int, int]] = {}  # messages without an answer: number -> (worker, chain)
+        self.sampling: dict[int, tuple[int, int]] = {}  # questions for samples without one, likewise
         self.stopped = False
         self._prepare_s = prepare_s
         self._hang_s = hang_s
@@ -70,6 +74,10 @@ class CommandChecks:
     def answered(self, number: int) -> None:
         """The scheduler is about to hear what has come of a message."""
         del self.waiting[number]
+
+    def sampled(self, number: int) -> None:
+        """The scheduler is about to hear what has come of a question for a sample."""
+        del self.sampling[number]
 
     def check_ranges(self, states: Iterable[str]) -> None:
         """Check the states of the ranges after an event: a diversion does not outlive Spark."""
@@ -96,6 +104,29 @@ class CommandChecks:
             life.state, life.reason = "GIVEN_UP", command.reason
         elif isinstance(command, DivertTasks | UndivertTasks):
             self._check_message(command)
+        elif isinstance(command, TakeSample):
+            self._check_question(command)
+        elif isinstance(command, TryRange):
+            life = self.lives[command.life]
+            assert life.state != "GIVEN_UP", f"{command}, and Spark is given up"
+            assert command.chain in [form.chain for form in life.forms], f"Spark has not compiled chain {command.chain}"
+            assert command.chain not in life.trials, "it is being tried"
+            assert life.state == "STARTING" or not life.trials, "one range at a time is tried"
+            assert command.sample.count == len(command.sample.records()) > 0
+            life.trials.add(command.chain)
+
+    def _check_question(self, command: TakeSample) -> None:
+        worker, chain = command.worker, command.request.chain
+        life = self.present
+        assert life is not None, "there is no Spark to try a range in"
+        assert chain in [form.chain for form in life.forms], "no range of the present plan"
+        assert command.request.operators == tuple(operator.name for operator in self.plan.chains[chain].operators)
+        assert worker in self._reported, f"worker {worker} has not reported"
+        assert (worker, chain) not in self.sampling.values(), "one question at a time"
+        assert command.number not in self.sampling
+        tasks = [task for task in self._reported[worker] if task["chain"] == chain]
+        assert any(task["diverted"] is None and not task["finished"] for task in tasks), "they take no records"
+        self.sampling[command.number] = worker, chain
 
     def _check_kill(self, life: Life) -> None:
         if life.has_failed:

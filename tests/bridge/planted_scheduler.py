@@ -12,6 +12,7 @@ from unittest import mock
 from penstock.bridge.burst import BurstDetector
 from penstock.bridge.divert_requests import DivertRequests
 from penstock.bridge.paradigm_scheduler import ParadigmScheduler
+from penstock.bridge.sample_requests import SampleRequests
 from penstock.bridge.spark_life import SparkLife
 from penstock.runtime.host.job_host import JobHost
 from penstock.runtime.worker.task import Task
@@ -95,6 +96,22 @@ def _stale_ranges() -> Any:
         return []
 
     return mock.patch.object(ParadigmScheduler, "plan_changed", plan_changed)
+
+
+@planted_fault("penstock/bridge/sample_requests.py", _test("test_a_late_sample_of_an_old_plan_is_not_tried"))
+def _samples_of_any_plan() -> Any:
+    """A sample of the records of a chain is taken for one of the chain that has its number in another plan."""
+    return mock.patch.object(SampleRequests, "forget", return_value=None)
+
+
+@planted_fault(_SCHEDULER, _test("test_no_range_is_tried_while_another_one_is_in_spark"))
+def _trials_in_bursts() -> Any:
+    """A range is tried while others are in Spark."""
+
+    def wants(self: ParadigmScheduler, range_: Any) -> bool:
+        return self._spark.number is not None and range_.tried_in != self._spark.number
+
+    return mock.patch.object(ParadigmScheduler, "_wants_trial", wants)
 
 
 @planted_fault(_SCHEDULER, Seeds(149, lambda faults: _decides(faults) and faults.rescales > 0))

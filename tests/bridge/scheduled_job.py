@@ -16,15 +16,19 @@ from penstock.bridge.paradigm_scheduler import (
     DivertTasks,
     DualOptions,
     ParadigmScheduler,
+    TakeSample,
+    TryRange,
     UndivertTasks,
     Warn,
 )
 from penstock.bridge.session import SparkOptions
-from penstock.bridge.spark_life import SparkFacts
+from penstock.bridge.spark_life import RangeTrial, SparkFacts
 from penstock.runtime.operators.micro_batch import DiversionStats, DivertRequest
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import Plan
+from penstock.runtime.records.codec import encode
 from penstock.runtime.worker.load import TaskLoad, divert_load
+from penstock.runtime.worker.sample import RecordSample
 from tests.bridge.command_checks import CommandChecks, Life, can_follow
 
 LOOK_S = 0.25
@@ -41,6 +45,8 @@ FACTS = SparkFacts(
     executors={"1": 4712},
     node="here",
 )
+
+TRIAL = RangeTrial(BatchCost(0.25, 32_000.0), "in some way")
 
 
 class ScheduledJob:
@@ -59,7 +65,14 @@ class ScheduledJob:
         self.told: list[DivertTasks | UndivertTasks] = []  # by the last look
         self.warnings: list[str] = []
         self.checks = 0  # how often Spark was asked whether it lives
-        self._inboxes: dict[int, deque[DivertTasks | UndivertTasks]] = {0: deque(), 1: deque()}
+        self.has_records = True  # workers that were asked for a sample have one when they are asked again
+        self.cannot_sample: str | None = None  # why they cannot
+        self.trial = TRIAL  # what comes of a trial in Spark that is ready
+        self.trials: list[TryRange] = []  # those that were asked for
+        self.questions: list[TakeSample] = []
+        self._collecting: set[tuple[int, int]] = set()  # (worker, chain)
+        self._inboxes: dict[int, deque[DivertTasks | UndivertTasks | TakeSample]] = {0: deque(), 1: deque()}
+        self._being_tried: list[TryRange] = []
         self._ids = iter(range(1, 10**9))
         self.make_tasks()
         options = DualOptions(burst, SparkOptions(prepare_s=PREPARE_S))
@@ -126,6 +139,7 @@ class ScheduledJob:
         inbox = self._inboxes[worker]
         while inbox:
             self._refused(inbox.popleft(), None)
+        self._collecting = {(of, chain) for of, chain in self._collecting if of != worker}
         for number, task in self.tasks.items():
             if self.workers[number] == worker:
                 self.rebuild(task)
@@ -139,7 +153,11 @@ class ScheduledJob:
             self._refused(command, why)
         return len(waiting)
 
-    def _refused(self, command: DivertTasks | UndivertTasks, why: str | None) -> None:
+    def _refused(self, command: DivertTasks | UndivertTasks | TakeSample, why: str | None) -> None:
+        if isinstance(command, TakeSample):
+            self._checks.sampled(command.number)
+            self.do(self.scheduler.not_sampled(self.now, command.number, why))
+            return
         self._checks.answered(command.number)
         self.do(self.scheduler.refused(self.now, command.number, why))
 
@@ -203,6 +221,9 @@ class ScheduledJob:
             inbox = self._inboxes[worker]
             while inbox:
                 command = inbox.popleft()
+                if isinstance(command, TakeSample):
+                    self._sample(command)
+                    continue
                 chain = command.divert.chain if isinstance(command, DivertTasks) else command.chain
                 for task in self._tasks([chain]):
                     if self.workers[task["number"]] != worker:
@@ -214,8 +235,39 @@ class ScheduledJob:
                 self._checks.answered(command.number)
                 self.do(self.scheduler.done(self.now, command.number))
 
+    def _sample(self, command: TakeSample) -> None:
+        """A worker is asked for a sample: it begins to collect, or has one."""
+        if self.cannot_sample is not None:
+            self._refused(command, self.cannot_sample)
+            return
+        place = command.worker, command.request.chain
+        sample = None
+        if place not in self._collecting:
+            self._collecting.add(place)
+        elif self.has_records:
+            self._collecting.discard(place)
+            sample = RecordSample(2, (encode(["a b", "c"]),))
+        self._checks.sampled(command.number)
+        self.do(self.scheduler.sampled(self.now, command.number, sample))
+
+    def _try_ranges(self) -> None:
+        """Spark answers to TryRange. While it is starting, it only keeps the records."""
+        trying, self._being_tried = self._being_tried, []
+        for command in trying:
+            life = self.lives[command.life]
+            if life.state == "PAUSED":
+                self._being_tried.append(command)
+                continue
+            life.trials.discard(command.chain)
+            if life.state in ("DEAD", "GIVEN_UP"):
+                self.do(self.scheduler.trial_failed(self.now, command.life, command.chain, DIED))
+                continue
+            trial = RangeTrial() if life.state == "STARTING" else self.trial
+            self.do(self.scheduler.range_tried(self.now, command.life, command.chain, trial))
+
     def settle(self) -> None:
         """Spark does what it was told, unless that takes long."""
+        self._try_ranges()
         for number, life in list(self.lives.items()):
             if life.state == "STARTING" and not self.takes_long:
                 if self.why_not is None:
@@ -246,6 +298,12 @@ class ScheduledJob:
                 self.checks += 1
             elif isinstance(command, Warn):
                 self.warnings.append(command.text)
+            elif isinstance(command, TryRange):
+                self.trials.append(command)
+                self._being_tried.append(command)
+            elif isinstance(command, TakeSample):
+                self.questions.append(command)
+                self._inboxes[command.worker].append(command)
             elif isinstance(command, DivertTasks | UndivertTasks):
                 self.told.append(command)
                 self._inboxes[command.worker].append(command)

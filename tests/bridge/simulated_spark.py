@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.cost import BatchCost
+from penstock.bridge.forms import RangeRun
 from penstock.bridge.paradigm_scheduler import (
     CheckSpark,
     Command,
@@ -38,13 +39,16 @@ from penstock.bridge.paradigm_scheduler import (
     Note,
     ParadigmScheduler,
     PrepareSpark,
+    TakeSample,
+    TryRange,
     UndivertTasks,
     Warn,
 )
 from penstock.bridge.session import SparkOptions
-from penstock.bridge.spark_life import SparkFacts
+from penstock.bridge.spark_life import RangeTrial, SparkFacts
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.worker.load import TaskLoad
+from penstock.runtime.worker.sample import RecordSample
 from tests.bridge.command_checks import CommandChecks, Life
 
 if TYPE_CHECKING:
@@ -117,7 +121,8 @@ class SimulatedSpark:
         self._sparks: dict[int, Spark] = {}
         self._events: deque[_Event] = deque()  # for the scheduler
         self._calls: deque[Callable[[], None]] = deque()  # for the JobHost
-        self._at: dict[int, tuple[int, int]] = {}  # messages that the JobHost has: number -> (worker, incarnation)
+        # Messages that the JobHost has: (method, number) -> (worker, incarnation).
+        self._at: dict[tuple[str, int], tuple[int, int]] = {}
         self._warnings: set[str] = set()
         self._told: dict[int, str] = {}  # states of ranges, in the story
         self._looked_s: float | None = None
@@ -152,8 +157,8 @@ class SimulatedSpark:
 
     def _looked(self, now: float, asked_s: float, reports: dict[int, Report]) -> list[Command]:
         lives = self._cluster.host.lives
-        for number, (worker, incarnation) in self._at.items():
-            assert lives.incarnation(worker) == incarnation, f"message {number} to worker {worker} is never answered"
+        for message, (worker, incarnation) in self._at.items():
+            assert lives.incarnation(worker) == incarnation, f"{message} to worker {worker} is never answered"
         loads = {worker: report.loads for worker, report in reports.items()}
         self._checks.looks(0.0 if self._looked_s is None else now - self._looked_s, loads)
         self._looked_s = now
@@ -219,6 +224,10 @@ class SimulatedSpark:
             self._tell(command.worker, command.number, "divert", (command.divert, command.node))
         elif isinstance(command, UndivertTasks):
             self._tell(command.worker, command.number, "undivert", (command.chain,))
+        elif isinstance(command, TakeSample):
+            self._take_sample(command)
+        elif isinstance(command, TryRange):
+            self._try_range(self._sparks[command.life], command)
         else:
             assert isinstance(command, Warn | Note)
             if isinstance(command, Warn):
@@ -245,23 +254,69 @@ class SimulatedSpark:
     # --- messages --------------------------------------------------------------------------------------------------
 
     def _tell(self, worker: int, number: int, method: str, arguments: tuple[Any, ...]) -> None:
-        cluster, scheduler = self._cluster, self._scheduler
+        scheduler, answered = self._scheduler, partial(self._checks.answered, number)
+        self._send(
+            worker,
+            number,
+            method,
+            arguments,
+            lambda _, now: scheduler.done(now, number),
+            lambda why, now: scheduler.refused(now, number, why),
+            answered,
+        )
+
+    def _take_sample(self, command: TakeSample) -> None:
+        scheduler, number = self._scheduler, command.number
+
+        def done(sample: RecordSample | None, now: float) -> list[Command]:
+            if sample is not None:
+                self._cluster.counts["samples"] += 1
+            return scheduler.sampled(now, number, sample)
+
+        self._send(
+            command.worker,
+            number,
+            "take_sample",
+            (command.request,),
+            done,
+            lambda why, now: scheduler.not_sampled(now, number, why),
+            partial(self._checks.sampled, number),
+        )
+
+    def _send(
+        self,
+        worker: int,
+        number: int,
+        method: str,
+        arguments: tuple[Any, ...],
+        done: Callable[[Any, float], list[Command]],
+        refused: Callable[[str | None, float], list[Command]],
+        answered: Callable[[], None],
+    ) -> None:
+        """Send a message by the JobHost. `answered` is called before the scheduler hears of the answer."""
+        cluster = self._cluster
 
         def end(event: _Event) -> None:
-            self._at.pop(number, None)
+            self._at.pop((method, number), None)
 
             def told(now: float) -> list[Command]:
-                self._checks.answered(number)
+                answered()
                 return event(now)
 
             self._put(told)
 
         def call() -> None:
-            self._at[number] = worker, cluster.host.lives.incarnation(worker)
-            done = lambda: end(lambda now: scheduler.done(now, number))
-            refused = lambda why: end(lambda now: scheduler.refused(now, number, why))
+            self._at[method, number] = worker, cluster.host.lives.incarnation(worker)
             cluster.counts[f"messages to {method}"] += 1
-            cluster._do(cluster.host.call(worker, method, arguments, done, refused))
+            cluster._do(
+                cluster.host.call(
+                    worker,
+                    method,
+                    arguments,
+                    lambda answer: end(lambda now: done(answer, now)),
+                    lambda why: end(lambda now: refused(why, now)),
+                )
+            )
 
         self._calls.append(call)
         cluster._after(self._rng.random() * 0.001, self._call)
@@ -299,7 +354,8 @@ class SimulatedSpark:
             return
         rng = self._rng
         costs = {form.chain: rng.choice((None, BatchCost(0.0002, 1e6))) for form in spark.life.forms}
-        facts = SparkFacts("a session", costs, 4711, "a log", {"1": 4712}, NODE)
+        untried = frozenset(chain for chain, cost in costs.items() if cost is None)
+        facts = SparkFacts("a session", costs, 4711, "a log", {"1": 4712}, NODE, untried=untried)
 
         def event(now: float) -> list[Command]:
             if spark.life.state == "STARTING":
@@ -309,6 +365,31 @@ class SimulatedSpark:
 
         self._put(event)
         self._draw_fate(spark)
+
+    def _try_range(self, spark: Spark, command: TryRange) -> None:
+        """Spark runs a range on a sample of its records; while it is starting, it only keeps them."""
+        (form,) = (form for form in spark.life.forms if form.chain == command.chain)
+        run = RangeRun(form)
+        run.take(command.sample.records())  # raises an error for records that are not those of this range
+        run.answer()
+        self._cluster.counts["trials"] += 1
+
+        def answer() -> None:
+            trial = RangeTrial()
+            if spark.life.was_ready:
+                trial = self._rng.choice(
+                    (RangeTrial(BatchCost(0.0002, 1e6), "in some way"), RangeTrial(), RangeTrial(again=True))
+                )
+
+            def event(now: float) -> list[Command]:
+                spark.life.trials.discard(command.chain)
+                if not spark.lives:
+                    return self._scheduler.trial_failed(now, spark.number, command.chain, "the process has died")
+                return self._scheduler.range_tried(now, spark.number, command.chain, trial)
+
+            self._put(event)
+
+        self._after(0.02, lambda: spark.when_it_speaks(self._cluster.now, answer))
 
     def _draw_fate(self, spark: Spark) -> None:
         rng = self._rng

@@ -15,7 +15,7 @@ import penstock as ps
 from penstock.bridge.burst import BurstOptions, Mode
 from penstock.bridge.cost import BatchCost
 from penstock.bridge.session import SparkOptions
-from penstock.bridge.spark_life import SPARK_LIFE
+from penstock.bridge.spark_life import SPARK_LIFE, RangeTrial
 from penstock.runtime.errors import FlowError
 from penstock.runtime.host.status import no_status
 from penstock.runtime.operators.micro_batch import ROWS_MAX
@@ -23,7 +23,7 @@ from penstock.runtime.program.flow import Flow
 from penstock.runtime.program.plan import replanned, rescaled
 from tests.bridge import scheduled_job
 from tests.bridge.flows import fork
-from tests.bridge.scheduled_job import DIED, FACTS, HANG_S, PREPARE_S, ScheduledJob, did, ran, story
+from tests.bridge.scheduled_job import DIED, FACTS, HANG_S, PREPARE_S, TRIAL, ScheduledJob, did, ran, story
 
 
 def start(flow: Flow | None = None, mode: Mode = "spark-only", **burst: float) -> ScheduledJob:
@@ -977,6 +977,224 @@ def test_every_state_of_spark_says_what_it_is_and_answers_its_end() -> None:
         assert "stop" in SPARK_LIFE.possible(state)
 
 
+# --- trials --------------------------------------------------------------------------------------------------------
+
+
+def untried(monkeypatch: pytest.MonkeyPatch, *chains: int) -> None:
+    """The Spark of jobs to come has nothing to try the ranges of these chains on."""
+    facts = dataclasses.replace(FACTS, costs=dict.fromkeys(chains), untried=frozenset(chains), cores=2)
+    monkeypatch.setattr(scheduled_job, "FACTS", facts)
+
+
+def calm_job(flow: Flow | None = None) -> ScheduledJob:
+    """A job whose Spark is ready, and does not have to do anything."""
+    job = start(flow, "auto", ahead=True)
+    job.look(2)
+    assert job.present is not None
+    assert job.present.state == "READY"
+    return job
+
+
+def records_come(job: ScheduledJob, looks: int, *chains: int) -> None:
+    """Some looks, before each of which the tasks of the chains have taken records."""
+    for _ in range(looks):
+        for chain in chains:
+            for task in job.chains[chain]:
+                did(task, 100, busy_s=0.001)
+        job.look()
+
+
+@pytest.mark.parametrize("flow", [words, row, fork])
+def test_ranges_without_a_sample_are_tried_on_records_of_their_tasks(
+    flow: Callable[[], Flow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any burst, also those behind an exchange."""
+    chains = [status["chain"] for status in start(flow()).scheduler.status()["ranges"]]
+    untried(monkeypatch, *chains)
+    job = calm_job(flow())
+    job.look(20)
+    assert job.questions == [], "no records come"
+    records_come(job, 40, *chains)
+    assert sorted(one.chain for one in job.trials) == chains
+    for chain in chains:
+        status = job.status(chain)
+        assert (status["way"], status["state"]) == ("in some way", "RECORD")
+        assert status["figures"]["operation_measured"]
+        assert status["figures"]["operation_rate"] == 32_000
+    questions = len(job.questions)
+    assert questions <= 4 * len(chains)
+    records_come(job, 40, *chains)
+    assert (len(job.trials), len(job.questions)) == (len(chains), questions), "each is tried once"
+
+
+def test_records_that_come_while_spark_starts_are_tried_by_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = start(None, "auto", ahead=True)
+    job.takes_long = True
+    records_come(job, 20, 0)
+    ((life, chain),) = {(one.life, one.chain) for one in job.trials}
+    assert (life, chain) == (1, 0)
+    job.takes_long = False
+    records_come(job, 20, 0)
+    assert job.status()["figures"]["operation_measured"]
+    assert len(job.trials) == 1
+
+    untried(monkeypatch, 0)  # they have come too late
+    job = start(None, "auto", ahead=True)
+    job.takes_long = True
+    records_come(job, 20, 0)
+    job.takes_long = False
+    records_come(job, 20, 0)
+    assert len(job.trials) == 2
+    assert job.status()["way"] == "in some way"
+
+
+def test_who_has_given_no_records_is_asked_again_and_then_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch, 0)
+    job = calm_job()
+    job.has_records = False
+    records_come(job, 60, 0)
+    assert job.trials == []
+    assert len(job.questions) <= 16, "about one a second"
+    assert [one.request.least for one in job.questions[:6]] == [2000, 2000, 2000, 2000, 1, 1]
+    for _ in range(60):
+        did(job.chains[0][1], 100)
+        job.look()
+    assert {one.worker for one in job.questions[-3:]} == {1}, "the one that records come to"
+    job.has_records = True
+    records_come(job, 12, 0)
+    assert job.status()["figures"]["operation_measured"]
+
+
+def test_a_worker_that_dies_before_it_answers_leaves_the_range_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch, 0)
+    job = calm_job()
+    job.busy = {0, 1}
+    records_come(job, 3, 0)
+    (question,) = job.questions
+    records_come(job, 40, 0)
+    assert len(job.questions) == 1, "it finds one question when it continues"
+    job.restart(question.worker)
+    job.busy = {question.worker}
+    assert job.status()["figures"]["operation_measured"] is False
+    for _ in range(20):
+        did(job.chains[0][1 - question.worker], 100)
+        job.look()
+    assert job.questions[-1].worker == 1 - question.worker
+    assert job.status()["figures"]["operation_measured"]
+
+
+def test_records_that_cannot_travel_are_asked_for_no_more_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch, 0)
+    job = calm_job()
+    job.cannot_sample = "worker 0: a record cannot be pickled"
+    records_come(job, 120, 0)
+    assert len(job.questions) == 1
+    assert job.warnings == []
+    job.cannot_sample = None
+    records_come(job, 160, 0)
+    assert job.status()["figures"]["operation_measured"]
+
+
+def test_a_late_sample_of_an_old_plan_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chain 0 is another one now, and still begins a range."""
+    untried(monkeypatch, 0)
+    flow = Flow("steps", parallelism=2)
+    lines = flow.read(ps.sources.Memory([]), name="lines").map(str.strip, name="strip")
+    lines.map(str.upper, name="upper").write(ps.sinks.Null(), name="out")
+    job = calm_job(flow)
+    records_come(job, 3, 0)
+    job.busy = {0, 1}
+    records_come(job, 10, 0)
+    assert len(job.questions) == 2, "the answer to the second one will be a sample"
+    job.change_plan(replanned(job.flow.graph, job.plan, "upper", 3, chaining=True))
+    assert job.status(0)["operators"] == ["strip"]
+    job.make_tasks()
+    job.takes_long = True
+    job.look(2)
+    assert job.present is not None
+    job.busy = set()
+    job.look()
+    assert job.trials == []
+    job.takes_long = False
+    records_come(job, 60, *job.chains)
+    assert {one.life for one in job.trials} == {2}
+
+
+def test_no_range_is_tried_while_another_one_is_in_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = dataclasses.replace(FACTS, costs={0: BatchCost(0.125, 1e6)}, cores=2)
+    job = start(two(), "auto", ahead=True)
+    other = job.index("other")
+    monkeypatch.setattr(scheduled_job, "FACTS", dataclasses.replace(facts, untried=frozenset([other])))
+    for _ in range(40):
+        for task in job.chains[0]:
+            did(task, 500, busy_s=0.25, queued=task["queued"] + 5_000)
+        job.look()
+        job.barrier()
+    assert [job.state(chain) for chain in (0, other)] == ["OPERATION", "RECORD"]
+    records_come(job, 40, other)
+    assert (job.questions, job.trials) == ([], [])
+    for task in job.chains[0]:
+        task["queued"] = 0
+    for _ in range(60):
+        records_come(job, 1, other)
+        job.answers()
+    assert job.state(0) == "RECORD"
+    assert [one.chain for one in job.trials] == [other]
+
+
+def test_no_switch_waits_for_a_trial() -> None:
+    job = start()
+    job.takes_long = True
+    records_come(job, 4, 0)
+    assert job.questions
+    job.silent = job.busy = set()
+    job.takes_long = False
+    job.has_records = False
+    job.into_operation()
+    assert job.trials == []
+
+
+def test_a_trial_that_was_given_up_is_made_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch, 0)
+    job = calm_job()
+    job.trial = RangeTrial(again=True)
+    records_come(job, 24, 0)
+    assert len(job.trials) == 1
+    assert job.status()["figures"]["operation_measured"] is False
+    job.trial = TRIAL
+    records_come(job, 60, 0)
+    assert len(job.trials) == 2
+    assert job.status()["figures"]["operation_measured"]
+
+
+def test_a_range_that_cannot_be_tried_is_tried_once_in_each_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch, 0)
+    job = calm_job()
+    job.trial = RangeTrial()
+    records_come(job, 100, 0)
+    assert len(job.trials) == 1
+    assert job.status()["figures"]["operation_measured"] is False
+    job.change_plan(replanned(job.flow.graph, job.plan, "words", 3, chaining=False))
+    job.make_tasks()
+    untried(monkeypatch, *(status["chain"] for status in job.scheduler.status()["ranges"]))
+    records_come(job, 40, *job.chains)
+    assert {one.life for one in job.trials} == {1, 2}
+
+
+def test_a_spark_that_dies_while_it_tries_a_range_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    untried(monkeypatch, 0)
+    job = calm_job()
+    assert job.present is not None
+    job.present.state = "DEAD"
+    records_come(job, 12, 0)
+    assert len(job.trials) == 1
+    assert job.checks == 1
+    records_come(job, 80, 0)
+    assert len(job.lives) == 2
+    assert {one.life for one in job.trials} == {1, 2}
+    assert job.status()["figures"]["operation_measured"]
+
+
 # --- all together ------------------------------------------------------------------------------------------------
 
 
@@ -998,6 +1216,9 @@ def torment(job: ScheduledJob, rng: random.Random) -> None:
     job.busy = {rng.randrange(2)} if rng.random() < 0.2 else set()
     job.why_not = "no" if rng.random() < 0.1 else None
     job.takes_long = rng.random() < 0.2
+    job.has_records = rng.random() < 0.8
+    job.cannot_sample = "no" if rng.random() < 0.02 else None
+    job.trial = rng.choice([TRIAL, TRIAL, RangeTrial(), RangeTrial(again=True)])
     if (spark := job.present) is not None and rng.random() < 0.02:
         spark.state = rng.choice(["DEAD", "PAUSED"]) if spark.was_ready else "DEAD"
     elif spark is not None and spark.state == "PAUSED" and rng.random() < 0.1:

@@ -69,6 +69,44 @@ def test_windows_are_exact_while_the_job_switches_and_processes_die(
     assert case.found(found.records()) == case.expected(n)
 
 
+def first(number: int) -> tuple[int, int]:
+    return number % 7, number
+
+
+def second(pair: tuple[int, int]) -> tuple[int, int]:
+    return pair[0], pair[1] + 1
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
+@pytest.mark.timeout(900)
+def test_ranges_without_a_sample_of_their_source_are_tried_before_any_burst(
+    cluster: str, fresh_name: Callable[[], str]
+) -> None:
+    """At a generator and behind an exchange, on records that their tasks have taken. Nothing of this reaches a sink."""
+    flow = ps.Flow(fresh_name())
+    numbers = flow.read(ps.sources.Generator(lambda i: i, 2_000), name="numbers").map(first, name="first")
+    found = ps.sinks.Collect()
+    numbers.rebalance().map(second, name="second").key_by(lambda pair: pair[0]).count(emit="final").write(found)
+    spark = SparkOptions(kind="pyspark", start_s=LIMIT_S)
+    job = run(flow, workers=2, dual="on", spark=spark)
+
+    def ranges() -> list[dict[str, Any]]:
+        return list(job.status().get("dual", {}).get("ranges", []))
+
+    wait_until(
+        lambda: len(ranges()) == 2 and all(one["figures"]["operation_measured"] for one in ranges()),
+        "both ranges were tried",
+        LIMIT_S,
+    )
+    for one in ranges():
+        assert "in Spark's Python workers, as in the record tasks (python: " in one["way"]
+        assert "records/s" in one["way"]
+        assert (one["state"], one["switches"], one["records_in_spark"]) == ("RECORD", [], 0)
+    job.stop()
+    read = job.wait(LIMIT_S, progress=False)["records_read"]
+    assert sum(count for _, count in found.records()) == read > 0
+
+
 WITHOUT = """
 import penstock as ps
 flow = ps.Flow("without")

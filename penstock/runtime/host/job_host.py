@@ -404,11 +404,11 @@ class JobHost:
         worker: int,
         method: str,
         arguments: tuple[Any, ...],
-        done: Callable[[], None],
+        done: Callable[[Any], None],
         refused: Callable[[str | None], None],
     ) -> list[HostCommand]:
-        """Call a worker for the paradigm scheduler. Calls `done` when the worker has done it; `refused` with the
-        worker's reason, or with None when the worker's process, or its run loop, has ended."""
+        """Call a worker for the paradigm scheduler. Calls `done` with the worker's answer when the worker has done it;
+        `refused` with the worker's reason, or with None when the worker's process, or its run loop, has ended."""
         if self.end is not None or worker not in self.running:
             refused(None)
             return []
@@ -417,7 +417,7 @@ class JobHost:
             ended = isinstance(getattr(error, "error", None), LoopEnded)
             refused(None if ended else f"worker {worker}: {error}")
 
-        handler = _Handler(lambda answer, now: done(), not_done, lambda: refused(None))
+        handler = _Handler(lambda answer, now: done(answer), not_done, lambda: refused(None))
         self._call(worker, method, arguments, handler)
         out, self._out = self._out, []
         return out

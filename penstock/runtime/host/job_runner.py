@@ -341,11 +341,12 @@ class JobRunner:
         worker: int,
         method: str,
         arguments: tuple[Any, ...],
-        done: Callable[[], None],
+        done: Callable[[Any], None],
         refused: Callable[[str | None], None],
     ) -> None:
-        """Calls a worker for the paradigm scheduler. Afterwards `done` is called, or `refused` with the worker's reason
-        or with None when the worker's process or run loop has ended. Both are called in the supervising thread."""
+        """Calls a worker for the paradigm scheduler. Afterwards `done` is called with the worker's answer, or `refused`
+        with the worker's reason or with None when the worker's process or run loop has ended. Both are called in the
+        supervising thread."""
         self._events.put(lambda host: host.call(worker, method, arguments, done, refused))
 
     @property

@@ -46,6 +46,7 @@ from penstock.runtime.worker.blackbox import BlackBox, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, TrafficReport
 from penstock.runtime.worker.processor_time import ProcessorTime, present_threads
 from penstock.runtime.worker.run_loop import MessagesLost, RunLoop
+from penstock.runtime.worker.sample import RecordSample, SampleRequest
 from penstock.runtime.worker.wiring import Wiring
 
 # The longest time for which a barrier is delayed, whatever the clocks of two machines say.
@@ -135,6 +136,7 @@ class WorkerProcess:
                 "divert": self.divert,
                 "undivert": self.undivert,
                 "greet_bridge": self.greet_bridge,
+                "take_sample": self.take_sample,
                 "clocks": self.clocks,
                 "expect_relay": self.expect_relay,
                 "use_relays": self.use_relays,
@@ -237,6 +239,11 @@ class WorkerProcess:
     def load(self) -> list[TaskLoad]:
         """Returns the load of this worker's tasks."""
         return self._loop.load() if self._loop is not None else []
+
+    def take_sample(self, request: SampleRequest) -> RecordSample | None:
+        """Returns records that tasks have taken lately, or None when there are too few so far. Does not wait for the
+        run loop, which a function of the user's may hold up."""
+        return self._loop.take_sample(request) if self._loop is not None else None
 
     def traffic(self) -> TrafficReport:
         """Returns what placement needs to know of this worker's tasks and hops. Hops are measured from the first call

@@ -50,6 +50,7 @@ from penstock.runtime.transport.hop_times import NOT_NOTED
 from penstock.runtime.worker.blackbox import BlackBox, RecordByRecord, RecordByRecordMode
 from penstock.runtime.worker.load import TaskLoad, task_load
 from penstock.runtime.worker.processor_time import EVERY, ProcessorTime
+from penstock.runtime.worker.sample import RecordSample, Sample, SampleRequest
 from penstock.runtime.worker.source_task import SourceTask
 from penstock.runtime.worker.task import Task
 from penstock.runtime.worker.wiring import Wiring
@@ -148,8 +149,28 @@ class RunLoop:
         return [] if root is None else root.status()
 
     def load(self) -> list[TaskLoad]:
-        """Returns the part of `status` by which the paradigm scheduler decides."""
+        """Returns the part of `status` by which the paradigm scheduler decides. Drops samples that nobody takes."""
+        for task in self.tasks:
+            if (sample := task.sample) is not None and sample.is_old(self.clock()):
+                task.sample = None
         return [task_load(task) for task in self.tasks]
+
+    def take_sample(self, request: SampleRequest) -> RecordSample | None:
+        """Returns records that the tasks of a chain have taken since they were asked first, or None when there are too
+        few so far. Raises what the class of a record raises when it cannot travel."""
+        tasks = [
+            task
+            for task in self.tasks
+            if request.concerns(task.task.chain, (stage.context.operator.name for stage in task.stages))
+        ]
+        sample = next((task.sample for task in tasks if task.sample is not None), None) or Sample()
+        found = sample.taken(request.least)
+        is_over = found is not None or sample.failure is not None
+        for task in tasks:
+            task.sample = None if is_over else sample
+        if found is None and sample.failure is not None:
+            raise sample.failure
+        return found
 
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what placement needs to know of each task, counted since the task was built: how long it ran, the

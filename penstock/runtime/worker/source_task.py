@@ -189,6 +189,8 @@ class SourceTask(Task):
         self._read_some = bool(records)
         if not records:
             return self._begin_to_let_go()
+        if (sample := self.sample) is not None:  # read once, because another thread may take it
+            sample.add(records, self.clock())
         self._stamped(self.reader.stamp_ns or self.clock())
         self._work_records = len(records)
         self._work = self._through(records)

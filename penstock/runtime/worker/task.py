@@ -47,6 +47,7 @@ from penstock.runtime.state.keyed import Counters, SavedState, StageState
 from penstock.runtime.worker.blackbox import MADE, Poison, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
+from penstock.runtime.worker.sample import Sample
 from penstock.runtime.worker.task_state import AT_END, AT_REST, TASK, TaskState
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ class Task:
         self.diversion_failed: tuple[int, str] | None = None  # the last diversion that ended by itself, and why
         self.answered = 0  # the number of records of its input that Spark has answered
         self.unprocessed = 0  # of the records sent to Spark, the number of those that failed there
+        self.sample: Sample | None = None  # what it processes is added, while somebody has asked for a sample
         self._own_diverted: StageState | None = None  # the offsets of a source at a barrier that is passed on later
         self.record_by_record: RecordByRecord | None = None  # set in a task that was running at a death
         self._has_fired = False  # whether timers were called after the last input
@@ -444,6 +446,8 @@ class Task:
             return True
         if self.inbox.ready:
             batch = self._take(self._step_limit())
+            if (sample := self.sample) is not None:  # read once, because another thread may take it
+                sample.add(batch, self.clock())
             self._work_records = len(batch)
             self._stamped(self._stamp)
             self._work = self._through(batch)
