@@ -114,9 +114,7 @@ class SimulatedSpark:
             interval_max_s=0.005,
             epoch_s=None,
         )
-        self._scheduler = ParadigmScheduler(
-            self.plan, DualOptions(burst, SparkOptions(prepare_s=PREPARE_S)), HANG_S
-        )
+        self._scheduler = ParadigmScheduler(self.plan, DualOptions(burst, SparkOptions(prepare_s=PREPARE_S)), HANG_S)
         self._checks = CommandChecks(self.plan, PREPARE_S, HANG_S, NODE)
         self._sparks: dict[int, Spark] = {}
         self._events: deque[_Event] = deque()  # for the scheduler

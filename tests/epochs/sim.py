@@ -1179,6 +1179,8 @@ class EpochCluster:
             future = loop.call(lambda: loop.divert(divert, bridge))
         elif call.method == "undivert":
             future = loop.call(lambda: loop.undivert(command))
+        elif call.method == "take_sample":
+            future, answer = loop.call(lambda: None), loop.take_sample(call.arguments[0])
         else:
             assert call.method == "build_tasks"
             command, addresses, _ = call.arguments
