@@ -75,6 +75,9 @@ class Diverted:
     def take_up_diverted(self, records: int, stamp: int) -> None:
         pass
 
+    def doubts(self, position: int, answer: MicroBatchResult) -> bool:
+        return False
+
     def continue_from(self, position: int, answer: MicroBatchResult, records: int) -> Iterator[Batch]:
         return iter(())
 
