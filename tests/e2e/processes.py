@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import psutil
 
-# Generous: conditions that hold within a second on an idle machine may take long on a busy one. Ray gives its workers the
-# niceness 15, so that they wait for all other processes of the machine.
+# Generous: conditions that hold within a second on an idle machine may take long on a busy one. Ray gives its workers
+# the niceness 15, so that they wait for all other processes of the machine.
 LIMIT_S = 180.0
 
 
