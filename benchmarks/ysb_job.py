@@ -121,9 +121,7 @@ def play(
 def begin(flow: ps.Flow, form: Form, folder: Path) -> Job:
     """Start the job: an epoch a second, saved in memory."""
     ray_cluster()
-    spark = (
-        None if form.dual == "off" else SparkOptions(kind=form.kind, cores=CORES, memory=MEMORY, start_s=_SPARK_S)
-    )
+    spark = None if form.dual == "off" else SparkOptions(kind=form.kind, cores=CORES, memory=MEMORY, start_s=_SPARK_S)
     return start_job(
         flow,
         workers=form.workers,
