@@ -19,10 +19,10 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.runtime.epochs.compaction import compact_snapshots
 from penstock.runtime.epochs.manifest import Blob, Manifest
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from penstock.runtime.program.plan import Plan
 
 logger = logging.getLogger(__name__)
+
+_Done = TypeVar("_Done")
 
 #: The job whose store the directory of a savepoint is, whatever job it was made from.
 SAVEPOINT = "savepoint"
@@ -73,7 +75,7 @@ class StoreKeeper:
     `said(reason)` is called with the reason why the store cannot be written to, and with None when it can be written
     again. `lost(names, reason)` is called when snapshots of tasks are lost, at every check until no epoch needs them
     any more. `failed(error)` is called when a piece of work raised an unexpected error. Without a `thread`, nothing
-    happens except in calls of the methods.
+    happens except in calls of the methods. `wall` tells the time that manifests note, in seconds.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class StoreKeeper:
         lost: Callable[[frozenset[str], str], None] = lambda names, reason: None,
         failed: Callable[[Exception], None] = lambda error: None,
         thread: bool = True,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
         self.damage: str | None = None  # what was last found missing or damaged, and what was done about it
@@ -99,6 +102,7 @@ class StoreKeeper:
         self._over = threading.Event()
         self._say_lost = lost
         self._failed = failed
+        self._wall = wall
         self._kept: list[Manifest] = []  # the last manifests that were written or continued from, the newest last
         self._lost: dict[str, str] = {}  # blobs that the kept epochs need, and why they cannot be read
         self._spoiled: dict[str, str] = {}  # those of them that are there, but not as they were written
@@ -142,17 +146,22 @@ class StoreKeeper:
         """Writes a manifest. Returns False when the keeper was closed before. Raises SnapshotDamaged when the manifest
         refers to something lost, NotSaved when a directory takes no more, and StoreError when the manifest cannot be
         written for another reason."""
+        return self._with_pauses(self.saving(manifest)) is not None
+
+    def saving(self, manifest: Manifest) -> Generator[None, None, Manifest]:
+        """Writes a manifest, and yields before each further try. Returns what it has written, and raises the errors of
+        `save`."""
         whole: Manifest | None = None
         before = list(self.collected_blobs), self._collected_lost
         tries = 0
-        while not self._over.is_set():
+        while True:
             try:
                 if whole is None:  # afterwards nobody knows whether the manifest is there, and it must not be given up
                     self.check(manifest)
                     self._save_collected(manifest)
                     whole = replace(
                         manifest,
-                        created=time.time(),
+                        created=self._wall(),
                         collected=list(self.collected_blobs),
                         program=self.program,
                         extra={**manifest.extra, **self.extra},
@@ -167,12 +176,22 @@ class StoreKeeper:
                 if tries >= _TRIES and self._certainly_not_there(manifest):
                     self.collected_blobs, self._collected_lost = before
                     raise NotSaved(str(error)) from error
-                self._over.wait(_RETRY_S)
+                yield
             else:
                 self.saved(whole)
                 self._said(None)
-                return True
-        return False
+                return whole
+
+    def _with_pauses(self, tries: Generator[None, None, _Done]) -> _Done | None:
+        """Makes tries, with a pause before each further one. Returns None when the keeper was closed before."""
+        while not self._over.is_set():
+            try:
+                next(tries)
+            except StopIteration as end:
+                done: _Done = end.value
+                return done
+            self._over.wait(_RETRY_S)
+        return None
 
     def _certainly_not_there(self, manifest: Manifest) -> bool:
         """Returns whether nobody will ever find a manifest that could not be written. The last manifest of a job is
@@ -407,6 +426,10 @@ class StoreKeeper:
         """Returns the newest undamaged epoch before one that was refused for this reason, with all its blobs, and
         deletes the manifests of later ones. Returns None when the keeper was closed, or when there is no epoch. Raises
         SnapshotDamaged when there are epochs and none can be used."""
+        return self._with_pauses(self.looking_for_older(refused, reason))
+
+    def looking_for_older(self, refused: int, reason: str) -> Generator[None, None, Manifest | None]:
+        """Does what `older` does, and yields before each further try."""
 
         def usable(manifest: Manifest) -> None:
             # Its blobs may be as they were written, and still nobody can read them. It would be chosen again and again.
@@ -414,7 +437,7 @@ class StoreKeeper:
                 raise SnapshotDamaged(reason)
             self.store.verify(manifest)
 
-        while not self._over.is_set():
+        while True:
             try:
                 found = self.store.latest(usable)
                 manifest = None if found is None else found[0]
@@ -426,10 +449,9 @@ class StoreKeeper:
                 raise
             except StoreError as error:
                 self._said(str(error))
-                self._over.wait(_RETRY_S)
+                yield
             else:
                 return manifest
-        return None
 
     def _save_collected(self, manifest: Manifest) -> None:
         token = os.urandom(4).hex()
