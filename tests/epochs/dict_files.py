@@ -15,7 +15,8 @@ def accepted(name: str) -> None:
 
 class DictFiles:
     """Files in memory, quick enough for thousands of histories. `broken`: names that cannot be deleted. `room`:
-    for so many bytes."""
+    for so many bytes, and when there is no more, they fail as on a full disk. `read_only`: nothing can be written or
+    deleted."""
 
     place = "nowhere"
     remote = False
@@ -25,10 +26,17 @@ class DictFiles:
         self.broken: Callable[[str], Exception | None] = accepted
         self.asked: list[str] = []
         self.room = sys.maxsize
+        self.read_only = False
+
+    @property
+    def used(self) -> int:
+        """The number of bytes of all files."""
+        return sum(map(len, self.files.values()))
 
     def write(self, name: str, parts: Any, flush: bool) -> None:
+        self._may_change()
         data = b"".join(parts)
-        if sum(len(other) for file, other in self.files.items() if file != name) + len(data) > self.room:
+        if self.room < sys.maxsize and self.used - len(self.files.get(name, b"")) + len(data) > self.room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.files[name] = data
 
@@ -50,10 +58,15 @@ class DictFiles:
 
     def delete(self, name: str) -> None:
         self.asked.append(name)
+        self._may_change()
         error = self.broken(name)
         if error is not None:
             raise error
         self.files.pop(name, None)
+
+    def _may_change(self) -> None:
+        if self.read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     def lock(self) -> None: ...
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import zlib
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from penstock.runtime.epochs import restore
+from penstock.runtime.epochs import restore, store
 from penstock.runtime.epochs.coordinator import Complete, ConnectTasks, Coordinator, tasks_on
+from penstock.runtime.epochs.files import store_error
 from penstock.runtime.epochs.manifest import Blob, Manifest
 from penstock.runtime.epochs.participant import Acknowledged, Participant
 from penstock.runtime.epochs.snapshot import encode_snapshot
 from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import StoreUnreachable
+from penstock.runtime.errors import StoreError
 from penstock.runtime.event_time.watermark import Watermark
 from penstock.runtime.exchange import log as log_module
 from penstock.runtime.exchange.channel import InChannel, OutChannel
@@ -23,6 +25,7 @@ from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.message import BARRIER, CREDIT, DATA, END, WATERMARK, decode_payload, read_head
 from penstock.runtime.exchange.output_cache import Entry, OutputCache
+from penstock.runtime.host import store_keeper
 from penstock.runtime.host.store_keeper import StoreKeeper
 from penstock.runtime.operators.windowing import _Windowing, _WindowMap
 from penstock.runtime.state.keyed import KeyedDelta, KeyedLog, KeyedMap, KeyedValues, KeyedWhole, LoggedMap
@@ -611,20 +614,14 @@ def _old_acknowledgements() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/store.py",
+    "penstock/runtime/host/store_keeper.py",
     Seeds(30, lambda faults: faults.unknown > 0 and faults.kills > 0 and "doubt" in faults.moments),
 )
 def _unknown_is_no() -> Any:
     """A manifest that may have been written is taken for one that was not."""
-    write = MemoryStore.take
-
-    def sure(self: MemoryStore, manifest: Any) -> bool:
-        try:
-            return write(self, manifest)
-        except StoreUnreachable:
-            return False
-
-    return _patch(MemoryStore, "take", sure)
+    return _both(
+        _patch(StoreKeeper, "_certainly_not_there", lambda self, manifest: True), _patch(store_keeper, "_TRIES", 1)
+    )
 
 
 @planted_fault(
@@ -834,6 +831,47 @@ def _stopped_while_made() -> Any:
 
 
 # --- the store -------------------------------------------------------------------------------------------------------
+
+
+@planted_fault(
+    "penstock/runtime/epochs/files.py",
+    Seeds(12, lambda faults: faults.read_only > 0 and faults.interval_s < 0.1),
+)
+def _read_only_for_good() -> Any:
+    """A store that is read-only is taken for one that will always be, and the job ends."""
+
+    def for_good(what: str, error: Exception) -> StoreError:
+        found = store_error(what, error)
+        found.may_pass = found.may_pass and getattr(error, "errno", None) != errno.EROFS
+        return found
+
+    return _patch(store, "store_error", for_good)
+
+
+@planted_fault(
+    "penstock/runtime/host/store_keeper.py",
+    Seeds(21, lambda faults: faults.full > 0 and not faults.put and faults.interval_s < 0.1),
+)
+def _room_of_what_is_not_complete() -> Any:
+    """Whoever makes room in a full store deletes all snapshots that no manifest refers to, also those of the epoch that
+    is about to complete."""
+
+    def collect(self: StoreKeeper) -> None:
+        self._room_wanted.clear()
+        needed = {blob.name.partition("/")[2] for manifest in self._kept for blob in manifest.blobs()}
+        names = [name for name in self.store.sizes() if not name.endswith(".json")]
+        self.store._delete([name for name in names if name.partition("/")[2] not in needed])
+
+    return _patch(StoreKeeper, "_collect", collect)
+
+
+@planted_fault(
+    "penstock/runtime/host/store_keeper.py",
+    Test("tests/epochs/test_simulated.py::test_a_dead_worker_is_replaced_before_the_store_takes_anything"),
+)
+def _never_given_up() -> Any:
+    """An epoch that a directory does not take is tried until it does, and nothing else is done meanwhile."""
+    return _patch(StoreKeeper, "_certainly_not_there", lambda self, manifest: False)
 
 
 @planted_fault(

@@ -11,6 +11,10 @@ Half of the seeds have several nodes (nodes.py): then workers of different nodes
 simulated connections, and nodes are cut off, slow, lost and dead. Jobs that send to all have relays (relays.py), which
 die at any step.
 
+The store may be closed for a while, full or read-only: its files then fail as those of a disk do, and the store, the
+tasks and the keeper of the store, all real, make of it what they do. The keeper has no thread: the cluster carries out
+what it has to do, and waits between its tries.
+
 A worker, or the JobHost, may be paused: it does nothing for a while, and what others send it waits; what it had
 told may arrive meanwhile. A worker that is dead to all others may wake up later and go on for a moment, with the
 inboxes that it knew: it processes, writes to sinks and saves snapshots, but does no more of what it was told.
@@ -30,8 +34,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,14 +50,14 @@ from penstock.runtime.epochs.coordinator import Coordinator, EpochOptions
 from penstock.runtime.epochs.manifest import Blob, Manifest, encode
 from penstock.runtime.epochs.participant import Declined, EpochReport, NoLongerQuiet, Participant
 from penstock.runtime.epochs.snapshot import worth_compacting
-from penstock.runtime.epochs.store import Store
-from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreUnreachable
+from penstock.runtime.epochs.store import Store, manifest_files
+from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.exchange.grouping import All
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.host import commands as host_commands
 from penstock.runtime.host.collected import Collected
 from penstock.runtime.host.job_host import Found, HostOptions, JobHost
-from penstock.runtime.host.store_keeper import _EPOCHS_KEPT, StoreKeeper
+from penstock.runtime.host.store_keeper import _EPOCHS_KEPT, NotSaved, StoreKeeper
 from penstock.runtime.operators.ends import Write
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult
 from penstock.runtime.program.plan import Plan, fused_by_key
@@ -205,6 +210,7 @@ class MemoryStore(Store):
         self.written: dict[str, bytes] = {}  # blobs, whatever became of them
         self.manifests: dict[int, Manifest] = {}
         self.ruined: set[str] = set()  # files that were damaged while their copies were, so that they may be lost
+        self.refused: set[int] = set()  # epochs whose manifests the directory never takes
         self._faults = faults
         self._put = faults.put / tasks
         self._get_fails = faults.get / tasks
@@ -239,26 +245,55 @@ class MemoryStore(Store):
             return False
         return True
 
-    def take(self, manifest: Manifest) -> bool:
-        """Write a manifest. False: it is not there, and never will be; StoreUnreachable: nobody knows."""
+    @property
+    def remote(self) -> bool:
+        """Whether nobody can be sure that a manifest will never be there; all else is as in a directory."""
+        return self._faults.remote
+
+    def write_manifest(self, manifest: Manifest) -> None:
         copied = replace(manifest, tasks=[replace(entry, blobs=list(entry.blobs)) for entry in manifest.tasks])
         there = self.manifests.get(manifest.epoch)
         assert there is None or there == copied, f"epoch {manifest.epoch} is complete already, with other contents"
+        if manifest.epoch in self.refused:
+            raise StoreUnreachable("the store does not take this")
         drawn = self._rng.random()
         if drawn < self._faults.manifest:
-            if there is not None:
-                raise StoreUnreachable("the store takes nothing")
-            return False
+            if there is None and not (self.remote or manifest.final):  # those are tried until they are there
+                self.refused.add(manifest.epoch)
+            raise StoreUnreachable("the store takes nothing")
         if drawn < self._faults.manifest + self._faults.unknown:
             if self._rng.random() < 0.5:
                 self._complete(copied)
             raise StoreUnreachable("the store does not answer")
         self._complete(copied)
-        return True
 
     def _complete(self, manifest: Manifest) -> None:
-        self.write_manifest(manifest)
-        self.manifests[manifest.epoch] = manifest
+        try:
+            super().write_manifest(manifest)
+        finally:
+            if self.may_be_found(manifest.epoch):
+                self.manifests[manifest.epoch] = manifest
+
+    def may_be_found(self, epoch: int) -> bool:
+        """Whether a file of an epoch's manifest is there."""
+        return any(name in self.disk.files for name in manifest_files(epoch))
+
+    def given_up(self, epoch: int) -> None:
+        """The keeper says that the manifest of an epoch is not there, and never will be."""
+        if not self.may_be_found(epoch):
+            self.manifests.pop(epoch, None)  # it may have been, before all was removed
+
+    def close(self, read_only: bool, slack: int) -> str:
+        """Let the store be read-only, or full but for so many bytes, until `open_again`."""
+        self.disk.read_only = read_only
+        if read_only:
+            return "the store is read-only"
+        self.disk.room = self.disk.used + slack
+        return f"the store is full but for {slack} bytes"
+
+    def open_again(self) -> None:
+        """Let the store take everything."""
+        self.disk.read_only, self.disk.room = False, sys.maxsize
 
     def ruin(self, name: str) -> None:
         """Make a blob unreadable for good, its copy too."""
@@ -394,11 +429,17 @@ class Faults:
     put: float = 0.0  # in an epoch of all tasks
     get: float = 0.0  # when all tasks go back
     manifest: float = 0.0  # it is not written, for sure
+    remote: bool = False  # it is no directory: what is written may come to be there later
     unknown: float = 0.0  # it may be written
     damages: int = 0  # a blob and its copy
     scratches: int = 0  # one file, whose copy is whole
     wipes: int = 0  # everything is removed
     damage_rate: float = 0.002
+    full: int = 0  # how often it is full for a while
+    read_only: int = 0  # and how often read-only
+    closure_rate: float = 0.005
+    closure_s: float = 0.1  # at most
+    closed_to_manifests: float = 0.0  # the chance that this begins just before a manifest is written
     looks: float = 0.0  # the keeper looks after what is saved
     inline_bytes: int = 0  # blobs of this size are in the manifest
     merges: float = 0.0  # the chance that snapshots are put together when an epoch is complete
@@ -430,6 +471,8 @@ def faults_of(seed: int) -> Faults:
     asking = random.Random(f"asks {seed}")
     scheduling = random.Random(f"scheduler {seed}")
     doubting = random.Random(f"doubts {seed}").random() > 0.25
+    closing = random.Random(f"{seed}-closures")
+    closures = closing.random() < 0.35
     faults = Faults(
         workers=workers,
         spread=chance(0.8),
@@ -474,6 +517,12 @@ def faults_of(seed: int) -> Faults:
         wakes=pausing.choice((0.0, 0.5)) if pauses else 0.0,
         asks=asking.choice((0.0, 0.001, 0.01)),
         hangs=asking.choice((0.0, 0.0, 0.001)),
+        full=closing.choice((0, 1, 3, 10)) if closures else 0,
+        read_only=closing.choice((0, 1, 3, 10)) if closures else 0,
+        closure_rate=closing.choice((0.001, 0.005)),
+        closure_s=closing.choice((0.05, 0.2, 0.5)),
+        closed_to_manifests=closing.choice((0.05, 0.3, 0.9)),
+        remote=closing.random() < 0.2,
     )
     if scheduling.random() < 0.15:
         faults = _with_scheduler(faults, scheduling)
@@ -637,6 +686,7 @@ class EpochCluster:
         self.disk = random.Random(f"disk {seed}")  # of its own: what is mended changes nothing else
         self.others = random.Random(f"others {seed}")  # of its own too: who asks and watches
         self.doubts = random.Random(f"doubt {seed}")  # and who dies while nobody knows what is written
+        self.closing = random.Random(f"{seed}-closures")  # and when the store is closed
         self.made = made
         self.now = 1.0
         self.steps = 0
@@ -673,6 +723,11 @@ class EpochCluster:
         self.damages = faults.damages
         self.scratches = faults.scratches
         self.wipes = faults.wipes
+        self.full = faults.full
+        self.read_only = faults.read_only
+        self.closed_until = 0.0  # until when the store is full or read-only
+        self.keeping = False  # whether the keeper is busy with an epoch
+        self.keeper_due = 0.0  # when the keeper comes to what it has to do
         self.rescales = faults.rescales
         self.migrations = faults.migrations
         self.asked: dict[int, str] = {}  # rescales that have not begun: request, operator
@@ -757,14 +812,28 @@ class EpochCluster:
             # Tasks may have other numbers: an operator that had fewer tasks for a while has got new numbers since.
             saved = sorted(entry.name for entry in manifest.tasks)
             assert saved == sorted(map(self.plan.task_name, self.plan.tasks)), "another plan"
-        self.keeper = StoreKeeper(self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False)
+        self.keeper = StoreKeeper(
+            self.store, Collected(True), lambda trouble: None, self._say_lost, thread=False, wall=lambda: 0.0
+        )
+        self.keeping = False
         if manifest is not None:
-            self.store.forget_after(manifest.epoch)
+            self._forget_after(manifest.epoch)
             self.keeper.continue_from(manifest)
         self.checks.new_master()
         if self.stopping:  # the job's notes say so, whoever has died meanwhile
             self._do(self.host.stop(self.now))
         self._do(self.host.start(self.now))
+
+    def _forget_after(self, epoch: int) -> None:
+        """Another master cannot begin before later epochs are deleted, and does nothing else until then."""
+        try:
+            self.store.forget_after(epoch)
+        except StoreError:
+            assert self.is_closed
+            self.counts["masters that wait for the store"] += 1
+            self.now = self.closed_until
+            self._open_store()
+            self.store.forget_after(epoch)
 
     def _fails(self, reason: str) -> None:
         """The job ends because nothing is left to go on from, which must be so."""
@@ -854,6 +923,8 @@ class EpochCluster:
                 self._start_later(command)
             elif isinstance(command, host_commands.SaveManifest):
                 self._moment("save", command.manifest.final)
+                if self._may_close() and self.closing.random() < self.faults.closed_to_manifests:
+                    self._close_store()  # the snapshots are written, the manifest is not
                 self._after(self.rng.random() * 0.005, lambda m=command.manifest: self._save(m))
             elif isinstance(command, host_commands.FindOlder):
                 self._after(self.rng.random() * 0.01, lambda c=command: self._find_older(c))
@@ -861,6 +932,8 @@ class EpochCluster:
                 pass  # the sinks of these flows send no records to the master
             elif isinstance(command, host_commands.MakeRoom):
                 self.counts["times that room was wanted"] += 1
+                self.keeper.make_room()
+                self.keeper_due = self.keeper_due or self.now + 0.001
             elif isinstance(command, host_commands.Reply):
                 assert command.request not in self.replies, f"request {command.request} is answered twice"
                 self.replies[command.request] = command.error
@@ -903,39 +976,69 @@ class EpochCluster:
         self._after(self.rng.random() * 0.02, lambda: self._start(command))
 
     def _find_older(self, command: host_commands.FindOlder) -> None:
-        manifest = self._older(command.epoch)
-        if manifest is not None:
-            self.store.forget_after(manifest.epoch)
-            self.keeper.continue_from(manifest)
+        self.keeping = True
+        self._look_for_older(command, self.keeper.looking_for_older(command.epoch, command.reason))
+
+    def _look_for_older(self, command: host_commands.FindOlder, tries: Generator[None, None, Manifest | None]) -> None:
+        """The keeper tries to go back to an older epoch."""
+        manifest: Manifest | None = None
+        try:
+            next(tries)
+        except StopIteration as end:
+            manifest = end.value
+        except SnapshotDamaged:
+            pass
+        else:
+            self.counts["waits to go back to an older epoch"] += 1
+            self._after(self.closing.random() * 0.01, lambda: self._look_for_older(command, tries))
+            return
+        self.keeping = False
         self._do(self.host.found_older(manifest, command, self.now))
 
     def _save(self, manifest: Manifest) -> None:
+        self.keeping = True
+        self._try_to_save(manifest, self.keeper.saving(manifest))
+
+    def _try_to_save(self, manifest: Manifest, tries: Generator[None, None, Manifest]) -> None:
+        """The keeper tries to write a manifest."""
         try:
-            self.keeper.check(manifest)
-            written = self.store.take(manifest)
+            next(tries)
+            while manifest.epoch in self.store.refused:
+                next(tries)
+        except StopIteration:
+            self.keeping = False
+            self._saved(manifest)
         except SnapshotDamaged as error:
+            self.keeping = False
             self.counts["epochs that build on what is lost"] += 1
             self._do(self.host.not_saved(manifest.epoch, str(error), self.now))
-            return
-        except StoreUnreachable:
+        except NotSaved as error:
+            self.keeping = False
+            self.counts["lost manifests"] += 1
+            self.counts["epochs given up while the store was closed"] += self.is_closed
+            self.store.given_up(manifest.epoch)
+            self._doubt()
+            self._do(self.host.not_saved(manifest.epoch, str(error), self.now))
+        else:
             # It may be there, so nobody may go back to an older epoch: it is written until that is known.
             self.counts["unknown manifests"] += 1
             self._doubt()
             longest_s = 0.05 if "doubt" in self.faults.moments else 0.01  # so that deaths are noticed meanwhile
-            self._after(self.rng.random() * longest_s, lambda: self._save(manifest))
-            return
-        if not written:
-            self.counts["lost manifests"] += 1
-            self._doubt()
-            self._do(self.host.not_saved(manifest.epoch, "no", self.now))
-            return
+            wait_s = self.closing.random() * 0.01 if self.is_closed else self.rng.random() * longest_s
+            self._after(wait_s, lambda: self._try_to_save(manifest, tries))
+
+    def _saved(self, manifest: Manifest) -> None:
         self.checks.written(manifest)
-        self.keeper.saved(manifest)
         self._tidy(manifest)
         if self.master_kills and self.rng.random() < 0.1:
             self._kill_master()
             return
         self._do(self.host.saved(manifest.epoch, self.now))
+
+    def _keep(self) -> None:
+        """The keeper does what it has to do beside the epochs."""
+        while not self.keeper._work.empty():
+            self.keeper._work.get_nowait()()
 
     def _tidy(self, manifest: Manifest) -> None:
         """Sometimes delete what no epoch needs any more, and put snapshots together; the coordinator hears of that some
@@ -947,6 +1050,8 @@ class EpochCluster:
                 if (first := worth_compacting([blob.size for blob in entry.blobs], run=2)) is not None
             }
             self.keeper._compact_all(due, manifest.key_groups, manifest.epoch, self._merged)
+            if not self.keeper._work.empty():  # it is to look at damaged snapshots
+                self.keeper_due = self.keeper_due or self.now + 0.001
         if self.faults.collects and self.disk.random() < self.faults.collects:
             self.counts["files deleted"] += self.store.collect(_EPOCHS_KEPT)
 
@@ -1056,6 +1161,7 @@ class EpochCluster:
             return
         assert worker not in self.processes, f"worker {worker} is started twice"
         self.lives += 1
+        self.counts["processes started while the store was closed"] += self.is_closed
         transport = Ends(self.network, worker, self.lives, node, self.faults.capacity, self.rng, far=self.nodes.several)
         output_caches = OutputCaches(
             self.faults.memory_bytes, self.faults.disk_bytes, "/dev/shm"
@@ -1518,6 +1624,8 @@ class EpochCluster:
                 self._damage(False)
             if self.wipes and disk() < 0.02:
                 self._wipe()
+            if self._may_close() and self.closing.random() < 50 * faults.closure_rate:
+                self._close_store()
             if masters and faults.looks and disk() < 50 * faults.looks:
                 self._look()
             if masters and self.rescales and len(self.asked) < 2 and random_() < 50 * faults.rescale_rate:
@@ -1539,7 +1647,12 @@ class EpochCluster:
                 if self.live and self.relays.rng.random() < faults.limits:
                     self.relays.limit()
         self.network.run()
+        if self.closed_until and self.now >= self.closed_until:
+            self._open_store()
         paused = self._master_paused()
+        if self.keeper_due and self.now >= self.keeper_due and not (self.keeping or paused):
+            self.keeper_due = 0.0
+            self._keep()
         if self.timers and self.timers[0][0] <= self.now:
             _, number, masters, action = heapq.heappop(self.timers)
             if paused and masters:
@@ -1566,6 +1679,8 @@ class EpochCluster:
                 return
         if not live:
             when = [at for at in (self.timers[0][0] if self.timers else None, self.network.next()) if at is not None]
+            if self.is_closed:
+                when.append(self.closed_until)
             if when:
                 self.now = max(self.now, min(when))
             return
@@ -1673,6 +1788,8 @@ class EpochCluster:
             when.append(next_)
         if self.due is not None and not deaf:
             when.append(self.due)
+        if self.is_closed:
+            when.append(self.closed_until)
         for process in awake:
             root = process.loop.wiring.root
             if root is not None and (due := root.due_s()) is not None:
@@ -1755,14 +1872,51 @@ class EpochCluster:
         self.counts["wipes"] += 1
         self.story.append((self.now, f"DAMAGE {self.store.wipe()}"))
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the store is full or read-only now."""
+        return self.closed_until > 0.0
+
+    def _may_close(self) -> bool:
+        return self.full + self.read_only > 0 and not self.is_closed
+
+    def _close_store(self) -> None:
+        """The store is full, or read-only, for a while."""
+        rng = self.closing
+        read_only = rng.randrange(self.full + self.read_only) >= self.full
+        self.read_only -= read_only
+        self.full -= not read_only
+        manifests = self.store.manifests  # one of their size may find room, and its copy may find none
+        room = 2.5 * len(encode(manifests[max(manifests)])) if manifests and rng.random() < 0.5 else 10_000.0
+        self.close_store(rng.random() * self.faults.closure_s, read_only, int(rng.random() * room))
+
+    def close_store(self, seconds: float, read_only: bool, slack: int = 0) -> None:
+        """Let the store be read-only, or full but for so many bytes, for so long."""
+        self.closed_until = self.now + seconds
+        self.counts["times that the store was read-only" if read_only else "times that the store was full"] += 1
+        self.story.append((self.now, f"CLOSE {self.store.close(read_only, slack)} for {seconds:.4f}"))
+
+    def _open_store(self) -> None:
+        self.closed_until = 0.0
+        self.progress = self.steps
+        self.story.append((self.now, "OPEN the store takes everything"))
+        self.store.open_again()
+
     def _look(self) -> None:
         """The keeper looks after what is saved: by names and sizes, or by reading all of it."""
+        by_names = self.disk.random() < 0.5
+        if self.keeping:
+            return  # it has one thread
         before = self.keeper.damage
-        if self.disk.random() < 0.5:
-            self.keeper.look()
-        else:
-            for _ in self.keeper.examine():
-                pass
+        try:
+            if by_names:
+                self.keeper.look()
+            else:
+                for _ in self.keeper.examine():
+                    pass
+        except StoreError:  # nothing can be mended now; it looks again some time
+            assert self.is_closed
+            self.counts["looks that could not mend"] += 1
         self.counts["looks"] += 1
         if self.keeper.damage != before:
             self.story.append((self.now, f"FOUND {self.keeper.damage}"))

@@ -62,7 +62,10 @@ def test_the_seeds_have_every_kind_of_fault() -> None:
     for name in ("kills", "master_kills", "pairs", "moments", "stillborn", "put", "get", "manifest", "unknown"):
         with_it = sum(bool(getattr(fault, name)) for fault in faults)
         assert 20 < with_it < 290, f"{name} is in {with_it} of 300 seeds"
-    for name in ("damages", "scratches", "wipes", "looks", "stop_at", "inline_bytes", "pauses", "wakes"):
+    for name in (
+        *("damages", "scratches", "wipes", "full", "read_only", "remote", "looks"),
+        *("stop_at", "inline_bytes", "pauses", "wakes"),
+    ):
         assert sum(bool(getattr(fault, name)) for fault in faults) > 20
     one_node = sum(fault.nodes == 1 for fault in faults)
     assert 100 < one_node < 200, f"{one_node} of 300 seeds have one node"
@@ -356,6 +359,67 @@ def test_after_a_snapshot_that_could_not_be_written_the_next_one_is_whole(monkey
         assert cluster.coordinator.epoch <= failed + 2
         cluster._kill_master()
         cluster.run()
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["full", "read-only"])
+def test_a_dead_worker_is_replaced_before_the_store_takes_anything(read_only: bool) -> None:
+    """It dies while the manifest of an epoch is tried, of which all snapshots are written. The epoch is given up, and
+    the job goes back to the one before; epochs complete again when the store is open."""
+    with small_steps(3):
+        cluster = Scene(counted(100), 3, Faults(kills=1, kill_rate=0.0, interval_s=0.002))
+        cluster.until(lambda: cluster.coordinator.epoch >= 3 and cluster.coordinator.state == "RUNNING")
+        cluster.until(lambda: cluster.coordinator._saving is not None)
+        epoch = cluster.coordinator.epoch
+        cluster.store.collect(2)  # so that no room can be made
+        cluster.close_store(1e6, read_only)
+        dead = cluster.process_of(cluster.number("count"))
+        cluster._kill(dead)
+        cluster.until(lambda: cluster.coordinator.restarts == 1)
+        cluster.until(lambda: cluster.coordinator.state == "RUNNING")
+        assert cluster.processes[dead.worker] is not dead
+        assert cluster.counts["epochs given up while the store was closed"] == 1
+        assert cluster.coordinator.epoch == epoch
+        assert "its manifest could not be written" in str(cluster.coordinator.last_failure)
+        cluster.until(lambda: cluster.counts["declined"])
+        assert cluster.is_closed
+        cluster._open_store()
+        cluster.until(lambda: cluster.coordinator.epoch > epoch)
+        cluster.run()
+
+
+def test_old_epochs_make_room_in_a_full_store() -> None:
+    """No epoch would complete that could delete them: tasks that could not write have it done."""
+    with small_steps(3):
+        cluster = Scene(counted(100), 3, Faults(kills=0, interval_s=0.002))
+        cluster.until(lambda: cluster.coordinator.epoch >= 6 and cluster.coordinator.state == "RUNNING")
+        assert len(cluster.store.epochs()) >= 6, "nothing was deleted so far"
+        cluster.until(lambda: not cluster.keeping)
+        cluster.close_store(1e6, read_only=False)
+        epoch = cluster.coordinator.begun
+        cluster.until(lambda: cluster.coordinator.epoch > epoch)
+        assert cluster.is_closed
+        assert cluster.counts["times that room was wanted"] > 0
+        cluster._open_store()
+        cluster.run()
+
+
+def test_an_older_epoch_is_not_continued_from_before_later_ones_are_deleted() -> None:
+    """Another JobMaster would find them, whose records the sinks have undone."""
+    with small_steps(3):
+        cluster = epochs_of(counted(100))
+        cluster.until(lambda: not cluster.keeping)
+        last = cluster.coordinator.epoch
+        cluster.store.ruin(cluster.store.manifests[last].tasks[cluster.number("count")].blobs[-1].name)
+        cluster.close_store(1e6, read_only=True)
+        cluster._kill(cluster.process_of(cluster.number("count")))
+        cluster.until(lambda: cluster.counts["waits to go back to an older epoch"] > 3)
+        assert cluster.coordinator.state == "FALLING_BACK"
+        assert cluster.store.epochs()[0] == last
+        cluster._open_store()
+        cluster.until(lambda: cluster.coordinator.state == "RUNNING")
+        assert cluster.coordinator.epoch < last
+        cluster.run()
+        assert cluster.counts["fall-backs"] == 1
 
 
 def test_an_ended_task_is_built_again_from_its_end_alone() -> None:
