@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 
 import pytest
@@ -203,3 +205,22 @@ def test_a_real_loop_beside_functions_that_wait_and_such_that_start_threads() ->
     assert tasks["waits"].cpu_ns < 0.4 * tasks["waits"].busy_ns
     assert tasks["waits"].waits_ns > 0.3 * 8 * EVERY * 0.002 * S
     assert cpu.threads_ns > 0.5 * 8 * EVERY * 0.002 * S
+
+
+def test_a_task_that_was_removed_leaves_nothing_in_memory() -> None:
+    """Its state may be most of what the worker has."""
+    flow = Flow("removed")
+    flow.read(Memory(["a", "b"])).key_by(lambda record: record).count(name="count").write(Null())
+    plan = flow.plan(1)
+    transport = MemoryNetwork(1).transport(0)
+    placed = {task.number: 0 for task in plan.tasks}
+    wiring = build(plan, placed, 0, transport, clock=time.monotonic_ns, report=lambda _: None)
+    loop = RunLoop(wiring, transport, time.monotonic_ns, cpu=ProcessorTime(present_threads()))
+    assert loop.cpu is not None
+    for task in wiring.tasks.values():
+        loop.cpu.note(task, S, S)
+    removed = [weakref.ref(task) for task in wiring.tasks.values()]
+    del task
+    loop.remove_tasks(set(placed), 0)
+    gc.collect()
+    assert [task() for task in removed] == [None] * len(removed)

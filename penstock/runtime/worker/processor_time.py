@@ -128,6 +128,12 @@ class ProcessorTime:
         of.steps_ns += steps_ns
         of.cpu_ns += cpu_ns
 
+    def forget(self, tasks: Iterable[Measured]) -> None:
+        """Forgets tasks that were removed. Whoever refers to a task keeps its state in memory."""
+        with self._lock:
+            for task in tasks:
+                self._of.pop(task, None)
+
     def divide(self, tasks: Iterable[Measured]) -> None:
         """Divides what the threads have done since the last call among these tasks."""
         with self._lock:

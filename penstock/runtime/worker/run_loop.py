@@ -451,6 +451,8 @@ class RunLoop:
         for task in gone:
             with suppress(Exception):  # what this task has done since the epoch is undone anyway
                 task.close(True)
+        if self.cpu is not None:
+            self.cpu.forget(gone)
         for task in self.tasks:
             task.complete(epoch)
 
