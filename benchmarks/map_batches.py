@@ -1,16 +1,19 @@
-"""map_batches whose call takes 20 ms whatever it is given: does it keep up, and what do calls get? See README.md."""
+"""map_batches whose call takes 20 ms whatever it is given: does it keep up, and what do calls get? And one whose
+call takes 1 us a record: what is lost beside the function? See README.md."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import penstock as ps
 from benchmarks import pacing
-from benchmarks.common import Bench, median, run_job, scratch
+from benchmarks.common import Bench, median, run_job, run_script, scratch
 from benchmarks.grep_latency import shape
+from benchmarks.map_batches_peer import batch_cost
 from benchmarks.pacing import Latencies, Pacer
 from benchmarks.penstock_parts import LatencySink, Paced
 
@@ -33,6 +36,47 @@ class Slow:
 
 def run(bench: Bench) -> None:
     """See the module."""
+    _expensive_calls(bench)
+    _cheap_records(bench)
+
+
+def _cheap_records(bench: Bench) -> None:
+    """Calls that take 1 us a record, beside a loop that calls the same function with lists of the same size."""
+    count = bench.pick(4_000_000, 100_000)
+    for size in (256, 1024):
+        settings = {"count": count, "batch_size": size, "options": {"local": True}}
+
+        def penstock(settings: dict[str, Any] = settings) -> dict[str, float]:
+            found: dict[str, float] = json.loads(run_script("benchmarks.map_batches_peer", settings))
+            return found
+
+        def plain(size: int = size) -> dict[str, float]:
+            began, began_cpu = time.monotonic_ns(), time.thread_time_ns()
+            for at in range(0, count, size):
+                batch_cost(list(range(at, min(at + size, count))))
+            took, cpu = time.monotonic_ns() - began, time.thread_time_ns() - began_cpu
+            return {"records/s": count / took * 1e9, "CPU a record": cpu / count}
+
+        results = bench.take_turns({"penstock": penstock, "plain loop": plain})
+        for what, unit in (("records/s", "records/s"), ("CPU a record", "ns")):
+            ours, theirs = ([result[what] for result in results[who]] for who in ("penstock", "plain loop"))
+            bench.case(
+                f"{what}, 1 us a record, batch_size {size}",
+                median(ours),
+                unit,
+                peer="plain loop",
+                peer_figure=median(theirs),
+                config="1 worker, without epochs",
+                runs=ours,
+                peer_runs=theirs,
+            )
+        calls = [result["records a call"] for result in results["penstock"]]
+        name = f"records a call, 1 us a record, batch_size {size}"
+        bench.case(name, median(calls), "records", config="1 worker, without epochs", runs=calls)
+
+
+def _expensive_calls(bench: Bench) -> None:
+    """Calls that take 20 ms whatever they are given, up to 256 records each."""
     for rate in (1000, 10_000):
         count = rate * bench.pick(20, 3)
         texts = [f"record {i}" for i in range(count)]
