@@ -484,7 +484,7 @@ def faults_of(seed: int) -> Faults:
         timeout_s=choice((0.5,) if tiny_disk else (0.003, 0.02, 0.5)),
         slow=tuple(choice((0.5, 0.8)) if chance(0.15) else 0.0 for _ in range(workers)),
         hurry=choice((0.05, 0.15, 0.15, 0.5)),
-        writing=choice((0.03, 0.15, 0.15, 0.5)),
+        writing=max(choice((0.03, 0.15, 0.15, 0.5)), 0.15 if tiny_disk else 0.0),
         lazy_sources=choice((0.0, 0.0, 0.4, 0.7)),
         mixed=chance(0.8),
         stop_at=rng.random() ** 2 * 0.3 if chance(0.15) else None,
@@ -1710,7 +1710,8 @@ class EpochCluster:
                 process.inbox.quiet = False
                 self._command(process, process.commands.popleft())
                 return True
-            if process.answers and not deaf and random_() < hurry:
+            # Those of many epochs, of many workers, would otherwise be taken up so late that nothing seems to happen.
+            if process.answers and not deaf and random_() < hurry * max(1.0, len(process.answers) / 8):
                 self._do(process.answers.popleft()())
                 return True
             if process.said and not deaf and random_() < hurry * (1 + len(process.said) / 8):
