@@ -25,6 +25,7 @@ from penstock.bridge.operation import Trial
 from penstock.bridge.python_range import take_in_pieces
 from penstock.bridge.session.session import Executor
 from penstock.runtime.operators.micro_batch import MicroBatchResult
+from penstock.runtime.worker.sample import RecordSample
 
 _MIX = 2_654_435_761
 _VALUES = 1 << 20
@@ -107,7 +108,7 @@ class ModelledOperations:
         self._free_at = 0.0
         self._lock = threading.Lock()
 
-    def prepare(self, chain: int, records: list[Any] | None = None) -> Trial:
+    def prepare(self, chain: int, taken: RecordSample | None = None) -> Trial:
         """Returns what a trial would have measured."""
         return Trial("python", {"python": self._cost})
 

@@ -68,7 +68,7 @@ class _Answers(Protocol):
     @property
     def session(self) -> _Session: ...
 
-    def prepare(self, chain: int, records: list[Any] | None = None) -> Trial: ...
+    def prepare(self, chain: int, taken: RecordSample | None = None) -> Trial: ...
 
     def answer(self, chain: int, position: int, batch: pa.RecordBatch) -> MicroBatchResult: ...
 
@@ -140,11 +140,7 @@ class SparkBridge:
         """Tries a range. Returns None when it cannot be tried. Raises Disturbed when the job needs Spark meanwhile."""
         assert self._operations is not None
         try:
-            trial = (
-                self._operations.prepare(form.chain)
-                if sample is None
-                else self._operations.prepare(form.chain, sample.records())
-            )
+            trial = self._operations.prepare(form.chain, sample)
         except Disturbed:
             raise
         except Exception as error:  # a record fails there, or Spark would treat it differently from the tasks

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -35,16 +35,22 @@ from penstock.runtime.operators.fields import TEXT
 from penstock.runtime.operators.micro_batch import MicroBatchResult
 from penstock.runtime.records.pickling import Program, join
 from penstock.runtime.sources.base import Source
+from penstock.runtime.worker.sample import RecordSample
 
 # The number of rows on which a range is tried: enough to distinguish the cost of rows from that of a micro-batch, and
 # not so many that a burst would have to wait.
 _SAMPLE_ROWS = 40_000
 
-# A small micro-batch has this share of them. The smallest one of all shows first how long the rows take: of a function
-# that is slow, no more rows are tried than take about so many seconds.
+# A small micro-batch has this share of them, but so many for each core of Spark that all cores get some: what a
+# micro-batch costs that fewer cores work on says nothing of others.
 _SOME_SHARE = 20
-_FEWEST_ROWS, _FEW_ROWS = 32, 256
+_FEWEST_ROWS = 32
+
+# Of a slow function, a large micro-batch has so many rows that they take about so many seconds, but not less than this
+# many times as many as a small one. A function is not tried for which this would take too long: a burst may come.
 _ROWS_S = 2.0
+_LARGER = 4
+_TOO_LONG_S = 10.0
 
 # How often a way of a range is measured, and the time after which it is not measured again: a slow function of the
 # user's must not hold up Spark's start.
@@ -95,28 +101,36 @@ class Disturbed(Exception):
 
 @dataclass(frozen=True)
 class Sample:
-    """Records on which a range is tried, as micro-batches of any size up to `rows`."""
+    """Records on which a range is tried: as micro-batches of `some` and of `many` rows."""
 
-    rows: int
+    some: int
+    many: int
     first: Callable[[int], pa.RecordBatch]
     names: tuple[str, ...]  # of the columns
 
     @classmethod
-    def of_columns(cls, columns: pa.RecordBatch) -> Sample:
+    def of_columns(cls, columns: pa.RecordBatch, some: int = _SAMPLE_ROWS // _SOME_SHARE) -> Sample:
         """Returns a sample of these columns."""
-        return cls(columns.num_rows, partial(columns.slice, 0), tuple(columns.schema.names))
+        rows = columns.num_rows
+        return cls(min(some, rows), rows, partial(columns.slice, 0), tuple(columns.schema.names))
 
     @classmethod
-    def of_records(cls, records: list[Any], source: Source | None) -> Sample:
-        """Returns a sample of records that a task has taken lately, as its micro-batches have them. `source` is that of
-        the chain. The records are repeated until a trial has as many as it takes."""
-        many = (records * -(-_SAMPLE_ROWS // len(records)))[:_SAMPLE_ROWS]
+    def of_records(cls, taken: RecordSample, source: Source | None, cores: int) -> Sample | None:
+        """Returns a sample of records that record tasks have taken, as their micro-batches have them, or None when it
+        would take too long to run them on so many cores. `source` is that of the chain. The records are repeated until
+        there are enough."""
+        fewest = _FEWEST_ROWS * cores
+        if _LARGER * _FEWEST_ROWS * taken.each_s > _TOO_LONG_S:
+            return None
+        many = max(_LARGER * fewest, int(min(_SAMPLE_ROWS, _ROWS_S * cores / max(taken.each_s, 1e-9))))
+        some = max(fewest, many // _SOME_SHARE)
+        records = taken.records()
+        records = (records * -(-many // len(records)))[:many]
         if source is not None and source.hands_columns:
             texts = all(isinstance(record, str) for record in records)
-            return cls.of_columns(
-                pa.RecordBatch.from_pydict({TEXT: many}) if texts else pa.RecordBatch.from_pylist(many)
-            )
-        return cls(len(many), lambda rows: as_columns(many[:rows]), (ENCODED,))
+            columns = pa.RecordBatch.from_pydict({TEXT: records}) if texts else pa.RecordBatch.from_pylist(records)
+            return cls.of_columns(columns, some)
+        return cls(some, many, lambda rows: as_columns(records[:rows]), (ENCODED,))
 
 
 class Operations:
@@ -130,7 +144,6 @@ class Operations:
         self._ways: dict[int, Way] = {}
         self._compiled: dict[tuple[int, int, tuple[str, ...], Way], _Compiled] = {}
         self._asked = 0  # how many micro-batches of the job have come
-        self._rows_tried: dict[tuple[int, Way], int] = {}  # on how many rows each way of a range is tried
 
     def answer(self, chain: int, position: int, batch: pa.RecordBatch, way: Way | None = None) -> MicroBatchResult:
         """Returns the results of a micro-batch, from the range of a chain that ends before a position. `way`: how the
@@ -162,14 +175,14 @@ class Operations:
         with micro_batch(self.session, batch, parts=parts) as frame:
             return known.answer(frame, batch.schema)
 
-    def prepare(self, chain: int, records: list[Any] | None = None) -> Trial:
+    def prepare(self, chain: int, taken: RecordSample | None = None) -> Trial:
         """Has the code of a range compiled and loaded in every core, by running it on a sample of its source's records,
-        or else on `records`, which a record task has taken lately, or on nothing when there are neither. Every way in
-        which the range can run is tried, and the way that carries the most records is kept and run until it gets no
-        quicker. What the range makes of these records goes nowhere. Raises Disturbed when a micro-batch of the job has
-        come meanwhile."""
+        or on records that record tasks have taken lately, if they are given, or on nothing when there are neither.
+        Every way in which the range can run is tried, and the way that carries the most records is kept and run until
+        it gets no quicker. What the range makes of these records goes nowhere. Raises Disturbed when a micro-batch of
+        the job has come meanwhile."""
         form = self._forms[chain]
-        sample = self._sample(form, records)
+        sample = self._sample(form, taken)
         if sample is None:
             nothing = pa.Table.from_batches([as_columns([])] * self.session.cores).combine_chunks().to_batches()[0]
             for _ in range(2):
@@ -177,7 +190,6 @@ class Operations:
             return Trial("columns", {})
         costs: dict[Way, BatchCost] = {}
         failure: Exception | None = None
-        self._rows_tried.clear()
         for way in self.ways(form, sample.names):
             try:
                 if (cost := self._try(form, sample, way)) is not None:
@@ -195,14 +207,18 @@ class Operations:
         costs[best] = self._warm(form, sample, best, costs[best])
         return Trial(best, costs)
 
-    def _sample(self, form: RangeForm, records: list[Any] | None) -> Sample | None:
+    def _sample(self, form: RangeForm, taken: RecordSample | None) -> Sample | None:
+        if taken is not None:
+            return Sample.of_records(taken, form.source, self.session.cores)
         columns = None if form.source is None else form.source.sample(_SAMPLE_ROWS)
-        if columns is not None and columns.num_rows and not records:
-            return Sample.of_columns(columns)
-        return Sample.of_records(records, form.source) if records else None
+        return Sample.of_columns(columns) if columns is not None and columns.num_rows else None
 
     def _warm(self, form: RangeForm, sample: Sample, way: Way, cost: BatchCost) -> BatchCost:
-        """Runs a way until it gets no quicker. Returns what a micro-batch costs then."""
+        """Runs a way until it gets no quicker. Returns what a micro-batch costs then. Of a slow way, only micro-batches
+        of hardly any records run often."""
+        if sample.many < _SAMPLE_ROWS and _ENOUGH_S <= cost.seconds(sample.many) < _TOO_LONG_S:
+            self._run_small(form, sample, way)
+            return self._try(form, sample, way) or cost
         first = time.perf_counter()
         while (before_s := cost.seconds(_SAMPLE_ROWS)) < _ENOUGH_S and time.perf_counter() - first < _WARM_S:
             cost = self._try(form, sample, way) or cost
@@ -210,9 +226,15 @@ class Operations:
                 break
         return cost
 
-    def _try(self, form: RangeForm, sample: Sample, way: Way) -> BatchCost | None:
-        """Returns what a micro-batch costs in a way, or None when that cannot be said."""
-        speed = BatchSpeed()
+    def _run_small(self, form: RangeForm, sample: Sample, way: Way) -> None:
+        """Runs a way on micro-batches of hardly any records for a while."""
+        run = self._runner(form, sample, way)
+        first = time.perf_counter()
+        while time.perf_counter() - first < _WARM_S:
+            run(sample.some)
+
+    def _runner(self, form: RangeForm, sample: Sample, way: Way) -> Callable[[int], float]:
+        """Returns what runs a way on so many rows of a sample, and says how long that has taken."""
         asked = self._asked
 
         def run(rows: int) -> float:
@@ -224,13 +246,17 @@ class Operations:
                 raise Disturbed
             return took_s
 
-        many = self._rows_tried.get((form.chain, way))
-        if many is None:
-            many = self._rows_tried[form.chain, way] = _enough(run, sample.rows)
-        some = max(min(_FEWEST_ROWS, many), many // _SOME_SHARE)
+        return run
+
+    def _try(self, form: RangeForm, sample: Sample, way: Way) -> BatchCost | None:
+        """Returns what a micro-batch costs in a way, or None when that cannot be said."""
+        speed = BatchSpeed()
+        run = self._runner(form, sample, way)
+        for rows in (sample.some, sample.many):  # what is measured must not include loading and compiling
+            run(rows)
         first = time.perf_counter()
         for _ in range(_ROUNDS_MAX):
-            for rows in (some, many):
+            for rows in (sample.some, sample.many):
                 speed.add([MicroBatch(rows, run(rows))])
             if time.perf_counter() - first > _ENOUGH_S:
                 break
@@ -258,27 +284,6 @@ class Operations:
         return NativeRange(
             [*prefix.steps, lambda frame: frame.mapInArrow(in_python, ANSWER_SCHEMA)], None, prefix.texts, answer_of
         )
-
-
-def _enough(run: Callable[[int], float], most: int) -> int:
-    """Returns how many rows to try a way on, up to `most`: all of them, unless they would take long. By running it on
-    ever more of them, it also has the code loaded and compiled."""
-    rows = min(_FEWEST_ROWS, most)
-    run(rows)
-    least_s = took_s = run(rows)
-    if took_s < _ROWS_S and rows < most:
-        rows = min(_FEW_ROWS, most)
-        took_s = run(rows)
-    while rows < most:
-        least_s = min(least_s, took_s)
-        # How long the rows take, without what a micro-batch costs that has hardly any.
-        of_rows_s = max(took_s - least_s, 1e-6) if rows > _FEWEST_ROWS else took_s
-        more = min(most, int(rows * _ROWS_S / of_rows_s))
-        if more < 2 * rows:
-            break
-        rows = more
-        took_s = run(rows)
-    return rows
 
 
 _Compiled = PythonRange | NativeRange

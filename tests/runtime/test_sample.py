@@ -59,6 +59,9 @@ def test_a_sample_has_enough_records_or_is_none() -> None:
 # --- in tasks ------------------------------------------------------------------------------------------------------
 
 
+EACH_NS = 50_000  # that the function behind the exchange takes
+
+
 def changes(record: dict[str, int]) -> dict[str, int]:
     """A function that keeps its input and changes it."""
     record["changed"] = 1
@@ -68,8 +71,13 @@ def changes(record: dict[str, int]) -> dict[str, int]:
 def made(limit: int | None = None) -> Callable[[Callable[[int], None]], ps.Flow]:
     def make(takes: Callable[[int], None]) -> ps.Flow:
         flow = ps.Flow("flow")
+
+        def slow(record: dict[str, int]) -> dict[str, int]:
+            takes(EACH_NS)
+            return changes(record)
+
         numbers = flow.read(ps.sources.Generator(lambda i: {"i": i}, rate=1_000, limit=limit), name="read")
-        numbers.map(changes, name="first").rebalance().map(changes, name="second").write(ps.sinks.Null(), name="out")
+        numbers.map(changes, name="first").rebalance().map(slow, name="second").write(ps.sinks.Null(), name="out")
         return flow
 
     return make
@@ -110,6 +118,7 @@ def test_a_worker_gives_what_its_tasks_have_taken_since_it_was_asked_first(opera
     first = records[0]["i"]
     changed = {} if operator == "read" else {"changed": 1}
     assert records == [{"i": i, **changed} for i in range(first, first + len(records))]
+    assert found.each_s == pytest.approx(0 if operator == "read" else EACH_NS / 1e9)
     assert kept(job) == [], "it was taken"
 
 

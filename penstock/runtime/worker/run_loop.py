@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Container
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.runtime.calls import Calls
@@ -170,7 +171,10 @@ class RunLoop:
             task.sample = None if is_over else sample
         if found is None and sample.failure is not None:
             raise sample.failure
-        return found
+        if found is None:
+            return None
+        records = sum(task.stages[0].records_in for task in tasks)
+        return replace(found, each_s=sum(task.busy_ns for task in tasks) / 1e9 / max(1, records))
 
     def traffic(self) -> list[dict[str, Any]]:
         """Returns what placement needs to know of each task, counted since the task was built: how long it ran, the

@@ -46,10 +46,11 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class RecordSample:
-    """Records that tasks have taken, encoded."""
+    """Records that tasks have taken, encoded. `each_s`: how long the tasks were busy with a record, on average."""
 
     count: int
     pieces: tuple[Encoded, ...]
+    each_s: float = 0.0
 
     def records(self) -> list[Any]:
         """Returns the records."""
