@@ -44,8 +44,9 @@ def test_the_memory_of_a_process_is_read() -> None:
     assert memory(2**22 + 1) == 0
 
 
-def test_the_job_master_does_not_grow_with_the_state() -> None:
-    """Compactions, a savepoint and a recovery of 100 MB of state."""
+def test_no_process_has_more_than_its_share_of_the_state() -> None:
+    """The JobMaster has none of 100 MB, through compactions, a savepoint and a recovery. A worker that restores its
+    half has it once."""
     settings = {"what": "large", "local": True, "keys": KEYS, "size": SIZE, "rate": 4000, "interval_s": 1.0}
     found = json.loads(run_script("benchmarks.state_memory_peer", settings, timeout=1800))
     assert found["state"] > KEYS * SIZE
@@ -53,6 +54,9 @@ def test_the_job_master_does_not_grow_with_the_state() -> None:
     assert found["compaction"] > found["master"]
     assert found["worker"] - found["worker_at_first"] > KEYS * SIZE / 2
     grown = found["master"] - found["master_at_first"]
+    most = found["worker"] + KEYS * SIZE / 4
+    assert found["restoring"] < most, f"a new worker has {found['restoring']:,} bytes, of {found['worker']:,}"
+    assert found["going_back"] < most, f"a worker goes back with {found['going_back']:,} bytes, of {found['worker']:,}"
     assert grown < KEYS * SIZE / 4, f"the JobMaster has {grown:,} bytes more for {found['state']:,} bytes of state"
 
 

@@ -146,6 +146,9 @@ class _Aggregating(Stage):
     def restore(self, epoch: int, saved: SavedState) -> None:
         self._map.restore(saved.maps.get("state", {}))
 
+    def drop_state(self) -> None:
+        self._map.drop()
+
 
 class Reduce(Operator):
     """The operator reduce(fn): the state of a key is its first record, and then fn(state, record). It emits (key,

@@ -121,6 +121,11 @@ class Stage:
         """Closes the stage. It is called once at the end, also after an error, and must not raise when `open` was never
         called."""
 
+    def drop_state(self) -> None:
+        """Frees the memory of the keyed state, because the task was removed. It is called once, after `close`. The
+        worker may have references to removed tasks for some time, and the task that comes in this one's place has the
+        same state again."""
+
     # --- epochs, in jobs that have them ----------------------------------------------------------------------
 
     def wants_whole(self) -> bool:

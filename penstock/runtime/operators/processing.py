@@ -184,6 +184,10 @@ class _Processing(Stage):
         if isinstance(self._process, Process):
             self._process.close()
 
+    def drop_state(self) -> None:
+        self._map.drop()
+        self._timers.drop()
+
 
 def _taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
     """Adds what a user's function has returned to `out`, and yields full pieces meanwhile."""

@@ -338,6 +338,9 @@ class _Windowing(Stage):
         self._fired = None if None in said else min(said, default=None)
         self._unit_known = self._unit_known or self._watermark is not None
 
+    def drop_state(self) -> None:
+        self._map.drop()
+
 
 def _by_start(keys: list[Any], starts: list[int], values: list[Any]) -> dict[int, tuple[list[Any], list[Any]]]:
     """Divides keys and values by window."""
@@ -407,3 +410,8 @@ class _WindowMap:
         for key, starts in saved.items():
             for start, partial in starts.items():
                 self.windows[start][key] = partial
+
+    def drop(self) -> None:
+        """Frees the memory of all windows. They are not used any more."""
+        self.windows.clear()
+        self._touched.clear()

@@ -129,6 +129,10 @@ class _Saved:
         dict.update(self.values, saved)
         self._known = None  # only a reader of all deltas knows the order of the entries after them
 
+    def drop(self) -> None:
+        """Frees the memory of all entries. The map is not used any more."""
+        dict.clear(self.values)
+
     @property
     def _builds_on_much(self) -> bool:
         """Whether all values, without the keys that were saved before, are worth saving."""
@@ -176,6 +180,10 @@ class KeyedMap(_Saved):
         worth = _VALUES_HOLD if self._builds_on_much else 2
         if len(fresh) > _CHUNK_RECORDS and worth * len(fresh) > len(self.values):
             self._fresh, self._blind = None, _BLIND_EPOCHS
+
+    def drop(self) -> None:
+        super().drop()
+        self._fresh = None
 
     def removed(self) -> None:
         """Notes that some key was removed. If it comes back, it gets another place, so the order that was saved no
@@ -246,6 +254,10 @@ class LoggedMap(_Saved):
         self._partials += values if partial else self._aggregate.partials(values)
         if len(self._keys) >= _CHUNK_RECORDS:
             self._encode()
+
+    def drop(self) -> None:
+        super().drop()
+        self._stop()
 
     def lose(self) -> None:
         """Notes that the values have changed in a way that cannot be logged. The next delta will be whole."""

@@ -79,6 +79,11 @@ class Timers:
             for at in times:
                 self._push(key, at)
 
+    def drop(self) -> None:
+        """Frees the memory of all timers. They are not used any more."""
+        self.saved.drop()
+        self._heap.clear()
+
     def _push(self, key: Any, at: float) -> None:
         self._number += 1
         heapq.heappush(self._heap, (at, self._number, key))

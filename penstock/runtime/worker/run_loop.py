@@ -455,6 +455,9 @@ class RunLoop:
         for task in gone:
             with suppress(Exception):  # what this task has done since the epoch is undone anyway
                 task.close(True)
+            # References to the task may live on: of garbage collection, of channels, of this loop.
+            for stage in task.stages:
+                stage.drop_state()
         if self.cpu is not None:
             self.cpu.forget(gone)
         for task in self.tasks:
