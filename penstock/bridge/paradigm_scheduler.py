@@ -62,6 +62,7 @@ from penstock.bridge.range_load import OperatorCounts, RangeMeter
 from penstock.bridge.sample_requests import SampleRequests
 from penstock.bridge.session import SparkOptions
 from penstock.bridge.spark_life import RangeTrial, SparkFacts, SparkLife, SparkState
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.operators.micro_batch import ROWS_MAX, UNDER_WAY_MAX, DivertRequest
 from penstock.runtime.program.plan import Plan
 from penstock.runtime.sources.base import Source
@@ -88,6 +89,11 @@ _ROWS_FEWEST = 256
 
 # After a trial that was given up, because the job needed Spark, a range is not tried again before.
 _TRY_AGAIN_S = 10.0
+
+# When even a small micro-batch takes longer, the machines were most likely busy with something else, such as the job's
+# start. Such a trial would speak against Spark for good, so it is repeated, ever more rarely while nothing changes.
+_BUSY_S = 1.0
+_BUSY_FIRST_S, _BUSY_MOST_S = 60.0, 960.0
 
 
 @dataclass(frozen=True)
@@ -199,6 +205,7 @@ class _Range:
     tried: bool = False  # a trial in Spark has told what its micro-batches cost
     tried_in: int | None = None  # the life of Spark in which it was tried last, or in which it cannot be
     way: str | None = None  # how it runs in Spark, as far as that is known
+    busy: Backoff = field(default_factory=lambda: Backoff(_BUSY_FIRST_S, _BUSY_MOST_S))
 
     @property
     def chains(self) -> list[int]:
@@ -314,8 +321,8 @@ class ParadigmScheduler:
             chain = range_.form.chain
             range_.tried_in, range_.way = None if chain in facts.untried else life, facts.ways.get(chain)
             if (cost := facts.costs.get(chain)) is not None:
-                range_.detector.tried(cost)
-                range_.tried = True
+                range_.detector.tried(cost)  # what was measured is of an earlier Spark
+                self._take_cost(now, range_, cost)
             elif facts.cores is not None and not range_.tried:
                 tasks = self._plan.chains[chain].parallelism
                 range_.detector.untried(_FIRST_COST, facts.cores / tasks)
@@ -364,10 +371,19 @@ class ParadigmScheduler:
         if trial.way is not None:
             range_.way = trial.way
         if trial.cost is not None:
-            range_.tried = True
-            if not range_.detector.has_measured_spark:
-                range_.detector.tried(trial.cost)
+            self._take_cost(now, range_, trial.cost)
         return []
+
+    def _take_cost(self, now: float, range_: _Range, cost: BatchCost) -> None:
+        """A trial has told what a micro-batch of a range costs."""
+        range_.tried = True
+        if not range_.detector.has_measured_spark:
+            range_.detector.tried(cost)
+        if cost.fixed_s > _BUSY_S:
+            range_.tried_in = None
+            self._samples.wait(range_.form.chain, now + range_.busy.failed())
+        else:
+            range_.busy.succeeded()
 
     def trial_failed(self, now: float, life: int, chain: int, why: str) -> list[Command]:
         """Nothing came of TryRange, perhaps because Spark has died."""

@@ -1167,6 +1167,29 @@ def test_a_trial_that_was_given_up_is_made_again_later(monkeypatch: pytest.Monke
     assert job.status()["figures"]["operation_measured"]
 
 
+def test_a_trial_of_a_moment_in_which_the_machines_were_busy_does_not_count_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By it, Spark could never be quicker, and no micro-batch would show that it can."""
+    slow = BatchCost(2.5, 32_000.0)
+    monkeypatch.setattr(scheduled_job, "FACTS", dataclasses.replace(FACTS, costs={0: slow}))
+    job = calm_job()
+    job.trial = RangeTrial(slow, "in some way")
+    assert job.status()["figures"]["operation_capacity"] == 0
+    records_come(job, 200, 0)
+    assert job.trials == [], "it is still busy"
+    records_come(job, 60, 0)
+    assert len(job.trials) == 1
+    records_come(job, 400, 0)
+    assert len(job.trials) == 1, "the next wait is twice as long"
+    job.trial = TRIAL
+    records_come(job, 120, 0)
+    assert len(job.trials) == 2
+    assert job.status()["figures"]["operation_capacity"] > 20_000
+    records_come(job, 400, 0)
+    assert len(job.trials) == 2
+
+
 def test_a_range_that_cannot_be_tried_is_tried_once_in_each_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     untried(monkeypatch, 0)
     job = calm_job()
