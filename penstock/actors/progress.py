@@ -62,7 +62,10 @@ class Progress:
         self._any = True
         starts = status["state"] == "STARTING"
         if not self._terminal:
-            print(starting(status, self._where) if starts else line(status), file=sys.stderr, flush=True)
+            try:
+                print(starting(status, self._where) if starts else line(status), file=sys.stderr, flush=True)
+            except OSError:  # whoever read the progress has gone, or its disk is full; the job does not depend on it
+                self._shown = self._any = False
             return
         from rich.console import Console, Group
         from rich.live import Live

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,27 @@ def test_a_job_that_starts_says_what_it_waits_for(capsys: pytest.CaptureFixture[
         "job starting on the Ray cluster at 1.2.3.4:5 3 s: its JobMaster\n"
         "job starting on the Ray cluster at 1.2.3.4:5 3 s: 1 of 2 workers have started\n"
     )
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(28, "No space left on device")])
+def test_progress_that_nobody_can_read_does_not_end_the_wait(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `python program.py 2>&1 | head -1`."""
+    tries: list[str] = []
+
+    def write(text: str) -> int:
+        tries.append(text)
+        raise error
+
+    shown = progress.Progress("job", shown=True)
+    monkeypatch.setattr(progress.sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
+    status: dict[str, Any] = {"name": "job", "state": "STARTING", "uptime_s": 3.2, "operators": {}}
+    shown.update(status)
+    assert tries
+    assert not shown.due()
+    assert shown.wait_s(None) is None
+    tries.clear()
+    shown.finish(status)
+    assert not tries, "it is not tried again"
 
 
 class Running:
