@@ -145,3 +145,27 @@ def test_two_jobs_cannot_fill_one_folder(tmp_path: Path, kind: type[ps.sinks.Fil
 def test_a_folder_that_cannot_be_made_is_left_to_the_tasks(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert ps.sinks.Files(tmp_path / "file" / "out").lock() is None
+
+
+def test_a_forked_child_leaves_the_lock_to_its_parent(tmp_path: Path) -> None:
+    """The parent still has it while both live, and nobody has it when the parent has released it."""
+    lock = DirectoryLock(str(tmp_path))
+    waits, goes_on = os.pipe()
+    told, tells = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(goes_on)
+        os.write(tells, b"1")
+        os.read(waits, 1)  # until the parent has closed its end
+        os._exit(0)
+    try:
+        assert os.read(told, 1)
+        assert is_locked(str(tmp_path)), "the child has not unlocked it"
+        lock.close()
+        assert not is_locked(str(tmp_path))
+        DirectoryLock(str(tmp_path)).close()
+    finally:
+        os.close(goes_on)
+        os.waitpid(child, 0)
+        for descriptor in (waits, told, tells):
+            os.close(descriptor)

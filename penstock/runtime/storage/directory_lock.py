@@ -2,8 +2,9 @@
 sinks fill.
 
 The kernel releases a lock when the process that has it ends, however it ends, and nothing is left in the directory. A
-directory must never stay locked by a child of a process that is gone, so exec closes the descriptor. And a process must
-never believe that it has locked a directory when another directory has taken the name since.
+directory must never stay locked by a child of a process that is gone, so exec closes the descriptor, and so does a
+child that is forked without exec, as multiprocessing does. And a process must never believe that it has locked a
+directory when another directory has taken the name since.
 
 A file system without such locks, for example a network file system, refuses nobody.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
 from contextlib import suppress
 
 from penstock.runtime.errors import PenstockError
@@ -31,6 +33,7 @@ class DirectoryLock:
         when it cannot be opened, and FileNotFoundError also when it was removed meanwhile."""
         self._directory = directory
         self._descriptor: int | None = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _open.add(self)
         try:
             _lock(self._descriptor, directory, fcntl.LOCK_EX)
             # The process that had the lock before may have removed the directory between the two calls.
@@ -53,6 +56,19 @@ class DirectoryLock:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+#: The locks of this process. A forked child has their descriptors too.
+_open: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Closes a forked child's descriptors. The parent's descriptors keep the locks, which end with the last of both."""
+    for lock in list(_open):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def is_locked(directory: str) -> bool:
