@@ -27,6 +27,7 @@ def saved(folder: Path, how: str) -> list[Blob]:
     deltas = {
         "whole": [KeyedWhole(state)],
         "changes": [KeyedWhole(state), KeyedDelta(changed, [state[key] + "!" for key in changed], [])],
+        "changes alone": [KeyedDelta(list(state), list(state.values()), []), KeyedDelta(changed, changed, [])],
         "values": [KeyedWhole(state), KeyedValues(ENTRIES, [], dict.fromkeys(state, 1))],
     }[how]
     blobs = []
@@ -92,3 +93,22 @@ def test_a_base_of_any_size_is_compacted_in_little_memory(how: str, tmp_path: Pa
     most, size = measured(program, tmp_path, blobs)  # KiB
     assert size > 32_000
     assert most < size, f"{most} KiB at most, for a base of {size} KiB"
+
+
+def test_compacting_changes_needs_little_beside_the_changed_entries(tmp_path: Path) -> None:
+    blobs = saved(tmp_path, "changes alone")
+    taking = """
+        from penstock.runtime.epochs.snapshot import Chain
+        chain = Chain(8)
+        for blob in blobs:
+            chain.add(store.pieces(blob))
+        print(memory("VmRSS") - before)
+    """
+    compacting = """
+        blob = store.put_pieces("snapshots/000009-1-1", compact([lambda b=b: store.pieces(b) for b in blobs], 8))
+        print(memory("VmHWM") - before, blob.size // 1024)
+    """
+    (entries,) = measured(taking, tmp_path, blobs)  # KiB
+    most, size = measured(compacting, tmp_path, blobs)
+    assert size > 32_000
+    assert most < entries + size, f"{most} KiB at most, for {entries} KiB of entries and {size} KiB in the store"

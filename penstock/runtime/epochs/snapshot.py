@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from itertools import chain as one_after_the_other
 from itertools import islice
 from tempfile import SpooledTemporaryFile
-from typing import Any, TypeAlias
+from typing import IO, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -64,6 +64,13 @@ States = dict[str, "tuple[StageState | None, Counters]"]
 
 #: The bytes of a snapshot, or a function that reads them piece by piece.
 Bytes: TypeAlias = Buffer | Iterator[Buffer]
+
+
+class _Segments(Protocol):
+    """Takes the encoded parts of a snapshot, one after the other: a list, or what writes them away at once."""
+
+    def append(self, data: Buffer, /) -> None: ...
+
 
 # The result of a compaction is in memory up to this many bytes, and then in a file without a name.
 _SPOOL_BYTES = 8 << 20
@@ -129,7 +136,7 @@ def encode_snapshot(states: States, key_groups: int) -> list[Buffer]:
     return [_LENGTH.pack(len(header)) + header, *segments]
 
 
-def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: int, segments: list[Buffer]) -> _Map:
+def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: int, segments: _Segments) -> _Map:
     if isinstance(delta, KeyedWhole):
         frames = _encode_or_say(operator, encode_map, delta.entries)
         if any(codec == PICKLE for codec, _ in frames):
@@ -150,18 +157,18 @@ def _encode_map(operator: str, title: str, delta: Delta | _Placed, key_groups: i
     return _Map(title, False, "", lists, size=delta.size)
 
 
-def _put(frame: Encoded, segments: list[Buffer]) -> tuple[int, int]:
+def _put(frame: Encoded, segments: _Segments) -> tuple[int, int]:
     codec, data = frame
     segments.append(data)
     return codec, len(data)
 
 
-def _encode_log(log: KeyedLog, segments: list[Buffer]) -> list[_Chunk]:
+def _encode_log(log: KeyedLog, segments: _Segments) -> list[_Chunk]:
     return [_Chunk(_put(keys, segments), _put(partials, segments), _NOTHING) for keys, partials in log.chunks]
 
 
 def _encode_lists(
-    operator: str, keys: list[Any], values: list[Any], gone: list[Any], key_groups: int, segments: list[Buffer]
+    operator: str, keys: list[Any], values: list[Any], gone: list[Any], key_groups: int, segments: _Segments
 ) -> list[_Chunk]:
     """Encodes keys with their values, or without values, and keys that are gone."""
     chunks = []
@@ -562,11 +569,10 @@ def compact(snapshots: Sequence[Buffer | Callable[[], Iterator[Buffer]]], key_gr
             spool.write(own)
             maps = []
             for title, entries in state.maps.items():
-                segments: list[Buffer] = []
                 base = chain.bases.get((name, title))
                 if base is None:
-                    maps.append(_encode_map(name, title, chain.delta((name, title), entries), key_groups, segments))
-                    spool.writelines(segments)
+                    delta = chain.delta((name, title), entries)
+                    maps.append(_encode_map(name, title, delta, key_groups, _Spooled(spool)))
                     continue
                 chunks = []
                 for codec, data in _merged(chain, (name, title), _frames(_opened(snapshots[base]), name, title)):
@@ -579,6 +585,16 @@ def compact(snapshots: Sequence[Buffer | Callable[[], Iterator[Buffer]]], key_gr
         spool.seek(0)
         while piece := spool.read(FRAME_BYTES):
             yield piece
+
+
+class _Spooled:
+    """Writes segments to a file."""
+
+    def __init__(self, spool: IO[bytes]) -> None:
+        self._spool = spool
+
+    def append(self, data: Buffer, /) -> None:
+        self._spool.write(data)
 
 
 def _opened(snapshot: Buffer | Callable[[], Iterator[Buffer]]) -> Bytes:
