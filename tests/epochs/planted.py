@@ -63,7 +63,7 @@ def _both(one: Any, other: Any) -> Iterator[None]:
 # --- tasks and channels ----------------------------------------------------------------------------------------------
 
 
-@planted_fault("penstock/runtime/exchange/inbox.py", Seeds(41, _several_epochs))
+@planted_fault("penstock/runtime/exchange/inbox.py", Seeds(22, _several_epochs))
 def _skip_alignment() -> Any:
     """A task takes up records that come after a barrier before the other channels have brought it."""
 
@@ -120,7 +120,7 @@ def _no_second_end() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/worker/run_loop.py", Seeds(280, lambda faults: faults.kills >= 3 and faults.workers > 1)
+    "penstock/runtime/worker/run_loop.py", Seeds(525, lambda faults: faults.kills >= 3 and faults.workers > 1)
 )
 def _old_generations() -> Any:
     """Messages are taken from whoever sent them, also from a task that was taken back."""
@@ -328,7 +328,7 @@ def _numbers_not_looked_at() -> Any:
     return _patch(InChannel, "accept", lambda self, head: True)
 
 
-@planted_fault("penstock/runtime/exchange/channel.py", Seeds(31, _moves))
+@planted_fault("penstock/runtime/exchange/channel.py", Seeds(808, _moves))
 def _local_as_before() -> Any:
     """A channel to a receiver that has moved goes where it went before."""
 
@@ -467,7 +467,7 @@ def _watermark_forgotten() -> Any:
     return _patch(OutputCache, "complete", forgetful)
 
 
-@planted_fault("penstock/runtime/operators/windowing.py", Seeds(81, _several_epochs))
+@planted_fault("penstock/runtime/operators/windowing.py", Seeds(11, _several_epochs))
 def _windows_fire_again() -> Any:
     """A task of windows that goes back does not know which have said their results."""
     restore_ = _Windowing.restore
@@ -498,7 +498,7 @@ def _rescales(faults: Faults) -> bool:
     return faults.rescales > 0
 
 
-@planted_fault("penstock/runtime/epochs/restore.py", Seeds(181, _rescales))
+@planted_fault("penstock/runtime/epochs/restore.py", Seeds(559, _rescales))
 def _group_of_another() -> Any:
     """A task of a changed plan gets the state of a key group that is not its own as well."""
     keyed = restore._keyed
@@ -615,7 +615,7 @@ def _old_acknowledgements() -> Any:
 
 @planted_fault(
     "penstock/runtime/host/store_keeper.py",
-    Seeds(30, lambda faults: faults.unknown > 0 and faults.kills > 0 and "doubt" in faults.moments),
+    Seeds(11, lambda faults: faults.unknown > 0 and faults.kills > 0 and "doubt" in faults.moments),
 )
 def _unknown_is_no() -> Any:
     """A manifest that may have been written is taken for one that was not."""
@@ -625,7 +625,7 @@ def _unknown_is_no() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/coordinator.py", Seeds(131, lambda faults: faults.kills > 2 and "save" in faults.moments)
+    "penstock/runtime/epochs/coordinator.py", Seeds(132, lambda faults: faults.kills > 2 and "save" in faults.moments)
 )
 def _lost_while_saving() -> Any:
     """A worker that dies while a manifest is being written is dealt with at once."""
@@ -764,7 +764,7 @@ def _nothing_redirected() -> Any:
     return _both(_patch(OutChannel, "move", moved), _patch(OutChannel, "connect", connected))
 
 
-@planted_fault("penstock/runtime/worker/wiring.py", Seeds(52, _moves))
+@planted_fault("penstock/runtime/worker/wiring.py", Seeds(808, _moves))
 def _old_ends() -> Any:
     """Receivers that stay still wait for the sender in its old place."""
     connect = Wiring._connect_receiver
@@ -789,7 +789,7 @@ def _moved_senders_wait() -> Any:
     return _patch(Wiring, "connect_tasks", connect_tasks)
 
 
-@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(288, _moves))
+@planted_fault("penstock/runtime/epochs/coordinator.py", Seeds(52, _moves))
 def _placed_as_before() -> Any:
     """After a move, a death takes back the tasks that used to be there."""
     move = Coordinator._migrate_now
@@ -921,7 +921,7 @@ def _losses_are_not_told() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/coordinator.py", Seeds(138, lambda faults: faults.merges > 0 and _several_epochs(faults))
+    "penstock/runtime/epochs/coordinator.py", Seeds(268, lambda faults: faults.merges > 0 and _several_epochs(faults))
 )
 def _merged_for_all_that_follows() -> Any:
     """When snapshots have been put together, those that were saved meanwhile are taken to be in the result."""
