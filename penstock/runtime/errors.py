@@ -67,7 +67,7 @@ The first line of each class's own docstring says more. A test compares this tre
 FlowError is the user's program, RecordError the user's data or function at run time, JobError the job's life,
 StoreError the place where the job's snapshots live.
 
-These exceptions are no PenstockErrors. All but the last two are turned into one near the place that raises them:
+These exceptions are no PenstockErrors. All but the last three are turned into one near the place that raises them:
 
     Exception
     ├── BadPlace                  a path or URL cannot be used as it is; says what to change
@@ -76,6 +76,7 @@ These exceptions are no PenstockErrors. All but the last two are turned into one
     ├── _NotInSpark               a type has no exact counterpart in Spark
     ├── NotAsAgreed               what a peer has sent cannot be meant for this process; it is disconnected (OSError)
     ├── NotProved                 a peer has not proved that it knows the job's key; its connection is closed (OSError)
+    ├── Disturbed                 a trial of a range in Spark was given up, and is made again later
     ├── CannotForce               a transport was asked for that a machine does not have (ValueError)
     └── InvalidTransition         an event that a state excludes: a fault of Penstock's own (RuntimeError)
 """
