@@ -875,7 +875,7 @@ def _never_given_up() -> Any:
 
 
 @planted_fault(
-    "penstock/runtime/epochs/store.py", Seeds(52, lambda faults: faults.scratches > 4 and _several_epochs(faults))
+    "penstock/runtime/epochs/store.py", Seeds(183, lambda faults: faults.scratches > 4 and _several_epochs(faults))
 )
 def _copies_are_not_read() -> Any:
     """Who finds a file damaged does not look at its copy."""
@@ -907,7 +907,7 @@ def _mended_from_what_is_damaged() -> Any:
 
 @planted_fault(
     "penstock/runtime/host/store_keeper.py",
-    Seeds(29, lambda faults: faults.damages + faults.wipes > 0 and faults.looks > 0 and faults.interval_s < 0.1),
+    Seeds(167, lambda faults: faults.damages + faults.wipes > 0 and faults.looks > 0 and faults.interval_s < 0.1),
 )
 def _losses_are_not_told() -> Any:
     """What the keeper finds to be lost is not told, and epochs build on it."""

@@ -86,7 +86,7 @@ def _sends_twice_after_a_cut() -> Any:
     return _both(_patch(tcp.Incoming, "begin", begin_before), _patch(FrameDecoder, "decode", decode_and_note))
 
 
-@planted_fault(TCP, Seeds(2, _several))
+@planted_fault(TCP, Seeds(3, _several))
 def _the_dropped_are_heard() -> Any:
     """A process that was dropped stays connected, and what it sends is taken for what its successor does."""
 

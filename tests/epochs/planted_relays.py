@@ -26,7 +26,7 @@ def _relays_die(faults: Faults) -> bool:
     return faults.nodes > 1 and faults.relay_kills > 0
 
 
-@planted_fault(RELAY, Seeds(78, _relays_die))
+@planted_fault(RELAY, Seeds(227, _relays_die))
 def _delivered_before_the_workers_have_it() -> Any:
     """A relay tells the root that everything is delivered that it has itself."""
     return mock.patch.object(relay_module._Stream, "undelivered", property(lambda self: self.log.next))
