@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.runtime.epochs.files import NotAsWritten
+
 
 def accepted(name: str) -> None:
     return None
@@ -40,13 +42,15 @@ class DictFiles:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.files[name] = data
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int) -> bytes:
         if name not in self.files:
             raise FileNotFoundError(name)
+        if len(self.files[name]) > most:
+            raise NotAsWritten(f"has {len(self.files[name]):,} bytes")
         return self.files[name]
 
-    def pieces(self, name: str) -> Iterator[bytes]:
-        data = self.read(name)
+    def pieces(self, name: str, most: int) -> Iterator[bytes]:
+        data = self.read(name, most)
         for at in range(0, len(data), 100):
             yield data[at : at + 100]
 

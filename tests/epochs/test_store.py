@@ -7,7 +7,7 @@ import os
 import pickle
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,7 +101,7 @@ def test_a_blob_is_replaced_whole(store: Store) -> None:
     first = store.put("snapshots/000001-1-0", [BIG])
     second = store.put("snapshots/000001-1-0", [BIG, b"more"])
     assert store.get(second) == BIG + b"more"
-    with pytest.raises(SnapshotDamaged, match=r"snapshots/000001-1-0 has 10,244 bytes; 10,240 were written"):
+    with pytest.raises(SnapshotDamaged, match=r"snapshots/000001-1-0 has 10,244 bytes; 10,240 bytes were written"):
         store.get(first)
 
 
@@ -190,7 +190,7 @@ def test_damage_of_any_one_file_loses_nothing(store: Store) -> None:
     manifests = [manifest(epoch, *list(blobs.values())[: 2 * epoch]) for epoch in (1, 2, 3)]
     for each in manifests:
         store.write_manifest(each)
-    whole = {name: store._files.read(name) for name in store._ours()}
+    whole = {name: store._files.read(name, 1 << 30) for name in store._ours()}
     assert len(whole) == 2 * (6 + 3)
     for name, data in whole.items():
         for way, other in ways(data).items():
@@ -207,7 +207,44 @@ def test_damage_of_any_one_file_loses_nothing(store: Store) -> None:
                 deque(store.examine(blob), maxlen=0)
             for each in manifests:
                 store.mend_manifest(each)
-            assert {name: store._files.read(name) for name in store._ours()} == whole, f"{way} {name}"
+            assert {name: store._files.read(name, 1 << 30) for name in store._ours()} == whole, f"{way} {name}"
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def grown(path: Path) -> None:
+    os.truncate(path, 1 << 40)  # it has holes in place of bytes, and nobody has the memory to read it
+
+
+@pytest.mark.parametrize("harm", [pipe, grown])
+def test_a_file_that_nobody_should_read_is_damaged(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    """Reading a pipe waits for ever, and reading a huge file takes all memory."""
+    store = Store.open(str(tmp_path), "job")
+    blob = store.put("snapshots/000001-1-0", [BIG])
+    store.write_manifest(manifest(1, blob))
+    names = store._ours()
+    assert len(names) == 4
+    told: list[str] = []
+    store.second_copy_read = told.append
+    for name in names:
+        harm(tmp_path / "job" / name)
+        assert store.latest(store.verify) == (manifest(1, blob), [])
+        assert store.get(blob) == BIG
+        assert b"".join(store.pieces(blob)) == BIG
+        assert bool(told) != name.startswith("copies"), told
+        told.clear()
+        found = [store.mend(blob, store.sizes()), store.mend_manifest(manifest(1, blob))]
+        assert [what for what in found if what and ("is a pipe" in what or "has 1,099,511,627,776 bytes" in what)], (
+            found
+        )
+        assert (tmp_path / "job" / name).is_file()
+        assert (tmp_path / "job" / name).stat().st_size < 1 << 20
+    store.end("FINISHED")
+    harm(tmp_path / "job" / "manifests" / "ended")
+    assert store.ended() is None
 
 
 def test_what_has_no_whole_copy_is_not_mended(store: Store) -> None:
@@ -219,7 +256,7 @@ def test_what_has_no_whole_copy_is_not_mended(store: Store) -> None:
     with pytest.raises(SnapshotDamaged, match=r"snapshots/000001-1-0 is missing.*copies/000001-1-0 has changed"):
         deque(store.examine(blob), maxlen=0)
     assert store._files.names("snapshots") == []
-    assert store._files.read("copies/000001-1-0") == BIG[::-1]
+    assert store._files.read("copies/000001-1-0", 1 << 30) == BIG[::-1]
 
 
 def test_a_copy_that_does_not_answer_is_not_taken_for_damaged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +271,13 @@ def test_a_copy_that_does_not_answer_is_not_taken_for_damaged(store: Store, monk
         if name.startswith("copies/"):
             raise TimeoutError(110, "timed out")
 
-    def silent_read(name: str) -> bytes:
+    def silent_read(name: str, most: int) -> bytes:
         silent(name)
-        return read(name)
+        return read(name, most)
 
-    def silent_pieces(name: str) -> Iterator[bytes]:
+    def silent_pieces(name: str, most: int) -> Iterator[bytes]:
         silent(name)
-        yield from pieces(name)
+        yield from pieces(name, most)
 
     monkeypatch.setattr(store._files, "read", silent_read)
     monkeypatch.setattr(store._files, "pieces", silent_pieces)
@@ -261,16 +298,16 @@ def test_a_file_that_a_disk_cannot_read_is_written_again(store: Store, monkeypat
     blob = store.put("snapshots/000001-1-0", [BIG])
     pieces, bad = store._files.pieces, {blob.name}
 
-    def bad_sector(name: str) -> Iterator[bytes]:
+    def bad_sector(name: str, most: int) -> Iterator[bytes]:
         if name in bad:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        yield from pieces(name)
+        yield from pieces(name, most)
 
     monkeypatch.setattr(store._files, "pieces", bad_sector)
     store.verify(manifest(1, blob))
     overwrite(store, blob.name, BIG[::-1])
     assert "It was written again from" in (result_of(store.examine(blob)) or "")
-    assert store._files.read(blob.name) == BIG
+    assert store._files.read(blob.name, 1 << 30) == BIG
 
 
 @pytest.mark.parametrize("remote", [False, True])

@@ -198,7 +198,7 @@ def test_errors_say_what_to_do(
     store = make(tmp_path, Fault(0, Killed, False), monkeypatch)
     failing: Any = OSError(number, os.strerror(number))
 
-    def read(name: str) -> bytes:
+    def read(name: str, most: int) -> bytes:
         raise failing
 
     monkeypatch.setattr(store._files, "read", read)

@@ -104,21 +104,21 @@ def test_a_file_that_is_missing_is_written_again_and_told(watched: Watched, capl
     assert watched.keeper.damage is not None
     assert f"{blob.name} is missing; 10,241 bytes were written. It was written again from" in watched.keeper.damage
     assert blob.name in caplog.text
-    assert watched.store._files.read(blob.name) == watched.store._files.read("copies/00000001-0-1")
+    assert watched.store._files.read(blob.name, 1 << 30) == watched.store._files.read("copies/00000001-0-1", 1 << 30)
     assert watched.told == []
 
 
 def test_a_changed_byte_is_found_by_reading(watched: Watched) -> None:
     blob = watched.blob(1)
     watched.keeper.save(watched.manifest(1, blob))
-    data = bytearray(watched.store._files.read(blob.name))
+    data = bytearray(watched.store._files.read(blob.name, 1 << 30))
     data[5] ^= 1
     watched.store._files.write(blob.name, [bytes(data)], False)
     watched.keeper.look()
     assert watched.keeper.damage is None, "its size is as it was"
     assert sum(watched.keeper.examine()) == 2 * blob.size
     assert "has changed since it was written" in (watched.keeper.damage or "")
-    assert watched.store.get(blob) == watched.store._files.read(blob.name)
+    assert watched.store.get(blob) == watched.store._files.read(blob.name, 1 << 30)
 
 
 def test_what_is_lost_is_told_until_no_epoch_needs_it_and_no_epoch_builds_on_it(watched: Watched) -> None:

@@ -110,6 +110,38 @@ def test_a_killed_worker_comes_back_while_the_disk_of_the_store_is_full(
     assert status["epochs"]["restarts"] == 1
 
 
+def test_a_job_can_be_cancelled_while_its_store_hangs(
+    fresh_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a network mount hangs whose server is gone. The status says why no epoch completes, and `wait` returns."""
+    hangs, over, write = threading.Event(), threading.Event(), LocalFiles.write
+
+    def written(files: LocalFiles, *rest: Any) -> None:
+        if hangs.is_set():
+            over.wait(4 * LIMIT_S)
+        write(files, *rest)
+
+    monkeypatch.setattr(LocalFiles, "write", written)
+    monkeypatch.setattr(job_runner, "_KEEPER_END_S", 1.0)
+    monkeypatch.setattr(job_runner, "_STORE_SILENT_S", 0.5)
+    job = ps.run(ticking(fresh_name(), 1 << 40), local=True, epoch_interval_s=0.1, checkpoints=str(tmp_path))
+    try:
+        wait_until(lambda: job.status()["epochs"]["complete"] > 1, "an epoch is complete")
+        hangs.set()
+        wait_until(
+            lambda: (
+                f"store {tmp_path}" in str(job.status()["epochs"]["last_failure"])
+                and "has not answered for" in job.status()["epochs"]["last_failure"]
+            ),
+            "the status says that the store does not answer",
+        )
+        job.cancel()
+        assert job.wait(LIMIT_S, progress=False)["state"] == "CANCELLED"
+    finally:
+        over.set()
+    assert not workers_here()
+
+
 def test_a_spare_process_takes_the_place_of_a_killed_worker(
     fresh_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from io import FileIO
 from typing import Any, Protocol
 
 from penstock.runtime.errors import StoreError, StoreUnreachable
@@ -42,6 +44,10 @@ def store_error(what: str, error: Exception) -> StoreError:
     return StoreUnreachable(f"{what} Look whether it is up and can be reached from this node; a later try may work.")
 
 
+class NotAsWritten(FileNotFoundError):
+    """What has a file's name is certainly not the file that was written. The message says what it is."""
+
+
 class Files(Protocol):
     """What a store needs of a file system: files in folders of the job's directory, whose names have one '/'. It raises
     whatever the file system raises, and FileNotFoundError for a file that does not exist."""
@@ -52,10 +58,12 @@ class Files(Protocol):
     def write(self, name: str, parts: Iterable[Buffer], flush: bool) -> None:
         """Writes a file so that nobody ever sees half of it."""
 
-    def read(self, name: str) -> bytes: ...
+    def read(self, name: str, most: int) -> bytes:
+        """Returns a file's bytes. Raises NotAsWritten, without reading, when it has more than `most`, and when reading
+        could wait for ever because the name is that of a pipe or a device."""
 
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """Yields a file's bytes piece by piece."""
+    def pieces(self, name: str, most: int) -> Iterator[bytes]:
+        """Yields a file's bytes piece by piece. Raises NotAsWritten as `read` does."""
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Returns the files in a folder with their sizes, also hidden files. Empty when the folder does not exist."""
@@ -119,14 +127,27 @@ class LocalFiles:
         for directory in {*map(os.path.dirname, made), *([folder] if flush else [])}:
             _flush_directory(directory)
 
-    def read(self, name: str) -> bytes:
-        with open(f"{self._root}/{name}", "rb", buffering=0) as file:
+    def read(self, name: str, most: int) -> bytes:
+        with self._open(name, most) as file:
             return file.read()
 
-    def pieces(self, name: str) -> Iterator[bytes]:
-        with open(f"{self._root}/{name}", "rb", buffering=0) as file:
+    def pieces(self, name: str, most: int) -> Iterator[bytes]:
+        with self._open(name, most) as file:
             while piece := file.read(PIECE_BYTES):
                 yield piece
+
+    def _open(self, name: str, most: int) -> FileIO:
+        # Opening a pipe for reading waits for somebody who writes to it, except with O_NONBLOCK.
+        descriptor = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise NotAsWritten("is a pipe, a device or a directory, and no file")
+            _refuse_more(found.st_size, most)
+            return FileIO(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def sizes(self, folder: str) -> dict[str, int]:
         found = {}
@@ -187,6 +208,11 @@ class LocalFiles:
         return missing
 
 
+def _refuse_more(size: int, most: int) -> None:
+    if size > most:
+        raise NotAsWritten(f"has {size:,} bytes")
+
+
 def _flush_directory(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -232,13 +258,15 @@ class ArrowFiles:
                 self._system.delete_file(hidden)
             raise
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int) -> bytes:
         with self._system.open_input_file(f"{self._root}/{name}") as file:
+            _refuse_more(file.size(), most)
             data: bytes = file.read()
         return data
 
-    def pieces(self, name: str) -> Iterator[bytes]:
+    def pieces(self, name: str, most: int) -> Iterator[bytes]:
         with self._system.open_input_file(f"{self._root}/{name}") as file:
+            _refuse_more(file.size(), most)
             while piece := file.read(PIECE_BYTES):
                 yield piece
 

@@ -28,6 +28,9 @@ from penstock.runtime.errors import SnapshotDamaged, StoreError
 #: manifests, the snapshots that they refer to, and the flow with its options, from which `resume` starts a job.
 FORMAT = 2
 
+#: No manifest has more bytes. A reader refuses a longer file without reading it.
+MANIFEST_BYTES_MAX = 256 << 20
+
 # The frame is the same in all versions of the format. With another frame, a manifest of a newer release would look
 # damaged.
 _FRAME = b'{"checksum":"%08x","manifest":%b}\n'
@@ -105,7 +108,13 @@ def encode(manifest: Manifest) -> bytes:
             f"the manifest of epoch {manifest.epoch} would not come back from JSON as it is. "
             "Its values must be finite numbers and str."
         )
-    return _frame(body)
+    data = _frame(body)
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise StoreError(
+            f"the manifest of epoch {manifest.epoch} would have {len(data):,} bytes, and a manifest has at most "
+            f"{MANIFEST_BYTES_MAX:,}: {len(manifest.tasks):,} tasks are too many for one job. Use less parallelism."
+        )
+    return data
 
 
 def decode(data: bytes, where: str) -> Manifest:
@@ -114,8 +123,9 @@ def decode(data: bytes, where: str) -> Manifest:
     Raises SnapshotDamaged when they are not exactly what `encode` made, and StoreError when a release with another
     format made them.
     """
-    body = data[_BEFORE:-_AFTER]
-    if _frame(body) != data:
+    body = memoryview(data)[_BEFORE:-_AFTER]  # no copy, because a damaged file may be large
+    begin, end = _FRAME.split(b"%b")
+    if data[:_BEFORE] != begin % zlib.crc32(body) or data[-_AFTER:] != end:
         raise SnapshotDamaged(f"{where} is damaged: its {len(data):,} bytes do not have the checksum that they should.")
     try:
         version = _read_version(body).version

@@ -46,8 +46,8 @@ from itertools import chain as one_after_the_other
 from tempfile import TemporaryFile, gettempdir
 from typing import IO, Any, TypeVar
 
-from penstock.runtime.epochs.files import PIECE_BYTES, Files, open_files, store_error
-from penstock.runtime.epochs.manifest import Blob, Manifest, decode, encode
+from penstock.runtime.epochs.files import PIECE_BYTES, Files, NotAsWritten, open_files, store_error
+from penstock.runtime.epochs.manifest import MANIFEST_BYTES_MAX, Blob, Manifest, decode, encode
 from penstock.runtime.errors import PenstockError, SnapshotDamaged, StoreError, StoreUnreachable
 from penstock.runtime.records.codec import Buffer
 from penstock.runtime.storage import filesystems
@@ -71,6 +71,7 @@ _OUR_BLOB = re.compile(r"(?:snapshots|copies)/\.?(\d{6,})-[A-Za-z0-9_.\-]+")
 _OUR_MANIFEST = re.compile(r"(?:manifests|copies)/\.?(\d{10})\.json(\.[0-9a-f]{12}\.tmp)?")
 _OUR_ENDED = re.compile(r"manifests/\.?ended(\.[0-9a-f]{12}\.tmp)?")
 _ENDED = "manifests/ended"
+_ENDED_BYTES_MAX = 100  # of the note that the job has ended, which is one word
 _SMALL_BYTES = 4 << 20  # blobs up to this size are read at once
 _AT_ONCE = 8  # deletions at the same time; each takes up to three requests to an object store
 
@@ -92,6 +93,8 @@ class Store:
         self._again = again
         self._complained = False
         self.inline_bytes = INLINE_BYTES
+        #: Called with a description when a second copy had to be read, besides the warning in the log.
+        self.second_copy_read: Callable[[str], None] = lambda problem: None
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], job: str, durable: bool = False) -> Store:
@@ -240,7 +243,9 @@ class Store:
             return
         with TemporaryFile() if self.remote else nullcontext() as spool:
             name = self._of_either(blob.name, lambda name: self._looked_through(blob, name, spool))
-            yield from self._verified(blob, name, self._files.pieces(name) if spool is None else _pieces_of(spool))
+            yield from self._verified(
+                blob, name, self._files.pieces(name, blob.size) if spool is None else _pieces_of(spool)
+            )
 
     def _looked_through(self, blob: Blob, name: str, spool: IO[bytes] | None) -> str:
         """Returns the name of the file or copy of a blob whose bytes are all as they were put. These bytes are then in
@@ -275,6 +280,7 @@ class Store:
                 logger.warning(
                     "job %s reads the second copy of a file in its checkpoint store: %s", self.job, errors[0]
                 )
+                self.second_copy_read(str(errors[0]))
             return found
         raise _of_neither(errors)
 
@@ -324,7 +330,7 @@ class Store:
 
     def _get(self, blob: Blob, name: str) -> bytes:
         with self._trying("read", name, missing=f"; {blob.size:,} bytes were written."):
-            data = self._files.read(name)
+            data = self._files.read(name, blob.size)
         return self._checked(blob, name, data)
 
     def _checked(self, blob: Blob, name: str, data: bytes) -> bytes:
@@ -390,7 +396,7 @@ class Store:
     def _read_through(self, blob: Blob, name: str) -> Iterator[bytes]:
         """Yields the pieces of a file of a blob. Raises SnapshotDamaged after the last one when they are not what was
         put."""
-        return self._verified(blob, name, self._files.pieces(name))
+        return self._verified(blob, name, self._files.pieces(name, blob.size))
 
     def _verified(self, blob: Blob, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Yields these pieces of a blob, which came from the file of this name. Raises SnapshotDamaged after the last
@@ -412,11 +418,15 @@ class Store:
         problems = []
         for name in _both(_manifest_name(manifest.epoch)):
             found: bytes | None = None
+            problem = "is missing"
             with self._trying("read", name), suppress(FileNotFoundError):
-                found = self._files.read(name)
+                try:
+                    found = self._files.read(name, len(data))
+                except NotAsWritten as error:
+                    problem = str(error)
             if found == data:
                 continue
-            problems.append(f"{self._path(name)} is {'missing' if found is None else 'damaged'}.")
+            problems.append(f"{self._path(name)} {problem if found is None else 'is damaged'}.")
             with self._trying("write", name):
                 self._files.write(name, [memoryview(data)], True)
         return f"{' '.join(problems)} It was written again." if problems else None
@@ -459,7 +469,7 @@ class Store:
     def _read_manifest(self, epoch: int, name: str) -> Manifest:
         where = self._path(name)
         with self._trying("read", name, missing=f": epoch {epoch} is not complete."):
-            data = self._files.read(name)
+            data = self._files.read(name, MANIFEST_BYTES_MAX)
         manifest = decode(data, where)
         if (manifest.job, manifest.epoch) != (self.job, epoch):
             raise SnapshotDamaged(
@@ -538,7 +548,7 @@ class Store:
     def ended(self) -> str | None:
         """Returns the state in which the job ended, if `end` has noted it and `destroy` was not called since."""
         with self._trying("read", _ENDED), suppress(FileNotFoundError):
-            return bytes(self._files.read(_ENDED)).decode()
+            return bytes(self._files.read(_ENDED, _ENDED_BYTES_MAX)).decode()
         return None
 
     def check_format(self) -> None:
@@ -648,6 +658,8 @@ class Store:
         except PenstockError:
             raise
         except Exception as error:  # a file system of another machine raises what its libraries raise
+            if missing is not None and isinstance(error, NotAsWritten):
+                raise SnapshotDamaged(f"{self._path(name)} {error}{missing}") from error
             if missing is not None and isinstance(error, FileNotFoundError):
                 raise SnapshotDamaged(f"{self._path(name)} is missing{missing}") from error
             raise store_error(f"cannot {what} {self._path(name)}", error) from error

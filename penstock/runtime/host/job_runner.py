@@ -98,8 +98,11 @@ _CONSOLE_LINES_MAX = 10_000
 # start a process takes half a second of a core, which shows in the latency of a job that uses all cores.
 _SPARES_S = 1.0
 _SPARES_AFTER_S = 10.0
-# How long the store keeper may take to end before the job's epochs are deleted: as long as a store may take to answer.
+# How long the store may take for a step of the job's end, and the store keeper to end before the job's epochs are
+# deleted. A store that hangs, such as a network mount whose server is gone, must not keep the job from ending.
 _KEEPER_END_S = 60.0
+# After so long without an answer from the store, the status says so.
+_STORE_SILENT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -420,13 +423,16 @@ class JobRunner:
         if self._keeper is not None:
             self._keeper.close()
         if end.state == "CANCELLED":
-            self._note_the_end(end.state)  # a JobMaster that Ray starts again must not continue from these epochs
+            # A JobMaster that Ray starts again must not continue from these epochs.
+            self._in_time("note that the job has ended", lambda: self._note_the_end(end.state))
             self._anyway(self._tell_of_hidden_files)
         for lock in self._opening.locks:
             self._anyway(lock.close)
         if self.options.store is not None and end.state == "FAILED":
-            self._anyway(self._remove_vain_start)
-            self._anyway(self.options.store.release)  # in the other states `_remove_epochs` does it
+            self._in_time("delete what the job has begun to write", self._remove_vain_start)
+            self._in_time(
+                "release its lock", self.options.store.release
+            )  # in the other states `_remove_epochs` does it
         self._end = end
         self._last_status = {
             **(self._last_status or self._last_built()),
@@ -546,6 +552,21 @@ class JobRunner:
             step()
         except Exception:
             logger.exception("job %s: a step of ending the job failed; the other steps follow", self._name)
+
+    def _in_time(self, what: str, step: Callable[[], None]) -> None:
+        """Lets the store do a step of the job's end, and goes on when the store does not answer in time."""
+        thread = threading.Thread(target=self._anyway, args=(step,), name="penstock-store-end", daemon=True)
+        thread.start()
+        thread.join(_KEEPER_END_S)
+        if thread.is_alive():
+            logger.warning(
+                "job %s: the checkpoint store %s has not answered for %.0f s, and did not %s. Look whether it is up "
+                "and can be reached from this node.",
+                self._name,
+                None if self.options.store is None else self.options.store.place,
+                _KEEPER_END_S,
+                what,
+            )
 
     def _end_workers(self, end: JobEnd) -> None:
         """Halts the workers that still run, gives them a moment to close their files, and ends every worker's
@@ -798,15 +819,18 @@ class JobRunner:
             end, store = self._end, self.options.store
             if store is None or not self._opening.locks_store or self._removed or end is None or end.state == "FAILED":
                 return
-            self._note_the_end(end.state)
-            if self._keeper is not None:
-                self._keeper.wait(_KEEPER_END_S)  # it may still be writing
-            try:
-                store.destroy()
-                store.release()
-            except StoreError as error:
-                logger.warning("job %s: its epochs could not be deleted, and stay in the store: %s", self._name, error)
+            self._in_time("delete the job's epochs", lambda: self._destroy_epochs(store, end.state))
             self._removed = True
+
+    def _destroy_epochs(self, store: Store, state: str) -> None:
+        self._note_the_end(state)
+        if self._keeper is not None:
+            self._keeper.wait(_KEEPER_END_S)  # it may still be writing
+        try:
+            store.destroy()
+            store.release()
+        except StoreError as error:
+            logger.warning("job %s: its epochs could not be deleted, and stay in the store: %s", self._name, error)
 
     def _remove_vain_start(self) -> None:
         """Deletes what a job that has failed before its first epoch has written to its store, because nobody can
@@ -910,6 +934,13 @@ class JobRunner:
         if self.options.store is None:
             return {}
         known = self._last_built()["epochs"] if self._host is None else self._host.epochs_status(time.monotonic())
+        silent_s = 0.0 if self._keeper is None else self._keeper.silent_s()
+        if silent_s > _STORE_SILENT_S:
+            known = {
+                **known,
+                "last_failure": f"the checkpoint store {self.options.store.place} has not answered for {silent_s:.0f} "
+                "s, and no epoch completes until it does. Look whether it is up and can be reached from this node.",
+            }
         return {
             "epochs": {
                 **known,

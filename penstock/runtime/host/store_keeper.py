@@ -113,6 +113,8 @@ class StoreKeeper:
         self._examine_at = 0.0
         self._compacting = threading.Event()
         self._room_wanted = threading.Event()
+        self._asked_at: float | None = None  # when the store was asked for what it has not answered yet
+        store.second_copy_read = self._second_copy_read
         self._thread = threading.Thread(target=self._run, name="penstock-store", daemon=True) if thread else None
         if self._thread is not None:
             self._thread.start()
@@ -130,6 +132,11 @@ class StoreKeeper:
         """Waits, after `close`, until the thread has ended. Until then it may still write to the store."""
         if self._thread is not None:
             self._thread.join(timeout_s)
+
+    def silent_s(self) -> float:
+        """Returns for how many seconds the keeper has waited for the store to write a manifest, or to be checked."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else time.monotonic() - asked_at
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -185,11 +192,14 @@ class StoreKeeper:
     def _with_pauses(self, tries: Generator[None, None, _Done]) -> _Done | None:
         """Makes tries, with a pause before each further one. Returns None when the keeper was closed before."""
         while not self._over.is_set():
+            self._asked_at = time.monotonic()
             try:
                 next(tries)
             except StopIteration as end:
                 done: _Done = end.value
                 return done
+            finally:
+                self._asked_at = None
             self._over.wait(_RETRY_S)
         return None
 
@@ -328,7 +338,7 @@ class StoreKeeper:
 
     def _watch(self) -> None:
         """Checks the store and reads on, as far as this is due."""
-        now = time.monotonic()
+        now = self._asked_at = time.monotonic()
         try:
             if now >= self._look_after:
                 pause = _LOOK_REMOTE_S if self.store.remote else _LOOK_S
@@ -342,6 +352,8 @@ class StoreKeeper:
         except StoreError as error:
             self._examine_at = now + _EXAMINE_EVERY_S
             logger.info("job %s: the store cannot be checked now, and is checked later: %s", self.store.job, error)
+        finally:
+            self._asked_at = None
 
     def _read_on(self, now: float) -> None:
         if self.store.remote or not self._kept or self._over.is_set():
@@ -364,6 +376,9 @@ class StoreKeeper:
         if what is not None:
             self.damage = what
             logger.warning("job %s, its checkpoint store: %s", self.store.job, what)
+
+    def _second_copy_read(self, problem: str) -> None:
+        self.damage = f"{problem} The second copy was read."
 
     def _now_lost(self, before: Mapping[str, str]) -> None:
         """Writes again what this process has of the losses, and reports what tasks have. `before` is what was lost
