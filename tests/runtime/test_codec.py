@@ -292,6 +292,35 @@ def test_a_class_that_is_not_installed_is_explained() -> None:
         decode(PICKLE, b"cno_such_module_at_all\nThing\n.")
 
 
+class Refused(Exception):
+    """It is pickled as a call with one argument, and takes two."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{code} {reason}")
+
+
+class Moody:
+    """Its objects do not take their state back."""
+
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("not today")
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (Refused(404, "gone"), r"TypeError: .*record: an object of Refused cannot be made again from \('404 gone',\)"),
+        ({"deep": [Moody()]}, r"ValueError: not today\. .*an object of Moody cannot be made again from \{'a': 1\}"),
+    ],
+)
+def test_a_record_that_cannot_be_made_again_is_named(record: object, words: str) -> None:
+    if isinstance(record, dict):
+        vars(record["deep"][0])["a"] = 1
+    code, payload = encode([{1}, record, {2}])
+    with pytest.raises(CodecError, match=f"records cannot be unpickled here: {words}.*__reduce__ method"):
+        decode(code, payload)
+
+
 EDGES = [n + d for n in (0, 32, 128, 2**8, 2**15, 2**16, 2**31, 2**32, 2**63) for d in (-1, 0, 1)]
 
 

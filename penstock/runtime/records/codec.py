@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.runtime._native import pack, pack_frames, pack_part, pack_value_frames
 from penstock.runtime.errors import CodecError, shorten
-from penstock.runtime.records.pickling import dumps, loads
+from penstock.runtime.records.pickling import dumps, loads, unreadable_part
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -160,9 +160,15 @@ def decode(code: int, payload: Buffer) -> list[Any]:
         raise
     except Exception as error:  # the classes of the records decide what unpickling them raises
         if code == PICKLE:
+            what = f"records cannot be unpickled here: {type(error).__name__}: {error}."
+            if part := unreadable_part(payload):
+                raise CodecError(
+                    f"{what} The first such record: {part}. Give the class a __reduce__ method that returns what its "
+                    "objects can be made from, or emit plain data in their stead (numbers, text, tuples, dicts, "
+                    "dataclasses). The error policy of an operator does not apply, because no operator has the record"
+                ) from error
             raise CodecError(
-                f"records cannot be unpickled here: {type(error).__name__}: {error}. The modules of their "
-                "classes must be installed, in the same version, in every worker"
+                f"{what} The modules of their classes must be installed, in the same version, in every worker"
             ) from error
         size = memoryview(payload).nbytes
         raise CodecError(f"received {size} bytes that are no list of code {code}: {error}") from error

@@ -33,13 +33,14 @@ import uuid
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from types import FunctionType, ModuleType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import cloudpickle
 
-from penstock.runtime.errors import CodecError
+from penstock.runtime.errors import CodecError, shorten
 from penstock.runtime.records.class_evolution import layout, stand_in
 
 PROTOCOL = 5
@@ -84,6 +85,16 @@ def dumps(value: Any, program: Program | None = None) -> bytes:
         except Exception:  # the same
             pass
     return _dumped(_Naming, value, program)
+
+
+def unreadable_part(data: bytes | bytearray | memoryview) -> str | None:
+    """Describes the first object in these bytes that cannot be made again. None: nothing is wrong with any object, or
+    a class is missing."""
+    with io.BytesIO(data) as file:
+        reader = _Explaining(file)
+        with suppress(Exception):  # the classes of the objects decide what unpickling them raises
+            reader.load()
+        return reader.problem
 
 
 def copied(value: _Value) -> _Value:
@@ -235,6 +246,32 @@ class _DefiningStray(_Defining):
         if _here is not None and issubclass(type(obj), type) and (found := _here.reference(obj)) is not None:
             return _find, found
         return super().reducer_override(obj)
+
+
+def _noting(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns the step of an unpickler that also notes which object the step cannot make."""
+
+    def noting(reader: _Explaining) -> None:
+        maker, given = reader.stack[-2:]  # a class or function with its arguments, or an object with its state
+        try:
+            load(reader)
+        except Exception:
+            of = maker if callable(maker) else type(maker)
+            name = getattr(of, "__qualname__", type(of).__qualname__)
+            reader.problem = f"an object of {name} cannot be made again from {shorten(given, 100)}"
+            raise
+
+    return noting
+
+
+# The unpickler in Python is slow, and can be watched, which the one in C cannot.
+class _Explaining(pickle._Unpickler):
+    stack: list[Any]
+    problem: str | None = None
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        code: _noting(load) if code in (pickle.REDUCE[0], pickle.NEWOBJ[0], pickle.BUILD[0]) else load
+        for code, load in pickle._Unpickler.dispatch.items()
+    }
 
 
 class _Definition:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.runtime.calls import Calls
-from penstock.runtime.errors import PenstockError
+from penstock.runtime.errors import CodecError, PenstockError
 from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE
 from penstock.runtime.exchange.channel import Arrival, InChannel, OutOfStep, Turn
 from penstock.runtime.exchange.message import (
@@ -299,12 +299,15 @@ class RunLoop:
                         continue
                     if number == input_.expected:
                         input_.expected = number + 1 & NUMBERS_MASK
-                        if meter is None or not meter.due("decode"):
-                            batch = decode_records(message, flags, codec, count, WHOLE.size)
-                        else:
-                            begun_ns = meter.clock()
-                            batch = decode_records(message, flags, codec, count, WHOLE.size)
-                            meter.note("decode", 1, len(message), begun_ns)
+                        try:
+                            if meter is None or not meter.due("decode"):
+                                batch = decode_records(message, flags, codec, count, WHOLE.size)
+                            else:
+                                begun_ns = meter.clock()
+                                batch = decode_records(message, flags, codec, count, WHOLE.size)
+                                meter.note("decode", 1, len(message), begun_ns)
+                        except CodecError as error:
+                            raise self._unreadable(channel, error) from error
                         task.receive(  # type: ignore[union-attr]
                             channel, batch, stamp - input_.ahead_ns, len(message) - ADDRESS_OF_ONE.size
                         )
@@ -350,7 +353,10 @@ class RunLoop:
                 self._out_of_step(task, input_, head)
                 continue
             if kind == DATA and batch is None:
-                batch = decode_payload(message, head)
+                try:
+                    batch = decode_payload(message, head)
+                except CodecError as error:
+                    raise self._unreadable(channel, error) from error
                 if wiring.shared_batches is not None and len(head.destinations) > 1:
                     wiring.shared_batches.add(batch)
             arrival = kind, stamp, batch, head.body_bytes
@@ -360,6 +366,15 @@ class RunLoop:
             self._give(task, input_, arrival)
             while input_.held and (following := input_.release()) is not None:
                 self._give(task, input_, following)
+
+    def _unreadable(self, channel: int, error: CodecError) -> CodecError:
+        """Returns the error for a message of this channel that cannot be decoded."""
+        plan, target, sender = self.wiring.plan, self.wiring.target_of(channel), self.wiring.sender_of(channel)
+        if target is None or sender is None:
+            return error
+        return CodecError(
+            f"task {plan.task_name(plan.by_number[target])} cannot read what {plan.task_name(sender)} has sent: {error}"
+        )
 
     def _give(self, task: Task, input_: InChannel, arrival: Arrival) -> None:
         """Gives a task what has come for it."""
