@@ -24,6 +24,8 @@ from penstock.runtime.errors import (
     SourceError,
     StoreError,
     StoreUnreachable,
+    UnfinishedFiles,
+    WrongValue,
 )
 from penstock.runtime.event_time.windows import Sliding, Tumbling
 from penstock.runtime.expressions import (
@@ -86,7 +88,9 @@ __all__ = [
     "Stream",
     "Tls",
     "Tumbling",
+    "UnfinishedFiles",
     "WindowedStream",
+    "WrongValue",
     "attach",
     "coalesce",
     "col",

@@ -96,7 +96,9 @@ _SLICE_S = 1.0
 _FOUND_ANSWERS_S = 3.0
 # A head that is named, or to which this machine was added, may be busy, or just being started.
 _NAMED_ANSWERS_S = 15.0
-# The head of a cluster speaks HTTP/2: it answers a client's preface with its own, or says at least a byte.
+# The head of a cluster speaks HTTP/2: it answers a client's preface with its own, a frame of settings. Four bytes tell
+# the kind of a frame.
+_SETTINGS = 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 # How long a JobMaster may take to say whether its job has ended.
@@ -325,7 +327,10 @@ def _speaks(address: str) -> bool:
             if os.environ.get("RAY_USE_TLS", "0") != "0":  # a head that has certificates says nothing before it got one
                 return True
             head.sendall(_PREFACE)
-            return bool(head.recv(1))
+            until, said = time.monotonic() + _FOUND_ANSWERS_S, b""
+            while len(said) < 4 and time.monotonic() < until and (more := head.recv(4 - len(said))):
+                said += more
+            return len(said) == 4 and said[3] == _SETTINGS
     except OSError:
         return False
 

@@ -120,7 +120,10 @@ def _main(argv: Sequence[str] | None) -> int:
     if unknown is not None:
         return _complain(unknown, MISUSED)
     try:
-        options = _parser(_known_apps(arguments)).parse_args(arguments)
+        parser = _parser(_known_apps(arguments))
+        options, unknown_words = parser.parse_known_args(arguments)
+        if unknown_words:
+            parser.error(_unrecognized(parser, unknown_words))
     except PenstockError as error:  # of somebody's own flow, which is made before its options are known
         if "--debug" in arguments:
             raise
@@ -145,6 +148,18 @@ def _main(argv: Sequence[str] | None) -> int:
         cluster.removeHandler(told)
         cluster.setLevel(before)
     return code
+
+
+def _unrecognized(parser: argparse.ArgumentParser, words: list[str]) -> str:
+    """Returns what is wrong with words that no option or argument is, with the nearest options."""
+    known, parsers = set[str](), [parser]
+    while parsers:
+        for action in parsers.pop()._actions:
+            known.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    nearest = [close[0] for word in words if (close := difflib.get_close_matches(word.partition("=")[0], known, 1))]
+    return f"unrecognized arguments: {' '.join(words)}" + (f"; did you mean {' '.join(nearest)}?" if nearest else "")
 
 
 class _Told(logging.Handler):

@@ -56,8 +56,10 @@ def _flow(target: str) -> Flow:
     module = _file(place) if place.endswith(".py") else _module(place)
     if name:
         if not hasattr(module, name):
-            known = ", ".join([*_flows(module), *_makers(module)]) or "none"
-            raise FlowError(f"{place} defines no {name!r}; flows that it has: {known}")
+            if flows := _flows(module) | _makers(module):
+                raise FlowError(f"{place} defines no {name!r}; flows that it has: {', '.join(flows)}")
+            known = ", ".join(_functions(module)) or "none"
+            raise FlowError(f"{place} defines no {name!r}, and no flow; functions that might return one: {known}")
         found = getattr(module, name)
     else:
         flows = _flows(module) or _makers(module)

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,19 +78,33 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-@pytest.fixture
-def speaking() -> Iterator[str]:
-    """An address at which somebody answers."""
+@contextmanager
+def saying(words: bytes) -> Iterator[str]:
+    """An address at which somebody answers with these bytes, in two parts."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
             with server.accept()[0] as connection:
                 connection.recv(1)
-                connection.sendall(b"\0")
+                connection.sendall(words[:1])
+                connection.sendall(words[1:])
                 connection.recv(100)
 
         threading.Thread(target=answer, daemon=True).start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.fixture
+def speaking() -> Iterator[str]:
+    """An address at which somebody answers as the head of a cluster does."""
+    with saying(bytes.fromhex("000006040000000000000500004000")) as address:
+        yield address
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.6\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"no"])
+def test_another_server_is_not_taken_for_a_cluster(words: bytes, speaking: str) -> None:
+    with saying(words) as address:
+        assert cluster._answering([address, speaking]) == [speaking]
 
 
 def test_clusters_that_were_found_and_do_not_answer_are_not_joined(

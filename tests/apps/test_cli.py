@@ -33,6 +33,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
 
 
+def test_a_misspelt_option_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "wordcount", "--wrokers", "2"]) == 2
+    assert "unrecognized arguments: --wrokers 2; did you mean --workers?" in capsys.readouterr().err
+    assert cli.main(["jobs", "--zzz"]) == 2
+    assert "unrecognized arguments: --zzz\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["stop", "--help"]])
 def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 0

@@ -126,6 +126,7 @@ def test_a_file_whose_function_returns_the_flow(
     ("name", "text", "message"),
     [
         (":nothing", OWN, r"defines no 'nothing'; flows that it has: flow"),
+        (":flw", "def flow():\n    pass\n", r"defines no 'flw', and no flow; functions that might return one: flow$"),
         (":not_a_flow", OWN, r"is no flow, and no function that returns one: it is int"),
         ("", OWN + "\nother = build()", r"has 2 flows; say which one: .*orders.py:flow, .*orders.py:other"),
         ("", MAKERS + "def other() -> 'ps.Flow':\n    return build()\n", r"has 2 flows; .*:build, .*orders.py:other"),

@@ -180,6 +180,19 @@ def test_rows_that_cannot_be_read_go_to_the_policy_alone(tmp_path: Path) -> None
     assert "row 7" in letters[3].error
 
 
+def test_an_empty_text_of_a_row_that_cannot_be_read_is_a_text(tmp_path: Path) -> None:
+    """As it is in the rows that can be read; a field that may be None is None."""
+    path = write(tmp_path / "x.csv", b"id,name,price\n1,,2.5\nbad,,\n")
+    types = {"id": int, "name": str, "price": float}
+    for null_values, empty in ((None, ""), ([""], None)):
+        source = sources.Csv(path, types=types, null_values=null_values)
+        where = context("dead_letter")
+        (good,) = drain(source.reader(source.splits(1), where))
+        assert where.errors.dead_letters is not None
+        (letter,) = where.errors.dead_letters
+        assert (good["name"], letter.record) == (empty, {"id": "bad", "name": empty, "price": None})
+
+
 @pytest.mark.parametrize("type", [int, float, bool, decimal.Decimal, dt.date, dt.datetime, pa.decimal128(5, 2)])
 @pytest.mark.parametrize("bad", ["x", '""'])
 def test_a_value_of_another_type_is_a_failed_record(tmp_path: Path, type: Any, bad: str) -> None:

@@ -192,6 +192,7 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "Python's own sum": (lambda: keyed().agg(n=sum), ("agg(n=...)", "Python's own function", "penstock.sum(...)")),
     "field in place of an aggregation": (lambda: keyed().agg(n="price"), ("agg(n=...)", "'price' of type str")),
     "result of a function": (lambda: some().map(print()), ("got None", "f(), instead of given, f?")),
+    "text in place of a condition": (lambda: some().filter("x > 3"), ("got 'x > 3'", "penstock.col('price') > 3")),
     "text in place of a function": (lambda: some().map("upper"), ("needs a function, got 'upper' of type str",)),
     "expression in map": (lambda: some().map(ps.col("x")), ('col("x")', "expressions are for filter, select")),
     "function in select": (lambda: some().select(str), ("use map(fn)",)),

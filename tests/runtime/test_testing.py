@@ -333,7 +333,10 @@ def test_records_that_cannot_be_unpickled() -> None:
     assert testing.run(flow, [1])["write"] == ["(1, 1)"]  # a key's count is all that is sent downstream
     flow = Flow("f", chaining=False)
     flow.read(Memory([])).map(lambda n: OneWay()).write(Null())
-    with pytest.raises(CodecError, match=r"task write\[0\] cannot read what map\[0\] has sent: .*an object of int cannot be made again from"):
+    with pytest.raises(
+        CodecError,
+        match=r"task write\[0\] cannot read what map\[0\] has sent: .*an object of int cannot be made again from",
+    ):
         testing.run(flow, [1])
 
 

@@ -240,7 +240,7 @@ class StatusBuilder:
                 rates["in_per_s"] += max(0, mine["records_in"] - then["records_in"]) / seconds
                 rates["out_per_s"] += max(0, mine["records_out"] - then["records_out"]) / seconds
             queued += task["queued"] if position == 0 else 0
-            busy = max(busy, self._cores(number, task, "busy_ns"))
+            busy = max(busy, min(1.0, self._cores(number, task, "busy_ns")))
             cpu = max(cpu, self._cores(number, task, "cpu_ns", "threads_ns"))
             latency.merge(Histogram.from_sparse(task["latency_us"]))
         return {
@@ -296,7 +296,7 @@ class StatusBuilder:
         return {
             **entry,
             **{what: task[what] for what in ("finished", "blocked", "queued", "unsent")},
-            "busy": self._cores(number, task, "busy_ns"),
+            "busy": min(1.0, self._cores(number, task, "busy_ns")),  # a step counts when it has ended
             "cpu": self._cores(number, task, "cpu_ns", "threads_ns"),
             "records_in": task["operators"][0]["records_in"],
             "records_out": task["operators"][-1]["records_out"],

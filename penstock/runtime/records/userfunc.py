@@ -14,6 +14,7 @@ import dis
 import errno
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -367,6 +368,8 @@ def _slip(value: Any) -> str:
         return "; was the function called, f(), instead of given, f?"
     if hasattr(value, "same") and hasattr(value, "fields"):
         return "; expressions are for filter, select, with_columns, key_by and the values of aggregates"
+    if isinstance(value, str) and re.search(r"\w\s*[<>=!+*/%]", value):
+        return "; a condition or a calculation is an expression of columns, as in penstock.col('price') > 3"
     return ""
 
 

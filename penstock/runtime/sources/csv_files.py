@@ -535,6 +535,10 @@ class CsvReader(ColumnReader):
 
     def _merged(self, batch: pa.RecordBatch, wrong: list[tuple[int, str]]) -> list[_Bad]:
         """Merges the bad rows with those of a batch that begins at the present row."""
+        assert self._split is not None
+        # An empty field is a text where the column has texts, as in the rows that can be read.
+        texts = [] if self._source.null_values is not None else self._split.payload.schema
+        nothing = {field.name: "" for field in texts if pa.types.is_string(field.type)}
         out = list(self._bad)
         known = {bad.row for bad in out}
         row, passed = self._row - 1, -1
@@ -543,7 +547,7 @@ class CsvReader(ColumnReader):
                 row += 1
                 passed += row not in known
             record = {
-                name: None if value is None else value.decode("utf-8", "replace")
+                name: nothing.get(name) if value is None else value.decode("utf-8", "replace")
                 for name, value in batch.slice(index, 1).to_pylist()[0].items()
             }
             out.append(_Bad(row, record, problem))
