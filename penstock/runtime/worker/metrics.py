@@ -34,7 +34,12 @@ class Histogram:
 
     def merge(self, other: Histogram) -> None:
         """Adds the counts of another histogram."""
-        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        if not other.total:
+            return
+        if self.total:
+            self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        else:
+            self.counts = list(other.counts)
         self.total += other.total
 
     def quantile(self, q: float) -> float | None:
