@@ -74,6 +74,7 @@ These exceptions are no PenstockErrors. All but the last three are turned into o
     ├── DidNotStart               an attempt to start Spark has failed
     ├── _Mistyped                 a value in a CSV file is not of its column's type
     ├── _NotInSpark               a type has no exact counterpart in Spark
+    ├── NotAsWritten              what has the name of a store's file is certainly not that file (FileNotFoundError)
     ├── NotAsAgreed               what a peer has sent cannot be meant for this process; it is disconnected (OSError)
     ├── NotProved                 a peer has not proved that it knows the job's key; its connection is closed (OSError)
     ├── Disturbed                 a trial of a range in Spark was given up, and is made again later

@@ -435,6 +435,17 @@ def test_the_backlog_is_the_rows_that_are_left(tmp_path: Path, name: str, block:
 fields = st.text(alphabet="ab ,;\"'\n\r\té\u2028\U0001f600", max_size=6)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
+@pytest.mark.parametrize("value", ["ab\r\nc", "\r\n", "\r\r\n\n\r", "\r" * 9])
+def test_line_ends_in_values_are_kept_wherever_blocks_begin(tmp_path: Path, encoding: str, value: str) -> None:
+    """pyarrow drops a line feed that begins a block when the block before ends with a carriage return."""
+    for padding in range(28):
+        rows = [{"a": "x" * padding, "b": value}, {"a": value, "b": "y" * 30}, {"a": "", "b": value}]
+        content = "a,b\r\n" + "".join(f'"{row["a"]}","{row["b"]}"\r\n' for row in rows)
+        path = write(tmp_path / "x.csv", content.encode(encoding))
+        assert read_all(sources.Csv(path, types=str, encoding=encoding, max_record_bytes=64)) == rows, padding
+
+
 @given(
     rows=st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(fields, min_size=n, max_size=n), max_size=9)),
     delimiter=st.sampled_from(",;\t"),

@@ -235,14 +235,15 @@ class Csv(Source):
             return pa.RecordBatchReader.from_batches(pa.schema([(name, pa.null()) for name in names]), [])
         # Where the only line has no end, pyarrow sees no row. A blank line more is none.
         file: Any = io.BytesIO(recorded.read() + self._line_end) if whole else recorded
+        if codecs.lookup(self.encoding).name != "utf-8":
+            file = pa.transcoding_input_stream(pa.PythonFile(file, mode="r"), self.encoding, "utf8")
         read = csv.ReadOptions(
             use_threads=False,
             block_size=max(self.max_record_bytes, len(head) + 4),
-            encoding="utf8" if codecs.lookup(self.encoding).name == "utf-8" else self.encoding,
             column_names=None if self.header is True else known or self.header or None,
             autogenerate_column_names=self.header is False and known is None,
         )
-        return csv.open_csv(file, read, parse, convert)
+        return csv.open_csv(_WholeLineEnds(file), read, parse, convert)
 
     @property
     def _line_end(self) -> bytes:
@@ -581,6 +582,44 @@ class CsvReader(ColumnReader):
 
 def _is_packed(path: str) -> bool:
     return path.lower().endswith(".gz")
+
+
+class _WholeLineEnds:
+    """Content in UTF-8, as an object to read from, of which no piece but the last one ends with a carriage return.
+
+    pyarrow's reader drops a line feed at the beginning of a piece when the piece before ended with a carriage return,
+    even where both belong to a value in quotes.
+    """
+
+    closed = False
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+        self._kept = b""
+
+    def read(self, size: int) -> bytes:
+        """Reads on. `size` is at least 2, and at least one byte is returned before the end."""
+        data = self._kept + bytes(self._content.read(size - len(self._kept)))
+        while data.endswith(b"\r"):
+            # The rest may be a carriage return alone, so that nothing would be left to return.
+            if len(data) > 1:
+                self._kept = b"\r"
+                return data[:-1]
+            more = bytes(self._content.read(size - 1))
+            if not more:
+                break
+            data += more
+        self._kept = b""
+        return data
+
+    def readable(self) -> bool:
+        """Says that one can read from it."""
+        return True
+
+    def close(self) -> None:
+        """Closes the content."""
+        self.closed = True
+        self._content.close()
 
 
 def _content(path: str, place: str) -> Any:
