@@ -468,7 +468,14 @@ def resume(
             "epoch was complete. Give the name and the checkpoint store with which the job was run, or run the job "
             "anew; if it was started from a savepoint, run it with that savepoint again (savepoint=..., or --savepoint)"
         )
-    program, (flow, options) = Program.loads(store.get(found[0].program))
+    try:
+        program, (flow, options) = Program.loads(store.get(found[0].program))
+    except ImportError as error:
+        raise StoreError(
+            f"job {name!r} cannot be resumed here, because a module of its program cannot be imported: {error}. "
+            "Install the module, or add the directory that has the module to PYTHONPATH. The epochs in the store stay "
+            "as they are"
+        ) from error
     program.prefer_own()
     options = replace(
         options,

@@ -101,6 +101,16 @@ def test_a_job_that_ends_while_it_is_to_be_resumed(store: Store, monkeypatch: py
         ps.resume("job", checkpoints=Path(store.place).parent)
 
 
+def test_a_job_whose_module_is_not_here_cannot_be_resumed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(data: bytes) -> None:
+        raise ModuleNotFoundError("No module named 'orders'")
+
+    monkeypatch.setattr(Program, "loads", missing)
+    with pytest.raises(ps.StoreError, match=r"a module of its program cannot be imported: .*'orders'.*PYTHONPATH"):
+        ps.resume("job", checkpoints=Path(store.place).parent)
+    assert store.epochs() == [1]
+
+
 def opening_of(sink: ps.sinks.Sink) -> Opening:
     """What is about to lock the places of a job without epochs."""
     plan = flow_to(sink).plan(1, check_sinks=False)

@@ -108,6 +108,21 @@ def test_a_file_that_is_missing_is_written_again_and_told(watched: Watched, capl
     assert watched.told == []
 
 
+def test_a_manifest_that_is_no_file_any_more_is_written_again_and_told(watched: Watched) -> None:
+    whole = watched.manifest(1, watched.blob(1))
+    assert watched.keeper.save(whole)
+    watched.keeper.look()
+    assert watched.keeper.damage is None
+    root = Path(watched.store.place)
+    for name in ("manifests/0000000001.json", "copies/0000000001.json"):
+        (root / name).unlink()
+        (root / name).symlink_to("/dev/null")
+        watched.keeper.damage = None
+        watched.keeper.look()
+        assert f"{name} is a pipe, a device or a directory" in str(watched.keeper.damage)
+        assert watched.store.read_manifest(1) == watched.keeper.last
+
+
 def test_a_changed_byte_is_found_by_reading(watched: Watched) -> None:
     blob = watched.blob(1)
     watched.keeper.save(watched.manifest(1, blob))

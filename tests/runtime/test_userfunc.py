@@ -318,3 +318,10 @@ def test_a_function_that_may_return_something(function: Any) -> None:
 @pytest.mark.parametrize("function", [_without_return, lambda r: None, _Says(1).nothing])
 def test_a_function_that_never_returns_anything(function: Any) -> None:
     assert returns_nothing(function)
+
+
+def test_a_very_long_message_is_cut() -> None:
+    said = describe(ValueError("x" * 50_000_000))
+    assert said.startswith("ValueError: xxx")
+    assert said.endswith("... (50,000,012 characters)")
+    assert len(said) < 6_000

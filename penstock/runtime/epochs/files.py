@@ -119,7 +119,11 @@ class LocalFiles:
                     os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(hidden, target)
+            try:
+                os.replace(hidden, target)
+            except IsADirectoryError:
+                _set_aside(target)
+                os.replace(hidden, target)
         except BaseException:
             with suppress(OSError):
                 os.unlink(hidden)
@@ -138,7 +142,12 @@ class LocalFiles:
 
     def _open(self, name: str, most: int) -> FileIO:
         # Opening a pipe for reading waits for somebody who writes to it, except with O_NONBLOCK.
-        descriptor = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            descriptor = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise NotAsWritten("is a link that leads nowhere, or a socket, and no file") from error
+            raise
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
@@ -152,8 +161,12 @@ class LocalFiles:
     def sizes(self, folder: str) -> dict[str, int]:
         found = {}
         for name in self.names(folder):
-            with suppress(FileNotFoundError):  # somebody has just deleted it
+            try:
                 found[name] = os.stat(f"{self._root}/{name}").st_size
+            except OSError as error:
+                # Somebody has just deleted it, or it is a link that leads nowhere.
+                if error.errno not in (errno.ENOENT, errno.ELOOP):
+                    raise
         return found
 
     def names(self, folder: str) -> list[str]:
@@ -211,6 +224,14 @@ class LocalFiles:
 def _refuse_more(size: int, most: int) -> None:
     if size > most:
         raise NotAsWritten(f"has {size:,} bytes")
+
+
+def _set_aside(directory: str) -> None:
+    """Frees the name of a file that somebody has given to a directory. What is in the directory stays in another."""
+    try:
+        os.rmdir(directory)
+    except OSError:
+        os.rename(directory, f"{directory}.set-aside-{os.urandom(6).hex()}")
 
 
 def _flush_directory(path: str) -> None:

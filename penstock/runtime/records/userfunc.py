@@ -235,12 +235,18 @@ def is_of_place(error: BaseException) -> bool:
     return False
 
 
+# Of an error's own message, so many characters are told. Dead letters keep it, and so does the job's end.
+_MESSAGE_MAX = 5_000
+
+
 def describe(error: BaseException) -> str:
-    """Returns an error's type and message. Raises nothing but Ctrl-C, whatever the error's own __str__ does."""
+    """Returns an error's type and message, which is cut if it is very long. Raises nothing but Ctrl-C, whatever the
+    error's own __str__ does."""
     if isinstance(error, SystemExit):
         return f"called sys.exit({'' if error.code is None else shorten(error.code)})"
     try:
-        return f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
+        return text if len(text) <= _MESSAGE_MAX else f"{text[:_MESSAGE_MAX]}... ({len(text):,} characters)"
     except BaseException as another:  # a __str__ may call sys.exit() too
         if is_interrupt(another):
             raise
