@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import struct
+import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, fields, is_dataclass
@@ -306,10 +307,22 @@ class Moody:
         raise ValueError("not today")
 
 
+def leave() -> None:
+    sys.exit("enough")
+
+
+class Leaving:
+    """Making its objects again would end the process."""
+
+    def __reduce__(self) -> object:
+        return leave, ()
+
+
 @pytest.mark.parametrize(
     ("record", "words"),
     [
         (Refused(404, "gone"), r"TypeError: .*record: an object of Refused cannot be made again from \('404 gone',\)"),
+        (Leaving(), r"SystemExit: enough\. .*an object of leave cannot be made again from \(\)"),
         ({"deep": [Moody()]}, r"ValueError: not today\. .*an object of Moody cannot be made again from \{'a': 1\}"),
     ],
 )

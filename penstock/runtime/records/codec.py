@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from penstock.runtime._native import pack, pack_frames, pack_part, pack_value_frames
-from penstock.runtime.errors import CodecError, shorten
+from penstock.runtime.errors import CodecError, is_interrupt, shorten
 from penstock.runtime.records.pickling import dumps, loads, unreadable_part
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -158,7 +158,9 @@ def decode(code: int, payload: Buffer) -> list[Any]:
         return decoder(payload)
     except CodecError:
         raise
-    except Exception as error:  # the classes of the records decide what unpickling them raises
+    except BaseException as error:  # the classes of the records decide what unpickling them raises
+        if is_interrupt(error):
+            raise
         if code == PICKLE:
             what = f"records cannot be unpickled here: {type(error).__name__}: {error}."
             if part := unreadable_part(payload):

@@ -92,7 +92,7 @@ def unreadable_part(data: bytes | bytearray | memoryview) -> str | None:
     a class is missing."""
     with io.BytesIO(data) as file:
         reader = _Explaining(file)
-        with suppress(Exception):  # the classes of the objects decide what unpickling them raises
+        with suppress(BaseException):  # the classes of the objects decide what unpickling them raises
             reader.load()
         return reader.problem
 
@@ -255,7 +255,7 @@ def _noting(load: Callable[[Any], None]) -> Callable[[Any], None]:
         maker, given = reader.stack[-2:]  # a class or function with its arguments, or an object with its state
         try:
             load(reader)
-        except Exception:
+        except BaseException:
             of = maker if callable(maker) else type(maker)
             name = getattr(of, "__qualname__", type(of).__qualname__)
             reader.problem = f"an object of {name} cannot be made again from {shorten(given, 100)}"
