@@ -100,7 +100,7 @@ class Job:
         self._link = link
         self._end: JobEnd | None = None
         self._cancelled = False
-        self._told_of_late = False
+        self._told_of_late = self._told_of_spark = False
         self._last_status: dict[str, Any] | None = None
         self._over = threading.Event()
         self._news = threading.Event()  # for wait(): the job is over, or a sink in this process has failed
@@ -215,6 +215,7 @@ class Job:
             raise JobFailed(message, self._end.operator)
         self._raise_trouble()
         self._tell_of_late(status)
+        self._tell_of_spark(status)
         return status
 
     def _tell_of_late(self, status: dict[str, Any]) -> None:
@@ -223,6 +224,17 @@ class Job:
         if (said := late_words(status.get("late_dropped") or {}, mixed)) and not self._told_of_late:
             self._told_of_late = True
             logger.warning("job %r: %s", self.name, said)
+
+    def _tell_of_spark(self, status: dict[str, Any]) -> None:
+        """Warns once when the job's input was to go to Spark whatever its load, and none of it went there, because a
+        test that means to use Spark would then test something else."""
+        known = status.get("dual") or {}
+        if self._told_of_spark or known.get("mode") not in ("spark-only", "toggle"):
+            return
+        if not any(one["records_in_spark"] for one in known["ranges"]):
+            self._told_of_spark = True
+            why = next((f" ({one['reason']})" for one in known["ranges"] if one["reason"]), "")
+            logger.warning("job %r: no record was processed in Spark%s", self.name, why)
 
     def trouble(self, error: PenstockError) -> None:
         """Called by a sink whose work in this process has failed."""

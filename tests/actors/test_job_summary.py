@@ -107,12 +107,33 @@ def test_an_answer_from_before_the_end_does_not_replace_the_last_status(
     assert (job.status()["state"], job.status()["records_read"]) == ("FINISHED", 10)
 
 
+def ended(job: Any) -> None:
+    job._end, job._sinks, job._trouble = JobEnd("FINISHED"), {}, None
+    job._told_of_late = job._told_of_spark = False
+    job._news = threading.Event()
+    job._over.set()
+
+
+@pytest.mark.parametrize(
+    ("mode", "records", "lines"), [("toggle", 0, 1), ("spark-only", 0, 1), ("toggle", 5, 0), ("auto", 0, 0)]
+)
+def test_a_job_that_was_to_use_spark_and_did_not_says_so_once(
+    silence: Any, caplog: pytest.LogCaptureFixture, mode: str, records: int, lines: int
+) -> None:
+    job = silence(Program())
+    ended(job)
+    ranges = [{"records_in_spark": 0, "reason": "Spark is starting"}, {"records_in_spark": records, "reason": ""}]
+    dual = {"mode": mode, "ranges": ranges}
+    job._last_status = {"name": "one", "state": "FINISHED", "operators": {}, "dual": dual}
+    for _ in range(2):
+        job.wait(progress=False)
+    assert caplog.messages == ["job 'one': no record was processed in Spark (Spark is starting)"] * lines
+
+
 def test_late_records_that_nobody_takes_are_told_once(silence: Any, caplog: pytest.LogCaptureFixture) -> None:
     for dropped, lines in (({}, 0), ({"counts": 1120}, 1)):
         job = silence(Program())
-        job._end, job._sinks, job._trouble, job._told_of_late = JobEnd("FINISHED"), {}, None, False
-        job._news = threading.Event()
-        job._over.set()
+        ended(job)
         job._last_status = {"name": "one", "state": "FINISHED", "operators": {}, "late_dropped": dropped}
         for _ in range(2):
             job.wait(progress=False)
