@@ -54,7 +54,8 @@ def test_no_process_has_more_than_its_share_of_the_state() -> None:
     assert found["compaction"] > found["master"]
     assert found["worker"] - found["worker_at_first"] > KEYS * SIZE / 2
     grown = found["master"] - found["master_at_first"]
-    most = found["worker"] + KEYS * SIZE / 4
+    # A worker that had its share twice would have half of the state more. What it has besides varies by a quarter.
+    most = found["worker"] + 0.4 * KEYS * SIZE
     assert found["restoring"] < most, f"a new worker has {found['restoring']:,} bytes, of {found['worker']:,}"
     assert found["going_back"] < most, f"a worker goes back with {found['going_back']:,} bytes, of {found['worker']:,}"
     assert grown < KEYS * SIZE / 4, f"the JobMaster has {grown:,} bytes more for {found['state']:,} bytes of state"
