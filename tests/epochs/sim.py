@@ -1526,10 +1526,9 @@ class EpochCluster:
         while not self.over:
             turn()
             self.steps += 1
-            if self.steps - self.progress > IDLE_MAX:
-                idle = self.steps - self.progress
-                if idle > IDLE_A_TASK * len(self.plan.tasks):
-                    raise Stuck(f"nothing has come of the last {idle} of {self.steps} steps")
+            idle = self.steps - self.progress
+            if idle > IDLE_MAX and idle > IDLE_A_TASK * len(self.plan.tasks):
+                raise Stuck(f"nothing has come of the last {idle} of {self.steps} steps")
             if self.steps > STEPS_MAX:
                 raise Stuck(f"no end after {self.steps} steps")
         self.counts["epochs"] = len(self.checks.completed)

@@ -34,8 +34,9 @@ MANIFEST_BYTES_MAX = 256 << 20
 # The frame is the same in all versions of the format. With another frame, a manifest of a newer release would look
 # damaged.
 _FRAME = b'{"checksum":"%08x","manifest":%b}\n'
-_BEFORE = len(_FRAME % (0, b"")) - 2
-_AFTER = 2
+_BEGIN, _END = _FRAME.split(b"%b")
+_BEFORE = len(_BEGIN % 0)
+_AFTER = len(_END)
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,7 @@ def decode(data: bytes, where: str) -> Manifest:
     format made them.
     """
     body = memoryview(data)[_BEFORE:-_AFTER]  # no copy, because a damaged file may be large
-    begin, end = _FRAME.split(b"%b")
-    if data[:_BEFORE] != begin % zlib.crc32(body) or data[-_AFTER:] != end:
+    if data[:_BEFORE] != _BEGIN % zlib.crc32(body) or data[-_AFTER:] != _END:
         raise SnapshotDamaged(f"{where} is damaged: its {len(data):,} bytes do not have the checksum that they should.")
     try:
         version = _read_version(body).version

@@ -417,16 +417,14 @@ class Store:
         data = encode(manifest)
         problems = []
         for name in _both(_manifest_name(manifest.epoch)):
-            found: bytes | None = None
-            problem = "is missing"
-            with self._trying("read", name), suppress(FileNotFoundError):
+            problem = "is damaged"
+            with self._trying("read", name):
                 try:
-                    found = self._files.read(name, len(data))
-                except NotAsWritten as error:
-                    problem = str(error)
-            if found == data:
-                continue
-            problems.append(f"{self._path(name)} {problem if found is None else 'is damaged'}.")
+                    if self._files.read(name, len(data)) == data:
+                        continue
+                except FileNotFoundError as error:
+                    problem = _not_there(error)
+            problems.append(f"{self._path(name)} {problem}.")
             with self._trying("write", name):
                 self._files.write(name, [memoryview(data)], True)
         return f"{' '.join(problems)} It was written again." if problems else None
@@ -658,10 +656,8 @@ class Store:
         except PenstockError:
             raise
         except Exception as error:  # a file system of another machine raises what its libraries raise
-            if missing is not None and isinstance(error, NotAsWritten):
-                raise SnapshotDamaged(f"{self._path(name)} {error}{missing}") from error
             if missing is not None and isinstance(error, FileNotFoundError):
-                raise SnapshotDamaged(f"{self._path(name)} is missing{missing}") from error
+                raise SnapshotDamaged(f"{self._path(name)} {_not_there(error)}{missing}") from error
             raise store_error(f"cannot {what} {self._path(name)}", error) from error
 
 
@@ -672,6 +668,11 @@ def _opened_before(text: str, job: str, durable: bool) -> Store:
 def _pieces_of(file: IO[bytes]) -> Iterator[bytes]:
     while piece := file.read(PIECE_BYTES):
         yield piece
+
+
+def _not_there(error: FileNotFoundError) -> str:
+    """Says what is there in place of a file."""
+    return str(error) if isinstance(error, NotAsWritten) else "is missing"
 
 
 def _is_ours(name: str) -> bool:

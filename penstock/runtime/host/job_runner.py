@@ -429,7 +429,7 @@ class JobRunner:
         for lock in self._opening.locks:
             self._anyway(lock.close)
         if self.options.store is not None and end.state == "FAILED":
-            self._in_time("delete what the job has begun to write", self._remove_vain_start)
+            self._anyway(self._remove_vain_start)
             self._in_time(
                 "release its lock", self.options.store.release
             )  # in the other states `_remove_epochs` does it
@@ -819,13 +819,13 @@ class JobRunner:
             end, store = self._end, self.options.store
             if store is None or not self._opening.locks_store or self._removed or end is None or end.state == "FAILED":
                 return
-            self._in_time("delete the job's epochs", lambda: self._destroy_epochs(store, end.state))
+            self._in_time("note that the job has ended", lambda: self._note_the_end(end.state))
+            if self._keeper is not None:
+                self._keeper.wait(_KEEPER_END_S)  # it may still be writing
+            self._in_time("delete the job's epochs", lambda: self._destroy_epochs(store))
             self._removed = True
 
-    def _destroy_epochs(self, store: Store, state: str) -> None:
-        self._note_the_end(state)
-        if self._keeper is not None:
-            self._keeper.wait(_KEEPER_END_S)  # it may still be writing
+    def _destroy_epochs(self, store: Store) -> None:
         try:
             store.destroy()
             store.release()
@@ -840,8 +840,12 @@ class JobRunner:
             return
         if self._keeper is not None:
             self._keeper.wait(_KEEPER_END_S)  # it may still be writing
-        if not store.epochs():
-            store.destroy()
+
+        def destroy() -> None:
+            if not store.epochs():
+                store.destroy()
+
+        self._in_time("delete what the job has begun to write", destroy)
 
     def _note(self, standing_request: Note) -> None:
         """Notes a driver's request where a JobMaster that Ray starts again finds it, because the driver may have gone

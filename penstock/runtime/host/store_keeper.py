@@ -104,7 +104,7 @@ class StoreKeeper:
         self._failed = failed
         self._wall = wall
         self._kept: list[Manifest] = []  # the last manifests that were written or continued from, the newest last
-        self._sizes: dict[int, int] = {}  # of the manifests of these epochs, as far as they are known
+        self._sizes: dict[int, int] = {}  # of the manifests of these epochs, since the last check
         self._lost: dict[str, str] = {}  # blobs that the kept epochs need, and why they cannot be read
         self._spoiled: dict[str, str] = {}  # those of them that are there, but not as they were written
         self._collected_lost = False
@@ -218,7 +218,6 @@ class StoreKeeper:
         """Notes that a manifest is written."""
         self.last, self.origin = manifest, None
         self._kept = [*self._kept, _as_written(manifest)][-_EPOCHS_KEPT:]
-        self._sizes = {kept.epoch: self._sizes[kept.epoch] for kept in self._kept if kept.epoch in self._sizes}
 
     def check(self, manifest: Manifest) -> None:
         """Raises SnapshotDamaged when a manifest refers to something lost."""
@@ -277,9 +276,9 @@ class StoreKeeper:
         can be mended. Raises StoreError when the store does not answer."""
         there = self.store.sizes()
         needed = {blob.name: blob for manifest in self._kept for blob in manifest.blobs()}
+        self._sizes = {kept.epoch: self._sizes.get(kept.epoch) or len(encode(kept)) for kept in self._kept}
         for manifest in self._kept:
-            size = self._sizes.get(manifest.epoch) or self._sizes.setdefault(manifest.epoch, len(encode(manifest)))
-            if any(there.get(name) != size for name in manifest_files(manifest.epoch)):
+            if any(there.get(name) != self._sizes[manifest.epoch] for name in manifest_files(manifest.epoch)):
                 self._found(self.store.mend_manifest(manifest))
         self._spoiled = {name: why for name, why in self._spoiled.items() if name in needed}
         lost = dict(self._spoiled)
@@ -435,7 +434,6 @@ class StoreKeeper:
         collected = [self.store.get(blob) for blob in manifest.collected]
         self.last, self.origin = manifest, origin
         self._kept = [_as_written(manifest)] if origin is None else []
-        self._sizes = {}
         self._lost, self._spoiled, self._collected_lost, self._examining = {}, {}, False, None
         self.program = manifest.program
         self.collected_blobs = list(manifest.collected)

@@ -264,8 +264,9 @@ def _noting(load: Callable[[Any], None]) -> Callable[[Any], None]:
     return noting
 
 
-# The unpickler in Python is slow, and can be watched, which the one in C cannot.
 class _Explaining(pickle._Unpickler):
+    """The unpickler that is written in Python. It is slow, and can be watched, which the one in C cannot."""
+
     stack: list[Any]
     problem: str | None = None
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {

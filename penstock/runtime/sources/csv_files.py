@@ -32,6 +32,7 @@ from penstock.runtime.sources.base import ColumnReader, Source, SourceContext, S
 from penstock.runtime.sources.files import LINE_BYTES, TEXT_RATIO
 from penstock.runtime.sources.marks import (
     Beginning,
+    Content,
     FileMark,
     Recorded,
     RowPosition,
@@ -584,17 +585,15 @@ def _is_packed(path: str) -> bool:
     return path.lower().endswith(".gz")
 
 
-class _WholeLineEnds:
-    """Content in UTF-8, as an object to read from, of which no piece but the last one ends with a carriage return.
+class _WholeLineEnds(Content):
+    """Content in UTF-8 of which no piece but the last one ends with a carriage return.
 
     pyarrow's reader drops a line feed at the beginning of a piece when the piece before ended with a carriage return,
     even where both belong to a value in quotes.
     """
 
-    closed = False
-
     def __init__(self, content: Any) -> None:
-        self._content = content
+        super().__init__(content)
         self._kept = b""
 
     def read(self, size: int) -> bytes:
@@ -611,15 +610,6 @@ class _WholeLineEnds:
             data += more
         self._kept = b""
         return data
-
-    def readable(self) -> bool:
-        """Says that one can read from it."""
-        return True
-
-    def close(self) -> None:
-        """Closes the content."""
-        self.closed = True
-        self._content.close()
 
 
 def _content(path: str, place: str) -> Any:

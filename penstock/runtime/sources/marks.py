@@ -77,16 +77,31 @@ class RowPosition(int):
         return made
 
 
-class Recorded:
-    """A file's content, as an object to read from, that keeps the digest of what has been read. One thread may read
-    while another one asks."""
+class Content:
+    """A file's content, as an object that pyarrow can read from. Subclasses have `read`."""
 
     closed = False
 
     def __init__(self, content: BinaryIO) -> None:
+        self._content = content
+
+    def readable(self) -> bool:
+        """Says that one can read from it."""
+        return True
+
+    def close(self) -> None:
+        """Closes the content."""
+        self.closed = True
+        self._content.close()
+
+
+class Recorded(Content):
+    """A file's content that keeps the digest of what has been read. One thread may read while another one asks."""
+
+    def __init__(self, content: BinaryIO) -> None:
+        super().__init__(content)
         self.ended = False
         self.size = 0
-        self._content = content
         self._digest = hashlib.blake2b(digest_size=16)
         self._lock = threading.Lock()
 
@@ -98,15 +113,6 @@ class Recorded:
             self.size += len(data)
             self.ended = self.ended or size < 0 or not data
         return data
-
-    def readable(self) -> bool:
-        """Says that one can read from it."""
-        return True
-
-    def close(self) -> None:
-        """Closes the content."""
-        self.closed = True
-        self._content.close()
 
     def beginning(self) -> Beginning:
         """Describes what has been read."""
