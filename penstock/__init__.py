@@ -41,7 +41,7 @@ from penstock.runtime.expressions import (
     when,
 )
 from penstock.runtime.lazy_names import lazy_names
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import BroadcastProcess, CoProcess, Process, ProcessContext
 from penstock.runtime.program.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.records.userfunc import DeadLetter
 
@@ -58,7 +58,9 @@ min = expressions.min_
 sum = expressions.sum_
 
 __all__ = [
+    "BroadcastProcess",
     "ClusterGone",
+    "CoProcess",
     "CodecError",
     "DeadLetter",
     "EvaluationError",

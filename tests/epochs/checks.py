@@ -27,10 +27,12 @@ from penstock.runtime.event_time.watermark import IDLE, Watermark
 from penstock.runtime.exchange.channel import LINKS_MAX
 from penstock.runtime.exchange.message import END, WATERMARK
 from penstock.runtime.exchange.output_cache import OnDisk
+from penstock.runtime.operators.connected import _BroadcastStage
+from penstock.runtime.operators.processing import ProcessStage
 from penstock.runtime.operators.windowing import _Windowing
 from penstock.runtime.program.plan import Plan, TaskId
 from penstock.runtime.records.key_groups import key_groups
-from penstock.runtime.state.keyed import SavedState
+from penstock.runtime.state.keyed import NESTED, SHARED, SavedState
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task import Snapshot, Task
@@ -215,7 +217,9 @@ class Checks:
         chain = [] if event.whole or event.finished else master._chains.get(event.task, [])
         if chain is not None:
             found = decoded(self._decode(event.task, [*chain, event.blob]))
-            wanted = {} if event.finished else pickle.loads(expected)
+            wanted = pickle.loads(expected)
+            if event.finished:
+                wanted = shared_only(wanted)
             assert found == wanted, f"{event.blob.name} says {found}, not {wanted}"
 
     def _decode(self, task: int, chain: list[Blob]) -> dict[str, SavedState]:
@@ -245,11 +249,12 @@ class Checks:
                 remade = process.loop.wiring.tasks[task.number]
                 again = {number for number, epoch in self._made_at.items() if epoch == command.epoch}
                 self._must_learn(remade, set(self._marks[entry.blobs[-1].name]), again)
+            self._share(process.loop.wiring.tasks[task.number], command)
             found = in_memory(process.loop.wiring.tasks[task.number])
             if command.changed and command.entries:
                 expected = self._dealt(task, list(command.entries.values()))
             elif entry is not None and entry.finished:
-                continue  # it continues from nothing but its end
+                continue  # it continues from nothing but its end, and from what it keeps for others
             else:
                 expected = {} if entry is None else pickle.loads(self._memory[entry.blobs[-1].name])
             assert _filled(found) == _filled(expected), f"task {task.number} continues from {found}, not {expected}"
@@ -258,6 +263,19 @@ class Checks:
                     continue
                 times = [at for kept in stage._timers.saved.values.values() for at in kept]
                 assert stage.next_timer() == min(times, default=None), f"task {task.number} forgets its timers"
+
+    def _share(self, task: Task, command: protocol.BuildTasks) -> None:
+        """Each task knows what the first task has saved for all."""
+        for stage in task.stages:
+            if not isinstance(stage, _BroadcastStage) or not command.entries:
+                continue
+            name = stage.context.operator.name
+            savers = [entry for entry in command.entries.values() if name in entry.operators and entry.index == 0]
+            if not savers:
+                continue
+            saved = pickle.loads(self._memory[savers[0].blobs[-1].name]).get(name, {})
+            shared = stage.user.broadcast
+            assert shared._values == saved.get(shared.title, {}), f"{task.name} does not know what all tasks know"
 
     def _must_learn(self, task: Task, channels: set[int], remade: set[int]) -> None:
         """A task that was made again is told the last watermark of these channels again, before anything else. Not by
@@ -306,11 +324,18 @@ class Checks:
                 if groups is None or operator.name not in entry.operators or entry.finished:
                     continue  # of what has ended the results are out
                 for title, kept in pickle.loads(self._memory[entry.blobs[-1].name]).get(operator.name, {}).items():
-                    of_keys = array("H", key_groups(list(kept), plan.key_groups))
+                    if title.startswith(SHARED):
+                        continue
+                    keys = [key for key, _ in kept] if title.startswith(NESTED) else list(kept)
+                    of_keys = array("H", key_groups(keys, plan.key_groups))
                     mine = {key: kept[key] for key, group in zip(kept, of_keys, strict=True) if group in groups}
                     there = states.setdefault(operator.name, {}).setdefault(title, {})
                     assert not there.keys() & mine.keys(), "two tasks had the same key"
                     there.update(mine)
+            for entry in entries if operator.shares and task.index == 0 else ():
+                if operator.name in entry.operators and entry.index == 0:
+                    memory = shared_only(pickle.loads(self._memory[entry.blobs[-1].name]))
+                    states.setdefault(operator.name, {}).update(memory.get(operator.name, {}))
         return states
 
     def others_stay(self, process: Process, command: protocol.Command, before: dict[int, Task]) -> None:
@@ -488,9 +513,35 @@ def in_memory(task: Task) -> States:
             states[stage.context.operator.name] = {"windows": windows}
         elif hasattr(stage, "_map"):
             maps = states[stage.context.operator.name] = {"state": stage._map.values}
-            if hasattr(stage, "_timers"):
+            if isinstance(stage, ProcessStage):
                 maps["timers"] = stage._timers.saved.values
+                maps.update(_of_process(stage))
     return states
+
+
+def _of_process(stage: ProcessStage) -> dict[str, dict[Any, Any]]:
+    """What a process stage saves beside its state and its timers."""
+    maps: dict[str, dict[Any, Any]] = {}
+    if stage._on_event_timer is not None:
+        maps["event timers"] = stage._event_timers.saved.values
+    named = stage.user.named
+    maps.update(named._saved)
+    for kept, _ in named._states.values():
+        for each in (kept.entries, kept.deadlines):
+            maps[each.title] = {
+                (key, part): value for key, parts in each.values.items() for part, value in parts.items()
+            }
+    if isinstance(stage, _BroadcastStage) and stage._saves:
+        maps[stage.user.broadcast.title] = stage.user.broadcast._values
+    return maps
+
+
+def shared_only(states: States) -> States:
+    """What a task still saves when it has ended: what its first task keeps for others."""
+    kept = {
+        name: {title: each for title, each in maps.items() if title.startswith(SHARED)} for name, maps in states.items()
+    }
+    return {name: maps for name, maps in kept.items() if maps}
 
 
 def decoded(states: dict[str, SavedState]) -> States:
@@ -535,7 +586,8 @@ def reference(cluster: EpochCluster) -> tuple[dict[str, list[Any]], States]:
     for task in wiring.tasks.values():
         own = in_memory(task)
         for stage in task.stages:
-            if isinstance(getattr(stage, "_process", None), Tallies):
+            # The order in which records of two inputs come is not determined, nor is what depends on it.
+            if isinstance(getattr(stage, "_process", None), Tallies) or stage.context.operator.inputs > 1:
                 own.pop(stage.context.operator.name)
         merge(states, own)
     return outside.uncommitted(), states

@@ -184,7 +184,7 @@ def test_the_same_tasks_are_known_and_read_as_they_were() -> None:
     assert same_tasks(plan, entries)
     assert not same_tasks(flow_of(2, 4, 3).plan(), entries)
     for task in plan.tasks:
-        states, finished, whole, splits = read_same(plan, task, entries[task.number], get)
+        states, finished, whole, splits = read_same(plan, task, entries, get)
         assert not finished
         assert not whole
         assert (splits is not None) == ("read" in states)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.runtime.event_time.windows import Sliding, Tumbling
-from penstock.runtime.operators.process import ProcessContext
+from penstock.runtime.operators.process import BroadcastProcess, CoProcess, ProcessContext
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.collect import Collect
 from tests.runtime.sim import Trickle
@@ -86,6 +86,10 @@ def random_flow(seed: int) -> RandomFlow:
     windows = random.Random(f"windows {seed}")  # of its own: the rest of a seed's flow stays as it was
     if windows.random() < 0.5:
         windows.choice(_WINDOWS)(made, windows.choice(made.places), windows, seed)
+    inputs = random.Random(f"inputs {seed}")
+    if inputs.random() < 0.5:
+        place, other = inputs.choice(made.places), inputs.choice(made.places)
+        inputs.choice(_TWO_INPUTS)(made, place, other, inputs)
     return made
 
 
@@ -363,6 +367,64 @@ def _ordered(made: RandomFlow, place: Place, rng: random.Random, seed: int) -> N
 
 
 _WINDOWS: tuple[Callable[[RandomFlow, Place, random.Random, int], None], ...] = (_disordered, _dropped, _ordered)
+
+
+# --- two inputs ----------------------------------------------------------------------------------------------------
+
+
+class Pairs(CoProcess):
+    """Each record of one input with each of the other that has the same key."""
+
+    def process1(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
+        ctx.list_state("first").append(record)
+        return [(record, other) for other in ctx.list_state("second")]
+
+    def process2(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
+        ctx.list_state("second").append(record)
+        return [(other, record) for other in ctx.list_state("first")]
+
+
+def _pairs(made: RandomFlow, a: Place, b: Place, rng: random.Random) -> None:
+    """All pairs of two inputs, or of a stream with itself."""
+    salt, keys = rng.randrange(100), rng.choice((3, 50))
+    key = lambda record: mix(record, salt) % keys
+    expected = [(x, y) for x in a.records for y in b.records if key(x) == key(y)]
+    if len(expected) > RECORDS_MAX:
+        return
+    out = a.stream.key_by(key).connect(b.stream.key_by(key)).process(Pairs(), parallelism=rng.randrange(1, 4))
+    _write(made, Place(out, expected), rng)
+
+
+class Told(BroadcastProcess):
+    """Notes all that it is told; each task says at the end what it knows. Keyed records are counted."""
+
+    def process(self, ctx: ProcessContext, key: Any, record: Any) -> list[Any]:
+        count = ctx.value_state("count")
+        count.set(count.get(0) + 1)
+        assert sum(ctx.broadcast.values()) <= RECORDS_MAX
+        return [("counted", key, count.get())]
+
+    def process_broadcast(self, ctx: ProcessContext, record: Any) -> None:
+        part = mix(record, 0) % 7
+        ctx.broadcast[part] = ctx.broadcast.get(part, 0) + 1
+
+    def finish(self, ctx: ProcessContext) -> list[Any]:
+        return [("told", tuple(sorted(ctx.broadcast.items())))]
+
+
+def _told(made: RandomFlow, a: Place, b: Place, rng: random.Random) -> None:
+    """A map that all tasks have alike."""
+    salt, keys, parallelism = rng.randrange(100), rng.choice((3, 50)), rng.randrange(1, 4)
+    key = lambda record: mix(record, salt) % keys
+    out = a.stream.key_by(key).connect(b.stream.broadcast()).process(Told(), parallelism=parallelism)
+    counts = Counter(map(key, a.records))
+    told = Counter(mix(record, 0) % 7 for record in b.records)
+    expected = [("counted", k, i + 1) for k, n in counts.items() for i in range(n)]
+    expected += [("told", tuple(sorted(told.items())))] * parallelism
+    _write(made, Place(out, expected), rng)
+
+
+_TWO_INPUTS: tuple[Callable[[RandomFlow, Place, Place, random.Random], None], ...] = (_pairs, _told)
 
 
 def _write(made: RandomFlow, place: Place, rng: random.Random) -> None:

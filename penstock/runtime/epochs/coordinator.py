@@ -36,7 +36,7 @@ from typing import Literal
 
 from penstock.runtime.backoff import Backoff
 from penstock.runtime.epochs.manifest import Blob, Manifest, TaskEntry
-from penstock.runtime.epochs.restore import same_tasks
+from penstock.runtime.epochs.restore import same_tasks, savers_of
 from penstock.runtime.epochs.store import Store
 from penstock.runtime.lifecycle import Machine, State, Table
 from penstock.runtime.program.plan import Plan
@@ -825,7 +825,8 @@ class Coordinator:
             self._generations[task] = self.generation
         entries = self._entries
         if not self._changed:
-            entries = {task: entries[task] for task in self._going_back if task in entries}
+            needed = {number for task in self._going_back for number in savers_of(self.plan, self.plan.by_number[task])}
+            entries = {task: entries[task] for task in sorted(needed) if task in entries}
         return [
             BuildTasks(
                 self._going_back,

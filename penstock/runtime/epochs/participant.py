@@ -176,7 +176,7 @@ class Participant:
                         "that are new need defaults, and members of an Enum that are in the state must still be there"
                     ) from error
             else:
-                saved[task.number] = read_same(plan, task, command.entries[task.number], store.pieces)
+                saved[task.number] = read_same(plan, task, command.entries, store.pieces)
         return saved
 
     def on_snapshot(self, snapshot: Snapshot) -> None:

@@ -26,13 +26,26 @@ from penstock.runtime.worker.run_loop import Saved
 Get = Callable[[Blob], Bytes]
 
 
-def read_same(plan: Plan, task: TaskId, entry: TaskEntry, get: Get) -> Saved:
-    """Reads what a task has saved that is still the same task."""
+def read_same(plan: Plan, task: TaskId, entries: Mapping[int, TaskEntry], get: Get) -> Saved:
+    """Reads what a task has saved that is still the same task. `entries` are by task number, and contain those of
+    `savers_of`."""
+    entry = entries[task.number]
     merged = Merged(plan.key_groups)
     merged.add_task((get(blob) for blob in entry.blobs), None)
+    sharing = {operator.name for operator in plan.chains[task.chain].operators if operator.shares}
+    if sharing and task.index:
+        merged.add_shared((get(blob) for blob in entries[plan.task(task.chain, 0).number].blobs), sharing)
     source = plan.chains[task.chain].source
     splits = None if source is None else [split for own in merged.operators[source.name].own for split in own]
     return merged.operators, entry.finished, False, splits
+
+
+def savers_of(plan: Plan, task: TaskId) -> set[int]:
+    """Returns the numbers of the tasks whose entries `read_same` needs for a task. The first task of a chain saves what
+    all tasks share."""
+    if any(operator.shares for operator in plan.chains[task.chain].operators):
+        return {task.number, plan.task(task.chain, 0).number}
+    return {task.number}
 
 
 def read_changed(
@@ -147,6 +160,10 @@ def _keyed(
         # A task that had ended has emitted its last results, and no other task may emit them again.
         if not entry.finished and (other_program or entry.groups is None or not groups.isdisjoint(entry.groups)):
             merged.add_task((get(blob) for blob in entry.blobs), groups, operators={operator.name})
+    if operator.shares:
+        for entry in savers:
+            if entry.index == 0:
+                merged.add_shared((get(blob) for blob in entry.blobs), {operator.name})
     state = merged.operators.get(operator.name, SavedState())
     if other_program:
         for entries in state.maps.values():

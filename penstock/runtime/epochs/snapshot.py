@@ -45,6 +45,8 @@ from penstock.runtime.records.pickling import dumps, loads
 from penstock.runtime.records.userfunc import describe
 from penstock.runtime.state.aggregate import merge_of
 from penstock.runtime.state.keyed import (
+    NESTED,
+    SHARED,
     Counters,
     Delta,
     KeyedDelta,
@@ -303,8 +305,9 @@ class Merged:
         self, snapshots: Iterable[Bytes], groups: Container[int] | None, operators: Container[str] | None = None
     ) -> None:
         """Adds the state of one task from its snapshots, the oldest (a base) first, for these key groups and operators
-        (None: all). The snapshots are read one by one, so they need not all be in memory."""
-        chain = Chain(self.key_groups, operators, complete=True)
+        (None: all). The snapshots are read one by one, so they need not all be in memory. Maps that tasks share are
+        left out, because they belong to no key group."""
+        chain = Chain(self.key_groups, operators, complete=True, shared=groups is None)
         for snapshot in snapshots:
             chain.add(snapshot)
         for name, state in chain.states().items():
@@ -314,13 +317,23 @@ class Merged:
                     merged.maps[title] = entries
                     continue
                 known = merged.maps.setdefault(title, {})
-                for wanted in [entries] if groups is None else _those_of(groups, self.key_groups, entries):
+                nested = title.startswith(NESTED)
+                for wanted in [entries] if groups is None else _those_of(groups, self.key_groups, entries, nested):
                     if not known.keys().isdisjoint(wanted):
                         key = next(key for key in wanted if key in known)
                         raise _now_equal(name, shorten(key))
                     known.update(wanted)
             merged.own += state.own
             merged.counters = tuple(a + b for a, b in zip(merged.counters, state.counters, strict=True))  # type: ignore[assignment]
+
+    def add_shared(self, snapshots: Iterable[Bytes], operators: Container[str]) -> None:
+        """Adds what the first task of these operators has saved for all of their tasks."""
+        chain = Chain(self.key_groups, operators, complete=True, shared=True, keyed=False)
+        for snapshot in snapshots:
+            chain.add(snapshot)
+        for name, state in chain.states().items():
+            if name in operators:
+                self.operators.setdefault(name, SavedState()).maps.update(state.maps)
 
 
 def _now_equal(operator: str, key: str) -> FlowError:
@@ -358,6 +371,8 @@ class Chain:
     key_groups: int
     wanted: Container[str] | None = None  # operators; None: all
     complete: bool = False
+    shared: bool = True  # whether it takes maps that tasks share
+    keyed: bool = True  # whether it takes other maps
     operators: dict[str, SavedState] = field(default_factory=dict)
     count: int = 0  # the number of snapshots so far
     # By operator and name of the map: the number of the snapshot that has the whole map.
@@ -384,6 +399,9 @@ class Chain:
             state.counters = operator.counters
             state.own = [loads(reading.take(operator.own))] if operator.own else []
             for kept in operator.maps:
+                if not (self.shared if kept.name.startswith(SHARED) else self.keyed):
+                    reading.skip(_size(kept))
+                    continue
                 if header.key_groups != self.key_groups:
                     raise StoreError(
                         f"the state was saved with key_groups={header.key_groups}, and the flow has "
@@ -533,23 +551,27 @@ def _lists(chunk: _Chunk, reading: _Reading) -> list[list[Any]]:
 
 
 def _of_groups(groups: Container[int], key_groups: int, keys: list[Any], *columns: list[Any]) -> list[list[Any]]:
-    """Returns those of the keys that belong to these key groups, with the values beside them in the columns."""
-    found: list[list[Any]] = [[] for _ in range(1 + len(columns))]
+    """Returns the values in the columns that belong to keys of these key groups."""
+    found: list[list[Any]] = [[] for _ in columns]
     if not keys:
         return found
     for group, share in enumerate(partition(keys, columns, _each_group(key_groups), key_groups)):
         if group in groups:
-            for column, part in zip(found, share, strict=True):
+            for column, part in zip(found, share[1:], strict=True):
                 column.extend(part)
     return found
 
 
-def _those_of(groups: Container[int], key_groups: int, entries: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Yields these entries a few at a time, so that little of them is in memory twice."""
+def _those_of(
+    groups: Container[int], key_groups: int, entries: dict[Any, Any], nested: bool = False
+) -> Iterator[dict[Any, Any]]:
+    """Yields those of the entries that belong to these key groups, a few at a time, so that little of them is in memory
+    twice. `nested`: the key of an entry is a pair of a key and a part."""
     items = iter(entries.items())
     while some := dict(islice(items, _SOME)):
-        keys, values = _of_groups(groups, key_groups, list(some), list(some.values()))
-        yield dict(zip(keys, values, strict=True))
+        places = list(some)
+        keys = [key for key, _ in places] if nested else places
+        yield dict(zip(*_of_groups(groups, key_groups, keys, places, list(some.values())), strict=True))
 
 
 def compact(snapshots: Sequence[Buffer | Callable[[], Iterator[Buffer]]], key_groups: int) -> Iterator[Buffer]:

@@ -176,6 +176,7 @@ class InChannel:
     def __init__(self, number: int, credit_window: int = CREDIT_WINDOW_BYTES, generation: int = 0) -> None:
         self.number = number
         self.generation = generation
+        self.port = 0  # the input of the task's first operator that its records are for
         self.ended = False
         self._credit_window = credit_window
         self._owed = 0

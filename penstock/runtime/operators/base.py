@@ -46,6 +46,7 @@ class StageContext:
         self.wall = wall  # the clock for timers
         self.epochs = epochs  # whether the job saves state
         self.time_grain = 1  # in ms; watermarks are multiples of it
+        self.event_time = False  # whether watermarks come
         self.index = index
         self.parallelism = parallelism
         self.sink_context = sink_context
@@ -59,6 +60,7 @@ class Stage:
     expands = False
     timed = False  # whether it may have timers
     event_time = False  # whether it makes watermarks or waits for them
+    port = 0  # the input that the next records come by, of an operator with several inputs
 
     def __init__(self, context: StageContext) -> None:
         self.context = context
@@ -170,7 +172,9 @@ class Operator(ABC):
     fail."""
 
     kind: str
-    keyed = False  # whether it takes KeyedBatch
+    keyed = False  # whether it takes KeyedBatch, at each input to which records are grouped by key
+    inputs = 1  # the number of its inputs, or ports; an operator with several begins a chain
+    shares = False  # whether its tasks have maps in common, which the first of them saves
     is_sink = False
     one_to_one = False  # whether it emits one record for each that it receives and that does not fail
     why_not_in_spark: str | None = "it has no batch form"  # why it cannot run in Spark; None: it can

@@ -1,8 +1,12 @@
 """Keyed state for users' own functions: `keyed_stream.process(fn)`.
 
 `fn(ctx, key, record)` returns None or an iterable of outputs, and may call `ctx.emit`, `ctx.output`, `ctx.get`,
-`ctx.set` and `ctx.clear`. Each key has its own state, and only the task that owns the key sees it. A subclass of
-`Process` may also have open, on_timer, finish and close.
+`ctx.set` and `ctx.clear`, and ask for further states by their names (runtime/state/named.py). Each key has its own
+state, and only the task that owns the key sees it. A subclass of `Process` may also have open, on_timer,
+on_event_timer, finish and close. `CoProcess` and `BroadcastProcess` take two inputs (`a.connect(b).process(...)`).
+
+There are two kinds of timers. A *timer* is due by the clock, and an *event timer* is due when the watermark has reached
+its time, so that no record of an earlier time comes after it, unless the record is late.
 
 Each epoch saves state and timers, and they come back after a failure. So the state must be picklable, and what an
 object keeps outside `ctx` is lost with its process. A function must never see the state of another key.
@@ -19,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from penstock.runtime.errors import PenstockError
 from penstock.runtime.event_time.watermark import TIME_MAX, as_ms, other_unit
+from penstock.runtime.state.broadcast import BroadcastState
+from penstock.runtime.state.named import ListState, MapState, NamedStates, ValueState
 from penstock.runtime.state.timers import Timers
 from penstock.runtime.units import seconds
 
@@ -43,7 +49,9 @@ class ProcessContext:
     """What a process function may use while it has a record. The function must never keep the context, or its key, for
     later calls."""
 
-    def __init__(self, operator: str, index: int, parallelism: int, side: dict[str, list[Any]]) -> None:
+    def __init__(
+        self, operator: str, index: int, parallelism: int, side: dict[str, list[Any]], tracked: bool = False
+    ) -> None:
         self.operator = operator
         self.index = index
         self.parallelism = parallelism
@@ -54,7 +62,38 @@ class ProcessContext:
         self.emitted: list[Any] = []
         self.clock: Callable[[], float] = time.time  # the job's clock, in seconds since 1970
         self.timers: Timers | None = None  # None: the operator has no on_timer
+        self.event_timers: Timers | None = None  # None: the operator has no on_event_timer
+        self.mark: int | None = None  # the greatest watermark so far
+        self.broadcast = BroadcastState(operator)
+        self.named = NamedStates(operator, tracked, lambda: self.key, self._seconds)
         self._side = side
+
+    def _seconds(self) -> float:
+        return self.clock()
+
+    def watermark(self) -> int | None:
+        """The watermark, in milliseconds since 1970: records of earlier times are late. None: none has come so far, for
+        example because no .watermark(...) is upstream. When all input has ended, it is later than any time. Watermarks
+        are multiples of 100 ms here, unless the operator has event timers."""
+        return self.mark
+
+    def value_state(self, name: str, *, ttl_s: float | timedelta | None = None) -> ValueState:
+        """A further value of the current key: `.get(default)`, `.set(value)`, `.clear()`. With `ttl_s` it is removed
+        this long after it was set last."""
+        state: ValueState = self.named.get("value", name, ttl_s)
+        return state
+
+    def list_state(self, name: str, *, ttl_s: float | timedelta | None = None) -> ListState:
+        """A list of the current key: `.append(*values)`, `.get()`, `.set(values)`, `.clear()`, len() and iteration. An
+        epoch saves only what was added. With `ttl_s` each value is removed this long after it was added."""
+        state: ListState = self.named.get("list", name, ttl_s)
+        return state
+
+    def map_state(self, name: str, *, ttl_s: float | timedelta | None = None) -> MapState:
+        """A map of the current key, to be used like a dict. An epoch saves only the entries that have changed. With
+        `ttl_s` each entry is removed this long after it was set last."""
+        state: MapState = self.named.get("map", name, ttl_s)
+        return state
 
     def now_ms(self) -> int:
         """The current time of the job's clock, in milliseconds since 1970. The clock advances while no records
@@ -120,6 +159,26 @@ class ProcessContext:
         if self.timers is not None:
             self.timers.cancel(self.key, None if at_ms is None else self._time_ms("cancel_timer", at_ms) / 1000)
 
+    def set_event_timer(self, at_ms: int | datetime) -> int:
+        """Set an event timer for the current key: `on_event_timer` is called when the watermark has reached `at_ms`, in
+        milliseconds since 1970 or a datetime with a time zone. A timer whose time has passed is called as soon as
+        possible. Returns its time in milliseconds. Setting the same time again changes nothing."""
+        if self.event_timers is None:
+            raise PenstockError(
+                f"operator {self.operator!r}: set_event_timer was called, and there is nothing to call when the timer "
+                "is due; give process(fn, on_event_timer=...), or the class of the Process a method on_event_timer("
+                "self, ctx, key, at_ms)"
+            )
+        at = self._time_ms("set_event_timer", at_ms)
+        self.event_timers.set(self.key, at)
+        return at
+
+    def cancel_event_timer(self, at_ms: int | datetime | None = None) -> None:
+        """Remove the current key's event timer of this time, or without a time all of its event timers."""
+        if self.event_timers is not None:
+            at = None if at_ms is None else self._time_ms("cancel_event_timer", at_ms)
+            self.event_timers.cancel(self.key, at)
+
     def _time_ms(self, what: str, time: int | datetime) -> int:
         try:
             return as_ms(time)
@@ -173,9 +232,42 @@ class Process:
         dropped."""
         return None
 
+    def on_event_timer(self, ctx: ProcessContext, key: Any, at_ms: int) -> Iterable[Any] | None:
+        """Called when the watermark has reached the time of an event timer of the key. When the input ends, all
+        remaining event timers fire, in the order of their times, before the other timers. Timers that are set then are
+        dropped."""
+        return None
+
     def finish(self, ctx: ProcessContext) -> Iterable[Any] | None:
         """Called when all input has ended and the last timers have fired; may emit."""
         return None
 
     def close(self) -> None:
         """Called once at the end, also after an error."""
+
+
+class CoProcess(Process):
+    """Base class of process operators with two keyed inputs: `a.connect(b).process(MyCoProcess())`. Records of both
+    inputs with equal keys see the same state."""
+
+    def process1(self, ctx: ProcessContext, key: Any, record: Any) -> Iterable[Any] | None:
+        """Called for every record of the first input, the stream whose `connect` was called."""
+        raise NotImplementedError
+
+    def process2(self, ctx: ProcessContext, key: Any, record: Any) -> Iterable[Any] | None:
+        """Called for every record of the second input, the stream that was given to `connect`."""
+        raise NotImplementedError
+
+
+class BroadcastProcess(Process):
+    """Base class of process operators with a keyed input, for which `process` is called, and one that goes to all
+    tasks: `a.connect(rules.broadcast()).process(MyProcess())`.
+
+    `ctx.broadcast` is a map that all tasks have alike. Only `process_broadcast` may change it, and what it does must
+    depend on nothing but its record and this map; so all tasks do the same. Records of several sender tasks may come in
+    another order to each task: where order matters, let the second stream have parallelism 1. Values must be replaced
+    and not changed in place. The first task saves the map for all."""
+
+    def process_broadcast(self, ctx: ProcessContext, record: Any) -> Iterable[Any] | None:
+        """Called in every task for every record of the second input. There is no current key."""
+        raise NotImplementedError

@@ -11,9 +11,10 @@ from operator import length_hint
 from typing import Any
 
 from penstock.runtime.errors import FlowError
+from penstock.runtime.event_time.watermark import IDLE
 from penstock.runtime.mistakes import called
 from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Stage, StageContext
-from penstock.runtime.operators.process import Process, ProcessContext
+from penstock.runtime.operators.process import BroadcastProcess, CoProcess, Process, ProcessContext
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.records.key_groups import of_key
 from penstock.runtime.records.pickling import copied
@@ -24,10 +25,13 @@ from penstock.runtime.records.userfunc import (
     of_no_list,
     user_line,
 )
-from penstock.runtime.state.keyed import KeyedMap, SavedState, StageState
+from penstock.runtime.state.keyed import Delta, KeyedMap, SavedState, StageState
 from penstock.runtime.state.timers import Timers
 
 _NO_LISTS = frozenset((str, bytes, dict))
+
+# Watermarks are multiples of this number of milliseconds where nothing but ctx.watermark() asks for them.
+_GRAIN_MS = 100
 
 
 class Processing(Operator):
@@ -42,58 +46,96 @@ class Processing(Operator):
         process: Process | Callable[..., Any],
         outputs: Iterable[str] = (),
         on_timer: Callable[..., Any] | None = None,
+        on_event_timer: Callable[..., Any] | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
+        self._check(process)
+        for name, callback in (("on_timer", on_timer), ("on_event_timer", on_event_timer)):
+            if callback is None:
+                continue
+            if isinstance(process, Process):
+                raise FlowError(
+                    f"{self.kind} {self.name!r}: a {type(process).__name__} has its own {name} method; do not give "
+                    "another"
+                )
+            check_function(callback, f"{self.kind} {self.name!r}: {name}", ("ctx", "key", "at"), yields=True)
+        if isinstance(outputs, str):
+            raise FlowError(f"{self.kind} {self.name!r}: outputs={outputs!r}; give a tuple of names: ({outputs!r},)")
+        outputs = tuple(outputs)
+        if DEAD_LETTERS in outputs or len(set(outputs)) != len(outputs):
+            raise FlowError(f"{self.kind} {self.name!r}: outputs={outputs}: names must be unique, not {DEAD_LETTERS!r}")
+        self.process = process
+        self.on_timer = _own(process, "on_timer", on_timer)
+        self.on_event_timer = _own(process, "on_event_timer", on_event_timer)
+        self.outputs = (*outputs, *self.outputs)
+        self.time_grain = 1 if self.on_event_timer is not None else _GRAIN_MS
+
+    def _check(self, process: Any) -> None:
+        """Raises FlowError unless this is something that can be called for records."""
         if not isinstance(process, Process):
             if isinstance(process, type) and issubclass(process, Process):
                 raise FlowError(f"process {self.name!r} needs a Process, got {called(process)}")
             check_function(process, f"process {self.name!r}", ("ctx", "key", "record"), yields=True)
-        elif type(process).process is Process.process:
+            return
+        self._check_method(process, Process, "process", "(self, ctx, key, record)")
+        if isinstance(process, CoProcess | BroadcastProcess):
+            base = CoProcess if isinstance(process, CoProcess) else BroadcastProcess
             raise FlowError(
-                f"process {self.name!r}: {type(process).__name__} has no method process(self, ctx, key, record)"
+                f"process {self.name!r}: {type(process).__name__} is a {base.__name__}, which takes two inputs: "
+                "a.connect(b).process(...)"
             )
-        if on_timer is not None:
-            if isinstance(process, Process):
-                raise FlowError(f"process {self.name!r}: a Process has its own on_timer method; do not give another")
-            check_function(on_timer, f"process {self.name!r}: on_timer", ("ctx", "key", "at"), yields=True)
-        if isinstance(outputs, str):
-            raise FlowError(f"process {self.name!r}: outputs={outputs!r}; give a tuple of names: ({outputs!r},)")
-        outputs = tuple(outputs)
-        if DEAD_LETTERS in outputs or len(set(outputs)) != len(outputs):
-            raise FlowError(f"process {self.name!r}: outputs={outputs}: names must be unique, not {DEAD_LETTERS!r}")
-        self.process = process
-        self.on_timer = on_timer
-        self.outputs = (*outputs, *self.outputs)
+
+    def _check_method(self, process: Process, base: type[Process], method: str, takes: str) -> None:
+        if getattr(type(process), method) is getattr(base, method):
+            raise FlowError(f"{self.kind} {self.name!r}: {type(process).__name__} has no method {method}{takes}")
+
+    def functions(self, process: Any) -> tuple[Callable[..., Any], ...]:
+        """Returns for each input the function to call for its records. `process` is the task's own copy."""
+        return (process.process if isinstance(process, Process) else process,)
 
     def stage(self, context: StageContext) -> Stage:
-        return _Processing(context, self.process, self.on_timer)
+        return ProcessStage(context, self)
 
 
-class _Processing(Stage):
+def _own(process: Any, name: str, given: Callable[..., Any] | None) -> Callable[..., Any] | str | None:
+    """Returns what to call for timers: a function, the name of a method of the process, or None."""
+    if not isinstance(process, Process):
+        return given
+    return None if getattr(type(process), name) is getattr(Process, name) else name
+
+
+class ProcessStage(Stage):
     """Calls the user's function for one record after the other. Outputs leave in pieces of limited size."""
 
     expands = True
     timed = True
 
-    def __init__(
-        self,
-        context: StageContext,
-        process: Process | Callable[..., Any],
-        on_timer: Callable[..., Any] | None,
-    ) -> None:
+    def __init__(self, context: StageContext, operator: Processing) -> None:
         super().__init__(context)
         # A copy, because the tasks of one worker must not share what the user keeps in it, nor change the flow's own
         # object.
+        process = operator.process
         self._process = copied(process) if isinstance(process, Process) else process
-        self._on_timer = self._process.on_timer if isinstance(self._process, Process) else on_timer
+        self._functions = operator.functions(self._process)
+        self._on_timer = self._callback(operator.on_timer)
+        self._on_event_timer = self._callback(operator.on_event_timer)
         self._timers = Timers(context.epochs)
-        self.user = ProcessContext(context.operator.name, context.index, context.parallelism, context.side)
+        self._event_timers = Timers(context.epochs)
+        self.user = ProcessContext(
+            context.operator.name, context.index, context.parallelism, context.side, context.epochs
+        )
         self.user.clock = context.wall
-        if self._on_timer is not None and getattr(self._on_timer, "__func__", None) is not Process.on_timer:
+        if self._on_timer is not None:
             self.user.timers = self._timers
+        if self._on_event_timer is not None:
+            self.user.event_timers = self._event_timers
         self._map = KeyedMap(self.user.state, context.epochs)
         self._records: Iterator[Any] = iter(())  # of the present batch
+        self.event_time = context.event_time
+
+    def _callback(self, given: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+        return getattr(self._process, given) if isinstance(given, str) else given
 
     @property
     def left(self) -> int:
@@ -105,7 +147,7 @@ class _Processing(Stage):
 
     def expand(self, batch: Batch) -> Iterator[Batch]:
         assert isinstance(batch, KeyedBatch)
-        process = self._process.process if isinstance(self._process, Process) else self._process
+        process = self._functions[self.port]
         user = self.user
         out = user.emitted
         self._records = iter(batch.values)
@@ -116,36 +158,53 @@ class _Processing(Stage):
                 if type(result) is list or type(result) is tuple:
                     out += result
                 elif result is not None:
-                    yield from _taken(result, out)
+                    yield from taken(result, out)
             except BaseException as error:
                 self.errors.handle(record, of_key(key, of_no_list(error)))
             if len(out) >= EXPAND_RECORDS_MAX:
-                yield from _full_pieces(out)
-        self._note(batch.keys)
-        yield from _rest(out)
+                yield from full_pieces(out)
+        self.note(batch.keys)
+        yield from rest(out)
 
     def next_timer(self) -> float | None:
         return self._timers.next()
 
     def fire(self, now: float) -> Iterator[Batch]:
+        return self._call_timers(self._timers, now, self._on_timer, 1000)
+
+    def advance(self, watermark: int | None) -> Iterator[Batch]:
+        user = self.user
+        if watermark is not None and watermark != IDLE and (user.mark is None or watermark > user.mark):
+            user.mark = watermark
+        due = self._event_timers.next()
+        if due is None or user.mark is None or due > user.mark:
+            return iter(())
+        return self._call_timers(self._event_timers, user.mark, self._on_event_timer, 1)
+
+    def _call_timers(
+        self, timers: Timers, now: float, call: Callable[..., Any] | None, a_second: int
+    ) -> Iterator[Batch]:
+        """Yields the outputs of the timers that are due. Times are given to the user in ms."""
         user = self.user
         out = user.emitted
-        for at, key in self._timers.due(now):
-            if not self._timers.take(key, at):
+        for at, key in timers.due(now):
+            if not timers.take(key, at):
                 continue
             user.key = key
-            assert self._on_timer is not None
+            at_ms = round(at * a_second)
+            assert call is not None
             try:
-                result = self._on_timer(user, key, round(at * 1000))
+                result = call(user, key, at_ms)
                 if result is not None:
-                    yield from _taken(result, out)
+                    yield from taken(result, out)
             except BaseException as error:
-                self.errors.handle(("timer", key, round(at * 1000)), of_no_list(error))
-            self._note((key,))
-            yield from _full_pieces(out)
-        yield from _rest(out)
+                self.errors.handle(("timer", key, at_ms), of_no_list(error))
+            self.note((key,))
+            yield from full_pieces(out)
+        yield from rest(out)
 
-    def _note(self, keys: Collection[Any]) -> None:
+    def note(self, keys: Collection[Any]) -> None:
+        """Notes that the state of these keys may have changed."""
         if self.user.cleared:
             self.user.cleared = False
             self._map.removed()
@@ -159,26 +218,44 @@ class _Processing(Stage):
         try:
             result = self._process.finish(self.user)
             if result is not None:
-                yield from _taken(result, out)
+                yield from taken(result, out)
         except BaseException as error:
             raise self.errors.failure("(finishing)", of_no_list(error), user_line(error)) from error
-        yield from _full_pieces(out)
-        yield from _rest(out)
+        yield from full_pieces(out)
+        yield from rest(out)
 
     def wants_whole(self) -> bool:
-        return self._map.wants_whole or self._timers.saved.wants_whole
+        return (
+            self._map.wants_whole
+            or self._timers.saved.wants_whole
+            or self._event_timers.saved.wants_whole
+            or self.user.named.wants_whole
+        )
 
     def snapshot(self, epoch: int, whole: bool) -> StageState:
-        return StageState({"state": self._map.delta(whole), "timers": self._timers.saved.delta(whole)})
+        maps: dict[str, Delta] = {"state": self._map.delta(whole), "timers": self._timers.saved.delta(whole)}
+        if self._on_event_timer is not None:
+            maps["event timers"] = self._event_timers.saved.delta(whole)
+        maps.update(self.user.named.deltas(whole))
+        return StageState(maps, own=(self.user.mark,))
 
     def restore(self, epoch: int, saved: SavedState) -> None:
+        user = self.user
         self._map.restore(saved.maps.get("state", {}))
-        self._timers.restore(saved.maps.get("timers", {}))
-        if len(self._timers) and self.user.timers is None:
-            raise FlowError(
-                f"process {self.context.operator.name!r} continues with {len(self._timers):,} saved timers, and has no "
-                "on_timer that could be called for them; give it the on_timer that it had when they were saved"
-            )
+        user.named.restore(saved.maps)
+        marks = [mark for mark, *_ in saved.own if mark is not None]
+        user.mark = max(marks, default=None)
+        for title, timers, usable, what in (
+            ("timers", self._timers, user.timers, "on_timer"),
+            ("event timers", self._event_timers, user.event_timers, "on_event_timer"),
+        ):
+            timers.restore(saved.maps.get(title, {}))
+            if len(timers) and usable is None:
+                raise FlowError(
+                    f"{self.context.operator.kind} {self.context.operator.name!r} continues with {len(timers):,} saved "
+                    f"timers, and has no {what} that could be called for them; give it the {what} that it had when "
+                    "they were saved"
+                )
 
     def close(self, failed: bool) -> None:
         if isinstance(self._process, Process):
@@ -187,26 +264,28 @@ class _Processing(Stage):
     def drop_state(self) -> None:
         self._map.drop()
         self._timers.drop()
+        self._event_timers.drop()
+        self.user.named.drop()
 
 
-def _taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
+def taken(result: Iterable[Any], out: list[Any]) -> Iterator[list[Any]]:
     """Adds what a user's function has returned to `out`, and yields full pieces meanwhile."""
     if type(result) in _NO_LISTS:  # the test of `no_list`, at a cost that is small enough for every record
         raise TypeError(no_list(result))
     outputs = iter(result)
     while more := list(islice(outputs, EXPAND_RECORDS_MAX)):
         out += more
-        yield from _full_pieces(out)
+        yield from full_pieces(out)
 
 
-def _rest(out: list[Any]) -> Iterator[list[Any]]:
+def rest(out: list[Any]) -> Iterator[list[Any]]:
     """Yields what is left in a list, less than a full piece."""
     if out:
         yield out[:]
         out.clear()
 
 
-def _full_pieces(out: list[Any]) -> Iterator[list[Any]]:
+def full_pieces(out: list[Any]) -> Iterator[list[Any]]:
     """Yields full pieces from the front of a list."""
     while len(out) >= EXPAND_RECORDS_MAX:
         yield out[:EXPAND_RECORDS_MAX]

@@ -50,6 +50,7 @@ from penstock.runtime.units import flag, is_whole
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from penstock.runtime.program.connected import ConnectedStreams
     from penstock.runtime.program.plan import Plan
 
 
@@ -125,7 +126,7 @@ class Flow:
         """The stream of a source's records."""
         operator = Read(source, name=name, parallelism=parallelism, on_error=on_error)
         check_picklable(source, f"source {operator.name!r}")
-        return self._add(operator, ())
+        return self._add(operator)
 
     def connect(self, stream: Stream, to: str) -> None:
         """Make a stream a further input of an operator that exists already."""
@@ -169,12 +170,14 @@ class Flow:
             begin = "a flow begins with flow.read(source), which gives a stream that has it"
             raise no_method(self, name, dict.fromkeys(_methods(Stream), begin))
 
-    def _add(self, operator: Operator, inputs: Iterable[Stream]) -> Stream:
+    def _add(self, operator: Operator, *inputs: Iterable[Stream]) -> Stream:
+        """Adds an operator with the streams of each of its inputs."""
         operator.declared_at = caller_line()
         self.graph.add(operator)
-        for stream in inputs:
-            for edge in stream._edges(operator.name):
-                self.graph.connect(edge)
+        for port, streams in enumerate(inputs):
+            for stream in streams:
+                for edge in stream._edges(operator.name, port):
+                    self.graph.connect(edge)
         fields = operator.source.fields() if isinstance(operator, Read) else None
         return Stream(self, (_Tap(operator.name),), fields=fields)
 
@@ -223,8 +226,8 @@ class Stream:
             for tap in self._taps
         )
 
-    def _edges(self, target: str) -> list[Edge]:
-        return [Edge(tap.operator, target, tap.grouping, tap.output) for tap in self._taps]
+    def _edges(self, target: str, port: int = 0) -> list[Edge]:
+        return [Edge(tap.operator, target, tap.grouping, tap.output, port) for tap in self._taps]
 
     def _grouped(self, how: grouping.Grouping) -> Stream:
         for tap in self._taps:
@@ -566,13 +569,23 @@ class KeyedStream:
         *,
         outputs: tuple[str, ...] = (),
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
+        on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
         **options: Unpack[Options],
     ) -> Stream:
         """fn(ctx, key, record), or a Process, with state by key; `outputs` names its side outputs. `on_timer(ctx, key,
-        at_ms)` is called for each timer that `ctx.set_timer` has set, when it is due."""
+        at_ms)` is called for each timer that `ctx.set_timer` has set, when it is due, and `on_event_timer(ctx, key,
+        at_ms)` for each that `ctx.set_event_timer` has set, when the watermark has reached its time."""
         if isinstance(process, Process):
             check_picklable(process, "process")
-        return self._stream._flow._add(Processing(process, outputs, on_timer, **options), (self._stream,))
+        operator = Processing(process, outputs, on_timer, on_event_timer, **options)
+        return self._stream._flow._add(operator, (self._stream,))
+
+    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
+        """This stream and another one, as the two inputs of one operator. The other one has keys too, so that records
+        of both with equal keys meet, or it is for all tasks: `a.key_by("user").connect(rules.broadcast())`."""
+        from penstock.runtime.program.connected import ConnectedStreams
+
+        return ConnectedStreams(self, other)
 
     def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
         return None if value is None else _selector(value, method, self._fields)

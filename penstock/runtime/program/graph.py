@@ -24,13 +24,14 @@ _AGAIN = (
 
 @dataclass(frozen=True, eq=False)  # an edge is itself: what it holds of the user's may not compare or hash
 class Edge:
-    """An edge from operator `source` (its side output `output`, or the main output when None) to operator `target`. A
-    `grouping` of None means: forward when the parallelism is equal, otherwise in turn."""
+    """An edge from operator `source` (its side output `output`, or the main output when None) to the input `port` of
+    operator `target`. A `grouping` of None means: forward when the parallelism is equal, otherwise in turn."""
 
     source: str
     target: str
     grouping: Grouping | None = None
     output: str | None = None
+    port: int = 0
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Graph:
                 f"flow {self.name!r}: only dead letters leave the sink {edge.source!r}; to use the records twice, "
                 "keep the stream that you write to the sink in a variable"
             )
-        if any((e.source, e.output, e.target) == (edge.source, edge.output, edge.target) for e in self.edges):
+        if any(_same_way(known, edge) for known in self.edges):
             raise FlowError(
                 f"flow {self.name!r}: {edge.source!r} feeds {edge.target!r} already; twice would double its records"
             )
@@ -104,7 +105,8 @@ class Graph:
         if not any(isinstance(op, Read) for op in self.operators.values()):
             raise FlowError(f"flow {self.name!r} reads nothing; start it with flow.read(source)")
         for name, operator in self.operators.items():
-            if not isinstance(operator, Read) and not self.incoming(name):
+            ports = {edge.port for edge in self.incoming(name)}
+            if not isinstance(operator, Read) and len(ports) < operator.inputs:
                 raise FlowError(f"flow {self.name!r}: operator {name!r} has no input")
         for name in self.dangling():
             raise FlowError(
@@ -145,3 +147,9 @@ class Graph:
             seen.add(path[-1])
             stack += [[*path, edge.target] for edge in self.outgoing(path[-1])]
         return None
+
+
+def _same_way(a: Edge, b: Edge) -> bool:
+    """Whether two edges bring the same records to the same input. A stream may feed both inputs of an operator, as in a
+    join of a stream with itself."""
+    return (a.source, a.output, a.target, a.port) == (b.source, b.output, b.target, b.port)

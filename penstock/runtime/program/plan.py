@@ -68,6 +68,7 @@ class Exchange:
     senders: int
     receivers: int
     implied: bool = False  # the user said nothing of the grouping: forward where parallelism is equal, else rebalance
+    port: int = 0  # the input of the first operator of the receiving chain
 
     def channel(self, sender: int, receiver: int) -> int:
         """Returns the id of the channel from the task of a sender's index to that of a receiver's index."""
@@ -109,9 +110,11 @@ class Plan:
     @cached_property
     def time_grain(self) -> int | None:
         """The number of milliseconds of which all times are multiples at which operators wait for a watermark. None: no
-        operator waits for one."""
-        grains = [op.time_grain for chain in self.chains for op in chain.operators if op.time_grain is not None]
-        return math.gcd(*grains) if grains else None
+        operator waits for one, or none makes one."""
+        operators = [operator for chain in self.chains for operator in chain.operators]
+        grains = [operator.time_grain for operator in operators if operator.time_grain is not None]
+        made = any(isinstance(operator, MakeWatermarks) for operator in operators)
+        return math.gcd(*grains) if grains and made else None
 
     @cached_property
     def side_outputs(self) -> set[tuple[str, str]]:
@@ -224,6 +227,7 @@ def make_plan(
             senders=source.parallelism,
             receivers=target.parallelism,
             implied=edge.grouping is None,
+            port=edge.port,
         )
         channels += source.parallelism * target.parallelism
         exchanges.append(exchange)
@@ -362,7 +366,7 @@ def _letters_on_the_way(graph: Graph, fused: set[Edge]) -> Iterator[Edge]:
 
 
 def _can_fuse(graph: Graph, edge: Edge, tasks_of: dict[str, int], fuse_keys: bool) -> bool:
-    if edge.output is not None or len(graph.incoming(edge.target)) != 1:
+    if edge.output is not None or len(graph.incoming(edge.target)) != 1 or graph.operators[edge.target].inputs > 1:
         return False
     if len([e for e in graph.outgoing(edge.source) if e.output is None]) != 1:
         return False

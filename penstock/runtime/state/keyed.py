@@ -29,6 +29,14 @@ from penstock.runtime.state.aggregate import Aggregate
 
 _GONE: Any = object()
 
+#: The names of some maps begin like this. Their keys are pairs of a key and a part (runtime/state/nested.py), and the
+#: key alone decides which task has the entry.
+NESTED = "nested:"
+
+#: The names of some maps begin like this. All tasks of an operator have the same entries, and the first task saves
+#: them.
+SHARED = "shared:"
+
 #: A list in the form in which `codec.encode` returns it.
 Encoded = tuple[int, bytes]
 

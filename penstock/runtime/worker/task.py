@@ -43,7 +43,7 @@ from penstock.runtime.program.plan import TaskId
 from penstock.runtime.records.batch import Batch, concat, singly, split
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import rows_of
-from penstock.runtime.state.keyed import Counters, SavedState, StageState
+from penstock.runtime.state.keyed import SHARED, Counters, SavedState, StageState
 from penstock.runtime.worker.blackbox import MADE, Poison, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
@@ -157,6 +157,7 @@ class Task:
         self._held_before = 0  # the number of gathered records when the work began
         # By earlier works: the number of records that were only gathered, and the time for that in ns.
         self._gathered = (0, 0)
+        self._several_inputs = stages[0].context.operator.inputs > 1
         self._given_back = 0  # the number of records of a micro-batch that wait for their step
         self._more = False  # whether the limit of the step, and not the input, has bounded the work
         self._records_at_snapshot = -1  # the number of records at the last snapshot
@@ -492,6 +493,8 @@ class Task:
         if self.record_by_record is not None:
             self.record_by_record.origin, most = channel, 0  # only records of one channel at a time
         assert not isinstance(first, Watermark)
+        if several := self._several_inputs:
+            self.stages[0].port = self.inputs[channel].port
         self._stamp = stamp
         count = len(first)
         batches = [first]
@@ -499,6 +502,8 @@ class Task:
         while inbox and count < most and not isinstance(following := inbox[0][1], Watermark):
             if count + len(following) > most and not self.gathering:
                 break  # splitting a batch costs more than a step that is not full
+            if several and self.inputs[inbox[0][0]].port != self.stages[0].port:
+                break
             channel, _, stamp, cost = inbox.popleft()
             self.inputs[channel].take(cost)
             batches.append(following)
@@ -861,9 +866,10 @@ class Task:
             counters = (stage.records_in, stage.records_out, stage.errors.skipped, stage.late)
             state = self._state_of(stage, epoch, whole)
             if finished and state is not None:
-                # The keys of an ended task are no longer needed. And the coordinator keeps only this snapshot, so it
-                # must build on no other.
-                state = StageState(own=state.own)
+                # The keys of an ended task are no longer needed, but other tasks may still need what it saves for them.
+                # And the coordinator keeps only this snapshot, so it must build on no other.
+                shared = {name: delta for name, delta in state.maps.items() if name.startswith(SHARED)}
+                state = StageState(shared, state.own)
             states[stage.context.operator.name] = (state, counters)
         for name, skipped in self.skipped_on_the_way().items():
             states[name] = (None, (0, 0, skipped, 0))

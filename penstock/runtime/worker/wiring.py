@@ -247,6 +247,7 @@ class Wiring:
         )
         context = StageContext(operator, task.index, chain.parallelism, sink_context, self.epochs, self._wall)
         context.time_grain = self.plan.time_grain or 1
+        context.event_time = self.plan.time_grain is not None
         stage: Stage = operator.stage(context)
         if self.shared_batches is not None:
             self.shared_batches.watch(stage)
@@ -381,12 +382,15 @@ class Wiring:
         if self._is_here(worker):
             channel = self.out[number]
             channel.deliver_to(task)
-            task.add_input(LocalInChannel(channel, generation))
+            local = LocalInChannel(channel, generation)
+            local.port = exchange.port
+            task.add_input(local)
         else:
             input_ = RemoteInChannel(
                 number, worker, sender.number, self._transport, self.grants_due, self._credit_window, generation
             )
             input_.ahead_ns = self._ahead_ns.get(worker, 0)
+            input_.port = exchange.port
             task.add_input(input_)
             self.remote_in[number] = task, input_
 

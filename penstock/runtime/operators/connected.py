@@ -1,0 +1,131 @@
+"""The operator `a.connect(b).process(...)`: a user's function with two inputs, told apart, and one keyed state.
+
+Both inputs are keyed, or the second one goes to all tasks (broadcast). Order is kept for each sender, as everywhere; in
+what order records of the two inputs come is not determined. The operator must never let the state that tasks share
+depend on records that only some of them have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.mistakes import called
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Stage, StageContext
+from penstock.runtime.operators.process import BroadcastProcess, CoProcess, Process
+from penstock.runtime.operators.processing import Processing, ProcessStage, full_pieces, rest, taken
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.userfunc import check_function, of_no_list
+from penstock.runtime.state.keyed import SavedState, StageState
+
+
+class Connected(Processing):
+    """Two inputs, both keyed, or with `broadcast` one keyed and one that goes to all tasks. `process` is a CoProcess or
+    a BroadcastProcess, or a function for each input (`process` and `second`)."""
+
+    kind = "connect"
+    inputs = 2
+
+    def __init__(
+        self,
+        process: Process | Callable[..., Any],
+        second: Callable[..., Any] | None = None,
+        *,
+        broadcast: bool,
+        **common: Any,
+    ) -> None:
+        self.broadcast = self.shares = broadcast
+        self.second = second
+        super().__init__(process, **common)
+
+    def _check(self, process: Any) -> None:
+        base: type[Process] = BroadcastProcess if self.broadcast else CoProcess
+        what = f"connect {self.name!r}"
+        if isinstance(process, type) and issubclass(process, Process):
+            raise FlowError(f"{what} needs a {base.__name__}, got {called(process)}")
+        if not isinstance(process, Process):
+            check_function(process, what, ("ctx", "key", "record"), yields=True)
+            if self.second is None:
+                raise FlowError(
+                    f"{what}: process() got one function; give two, one for each input, or a penstock.{base.__name__}"
+                )
+            takes = ("ctx", "record") if self.broadcast else ("ctx", "key", "record")
+            check_function(self.second, f"{what}: the second function", takes, yields=True)
+            return
+        if self.second is not None:
+            raise FlowError(f"{what}: a {type(process).__name__} has functions for both inputs; do not give another")
+        if not isinstance(process, base):
+            raise FlowError(
+                f"{what}: the second input {'goes to all tasks' if self.broadcast else 'is keyed'}, so process() takes "
+                f"a penstock.{base.__name__}; {type(process).__name__} is none"
+            )
+        if self.broadcast:
+            self._check_method(process, Process, "process", "(self, ctx, key, record)")
+            self._check_method(process, BroadcastProcess, "process_broadcast", "(self, ctx, record)")
+        else:
+            self._check_method(process, CoProcess, "process1", "(self, ctx, key, record)")
+            self._check_method(process, CoProcess, "process2", "(self, ctx, key, record)")
+
+    def functions(self, process: Any) -> tuple[Callable[..., Any], ...]:
+        if isinstance(process, BroadcastProcess):
+            return process.process, process.process_broadcast
+        if isinstance(process, CoProcess):
+            return process.process1, process.process2
+        assert self.second is not None
+        return process, self.second
+
+    def stage(self, context: StageContext) -> Stage:
+        return _BroadcastStage(context, self) if self.broadcast else ProcessStage(context, self)
+
+
+class _BroadcastStage(ProcessStage):
+    """The second input goes to all tasks, and has no keys."""
+
+    def __init__(self, context: StageContext, operator: Connected) -> None:
+        super().__init__(context, operator)
+        self._shared = self.user.broadcast
+        if context.epochs and context.index == 0:
+            self._shared.saved_here()
+        self._saves = context.epochs and context.index == 0
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        if self.port == 0:
+            yield from super().expand(batch)
+            return
+        assert isinstance(batch, list)
+        process = self._functions[1]
+        user, shared = self.user, self._shared
+        out = user.emitted
+        user.key = None
+        self._records = iter(batch)
+        for record in self._records:
+            shared.open = True
+            try:
+                result = process(user, record)
+                if result is not None:
+                    yield from taken(result, out)
+            except BaseException as error:
+                self.errors.handle(record, of_no_list(error))
+            finally:
+                shared.open = False
+            if len(out) >= EXPAND_RECORDS_MAX:
+                yield from full_pieces(out)
+        yield from rest(out)
+
+    def wants_whole(self) -> bool:
+        return super().wants_whole() or (self._saves and self._shared.wants_whole)
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        state = super().snapshot(epoch, whole)
+        if self._saves:
+            state.maps[self._shared.title] = self._shared.delta(whole)
+        return state
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        super().restore(epoch, saved)
+        self._shared.restore(saved.maps.get(self._shared.title, {}))
+
+    def drop_state(self) -> None:
+        super().drop_state()
+        self._shared.drop()

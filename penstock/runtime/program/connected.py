@@ -1,0 +1,86 @@
+"""Connected streams: two streams that become the two inputs of one operator (Flink: connect, broadcast state).
+
+Records must never be told apart by what they are: an operator with two inputs knows by which one a record came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.exchange import grouping
+from penstock.runtime.mistakes import called, checks_options, no_method
+from penstock.runtime.operators.connected import Connected
+from penstock.runtime.operators.process import Process
+from penstock.runtime.program.flow import KeyedStream, Options, Stream
+from penstock.runtime.records.userfunc import check_picklable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@checks_options
+class ConnectedStreams:
+    """A stream with keys, and another one with keys or for all tasks. `process` makes an operator of them."""
+
+    def __init__(self, first: KeyedStream, second: KeyedStream | Stream) -> None:
+        flow = first._stream._flow
+        if isinstance(second, KeyedStream):
+            other = second._stream
+        elif isinstance(second, Stream):
+            other = second
+            if not all(isinstance(tap.grouping, grouping.All) for tap in second._taps):
+                raise FlowError(
+                    "connect() needs a second stream with keys, b.key_by(...), or one for all tasks, b.broadcast(); "
+                    f"got {second!r}"
+                )
+        else:
+            raise FlowError(f"connect() takes a stream with keys, or one that is broadcast, got {called(second)}")
+        check_same_flow("connect()", first._stream, other)
+        self._flow = flow
+        self._first = first._stream
+        self._second = other
+        self._broadcast = not isinstance(second, KeyedStream)
+
+    def __repr__(self) -> str:
+        return f"<ConnectedStreams of flow {self._flow.name!r}: {self._first._places()}; {self._second._places()}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_method(self, name, {})
+
+    def process(
+        self,
+        process: Process | Callable[..., Iterable[Any] | None],
+        second: Callable[..., Iterable[Any] | None] | None = None,
+        *,
+        outputs: tuple[str, ...] = (),
+        on_timer: Callable[..., Iterable[Any] | None] | None = None,
+        on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """What a function makes of the records of each input, with state by key that both see.
+
+        Both inputs keyed: a `penstock.CoProcess`, or two functions, each fn(ctx, key, record). The second one for all
+        tasks: a `penstock.BroadcastProcess`, or fn(ctx, key, record) and fn(ctx, record), of which the second may
+        change `ctx.broadcast`, the map that all tasks have alike. The rest is as in `KeyedStream.process`."""
+        if isinstance(process, Process):
+            check_picklable(process, "process")
+        operator = Connected(
+            process,
+            second,
+            broadcast=self._broadcast,
+            outputs=outputs,
+            on_timer=on_timer,
+            on_event_timer=on_event_timer,
+            **options,
+        )
+        return self._flow._add(operator, (self._first,), (self._second,))
+
+
+def check_same_flow(what: str, first: Stream, second: Stream) -> None:
+    """Raises FlowError when two streams are of different flows."""
+    if first._flow is not second._flow:
+        raise FlowError(f"{what} of streams of two flows: {first._flow.name!r} and {second._flow.name!r}")
