@@ -27,7 +27,7 @@ from penstock.runtime.errors import (
     UnfinishedFiles,
     WrongValue,
 )
-from penstock.runtime.event_time.windows import Sliding, Tumbling
+from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Tumbling
 from penstock.runtime.expressions import (
     EvaluationError,
     Expr,
@@ -41,7 +41,9 @@ from penstock.runtime.expressions import (
     when,
 )
 from penstock.runtime.lazy_names import lazy_names
+from penstock.runtime.operators.outside_lookup import Reloaded
 from penstock.runtime.operators.process import BroadcastProcess, CoProcess, Process, ProcessContext
+from penstock.runtime.operators.window_functions import Aggregator, WindowContext
 from penstock.runtime.program.flow import Flow, KeyedStream, Stream, WindowedStream
 from penstock.runtime.records.userfunc import DeadLetter
 
@@ -58,15 +60,18 @@ min = expressions.min_
 sum = expressions.sum_
 
 __all__ = [
+    "Aggregator",
     "BroadcastProcess",
     "ClusterGone",
     "CoProcess",
     "CodecError",
+    "CountWindow",
     "DeadLetter",
     "EvaluationError",
     "Expr",
     "Flow",
     "FlowError",
+    "GlobalWindow",
     "Job",
     "JobError",
     "JobExists",
@@ -82,6 +87,8 @@ __all__ = [
     "Process",
     "ProcessContext",
     "RecordError",
+    "Reloaded",
+    "Session",
     "Sliding",
     "SnapshotDamaged",
     "SourceError",
@@ -91,6 +98,7 @@ __all__ = [
     "Tls",
     "Tumbling",
     "UnfinishedFiles",
+    "WindowContext",
     "WindowedStream",
     "WrongValue",
     "attach",

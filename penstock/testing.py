@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from penstock.runtime import testing
 
 if TYPE_CHECKING:
-    from penstock.runtime.testing import *  # noqa: F403  all of its public names
+    from penstock.runtime.testing import Pause, run
+    from penstock.runtime.torment import torment
+
+    __all__ = ["Pause", "run", "torment"]
 else:
     sys.modules[__name__] = testing

@@ -25,6 +25,7 @@ ENTRIES = (
     "tests.epochs.planted_host",
     "tests.epochs.planted_links",
     "tests.epochs.planted_relays",
+    "tests.epochs.planted_inputs",
     "tests.bridge.planted_scheduler",
     "tests.benchmarks.planted",
     "tests.multicast.planted",

@@ -28,11 +28,15 @@ from penstock.runtime.exchange.channel import LINKS_MAX
 from penstock.runtime.exchange.message import END, WATERMARK
 from penstock.runtime.exchange.output_cache import OnDisk
 from penstock.runtime.operators.connected import _BroadcastStage
+from penstock.runtime.operators.joins import _Joining
 from penstock.runtime.operators.processing import ProcessStage
 from penstock.runtime.operators.windowing import _Windowing
+from penstock.runtime.operators.windows import _Windows
 from penstock.runtime.program.plan import Plan, TaskId
 from penstock.runtime.records.key_groups import key_groups
 from penstock.runtime.state.keyed import NESTED, SHARED, SavedState
+from penstock.runtime.state.nested import NestedMap
+from penstock.runtime.state.window_records import WindowRecords
 from penstock.runtime.transport.memory import MemoryNetwork
 from penstock.runtime.worker.run_loop import RunLoop
 from penstock.runtime.worker.task import Snapshot, Task
@@ -511,6 +515,11 @@ def in_memory(task: Task) -> States:
                 for key, partial in window.items():
                     windows.setdefault(key, {})[start] = partial
             states[stage.context.operator.name] = {"windows": windows}
+        elif isinstance(stage, _Joining):
+            states[stage.context.operator.name] = _flat(stage._left.records, stage._right.records)
+        elif isinstance(stage, _Windows):
+            kept = [each for each in vars(stage._kept).values() if isinstance(each, NestedMap | WindowRecords)]
+            states[stage.context.operator.name] = _flat(*kept, stage._said, stage._counts)
         elif hasattr(stage, "_map"):
             maps = states[stage.context.operator.name] = {"state": stage._map.values}
             if isinstance(stage, ProcessStage):
@@ -527,12 +536,23 @@ def _of_process(stage: ProcessStage) -> dict[str, dict[Any, Any]]:
     named = stage.user.named
     maps.update(named._saved)
     for kept, _ in named._states.values():
-        for each in (kept.entries, kept.deadlines):
-            maps[each.title] = {
-                (key, part): value for key, parts in each.values.items() for part, value in parts.items()
-            }
+        maps.update(_flat(kept.entries, kept.deadlines))
     if isinstance(stage, _BroadcastStage) and stage._saves:
         maps[stage.user.broadcast.title] = stage.user.broadcast._values
+    return maps
+
+
+def _flat(*several: NestedMap | WindowRecords) -> dict[str, dict[Any, Any]]:
+    """What a snapshot has of maps whose keys have parts."""
+    maps: dict[str, dict[Any, Any]] = {}
+    for each in several:
+        entries = maps[each.title] = {}
+        for key, parts in each.values.items():
+            for part, value in parts.items():
+                if isinstance(each, WindowRecords):
+                    entries.update({(key, (part, number)): record for number, record in enumerate(value)})
+                else:
+                    entries[key, part] = value
     return maps
 
 

@@ -75,7 +75,7 @@ def test_the_seeds_have_every_kind_of_fault() -> None:
 
 
 def test_nodes_are_lost_and_killed_and_connections_break() -> None:
-    counts = run_seed(5) + run_seed(7) + run_seed(18)
+    counts = run_seed(60001) + run_seed(2)
     for what in (
         "nodes lost",
         "nodes killed",

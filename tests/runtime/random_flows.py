@@ -11,9 +11,12 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import isawaitable
 from typing import Any
 
-from penstock.runtime.event_time.windows import Sliding, Tumbling
+from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Tumbling
+from penstock.runtime.operators.asynchronous import Attempt, Caller, MapAsync
 from penstock.runtime.operators.process import BroadcastProcess, CoProcess, ProcessContext
 from penstock.runtime.program.flow import Flow, Stream
 from penstock.runtime.sinks.collect import Collect
@@ -90,6 +93,12 @@ def random_flow(seed: int) -> RandomFlow:
     if inputs.random() < 0.5:
         place, other = inputs.choice(made.places), inputs.choice(made.places)
         inputs.choice(_TWO_INPUTS)(made, place, other, inputs)
+    calls = random.Random(f"calls {seed}")
+    if calls.random() < 0.4:
+        calls.choice(_CALLS)(made, calls.choice(made.places), calls, seed)
+    timed = random.Random(f"timed {seed}")
+    if timed.random() < 0.5:
+        timed.choice(_TIMED)(made, timed, seed)
     return made
 
 
@@ -369,6 +378,142 @@ def _ordered(made: RandomFlow, place: Place, rng: random.Random, seed: int) -> N
 _WINDOWS: tuple[Callable[[RandomFlow, Place, random.Random, int], None], ...] = (_disordered, _dropped, _ordered)
 
 
+# --- calls ---------------------------------------------------------------------------------------------------------
+
+
+class Chance(Caller):
+    """Makes calls at once in the task's thread. A seed decides after how many looks there is an answer, and which of
+    the first tries fail."""
+
+    def __init__(
+        self,
+        function: Any,
+        name: str,
+        wake: Callable[[], None],
+        *,
+        seed: str,
+        flaky: int,
+        looks: tuple[int, ...] = (0, 0, 1, 2, 5),
+    ) -> None:
+        super().__init__(function, name, wake)
+        self._looks = looks
+        self._rng = random.Random(seed)
+        self._flaky = flaky
+        self._later: list[list[Any]] = []  # [looks until then, attempt, value, error]
+
+    def begin(self, attempts: list[Attempt]) -> None:
+        self.running += len(attempts)
+        for attempt in attempts:
+            value, error = None, None
+            try:
+                value = self.call(attempt.record, None)
+            except Exception as raised:
+                error = raised
+            if attempt.call.tries <= self._rng.randrange(self._flaky + 1):
+                error = ConnectionError("this try fails")
+            self._later.append([self._rng.choice(self._looks), attempt, value, error])
+
+    @property
+    def answered(self) -> int:
+        later, self._later = self._later, []
+        for looks, attempt, value, error in later:
+            if looks:
+                self._later.append([looks - 1, attempt, value, error])
+            else:
+                self.settle(attempt, value, error)
+        return super().answered
+
+    def answer_in(self) -> float | None:
+        return 0.0 if self._later else None
+
+    def call(self, record: Any, timeout_s: float | None) -> Any:
+        result = self._function.fn(record)
+        if not isawaitable(result):
+            return result
+        try:
+            result.send(None)  # type: ignore[attr-defined]
+        except StopIteration as end:
+            return end.value
+        raise AssertionError("the function waits for something")
+
+    def _end_calls(self) -> None:
+        self._later.clear()
+
+
+class Changing:
+    """A record that a call changes. What it was made of says whether it is equal to another."""
+
+    def __init__(self, made_of: Any) -> None:
+        self.made_of = made_of
+        self.changes = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Changing) and self.made_of == other.made_of
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _called(stream: Stream, fn: Callable[[Any], Any], rng: random.Random, seed: int, **options: Any) -> Stream:
+    retries = rng.choice((0, 0, 2))
+
+    async def wait(record: Any) -> Any:
+        return fn(record)
+
+    out = stream.map_async(
+        rng.choice((fn, wait)),
+        concurrency=rng.choice((1, 3, 16)),
+        ordered=rng.random() < 0.5,
+        retries=retries,
+        retry_wait_s=rng.choice((0.0, 0.00002)),
+        **options,
+    )
+    operator = out._flow.graph.operators[out._taps[0].operator]
+    assert isinstance(operator, MapAsync)
+    operator.caller = partial(Chance, seed=f"{seed} {operator.name}", flaky=retries)
+    return out
+
+
+def _calls(made: RandomFlow, place: Place, rng: random.Random, seed: int) -> None:
+    """Calls that change their records, and of which some fail whenever they are made."""
+    salt, fails = rng.randrange(100), rng.random() < 0.4
+
+    def change(record: Changing) -> tuple[int, Any]:
+        record.changes += 1
+        if fails and mix(record.made_of, salt) % 4 == 0:
+            raise ValueError(record)
+        return record.changes, record.made_of
+
+    on_error: Any = "skip" if fails else "fail"
+    cells = place.stream.map(Changing, parallelism=rng.randrange(1, 4))
+    out = _called(cells, change, rng, seed, parallelism=rng.randrange(1, 4), on_error=on_error)
+    if rng.random() < 0.3:
+        cells = out.map(lambda record: Changing(record[1]), parallelism=rng.randrange(1, 4))
+        out = _called(cells, change, rng, seed, parallelism=rng.randrange(1, 4))
+    expected = [(1, record) for record in place.records if not (fails and mix(record, salt) % 4 == 0)]
+    _write(made, Place(out, expected), rng)
+
+
+def _calls_before_windows(made: RandomFlow, place: Place, rng: random.Random, seed: int) -> None:
+    """No watermark overtakes a record whose call is under way: no record is late."""
+    n, disorder = rng.choice((1, 40, 120)), rng.choice((0, 10, 50))
+    times = [i * SPAN // n + rng.randrange(-disorder, disorder + 1) // 2 for i in range(n)]
+    records = [("called", i, time) for i, time in enumerate(times)]
+    read = made.flow.read(Trickle([records], seed), parallelism=1)
+    # Not with idle_s: a task that was idle holds nobody up before its own watermark has come, wherever its records are.
+    marked = read.watermark(2, out_of_orderness_s=disorder / 1000, parallelism=1)
+    called = _called(marked, lambda record: record, rng, seed, parallelism=rng.randrange(1, 4))
+    key = lambda record: record[1] % 3
+    window = _window(rng)
+    counts = called.key_by(key).window(window, time=2).count(parallelism=rng.randrange(1, 4))
+    expected = Counter((key(record), start) for record in records for start in window.starts(record[2]))
+    counts.side_output("late").write(sink := Collect(), parallelism=1)
+    made.expected[sink.channel] = (f"late for {window} after calls", Counter())
+    _write(made, Place(counts, [(k, start, start + window.size, n) for (k, start), n in expected.items()]), rng)
+
+
+_CALLS: tuple[Callable[[RandomFlow, Place, random.Random, int], None], ...] = (_calls, _calls, _calls_before_windows)
+
+
 # --- two inputs ----------------------------------------------------------------------------------------------------
 
 
@@ -425,6 +570,124 @@ def _told(made: RandomFlow, a: Place, b: Place, rng: random.Random) -> None:
 
 
 _TWO_INPUTS: tuple[Callable[[RandomFlow, Place, Place, random.Random], None], ...] = (_pairs, _told)
+
+
+def _timed_streams(made: RandomFlow, rng: random.Random, seed: int, several: int = 1) -> list[tuple[Stream, list[Any]]]:
+    """Streams of (source, number, time) records, no further out of order than they say."""
+    found = []
+    for source in range(several):
+        n, disorder = rng.choice((0, 1, 30, 60)), rng.choice((0, 10, 50))
+        times = [i * SPAN // max(1, n) + rng.randrange(-disorder, disorder + 1) // 2 for i in range(n)]
+        some = [(source, i, time) for i, time in enumerate(times)]
+        read = made.flow.read(Trickle([some], seed), parallelism=1)
+        stream = read.forward().watermark(2, out_of_orderness_s=disorder / 1000, parallelism=1)
+        found.append((_on_the_way(stream, rng), some))
+    return found
+
+
+def _sessions(made: RandomFlow, rng: random.Random, seed: int) -> None:
+    """Sessions of one stream, as all kinds of window functions see them."""
+    stream, records = _timed_streams(made, rng, seed)[0]
+    salt, keys, gap = rng.randrange(100), rng.choice((1, 3, 20)), rng.choice((1, 7, 40))
+    key = lambda record: mix(record, salt) % keys
+    sessions: list[tuple[int, list[Any]]] = []
+    for k in range(keys):
+        mine = sorted((r for r in records if key(r) == k), key=lambda r: r[2])
+        for record in mine:
+            if sessions and sessions[-1][0] == k and record[2] - sessions[-1][1][-1][2] < gap:
+                sessions[-1][1].append(record)
+            else:
+                sessions.append((k, [record]))
+    window = stream.key_by(key).window(Session(gap / 1000), time=2, lateness_s=rng.choice((0.0, 0.02)))
+    parallelism = rng.randrange(1, 4)
+    ends = [(k, some[0][2], some[-1][2] + gap) for k, some in sessions]
+    what = rng.choice(("count", "reduce", "collect", "process"))
+    if what == "count":
+        out = window.count(parallelism=parallelism)
+        results: list[Any] = [len(some) for _, some in sessions]
+    elif what == "reduce":
+        out = window.reduce(max, parallelism=parallelism)
+        results = [max(some) for _, some in sessions]
+    else:
+        work = lambda ctx, key, window, records: [(key, *window, tuple(sorted(records)))]
+        out = (
+            window.process(work, parallelism=parallelism)
+            if what == "process"
+            else window.collect(parallelism=parallelism).map(
+                lambda r: (*r[:3], tuple(sorted(r[3]))), parallelism=parallelism
+            )
+        )
+        results = [tuple(sorted(some)) for _, some in sessions]
+    _write(made, Place(out, [(*end, result) for end, result in zip(ends, results, strict=True)]), rng)
+
+
+def _by_count(made: RandomFlow, rng: random.Random, seed: int) -> None:
+    """Windows of so many records of a key, and how many early results the global window has."""
+    stream, records = _timed_streams(made, rng, seed)[0]
+    salt, keys, size = rng.randrange(100), rng.choice((1, 3, 20)), rng.choice((1, 2, 7))
+    key = lambda record: mix(record, salt) % keys
+    counts = Counter(map(key, records))
+    if rng.random() < 0.5:
+        slide = rng.randrange(1, size + 1)
+        out = stream.key_by(key).window(CountWindow(size, slide)).count(parallelism=rng.randrange(1, 4))
+        expected = [(k, at, at + size, size) for k, n in counts.items() for at in range(0, n, slide) if at + size <= n]
+    else:
+        window = stream.key_by(key).window(GlobalWindow(), early_count=size, updates="retract")
+        out = window.count(parallelism=rng.randrange(1, 4))
+        expected = []
+        for k, n in counts.items():
+            said = [*range(size, n + 1, size), *([n] if n % size else [])]
+            expected += [(k, None, None, m, 1) for m in said] + [(k, None, None, m, -1) for m in said[:-1]]
+    _write(made, Place(out, expected), rng)
+
+
+def _joined(made: RandomFlow, rng: random.Random, seed: int) -> None:
+    """A join of two streams, in windows, at intervals or with versions."""
+    (a, lefts), (b, rights) = _timed_streams(made, rng, seed, several=2)
+    salt, keys, parallelism = rng.randrange(100), rng.choice((1, 3, 20)), rng.randrange(1, 4)
+    key = lambda record: mix(record[1], salt) % keys
+    first, second = a.key_by(key), b.key_by(key)
+    what = rng.choice(("window", "interval", "temporal"))
+    how: Any = rng.choice(("inner", "left") if what == "temporal" else ("inner", "left", "right", "full"))
+    if what == "temporal":
+        out = first.temporal_join(second, how=how, time=2, other_time=2, parallelism=parallelism)
+        pairs: list[Any] = []
+        for left in lefts:
+            versions = [right for right in rights if key(right) == key(left) and right[2] <= left[2]]
+            last = max((right[2] for right in versions), default=None)
+            # Of versions of one time any may be the last that came.
+            pairs.append((left, last))
+        pairs = [pair for pair in pairs if pair[1] is not None or how == "left"]
+        out = out.map(lambda pair: (pair[0], None if pair[1] is None else pair[1][2]), parallelism=parallelism)
+        _write(made, Place(out, pairs), rng)
+        return
+    if what == "window":
+        window = _window(rng)
+        out = first.join(second, window, how=how, time=2, other_time=2, parallelism=parallelism)
+        match = lambda x, y: [start for start in window.starts(x[2]) if start in window.starts(y[2])]
+        alone_left = lambda x: [
+            s for s in window.starts(x[2]) if not any(key(x) == key(y) and s in match(x, y) for y in rights)
+        ]
+        alone_right = lambda y: [
+            s for s in window.starts(y[2]) if not any(key(x) == key(y) and s in match(x, y) for x in lefts)
+        ]
+    else:
+        lower, upper = sorted(rng.choice((-100, -20, 0, 5, 50)) for _ in range(2))
+        out = first.interval_join(
+            second, lower_s=lower / 1000, upper_s=upper / 1000, how=how, time=2, other_time=2, parallelism=parallelism
+        )
+        match = lambda x, y: [0] if lower <= y[2] - x[2] <= upper else []
+        alone_left = lambda x: [] if any(key(x) == key(y) and match(x, y) for y in rights) else [0]
+        alone_right = lambda y: [] if any(key(x) == key(y) and match(x, y) for x in lefts) else [0]
+    expected: list[Any] = [(x, y) for x in lefts for y in rights if key(x) == key(y) for _ in match(x, y)]
+    if how in ("left", "full"):
+        expected += [(x, None) for x in lefts for _ in alone_left(x)]
+    if how in ("right", "full"):
+        expected += [(None, y) for y in rights for _ in alone_right(y)]
+    _write(made, Place(out, expected), rng)
+
+
+_TIMED: tuple[Callable[[RandomFlow, random.Random, int], None], ...] = (_sessions, _by_count, _joined, _joined)
 
 
 def _write(made: RandomFlow, place: Place, rng: random.Random) -> None:

@@ -24,7 +24,7 @@ from penstock.runtime.exchange import output
 from penstock.runtime.exchange import output_cache as output_caches
 from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.host import relay_keeper
-from penstock.runtime.operators import aggregated, processing, stateless, step_size, windowing
+from penstock.runtime.operators import aggregated, pieces, processing, stateless, step_size, windowing
 from penstock.runtime.program.flow import Flow
 from penstock.runtime.records.batch import Batch, KeyedBatch
 from penstock.runtime.relaying import root as root_module
@@ -65,6 +65,7 @@ def small_steps(seed: int) -> Iterator[None]:
         mock.patch.object(processing, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(stateless, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(windowing, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
+        mock.patch.object(pieces, "EXPAND_RECORDS_MAX", EXPAND_RECORDS),
         mock.patch.object(output, "COMBINED_KEYS_MAX", COMBINED_KEYS),
         mock.patch.object(output_caches, "SLAB_MESSAGE", 1),
         mock.patch.object(output_caches, "_SLAB_LEAST", 32),

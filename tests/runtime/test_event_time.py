@@ -573,7 +573,7 @@ def stream_of() -> ps.Stream:
         (lambda: stream_of().watermark(None), r"watermark\(None\): give a function, a field name or an index"),
         (lambda: stream_of().watermark(0, out_of_orderness_s=-1), "watermark': out_of_orderness_s: -1"),
         (lambda: stream_of().watermark(0, idle_s=0), "watermark': idle_s: 0; it must be whole milliseconds"),
-        (lambda: stream_of().watermark(0).key_by(0).window(10), r"window\(\) needs penstock.Tumbling\(...\) or"),
+        (lambda: stream_of().watermark(0).key_by(0).window(10), r"window\(\) needs windows, one of penstock.Tumbling"),
         (lambda: stream_of().key_by(0).window(ps.Tumbling(1)), r"window\(\) needs event time; put .watermark\(time"),
         (
             lambda: stream_of().watermark(0).map(int).key_by(0).window(ps.Tumbling(1)),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import duckdb
@@ -13,6 +16,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.runtime.errors import FlowError, RecordError
+from penstock.runtime.operators.base import StageContext
+from penstock.runtime.operators.outside_lookup import OutsideLookup, Reloaded
 from tests.runtime.sim import Trickle
 
 CAMPAIGNS = [{"ad": 1, "campaign": "a", "budget": 5}, {"ad": 2, "campaign": "b", "budget": None}]
@@ -152,3 +157,96 @@ def test_the_plan_tells_of_the_table() -> None:
     flow = ps.Flow("told")
     flow.read(Trickle([], 1)).lookup(CAMPAIGNS, "ad", how="left").write(ps.sinks.Null())
     assert "left lookup of 2 rows on ad  <- read" in flow.explain()
+
+
+# --- tables that change ----------------------------------------------------------------------------------------------
+
+
+class Prices:
+    """Answers like an outside system, and counts how often it is asked in the process that asks."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def open(self) -> None:
+        self.asked = []
+
+    def __call__(self, key: str) -> dict[str, Any] | None:
+        self.asked.append(key)
+        return {"item": key, "price": len(key), "asked": len(self.asked)} if key != "none" else None
+
+
+def test_a_function_is_asked_once_for_each_key_that_it_knows_or_not() -> None:
+    flow = ps.Flow("asked")
+    stream = flow.read(ps.sources.Memory([]))
+    stream.lookup(Prices(), "item").write(ps.sinks.Collect(), name="inner")
+    stream.lookup(Prices(), "item", how="left", columns=["price"]).write(ps.sinks.Collect(), name="left")
+    orders = [{"item": item} for item in ("tea", "none", "tea", "jam", "none", "jam")]
+    out = ps.testing.run(flow, orders)
+    assert out["inner"] == [
+        {"item": "tea", "price": 3, "asked": 1},
+        {"item": "tea", "price": 3, "asked": 1},
+        {"item": "jam", "price": 3, "asked": 3},
+        {"item": "jam", "price": 3, "asked": 3},
+    ]
+    assert [(row["item"], row["price"]) for row in out["left"]] == [
+        (item, None if item == "none" else 3) for item in ("tea", "none", "tea", "jam", "none", "jam")
+    ]
+
+
+def test_the_cache_of_a_lookup_is_bounded_and_forgets() -> None:
+    now = 0.0
+    operator = OutsideLookup(Prices(), "item", cache_s=10, cache_rows=2)
+    stage = operator.stage(StageContext(operator, wall=lambda: now))
+    stage.open()
+
+    def asked(item: str) -> int:
+        (row,) = stage.run([{"item": item}])
+        return int(row["asked"])
+
+    assert [asked(item) for item in "aba"] == [1, 2, 1]
+    assert [asked(item) for item in "cb"] == [3, 4]  # c takes the place of b, which was not used for longest
+    now = 11.0
+    assert asked("b") == 5
+
+
+def test_a_table_is_loaded_again_while_records_pass() -> None:
+    now, loads, begun, go_on = 0.0, 0, threading.Event(), threading.Event()
+
+    def load() -> list[dict[str, Any]]:
+        nonlocal loads
+        loads += 1
+        if loads == 2:
+            begun.set()
+            go_on.wait(60)
+        if loads == 3:
+            raise OSError("the table is not there")
+        return [{"item": "tea", "price": loads}]
+
+    operator = OutsideLookup(Reloaded(list, 1), "item")  # a function of this test cannot be pickled
+    operator.table.load = load  # type: ignore[union-attr]
+    stage = operator.stage(StageContext(operator, wall=lambda: now))
+    stage.open()
+
+    def price() -> Any:
+        (row,) = stage.run([{"item": "tea"}])
+        return row["price"]
+
+    assert [price(), price()] == [1, 1]
+    now = 2.0
+    assert price() == 1
+    assert begun.wait(60)
+    assert price() == 1, "records do not wait for the new table"
+    go_on.set()
+    until(lambda: price() == 2)
+    now = 4.0
+    until(lambda: price() == 2 and loads == 3 and stage._loading is None)  # type: ignore[attr-defined]
+    now = 6.0
+    until(lambda: price() == 4)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "this should have happened long ago"
+        time.sleep(0.001)

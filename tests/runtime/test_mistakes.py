@@ -121,6 +121,23 @@ def timed() -> Any:
     return some(ORDERS).watermark("price").key_by("user")
 
 
+def two(method: str, *arguments: Any, **options: Any) -> Any:
+    """What a method of a keyed stream makes of it and another one of the same flow."""
+    flow = ps.Flow("f")
+    a, b = (flow.read(ps.sources.Memory(ORDERS), name=name).watermark("price").key_by("user") for name in "ab")
+    return getattr(a, method)(b, *arguments, **options)
+
+
+class Longest(ps.Aggregator):
+    """An aggregate that does not say how two of it become one."""
+
+    def create(self) -> int:
+        return 0
+
+    def add(self, accumulator: int, record: Any) -> int:
+        return max(accumulator, len(record))
+
+
 def two_sinks() -> object:
     stream = some()
     stream.write(ps.sinks.Files("out/"), name="one")
@@ -142,7 +159,7 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "option of map": (lambda: some().map(str, nmae="m"), ("map() has no option 'nmae'", "did you mean 'name'?")),
     "option of no likeness": (
         lambda: some().map(str, z=1),
-        ("map() has no option 'z'", "fn, name, parallelism, on_error"),
+        ("map() has no option 'z'", "it takes: fn, ", "name, parallelism, on_error"),
     ),
     "option of read": (
         lambda: any_ps.Flow("f").read(ps.sources.Memory([1]), paralelism=2),
@@ -183,7 +200,7 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "class of a source": (lambda: any_ps.Flow("f").read(ps.sources.Memory), ("the class Memory itself", "Memory(...)")),
     "class of a sink": (lambda: some().write(ps.sinks.Collect), ("the class Collect itself", "Collect(...)")),
     "class of a process": (lambda: keyed().process(Counting), ("the class Counting itself", "Counting(...)")),
-    "class of callable objects": (lambda: some().map(Enrich), ("the class Enrich", "give it one, Enrich(...)")),
+    "class of callable objects": (lambda: some().filter(Enrich), ("the class Enrich", "give it one, Enrich(...)")),
     "class of a window": (lambda: timed().window(ps.Tumbling), ("the class Tumbling itself", "Tumbling(...)")),
     "aggregation not called": (
         lambda: keyed().agg(n=ps.count),
@@ -235,7 +252,37 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
         lambda: timed().window(ps.Tumbling(1)).map(str),
         ("no method 'map'", "stream of results has .map"),
     ),
-    "reduce of windows": (lambda: timed().window(ps.Tumbling(1)).reduce(max), ("no method 'reduce'", "count, sum")),
+    "connect of windows": (lambda: timed().window(ps.Tumbling(1)).connect(1), ("no method 'connect'", "count, sum")),
+    "join with a stream without keys": (lambda: timed().join(some(), ps.Tumbling(1)), ("b.key_by(...)", "Stream")),
+    "join in a count window": (
+        lambda: two("join", ps.CountWindow(3)),
+        ("windows of event time", "CountWindow(3 records, every 3)"),
+    ),
+    "join of an unknown kind": (lambda: two("join", ps.Tumbling(1), how="outer"), ("how='outer'", "'full'")),
+    "interval that is empty": (
+        lambda: two("interval_join", lower_s=5, upper_s=-5),
+        ("lower_s=5 is above upper_s=-5", "nothing would match"),
+    ),
+    "two streams that are not told apart": (lambda: timed().connect(some()), ("b.broadcast()", "b.key_by(...)")),
+    "one function for two inputs": (
+        lambda: two("connect").process(lambda ctx, key, record: None),
+        ("one function", "CoProcess"),
+    ),
+    "a Process for two inputs": (lambda: two("connect").process(ps.Process()), ("CoProcess", "Process is none")),
+    "a CoProcess for one input": (lambda: timed().process(ps.CoProcess()), ("no method process",)),
+    "early results of a count window": (
+        lambda: timed().window(ps.CountWindow(3), early_count=1).count(),
+        ("no early results", "GlobalWindow()"),
+    ),
+    "signs of rows": (
+        lambda: timed().window(ps.Session(3), updates="retract").process(lambda ctx, key, window, records: []),
+        ("cannot be taken back",),
+    ),
+    "sessions of an Aggregator that cannot merge": (
+        lambda: timed().window(ps.Session(3)).aggregate(Longest()),
+        ("two sessions may become one", "merge(self, a, b)"),
+    ),
+    "an Aggregator without a method": (lambda: timed().aggregate(ps.Aggregator()), ("no method create",)),
     "map of a flow": (lambda: any_ps.Flow("f").map(str), ("no method 'map'", "begins with flow.read(source)")),
     "name of another library": (lambda: some().groupby("user"), ("no method 'groupby'", ".key_by(selector)")),
     "misspelt method": (lambda: some().fliter(bool), ("no method 'fliter'", "did you mean 'filter'?")),
@@ -358,7 +405,10 @@ BUILDING: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     # order and kind of calls
     "no watermark": (lambda: keyed().window(ps.Tumbling(10)), ("needs event time", ".watermark(")),
     "watermark after the key": (lambda: keyed().watermark("t"), ("put .watermark(...) before .key_by(...)",)),
-    "window of a text": (lambda: timed().window("10s"), ("needs penstock.Tumbling(...)", "'10s' of type str")),
+    "window of a text": (
+        lambda: timed().window("10s"),
+        ("needs windows, one of penstock.Tumbling(...)", "'10s' of type str"),
+    ),
     "broadcast and key": (
         lambda: some().broadcast().key_by(str),
         ("key_by() directly after broadcast()", "leave one of them out"),

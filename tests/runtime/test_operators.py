@@ -422,7 +422,7 @@ def test_every_task_has_a_process_of_its_own() -> None:
         (lambda: Map(str, parallelism=0), "must be 1 or more"),
         (lambda: Map(str, parallelism=1.5), "must be 1 or more"),
         (lambda: MapBatches(list, batch_size=0), "batch_size=0"),
-        (lambda: MapBatches(list, batch_format="pandas"), "use 'list' or 'arrow'"),
+        (lambda: MapBatches(list, batch_format="polars"), "use one of 'list', 'numpy'"),
         (lambda: Aggregated(Count(), "sometimes"), "use 'latest', 'every' or 'final'"),
         (lambda: Aggregated(Sum(3), "every"), "needs a function"),
         (lambda: Reduce(None), "needs a function"),

@@ -69,7 +69,7 @@ def read_changed(
         elif operator.keyed:
             assert groups is not None
             states[operator.name] = _keyed(operator, savers, get, set(groups), plan.key_groups, other_program)
-        elif operator.is_sink:
+        elif operator.is_sink or operator.own_can_move:
             mine = [entry for entry in savers if entry.index % chain.parallelism == task.index]
             states[operator.name] = SavedState(own=_own(operator, mine, get, plan.key_groups))
         elif isinstance(operator, MakeWatermarks):
@@ -124,7 +124,9 @@ def same_tasks(plan: Plan, entries: Iterable[TaskEntry]) -> bool:
 def kinds_with_state(plan: Plan) -> dict[str, str]:
     """Returns the operators that have state, and the kinds of their state."""
     operators = [operator for chain in plan.chains for operator in chain.operators]
-    stateful = [operator for operator in operators if operator.keyed or isinstance(operator, Read)]
+    stateful = [
+        operator for operator in operators if operator.keyed or operator.own_can_move or isinstance(operator, Read)
+    ]
     return {operator.name: operator.state_kind for operator in stateful}
 
 

@@ -1,9 +1,10 @@
-"""Windows: the periods of event time that a record belongs to.
+"""Windows: what parts of a key's records are taken together.
 
-A window is [start, end), in milliseconds since 1970, UTC. Tumbling windows follow each other. Sliding windows begin
-every `slide` and last for `size`, so a record belongs to several of them. Both are aligned to 1970 plus an offset, as
-in other systems. Session windows, which depend on the records, would be another kind. Whether a record belongs to a
-window must depend on nothing but its time.
+A window of event time is [start, end), in milliseconds since 1970, UTC. Tumbling windows follow each other. Sliding
+windows begin every `slide` and last for `size`, so a record belongs to several of them. Both are aligned to 1970 plus
+an offset, as in other systems, and whether a record belongs to one must depend on nothing but its time. A session is as
+long as records of its key come at intervals below a gap. Count windows have a number of a key's records, in the order
+in which they come, and the global window has all of them: these two know no time.
 """
 
 from __future__ import annotations
@@ -15,11 +16,22 @@ from datetime import timedelta
 from penstock.runtime.errors import FlowError
 from penstock.runtime.event_time.watermark import duration_ms
 from penstock.runtime.mistakes import checks_options
-from penstock.runtime.units import renamed
+from penstock.runtime.units import renamed, whole
+
+
+class Window:
+    """What all kinds of windows have."""
+
+    in_event_time = True  # whether its windows end at a time, when the watermark has reached it
+
+    @property
+    def grain(self) -> int | None:
+        """The number of milliseconds of which all times are multiples at which windows end. None: they end at none."""
+        return None
 
 
 @checks_options
-class Sliding:
+class Sliding(Window):
     """Windows of `size_s` seconds, of which one begins every `slide_s` seconds, aligned to `offset_s` after 1970. All
     three are seconds or timedeltas. The starts and ends of windows are in milliseconds since 1970, like all times."""
 
@@ -65,3 +77,61 @@ class Tumbling(Sliding):
 
     def __repr__(self) -> str:
         return f"Tumbling({self.size} ms)"
+
+
+# Sessions may end at any millisecond. Watermarks that come more rarely close them at most this part of the gap later,
+# and at most this many milliseconds.
+_GAP_PART, _GRAIN_MOST = 100, 100
+
+
+@checks_options
+class Session(Window):
+    """Sessions of a key: a session ends when no record has come whose time is less than `gap_s` seconds (or a
+    timedelta) after the one before. It is the window [first time, last time + gap)."""
+
+    def __init__(self, gap_s: float | timedelta) -> None:
+        self.gap = duration_ms(gap_s, "Session(gap_s)")
+
+    @property
+    def grain(self) -> int:
+        return min(max(1, self.gap // _GAP_PART), _GRAIN_MOST)
+
+    def __repr__(self) -> str:
+        return f"Session({self.gap} ms)"
+
+
+@checks_options
+class CountWindow(Window):
+    """Windows of `size` records of a key, of which one begins every `slide` records (None: one after the other). The
+    records count in the order in which they come. Windows that are not full when the input ends have no result."""
+
+    in_event_time = False
+
+    def __init__(self, size: int, slide: int | None = None) -> None:
+        self.size = whole(size, "CountWindow(size)")
+        self.slide = self.size if slide is None else whole(slide, "CountWindow(slide)")
+        if self.slide > self.size:
+            raise FlowError(
+                f"CountWindow: slide {self.slide} is above size {self.size}; records between windows would be lost. "
+                "If you want that, remove these records with filter() first"
+            )
+
+    def of(self, number: int) -> list[tuple[int, int]]:
+        """Returns the windows to which the record of this number belongs, counted from 0, the first window first."""
+        last = number // self.slide
+        first = max(0, (number - self.size) // self.slide + 1)
+        return [(i * self.slide, i * self.slide + self.size) for i in range(first, last + 1)]
+
+    def __repr__(self) -> str:
+        return f"CountWindow({self.size} records, every {self.slide})"
+
+
+@checks_options
+class GlobalWindow(Window):
+    """One window of all records of a key. It has a result when the input ends, and before that early ones: give
+    window() `early_s` or `early_count`."""
+
+    in_event_time = False
+
+    def __repr__(self) -> str:
+        return "GlobalWindow()"

@@ -32,6 +32,7 @@ from penstock.runtime.errors import (
     SnapshotDamaged,
     StoreError,
 )
+from penstock.runtime.host.alignment import ALIGN_S, Alignment, aligned_tasks
 from penstock.runtime.host.collected import Collected, Encoded, EncodedSinkRecords
 from penstock.runtime.host.commands import (
     Call,
@@ -526,6 +527,8 @@ class JobRunner:
         threading.Thread(target=self._ping, name="penstock-ping", daemon=True).start()
         if self.options.store is not None and self.options.spares:
             threading.Thread(target=self._keep_spares, name="penstock-spares", daemon=True).start()
+        if aligned_tasks(host.plan):
+            threading.Thread(target=self._align_sources, name="penstock-align", daemon=True).start()
         while host.end is None:
             due = host.due()
             timeout = None if due is None else max(0.0, due - time.monotonic())
@@ -725,6 +728,15 @@ class JobRunner:
             for worker, incarnation in silence.look(self._workers.ping()):
                 stopped = self._handles[worker].process.is_stopped()
                 self._events.put(partial(self._hangs, worker=worker, incarnation=incarnation, stopped=stopped))
+
+    def _align_sources(self) -> None:
+        """Tells the sources how far all of them are, again and again."""
+        alignment = Alignment()
+        while not self.ended.wait(ALIGN_S):
+            with suppress(PenstockError):  # a worker is dying, and its tasks begin elsewhere
+                known, least = alignment.least(aligned_tasks(self.plan), self.ask_all("marks").values())
+                if known:  # otherwise some source has no record yet, and the others wait for it
+                    self.tell_all("align", least)
 
     def _keep_spares(self) -> None:
         """Keeps spare processes, from which dead workers are replaced at once. A job that has run for a moment only has

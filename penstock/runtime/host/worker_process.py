@@ -123,6 +123,8 @@ class WorkerProcess:
                 "status": self.status,
                 "load": self.load,
                 "traffic": self.traffic,
+                "marks": self.marks,
+                "align": self.align,
                 "stop": self.stop,
                 "cancel": self.cancel,
                 "halt": self.halt,
@@ -182,6 +184,7 @@ class WorkerProcess:
                 on_motion=self._participant.on_motion if store is not None else None,
                 check_shared=self._options.check_shared,
                 root=None if self._options.network is None else self._root(incarnation),
+                aligned=True,
             )
             self._loop = self._participant.loop = RunLoop(
                 wiring,
@@ -240,6 +243,16 @@ class WorkerProcess:
     def load(self) -> list[TaskLoad]:
         """Returns the load of this worker's tasks."""
         return self._loop.load() if self._loop is not None else []
+
+    def marks(self) -> dict[int, int | None]:
+        """Returns the watermarks of this worker's sources that are aligned."""
+        return self._loop.marks() if self._loop is not None else {}
+
+    def align(self, least: int | None) -> None:
+        """Tells this worker's sources how far all sources are."""
+        loop = self._loop
+        if loop is not None:
+            loop.call(lambda: loop.align(least))
 
     def take_sample(self, request: SampleRequest) -> RecordSample | None:
         """Returns records that tasks have taken lately, or None when there are too few so far. Does not wait for the

@@ -25,7 +25,7 @@ def combines(operator: Operator, aggregate: Aggregate) -> bool:
     """Whether senders may combine many records into one partial result. They may not when records may be skipped and
     the aggregate does not accept all values: a partial result that fails would take its good records along, and would
     count as one record."""
-    return operator.on_error == "fail" or aggregate.total
+    return aggregate.combinable and (operator.on_error == "fail" or aggregate.total)
 
 
 class Aggregated(Operator):
@@ -167,12 +167,12 @@ class Reduce(Operator):
         self.emit = emit
 
     def stage(self, context: StageContext) -> Stage:
-        return _Aggregating(context, _Reducer(self.fn), self.emit)
+        return _Aggregating(context, Reducer(self.fn), self.emit)
 
 
-class _Reducer(Aggregate):
+class Reducer(Aggregate):
     """A user's reduce function as an aggregate. It never combines records before the exchange: the function sees
-    records in the order in which they arrive, and need not be associative."""
+    records in the order in which they arrive, and need not be associative, except where sessions become one."""
 
     name = "reduce"
 
@@ -186,4 +186,4 @@ class _Reducer(Aggregate):
             state[key] = fn(state[key], value) if key in state else value
 
     def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
-        raise AssertionError("a user's reduce is never combined")
+        self.add(state, keys, partials)  # of sessions that become one

@@ -174,6 +174,9 @@ class Operator(ABC):
     kind: str
     keyed = False  # whether it takes KeyedBatch, at each input to which records are grouped by key
     inputs = 1  # the number of its inputs, or ports; an operator with several begins a chain
+    begins_chain = False  # whether it is the first operator of its chain, whatever comes before it
+    # Whether what its tasks save as their own is a list for each, which any task of another plan can take over.
+    own_can_move = False
     shares = False  # whether its tasks have maps in common, which the first of them saves
     is_sink = False
     one_to_one = False  # whether it emits one record for each that it receives and that does not fail
@@ -247,3 +250,60 @@ class Gathering(Stage):
     @abstractmethod
     def let_go(self, least: int) -> Iterator[Batch]:
         """Yields the outputs for the held records, if there are at least this many."""
+
+
+class Pending(Stage):
+    """A stage whose work goes on outside of the thread that runs its task. `expand` begins the work for records, and
+    `collect` yields what has come of it. It is the first stage of its task (`Operator.begins_chain`), which sets the
+    fields, and gives it at most `room` records. Only the task's thread calls it.
+
+    Watermarks wait inside the stage: `watermark` takes one, and returns the last one whose earlier records have all
+    been collected. `collect` stops behind a watermark, so that the task passes each of them on.
+    """
+
+    expands = True
+    event_time = True
+    timed = True  # its task is asked when it has work although no message comes
+    alone = False  # whether `expand` yields the outputs itself, and nothing is under way when it ends
+    stamp = 0  # the stamp of the records that come next
+    oldest = 0  # the least stamp of the records that the last piece of `collect` comes from
+
+    @abstractmethod
+    def attach(self, clock: Callable[[], int], wake: Callable[[], None]) -> None:
+        """Gives the stage a clock, in ns, for what it does at a time, and what wakes its task's thread. It is called
+        before `open`."""
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """The number of records that it takes now."""
+
+    @property
+    @abstractmethod
+    def under_way(self) -> int:
+        """The number of records that it has taken, and whose outputs were not collected. Other threads may ask."""
+
+    @property
+    @abstractmethod
+    def returned(self) -> int:
+        """The number of records that an epoch has saved, and that the task has to give it again before all others."""
+
+    @abstractmethod
+    def take_returned(self, most: int) -> Batch:
+        """Takes so many of the returned records from it, in order."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether `collect` would do something now."""
+
+    @abstractmethod
+    def settled(self) -> bool:
+        """Whether nothing will be ready later that is not ready now, unless it gets more records."""
+
+    @abstractmethod
+    def ready_in(self) -> float | None:
+        """Returns in how many seconds it is ready without waking its task, or None when it never is."""
+
+    @abstractmethod
+    def collect(self) -> Iterator[Batch]:
+        """Yields outputs that are there, in pieces of limited size, and sets `oldest` before each of them."""

@@ -38,38 +38,12 @@ class Lookup(Operator):
     ) -> None:
         super().__init__(**common)
         what = f"lookup {self.name!r}"
-        if how not in get_args(How):
-            raise FlowError(f"{what}: how={how!r}; use 'inner' or 'left'")
-        pair = (on, on) if isinstance(on, str) else on
-        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
-            raise FlowError(f"{what}: on={on!r}; give a field's name, or the record's and the table's as a pair")
-        self.left, self.right = pair
+        self.left, self.right = on_fields(on, how, what)
         self.one_to_one = how == "left"
         self.how = how
-        rows, known = _rows(table, what)
-        if known and self.right not in known:
-            raise FlowError(f"{what}: the table has no column {self.right!r}; it has: {_listed(known)}")
         if isinstance(columns, str):
             raise FlowError(f"{what}: columns={columns!r}; give a list of names")
-        self.columns = [name for name in known if name != self.right] if columns is None else list(columns)
-        for name in self.columns:
-            if known and name not in known:
-                raise FlowError(f"{what}: the table has no column {name!r}; it has: {_listed(known)}")
-        self.rows: dict[Any, dict[str, Any]] = {}
-        for row in rows:
-            key = row.get(self.right)
-            if key is None:
-                continue  # as in SQL, null equals nothing
-            try:
-                doubled = key in self.rows
-            except TypeError as error:
-                raise FlowError(f"{what}: {self.right}={key!r} in the table cannot be a key: {error}") from None
-            if doubled:
-                raise FlowError(f"{what}: the table has two rows for {self.right}={key!r}; its key must be unique")
-            try:
-                self.rows[key] = {name: row[name] for name in self.columns}
-            except KeyError as error:
-                raise FlowError(f"{what}: the table's row for {key!r} has no column {error}") from None
+        self.rows, self.columns = keyed_rows(table, self.right, columns, what)
 
     def stage(self, context: StageContext) -> Stage:
         get, left = self.rows.get, self.left
@@ -82,7 +56,7 @@ class Lookup(Operator):
                         if (row := get(record[left])) is not None:
                             yield {**record, **row}
                 except Exception as error:  # of a user's record or key, for example of its __hash__
-                    raise _explained(left, record, error) from error
+                    raise missing_row(left, record, error) from error
 
             return Loop(context, inner)
         nothing = dict.fromkeys(self.columns)
@@ -93,12 +67,52 @@ class Lookup(Operator):
                 for record in records:
                     yield {**record, **get(record[left], nothing)}
             except Exception as error:  # of a user's record or key, for example of its __hash__
-                raise _explained(left, record, error) from error
+                raise missing_row(left, record, error) from error
 
         return Loop(context, outer)
 
 
-def _explained(field: str, record: Any, error: Exception) -> BaseException:
+def on_fields(on: str | tuple[str, str], how: str, what: str) -> tuple[str, str]:
+    """Returns the record's field and the table's. Raises FlowError when they, or the kind of join, are none."""
+    if how not in get_args(How):
+        raise FlowError(f"{what}: how={how!r}; use 'inner' or 'left'")
+    pair = (on, on) if isinstance(on, str) else on
+    if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
+        raise FlowError(f"{what}: on={on!r}; give a field's name, or the record's and the table's as a pair")
+    return pair
+
+
+def keyed_rows(
+    table: Any, key_column: str, columns: Iterable[str] | None, what: str
+) -> tuple[dict[Any, dict[str, Any]], list[str]]:
+    """Returns the rows of a table by their keys, and the names of their columns without the key. Raises FlowError for a
+    table whose key is not unique, or that has no such columns."""
+    rows, known = _rows(table, what)
+    if known and key_column not in known:
+        raise FlowError(f"{what}: the table has no column {key_column!r}; it has: {_listed(known)}")
+    wanted = [name for name in known if name != key_column] if columns is None else list(columns)
+    for name in wanted:
+        if known and name not in known:
+            raise FlowError(f"{what}: the table has no column {name!r}; it has: {_listed(known)}")
+    found: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        key = row.get(key_column)
+        if key is None:
+            continue  # as in SQL, null equals nothing
+        try:
+            doubled = key in found
+        except TypeError as error:
+            raise FlowError(f"{what}: {key_column}={key!r} in the table cannot be a key: {error}") from None
+        if doubled:
+            raise FlowError(f"{what}: the table has two rows for {key_column}={key!r}; its key must be unique")
+        try:
+            found[key] = {name: row[name] for name in wanted}
+        except KeyError as error:
+            raise FlowError(f"{what}: the table's row for {key!r} has no column {error}") from None
+    return found, wanted
+
+
+def missing_row(field: str, record: Any, error: BaseException) -> BaseException:
     """Describes what is wrong with a record that a lookup cannot take."""
     if not isinstance(record, Mapping):
         return TypeError(f"a lookup takes records that are dicts, not {type(record).__name__}: {shorten(record, 80)}")

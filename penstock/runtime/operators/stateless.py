@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain, islice
 from operator import length_hint
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.mistakes import called
@@ -31,6 +33,8 @@ from penstock.runtime.records.userfunc import (
     select,
 )
 from penstock.runtime.units import is_whole, seconds
+
+BatchFormat = Literal["list", "numpy", "pandas", "arrow"]
 
 
 class _Calls(Loop):
@@ -190,7 +194,7 @@ class MapBatches(Operator):
         self,
         fn: Callable[[Any], Any],
         batch_size: int = 1024,
-        batch_format: Literal["list", "arrow"] = "list",
+        batch_format: BatchFormat = "list",
         min_batch: int = 1,
         linger_s: float | timedelta | None = None,
         **common: Any,
@@ -200,8 +204,11 @@ class MapBatches(Operator):
         check_function(fn, what, ("batch",), yields=True, opens=True)
         if not is_whole(batch_size) or batch_size < 1:
             raise FlowError(f"{what}: batch_size={batch_size!r}; it must be a whole number, 1 or more")
-        if batch_format not in ("list", "arrow"):
-            raise FlowError(f"{what}: batch_format={batch_format!r}; use 'list' or 'arrow'")
+        if batch_format not in get_args(BatchFormat):
+            known = ", ".join(map(repr, get_args(BatchFormat)))
+            raise FlowError(f"{what}: batch_format={batch_format!r}; use one of {known}")
+        if batch_format == "pandas" and find_spec("pandas") is None:
+            raise FlowError(f"{what}: batch_format='pandas' needs pandas, which is not installed: pip install pandas")
         if not is_whole(min_batch) or not 1 <= min_batch <= batch_size:
             raise FlowError(
                 f"{what}: min_batch={min_batch!r}; it must be a whole number from 1 to batch_size={batch_size}"
@@ -224,17 +231,57 @@ class MapBatches(Operator):
         return _Batches(context, self.fn, self.batch_size, self.batch_format, self.min_batch, self.linger_s)
 
 
+def _columns(records: list[Any], batch_format: str) -> dict[str, list[Any]]:
+    """Returns the columns of dict records. A field that a record does not have is None."""
+    if set(map(type, records)) != {dict}:
+        for record in records:
+            if not isinstance(record, Mapping):
+                raise TypeError(f"batch_format={batch_format!r} takes records that are dicts, not {called(record)}")
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def _through_numpy(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
+    import numpy as np
+
+    def run(records: list[Any]) -> list[Any] | None:
+        result = fn({name: np.array(column) for name, column in _columns(records, "numpy").items()})
+        if result is None:
+            return None
+        if not isinstance(result, Mapping):
+            raise TypeError(
+                f"the function returned {called(result)}; with batch_format='numpy' return a dict of arrays by name"
+            )
+        columns = [column.tolist() if hasattr(column, "tolist") else list(column) for column in result.values()]
+        if len(set(map(len, columns))) > 1:
+            sizes = ", ".join(f"{name}: {len(column)}" for name, column in zip(result, columns, strict=True))
+            raise ValueError(f"the function returned arrays of different lengths ({sizes})")
+        return [dict(zip(result, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    return run
+
+
+def _through_pandas(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
+    pd: Any = import_module("pandas")
+
+    def run(records: list[Any]) -> list[Any] | None:
+        result = fn(pd.DataFrame(_columns(records, "pandas"), index=range(len(records))))
+        if result is not None and not isinstance(result, pd.DataFrame):
+            raise TypeError(
+                f"the function returned {called(result)}; with batch_format='pandas' return a pandas DataFrame"
+            )
+        return None if result is None else list(result.to_dict("records"))
+
+    return run
+
+
 def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] | None]:
     import pyarrow as pa
 
     def run(records: list[Any]) -> list[Any] | None:
-        if set(map(type, records)) != {dict}:
-            for record in records:
-                if not isinstance(record, Mapping):
-                    raise TypeError(f"batch_format='arrow' takes records that are dicts, not {called(record)}")
-        names = dict.fromkeys(name for record in records for name in record)
-        if names:
-            table = pa.table({name: [record.get(name) for record in records] for name in names})
+        columns = _columns(records, "arrow")
+        if columns:
+            table = pa.table(columns)
         else:  # a table without columns still has a row for each record
             table = pa.Table.from_struct_array(pa.array(records, pa.struct([])))
         result = fn(table)
@@ -245,6 +292,9 @@ def _through_arrow(fn: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any] 
         return None if result is None else list(result.to_pylist())
 
     return run
+
+
+_THROUGH = {"arrow": _through_arrow, "numpy": _through_numpy, "pandas": _through_pandas}
 
 
 class _Batches(Gathering):
@@ -261,7 +311,7 @@ class _Batches(Gathering):
     ) -> None:
         super().__init__(context)
         self._own = OwnFunction(fn)
-        self._fn = _through_arrow(self._own.fn) if batch_format == "arrow" else self._own.fn
+        self._fn = _THROUGH[batch_format](self._own.fn) if batch_format in _THROUGH else self._own.fn
         self._batch_size = batch_size
         self.least = min_batch
         self._linger_ns = 0 if linger_s is None else int(linger_s * 1e9)

@@ -31,6 +31,7 @@ class MakeWatermarks(Operator):
         time: Callable[[Any], Any],
         out_of_orderness: float | timedelta = 0.0,
         idle: float | timedelta | None = None,
+        max_drift: float | timedelta | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -40,6 +41,9 @@ class MakeWatermarks(Operator):
             out_of_orderness, f"watermark {self.name!r}: out_of_orderness_s", least=0
         )
         self.idle_ms = None if idle is None else duration_ms(idle, f"watermark {self.name!r}: idle_s")
+        self.max_drift_ms = (
+            None if max_drift is None else duration_ms(max_drift, f"watermark {self.name!r}: max_drift_s")
+        )
 
     def stage(self, context: StageContext) -> Stage:
         return Marking(context, self)
@@ -52,6 +56,7 @@ class Marking(Stage):
         super().__init__(context)
         self._time = operator.time
         self._out_of_orderness_ms = operator.out_of_orderness_ms
+        self.max_drift_ms = operator.max_drift_ms
         self._grain = context.time_grain
         self._greatest: int | None = None  # the greatest time seen
         self._idle_s = None if operator.idle_ms is None else operator.idle_ms / 1000
@@ -100,6 +105,13 @@ class Marking(Stage):
         if self._idle_s is not None:
             self._last = self.context.wall()
             self._idle = self._silent = False
+
+    @property
+    def mark(self) -> int | None:
+        """The watermark of the task, not rounded. IDLE: its input is idle. None: no record has come."""
+        if self._idle:
+            return IDLE
+        return None if self._greatest is None else self._greatest - self._out_of_orderness_ms
 
     @property
     def greatest(self) -> int | None:

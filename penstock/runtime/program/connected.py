@@ -6,7 +6,7 @@ Records must never be told apart by what they are: an operator with two inputs k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.runtime.errors import FlowError
 from penstock.runtime.exchange import grouping
@@ -20,11 +20,21 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    K_co = WithDefault("K_co", covariant=True, default=Any)
+    T_co = WithDefault("T_co", covariant=True, default=Any)
+    V_co = WithDefault("V_co", covariant=True, default=Any)
+else:
+    K_co, T_co, V_co = (TypeVar(name, covariant=True) for name in ("K_co", "T_co", "V_co"))
+
+
 @checks_options
-class ConnectedStreams:
+class ConnectedStreams(Generic[K_co, T_co, V_co]):
     """A stream with keys, and another one with keys or for all tasks. `process` makes an operator of them."""
 
-    def __init__(self, first: KeyedStream, second: KeyedStream | Stream) -> None:
+    def __init__(self, first: KeyedStream[K_co, T_co], second: KeyedStream[Any, V_co] | Stream[V_co]) -> None:
         flow = first._stream._flow
         if isinstance(second, KeyedStream):
             other = second._stream
@@ -60,7 +70,7 @@ class ConnectedStreams:
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
         on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
         **options: Unpack[Options],
-    ) -> Stream:
+    ) -> Stream[Any]:
         """What a function makes of the records of each input, with state by key that both see.
 
         Both inputs keyed: a `penstock.CoProcess`, or two functions, each fn(ctx, key, record). The second one for all
@@ -80,7 +90,7 @@ class ConnectedStreams:
         return self._flow._add(operator, (self._first,), (self._second,))
 
 
-def check_same_flow(what: str, first: Stream, second: Stream) -> None:
+def check_same_flow(what: str, first: Stream[Any], second: Stream[Any]) -> None:
     """Raises FlowError when two streams are of different flows."""
     if first._flow is not second._flow:
         raise FlowError(f"{what} of streams of two flows: {first._flow.name!r} and {second._flow.name!r}")

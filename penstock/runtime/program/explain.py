@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 
 from penstock.runtime.exchange.grouping import Grouping, Key
 from penstock.runtime.operators.aggregated import Aggregated, Reduce
+from penstock.runtime.operators.asynchronous import MapAsync
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.columnar import Columnar
 from penstock.runtime.operators.ends import Read, Write
+from penstock.runtime.operators.joins import IntervalJoin, TemporalJoin
 from penstock.runtime.operators.lookup import Lookup
+from penstock.runtime.operators.outside_lookup import OutsideLookup, Reloaded
 from penstock.runtime.operators.processing import Processing
 from penstock.runtime.operators.stateless import MapBatches
 from penstock.runtime.operators.watermarks import MakeWatermarks
 from penstock.runtime.operators.windowing import WindowAggregated
+from penstock.runtime.operators.windows import Windows
 from penstock.runtime.program.mixing import mixing, mixing_words
 from penstock.runtime.program.plan import Exchange, Plan
 from penstock.runtime.records.userfunc import ListSelector
@@ -76,17 +80,32 @@ def describe(operator: Operator) -> str:
     if isinstance(operator, WindowAggregated):
         late = f", {operator.lateness_ms} ms late" if operator.lateness_ms else ""
         return f"{operator.aggregate} in {operator.window}{late}, emits {operator.emit}"
+    if isinstance(operator, Windows):
+        late = f", {operator.lateness_ms} ms late" if operator.lateness_ms else ""
+        return f"{getattr(operator.function, 'aggregate', operator.function.name)} in {operator.window}{late}"
+    if isinstance(operator, IntervalJoin):
+        return f"{operator.how} join with what is from {operator.lower} to {operator.upper} ms later"
+    if isinstance(operator, TemporalJoin):
+        return f"{operator.how} join with the version of its time"
     if isinstance(operator, MakeWatermarks):
         return f"watermark {_function(operator.time)} less {operator.out_of_orderness_ms} ms"
     if isinstance(operator, Columnar):
         return repr(operator.closure).strip("<>")
     if isinstance(operator, Lookup):
         return f"{operator.how} lookup of {len(operator.rows):,} rows on {operator.left}"
+    if isinstance(operator, OutsideLookup):
+        table = operator.table
+        return (
+            f"{operator.how} lookup in {table if isinstance(table, Reloaded) else _function(table)} on {operator.left}"
+        )
     if isinstance(operator, MapBatches):
         least = (
             "" if operator.linger_s is None else f" (from {operator.min_batch} on, or after {operator.linger_s:g} s)"
         )
         return f"map_batches {_function(operator.fn)}, up to {operator.batch_size} {operator.batch_format}{least}"
+    if isinstance(operator, MapAsync):
+        order = "" if operator.ordered else ", in any order"
+        return f"map_async {_function(operator.fn)}, up to {operator.concurrency} at a time{order}"
     if isinstance(operator, Processing):
         outputs = f", side outputs {', '.join(operator.outputs)}" if operator.outputs else ""
         return f"process {_function(operator.process)}{outputs}"

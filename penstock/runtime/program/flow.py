@@ -16,42 +16,84 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, get_args, overload
 
 from penstock.runtime.errors import FlowError
-from penstock.runtime.event_time.windows import Sliding
+from penstock.runtime.event_time.windows import Sliding, Window
 from penstock.runtime.exchange import grouping
 from penstock.runtime.expressions import Aggregation, Expr, named
 from penstock.runtime.expressions.tree import Column
 from penstock.runtime.mistakes import called, checks_options, nearest, no_method
 from penstock.runtime.operators.agg import Agg
-from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce
+from penstock.runtime.operators.aggregated import Aggregated, Emit, Reduce, Reducer
+from penstock.runtime.operators.asynchronous import MapAsync
 from penstock.runtime.operators.base import Operator
 from penstock.runtime.operators.columnar import adding, expression_of, filtering, selecting, taking
 from penstock.runtime.operators.ends import Read, Write
 from penstock.runtime.operators.fields import Field
+from penstock.runtime.operators.joins import IntervalHow, IntervalJoin, TemporalHow, TemporalJoin
 from penstock.runtime.operators.lookup import Lookup
-from penstock.runtime.operators.process import Process
+from penstock.runtime.operators.outside_lookup import OutsideLookup, Reloaded
+from penstock.runtime.operators.process import Process, ProcessContext
 from penstock.runtime.operators.processing import Processing
-from penstock.runtime.operators.stateless import Filter, FlatMap, Map, MapBatches
+from penstock.runtime.operators.stateless import BatchFormat, Filter, FlatMap, Map, MapBatches
 from penstock.runtime.operators.watermarks import MakeWatermarks
+from penstock.runtime.operators.window_functions import (
+    AggregateFunction,
+    Aggregator,
+    Collected,
+    Joined,
+    JoinHow,
+    OwnAggregate,
+    Processed,
+    Top,
+    WindowContext,
+    WindowFunction,
+)
 from penstock.runtime.operators.windowing import WindowAggregated, WindowEmit
+from penstock.runtime.operators.windows import Updates, Windows
 from penstock.runtime.program.graph import Edge, Graph
-from penstock.runtime.records.userfunc import DEAD_LETTERS, OnError, caller_line, check_function, check_picklable
+from penstock.runtime.records.userfunc import (
+    DEAD_LETTERS,
+    DeadLetter,
+    OnError,
+    caller_line,
+    check_function,
+    check_picklable,
+    constructed,
+)
 from penstock.runtime.sinks.base import Sink
 from penstock.runtime.sources.base import Source
-from penstock.runtime.state import aggregate
-from penstock.runtime.units import flag, is_whole
+from penstock.runtime.state import aggregate as aggregates
+from penstock.runtime.units import flag, is_whole, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from penstock.runtime.program.connected import ConnectedStreams
     from penstock.runtime.program.plan import Plan
+
+
+# What a stream's records are, a keyed stream's keys, and what becomes of them. Streams are read only, so they are
+# covariant: a stream of dogs is one of animals.
+if TYPE_CHECKING:  # in a type that says nothing of its records they are Any
+    from typing_extensions import TypeVar as WithDefault
+
+    T_co = WithDefault("T_co", covariant=True, default=Any)
+    K_co = WithDefault("K_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
+    K_co = TypeVar("K_co", covariant=True)
+U = TypeVar("U")
+V = TypeVar("V")
+Key = TypeVar("Key")
+
+#: A record of fields by name.
+Row = dict[str, Any]
 
 
 class Options(TypedDict, total=False):
@@ -117,18 +159,18 @@ class Flow:
 
     def read(
         self,
-        source: Source,
+        source: Source[U],
         *,
         name: str | None = None,
         parallelism: int | None = None,
         on_error: OnError = "fail",
-    ) -> Stream:
+    ) -> Stream[U]:
         """The stream of a source's records."""
         operator = Read(source, name=name, parallelism=parallelism, on_error=on_error)
         check_picklable(source, f"source {operator.name!r}")
         return self._add(operator)
 
-    def connect(self, stream: Stream, to: str) -> None:
+    def connect(self, stream: Stream[Any], to: str) -> None:
         """Make a stream a further input of an operator that exists already."""
         if not isinstance(stream, Stream):
             raise FlowError(f"flow {self.name!r}: connect takes a stream, got {stream!r}")
@@ -170,7 +212,7 @@ class Flow:
             begin = "a flow begins with flow.read(source), which gives a stream that has it"
             raise no_method(self, name, dict.fromkeys(_methods(Stream), begin))
 
-    def _add(self, operator: Operator, *inputs: Iterable[Stream]) -> Stream:
+    def _add(self, operator: Operator, *inputs: Iterable[Stream[Any]]) -> Stream[Any]:
         """Adds an operator with the streams of each of its inputs."""
         operator.declared_at = caller_line()
         self.graph.add(operator)
@@ -192,7 +234,7 @@ class _Tap:
 
 
 @checks_options
-class Stream:
+class Stream(Generic[T_co]):
     """Records that leave one operator, or several united ones."""
 
     def __init__(
@@ -229,7 +271,7 @@ class Stream:
     def _edges(self, target: str, port: int = 0) -> list[Edge]:
         return [Edge(tap.operator, target, tap.grouping, tap.output, port) for tap in self._taps]
 
-    def _grouped(self, how: grouping.Grouping) -> Stream:
+    def _grouped(self, how: grouping.Grouping) -> Stream[T_co]:
         for tap in self._taps:
             # To spread records otherwise than was said changes no result; to send them elsewhere does.
             if tap.grouping is not None and not isinstance(tap.grouping, grouping.Rebalance | grouping.Shuffle):
@@ -242,15 +284,35 @@ class Stream:
 
     # --- one record at a time ------------------------------------------------------------------------------
 
-    def map(self, fn: Callable[[Any], Any], **options: Unpack[Options]) -> Stream:
-        """One output for each record: fn(record). Options: name, parallelism, on_error."""
+    def map(
+        self,
+        fn: Callable[[T_co], U],
+        *,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]:
+        """One output for each record: fn(record). Options: name, parallelism, on_error.
+
+        `fn` may be a class with __call__, for what takes long to load: each task makes one object of it, with
+        `fn_constructor_args` and `fn_constructor_kwargs`, and calls the object's open() and close() if it has them."""
+        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map")
         return self._flow._add(Map(fn, **options), (self,))
 
-    def flat_map(self, fn: Callable[[Any], Iterable[Any]], **options: Unpack[Options]) -> Stream:
-        """Any number of outputs for each record: fn(record) returns an iterable, which is read lazily."""
+    def flat_map(
+        self,
+        fn: Callable[[T_co], Iterable[U]],
+        *,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]:
+        """Any number of outputs for each record: fn(record) returns an iterable, which is read lazily. `fn` may be a
+        class, as in `map`."""
+        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "flat_map")
         return self._flow._add(FlatMap(fn, **options), (self,))
 
-    def filter(self, fn: Callable[[Any], Any] | Expr, **options: Unpack[Options]) -> Stream:
+    def filter(self, fn: Callable[[T_co], Any] | Expr, **options: Unpack[Options]) -> Stream[T_co]:
         """The records for which fn(record), or an expression such as ps.col("price") > 5, is true."""
         operator: Operator
         if isinstance(fn, Expr):
@@ -267,7 +329,7 @@ class Stream:
         parallelism: int | None = None,
         on_error: OnError = "fail",
         **exprs: Expr,
-    ) -> Stream:
+    ) -> Stream[Row]:
         """Dict records with only these fields: names of fields, expressions with .alias(name), or name=expression. A
         text counts as {"value": text}. `name`, `parallelism` and `on_error` are options of the operator."""
         wanted = {**named(list(fields)), **named(exprs)}
@@ -285,7 +347,7 @@ class Stream:
         parallelism: int | None = None,
         on_error: OnError = "fail",
         **exprs: Expr,
-    ) -> Stream:
+    ) -> Stream[Row]:
         """Dict records with these fields added or replaced. All expressions see the original record."""
         wanted = named(exprs)
         self._check_fields("with_columns", wanted)
@@ -309,27 +371,120 @@ class Stream:
                 if self._fields is not None and name not in self._fields:
                     raise _no_field(f"{method}({name!r})", name, self._fields)
 
-    def _like(self, stream: Stream) -> Stream:
+    def _like(self, stream: Stream[U]) -> Stream[U]:
         """Another stream whose records are like this one's."""
         stream._fields, stream._time = self._fields, self._time
         return stream
+
+    @overload
+    def map_batches(
+        self,
+        fn: Callable[[list[T_co]], Iterable[U]],
+        *,
+        batch_size: int = 1024,
+        batch_format: Literal["list"] = "list",
+        min_batch: int = 1,
+        linger_s: float | timedelta | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    @overload
+    def map_batches(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        batch_size: int = 1024,
+        batch_format: Literal["numpy", "pandas", "arrow"],
+        min_batch: int = 1,
+        linger_s: float | timedelta | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[Row]: ...
 
     def map_batches(
         self,
         fn: Callable[[Any], Any],
         *,
         batch_size: int = 1024,
-        batch_format: Literal["list", "arrow"] = "list",
+        batch_format: BatchFormat = "list",
         min_batch: int = 1,
         linger_s: float | timedelta | None = None,
+        fn_constructor_args: Iterable[Any] | None = None,
+        fn_constructor_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
-    ) -> Stream:
+    ) -> Stream[Any]:
         """fn(list of records) -> iterable of records; batches hold what is ready, at most `batch_size`.
-        With batch_format="arrow", fn gets and returns a pyarrow Table of dict records. With `min_batch`, fn is
-        called when at least that many records are ready, or when the first has waited for `linger_s` seconds. The
-        barrier of an epoch, a watermark and the end of the input end the wait. When fn raises an error, all records of
-        that call fail together: one dead letter has the list of them, and `skipped` counts each of them."""
+
+        With another `batch_format` records are dicts, and fn gets and returns them as columns: "arrow" a pyarrow Table,
+        "pandas" a DataFrame, "numpy" a dict of arrays by name. `fn` may be a class, as in `map`: each task loads a
+        model once. With `min_batch`, fn is called when at least that many records are ready, or when the first has
+        waited for `linger_s` seconds. The barrier of an epoch, a watermark and the end of the input end the wait. When
+        fn raises an error, all records of that call fail together: one dead letter has the list of them, and `skipped`
+        counts each of them."""
+        fn = constructed(fn, fn_constructor_args, fn_constructor_kwargs, "map_batches", "batch")
         return self._flow._add(MapBatches(fn, batch_size, batch_format, min_batch, linger_s, **options), (self,))
+
+    @overload
+    def map_async(
+        self,
+        fn: Callable[[T_co], Awaitable[U]],
+        *,
+        concurrency: int = 100,
+        timeout_s: float | timedelta | None = None,
+        ordered: bool = True,
+        retries: int = 0,
+        retry_wait_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    @overload
+    def map_async(
+        self,
+        fn: Callable[[T_co], U],
+        *,
+        concurrency: int = 100,
+        timeout_s: float | timedelta | None = None,
+        ordered: bool = True,
+        retries: int = 0,
+        retry_wait_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    def map_async(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        concurrency: int = 100,
+        timeout_s: float | timedelta | None = None,
+        ordered: bool = True,
+        retries: int = 0,
+        retry_wait_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[Any]:
+        """One output a record: what fn(record) returns, in calls that wait for something else, such as a service.
+
+        `fn` is a coroutine function, which runs on an asyncio loop in one thread of each task, or any other function,
+        which runs in threads of the task. It may be an object with open() and close(), which a coroutine function may
+        have as coroutine functions too. Each task has at most `concurrency` records under way, and takes no more input
+        meanwhile. A result that waits for its turn counts too.
+
+        `ordered`: results leave in the order of their records; False: as they are ready. No watermark overtakes a
+        record that came before it, so a window misses no result. The order among tasks, and so for each key, is kept
+        only if the records of a key go to one task, and not over a change of the parallelism.
+
+        `timeout_s`: a call that takes longer has failed (None: no limit). The call of a coroutine function is
+        cancelled. A thread cannot be ended from outside: its result is dropped, and another thread takes its place. So
+        a function that never returns costs one more thread for each such call, with its stack and whatever the function
+        holds, until the worker ends. Give such functions a timeout of their own. `retries`: how often a call that
+        has failed is made again, `retry_wait_s` later, before `on_error` decides.
+
+        Epochs do not wait for calls. They save the records that are under way, and a job that goes back makes their
+        calls again. So a call may be made twice, and its result leaves once."""
+        operator = MapAsync(fn, concurrency, timeout_s, ordered, retries, retry_wait_s, **options)
+        return self._flow._add(operator, (self,))
 
     def lookup(
         self,
@@ -338,25 +493,39 @@ class Stream:
         *,
         how: Literal["inner", "left"] = "inner",
         columns: Iterable[str] | None = None,
+        cache_s: float | timedelta = 60.0,
+        cache_rows: int = 10_000,
         **options: Unpack[Options],
-    ) -> Stream:
-        """Join each dict record with the row of a static table that has the same key.
+    ) -> Stream[Row]:
+        """Join each dict record with the row of a table that has the same key.
 
-        `table`: dicts or a pyarrow Table; no two rows may have the same key. `on`: the field that both have, or (the
-        record's field, the table's). `how`: "inner" drops records without a row, "left" gives them None. `columns`: the
-        columns of the table to add (None: all but the key)."""
+        `table`: dicts or a pyarrow Table, which stay as they are; `penstock.Reloaded(load, every_s)`, which is loaded
+        again and again; or fn(key), which returns a row as a dict, or None. What the function has returned is kept for
+        `cache_s` seconds, and `cache_rows` rows at most. No two rows may have the same key. `on`: the field that both
+        have, or (the record's field, the table's). `how`: "inner" drops records without a row, "left" gives them None.
+        `columns`: the columns of the table to add (None: all but the key)."""
+        if isinstance(table, Reloaded) or callable(table):
+            outside = OutsideLookup(table, on, how, columns, cache_s, cache_rows, **options)
+            self._check_lookup(outside.left, outside.name, outside.columns or ())
+            stream: Stream[Row] = self._like(self._flow._add(outside, (self,)))
+            both = self._fields is not None and outside.columns is not None
+            stream._fields = [*(self._fields or ()), *(outside.columns or ())] if both else None
+            return stream
         operator = Lookup(table, on, how, columns, **options)
-        if self._fields is not None and operator.left not in self._fields:
-            raise _no_field(f"lookup(on={operator.left!r})", operator.left, self._fields)
-        both = [name for name in operator.columns if name in (self._fields or ())]
-        if both:
-            raise FlowError(
-                f"lookup {operator.name!r}: the records have a field {both[0]!r} already; leave it out: columns=[...]"
-            )
+        self._check_lookup(operator.left, operator.name, operator.columns)
         stream = self._like(self._flow._add(operator, (self,)))
         if self._fields is not None:
             stream._fields = [*self._fields, *operator.columns]
         return stream
+
+    def _check_lookup(self, left: str, name: str, columns: Iterable[str]) -> None:
+        if self._fields is not None and left not in self._fields:
+            raise _no_field(f"lookup(on={left!r})", left, self._fields)
+        both = [column for column in columns if column in (self._fields or ())]
+        if both:
+            raise FlowError(
+                f"lookup {name!r}: the records have a field {both[0]!r} already; leave it out: columns=[...]"
+            )
 
     # --- event time ----------------------------------------------------------------------------------------
 
@@ -366,50 +535,58 @@ class Stream:
         *,
         out_of_orderness_s: float | timedelta = 0.0,
         idle_s: float | timedelta | None = None,
+        max_drift_s: float | timedelta | None = None,
         **options: Unpack[Options],
-    ) -> Stream:
+    ) -> Stream[T_co]:
         """The same records, with event time: `time` takes a record's time, in milliseconds since 1970 or as a datetime
         with a time zone. A later window closes when a record has come whose time is `out_of_orderness_s` past the end
         of the window. A task without input for `idle_s` does not hold up windows (None: it does). Put it directly after
         the source: without a `parallelism` it has that of its input, so that each of its tasks sees the records of one
-        task, in their order."""
+        task, in their order. With `max_drift_s` a source reads no further ahead of the slowest source of the job that
+        has a `max_drift_s` too, so that joins and windows need not keep what it would bring."""
         selector = _selector(time, "watermark", self._fields)
-        stream = self._flow._add(MakeWatermarks(selector, out_of_orderness_s, idle_s, **options), (self,))
+        stream = self._flow._add(MakeWatermarks(selector, out_of_orderness_s, idle_s, max_drift_s, **options), (self,))
         stream._fields, stream._time = self._fields, selector
         return stream
 
     # --- where records go ----------------------------------------------------------------------------------
 
-    def key_by(self, selector: Selector) -> KeyedStream:
+    @overload
+    def key_by(self, selector: Callable[[T_co], Key]) -> KeyedStream[Key, T_co]: ...
+
+    @overload
+    def key_by(self, selector: str | int | Expr) -> KeyedStream[Any, T_co]: ...
+
+    def key_by(self, selector: Selector) -> KeyedStream[Any, T_co]:
         """The same records, each with a key: records with equal keys go to the same task."""
         return KeyedStream(self, _selector(selector, "key_by", self._fields))
 
-    def rebalance(self) -> Stream:
+    def rebalance(self) -> Stream[T_co]:
         """Send records to the next operator's tasks in turn."""
         return self._grouped(grouping.Rebalance())
 
-    def shuffle(self) -> Stream:
+    def shuffle(self) -> Stream[T_co]:
         """Send each record to a random task of the next operator."""
         return self._grouped(grouping.Shuffle())
 
-    def broadcast(self) -> Stream:
+    def broadcast(self) -> Stream[T_co]:
         """Send every record to every task of the next operator (all grouping)."""
         return self._grouped(grouping.All())
 
-    def forward(self) -> Stream:
+    def forward(self) -> Stream[T_co]:
         """Send records from task i to task i of the next operator, which must have the same parallelism."""
         return self._grouped(grouping.Forward())
 
-    def to_first(self) -> Stream:
+    def to_first(self) -> Stream[T_co]:
         """Send every record to the first task of the next operator (global grouping)."""
         return self._grouped(grouping.Global())
 
-    def partition_by(self, chooser: Callable[[Any, int], int]) -> Stream:
+    def partition_by(self, chooser: Callable[[T_co, int], int]) -> Stream[T_co]:
         """chooser(record, number of tasks) says which task of the next operator gets a record."""
         check_function(chooser, "partition_by", ("record", "tasks"))
         return self._grouped(grouping.Custom(chooser))
 
-    def union(self, *others: Stream) -> Stream:
+    def union(self, *others: Stream[U]) -> Stream[T_co | U]:
         """The records of this stream and of others, in the order in which they arrive."""
         taps = list(self._taps)
         for other in others:
@@ -425,7 +602,7 @@ class Stream:
         time = self._time if all(other._time is self._time for other in others) else None
         return Stream(self._flow, tuple(taps), fields, time)
 
-    def side_output(self, tag: str) -> Stream:
+    def side_output(self, tag: str) -> Stream[Any]:
         """The stream of a side output of the operator that made this stream."""
         if len(self._taps) != 1 or self._taps[0].output is not None:
             raise FlowError(f"side_output({tag!r}): ask the stream that the operator returned")
@@ -435,7 +612,7 @@ class Stream:
             raise FlowError(f"operator {operator.name!r} has no side output {tag!r}; it has: {known}")
         return Stream(self._flow, (_Tap(operator.name, tag),))
 
-    def dead_letters(self) -> Stream:
+    def dead_letters(self) -> Stream[DeadLetter]:
         """The failed records of the operator that made this stream, which needs on_error="dead_letter"."""
         if len(self._taps) == 1:
             operator = self._flow.graph.operators[self._taps[0].operator]
@@ -443,7 +620,7 @@ class Stream:
                 raise FlowError(f"operator {operator.name!r} keeps no dead letters; give it on_error='dead_letter'")
         return self.side_output(DEAD_LETTERS)
 
-    def write(self, sink: Sink, **options: Unpack[Options]) -> Stream:
+    def write(self, sink: Sink, **options: Unpack[Options]) -> Stream[Any]:
         """End the stream in a sink. Returns a stream only for `.dead_letters()` of the sink."""
         operator = Write(sink, **options)
         check_picklable(sink, f"sink {operator.name!r}")
@@ -459,7 +636,7 @@ class Stream:
         keep: bool = True,
         overwrite: bool = False,
         **options: Unpack[Options],
-    ) -> Stream:
+    ) -> Stream[Any]:
         """End the stream in a table, and call fn(DataFrame, epoch) in this process for each of its complete epochs.
 
             orders.to_spark(lambda df, epoch: df.write.insertInto("orders"), spark=spark, folder="/shared/orders")
@@ -488,10 +665,10 @@ class Stream:
 
 
 @checks_options
-class KeyedStream:
+class KeyedStream(Generic[K_co, T_co]):
     """Records with keys; its operators keep state by key."""
 
-    def __init__(self, stream: Stream, selector: Callable[[Any], Any]) -> None:
+    def __init__(self, stream: Stream[T_co], selector: Callable[[Any], Any]) -> None:
         self._stream = stream._grouped(grouping.Key(selector))
         self._fields = stream._fields
         self._selector = selector
@@ -507,26 +684,34 @@ class KeyedStream:
             before = f"{own} (process(fn) has each record with its key); put .{name}(...) before .key_by(...)"
             raise no_method(self, name, dict.fromkeys(_methods(Stream), before))
 
-    def count(self, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+    def count(self, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream[tuple[K_co, int]]:
         """(key, number of its records so far). `emit`: "latest" (the newest result of each key in a batch), "every"
         (one result for each record), "final" (one result for each key, at the end of the input)."""
-        return self._aggregate(aggregate.Count(), emit, options)
+        return self._aggregate(aggregates.Count(), emit, options)
 
-    def sum(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+    def sum(
+        self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, Any]]:
         """(key, sum of the values so far); `value` takes the value from a record, None: the record itself."""
-        return self._aggregate(aggregate.Sum(self._value(value, "sum")), emit, options)
+        return self._aggregate(aggregates.Sum(self._value(value, "sum")), emit, options)
 
-    def min(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+    def min(
+        self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, Any]]:
         """(key, least value so far)."""
-        return self._aggregate(aggregate.Min(self._value(value, "min")), emit, options)
+        return self._aggregate(aggregates.Min(self._value(value, "min")), emit, options)
 
-    def max(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+    def max(
+        self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, Any]]:
         """(key, greatest value so far)."""
-        return self._aggregate(aggregate.Max(self._value(value, "max")), emit, options)
+        return self._aggregate(aggregates.Max(self._value(value, "max")), emit, options)
 
-    def mean(self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+    def mean(
+        self, value: Selector | None = None, *, emit: Emit = "latest", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, Any]]:
         """(key, mean of the values so far)."""
-        return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
+        return self._aggregate(aggregates.Mean(self._value(value, "mean")), emit, options)
 
     def agg(
         self,
@@ -536,7 +721,7 @@ class KeyedStream:
         parallelism: int | None = None,
         on_error: OnError = "fail",
         **results: Aggregation,
-    ) -> Stream:
+    ) -> Stream[tuple[K_co, Row]]:
         """(key, {name: result, ...}): name=penstock.count(), name=penstock.sum("price") and so on, of fields or
         expressions. Nulls are left out, as in SQL. `emit`, `name`, `parallelism` and `on_error` are options of
         the operator."""
@@ -544,24 +729,322 @@ class KeyedStream:
         return self._aggregate(_agg(self._stream, results, emit=emit, **options), emit, options)
 
     def window(
-        self, window: Sliding, *, time: Selector | None = None, lateness_s: float | timedelta = 0.0
-    ) -> WindowedStream:
-        """The records by key and by window of event time: Tumbling or Sliding. `time` takes a record's time; None: as
-        in the watermark operator upstream. A window accepts late records until the watermark is `lateness_s` past its
-        end."""
-        if not isinstance(window, Sliding):
-            raise FlowError(f"window() needs penstock.Tumbling(...) or penstock.Sliding(...), got {called(window)}")
-        taken = self._stream._time if time is None else _selector(time, "window", self._fields)
+        self,
+        window: Window,
+        *,
+        time: Selector | None = None,
+        lateness_s: float | timedelta = 0.0,
+        early_s: float | timedelta | None = None,
+        early_count: int | None = None,
+        updates: Updates = "replace",
+    ) -> WindowedStream[K_co, T_co]:
+        """The records by key and by window: Tumbling, Sliding, Session, CountWindow or GlobalWindow.
+
+        `time` takes a record's time; None: as in the watermark operator upstream. A window accepts late records until
+        the watermark is `lateness_s` past its end. Results before the end of a window leave after each `early_count`
+        records, and `early_s` seconds after the first record that no result shows. `updates="retract"` gives each
+        result a sign: before a result that has changed comes what was said before, with the sign -1."""
+        taken = self._time(window, time, "window")
+        options = _WindowOptions(lateness_s, early_s, early_count, updates)
+        return WindowedStream(self._stream, window, taken, options)
+
+    def _time(self, window: Window | None, time: Selector | None, method: str) -> Callable[[Any], Any] | None:
+        """Returns how to take a record's time, for windows of a kind (None: for times alone). Raises FlowError when
+        that is not known."""
+        if window is not None and not isinstance(window, Window):
+            raise FlowError(
+                f"{method}() needs windows, one of penstock.Tumbling(...), Sliding(...), Session(...), "
+                f"CountWindow(...) and GlobalWindow(), got {called(window)}"
+            )
+        taken = self._stream._time if time is None else _selector(time, method, self._fields)
+        if window is not None and not window.in_event_time:
+            return None
         flow = self._stream._flow
         if not all(flow.graph.has_before(tap.operator, MakeWatermarks) for tap in self._stream._taps):
-            raise FlowError("window() needs event time; put .watermark(time, ...) before it, for each of its inputs")
+            raise FlowError(f"{method}() needs event time; put .watermark(time, ...) before it, for each of its inputs")
         if taken is None:
-            raise FlowError("window(): records have changed since .watermark(); say where their time is: time=...")
-        return WindowedStream(self._stream, window, taken, lateness_s)
+            raise FlowError(f"{method}(): records have changed since .watermark(); say where their time is: time=...")
+        return taken
 
-    def reduce(self, fn: Callable[[Any, Any], Any], *, emit: Emit = "latest", **options: Unpack[Options]) -> Stream:
+    @overload
+    def join(
+        self,
+        other: KeyedStream[Any, V],
+        window: Window,
+        *,
+        how: Literal["inner"] = "inner",
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        lateness_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co, V]]: ...
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[Any, V],
+        window: Window,
+        *,
+        how: Literal["left"],
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        lateness_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co, V | None]]: ...
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[Any, V],
+        window: Window,
+        *,
+        how: Literal["right"],
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        lateness_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co | None, V]]: ...
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[Any, V],
+        window: Window,
+        *,
+        how: Literal["full"],
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        lateness_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co | None, V | None]]: ...
+
+    @overload
+    def join(
+        self,
+        other: KeyedStream[Any, Any],
+        window: Window,
+        *,
+        how: JoinHow = "inner",
+        fn: Callable[[Any, Any], U],
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        lateness_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    def join(
+        self,
+        other: KeyedStream[Any, Any],
+        window: Window,
+        *,
+        how: JoinHow = "inner",
+        fn: Callable[[Any, Any], Any] | None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        lateness_s: float | timedelta = 0.0,
+        **options: Unpack[Options],
+    ) -> Stream[Any]:
+        """Each record of this stream with each of `other` that has the same key and is in the same window (Tumbling,
+        Sliding or Session): (left, right), or fn(left, right). `how` keeps records that find no other: "left", "right"
+        or "full"; the missing one is None. `time` and `other_time` take the times (None: as in the watermark operators
+        upstream). Records that come too late go to the side output "late"."""
+        _check_how(how, JoinHow, "join")
+        if isinstance(window, Window) and not window.in_event_time:
+            raise FlowError(f"join() needs windows of event time: Tumbling, Sliding or Session, not {window!r}")
+        if fn is not None:
+            check_function(fn, "join", ("left", "right"))
+        times = (self._time(window, time, "join"), _other(self, other, "join")._time(window, other_time, "join"))
+        own = any(taken is not each._stream._time for taken, each in zip(times, (self, other), strict=True))
+        operator = Windows(Joined(how, fn), window, _both(times), lateness_s, own_time=own, **options)
+        return self._stream._flow._add(operator, (self._stream,), (other._stream,))
+
+    @overload
+    def interval_join(
+        self,
+        other: KeyedStream[Any, V],
+        *,
+        lower_s: float | timedelta,
+        upper_s: float | timedelta,
+        how: Literal["inner"] = "inner",
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co, V]]: ...
+
+    @overload
+    def interval_join(
+        self,
+        other: KeyedStream[Any, V],
+        *,
+        lower_s: float | timedelta,
+        upper_s: float | timedelta,
+        how: Literal["left"],
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co, V | None]]: ...
+
+    @overload
+    def interval_join(
+        self,
+        other: KeyedStream[Any, V],
+        *,
+        lower_s: float | timedelta,
+        upper_s: float | timedelta,
+        how: Literal["right"],
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co | None, V]]: ...
+
+    @overload
+    def interval_join(
+        self,
+        other: KeyedStream[Any, V],
+        *,
+        lower_s: float | timedelta,
+        upper_s: float | timedelta,
+        how: Literal["full"],
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co | None, V | None]]: ...
+
+    @overload
+    def interval_join(
+        self,
+        other: KeyedStream[Any, Any],
+        *,
+        lower_s: float | timedelta,
+        upper_s: float | timedelta,
+        how: IntervalHow = "inner",
+        fn: Callable[[Any, Any], U],
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    def interval_join(
+        self,
+        other: KeyedStream[Any, Any],
+        *,
+        lower_s: float | timedelta,
+        upper_s: float | timedelta,
+        how: IntervalHow = "inner",
+        fn: Callable[[Any, Any], Any] | None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[Any]:
+        """Each record of this stream with each of `other` that has the same key and whose time is from `lower_s` to
+        `upper_s` seconds after its own (both may be negative, and both ends belong to it): (left, right), or fn(left,
+        right). The rest is as in `join`."""
+        times = (
+            self._time(None, time, "interval_join"),
+            _other(self, other, "interval_join")._time(None, other_time, "interval_join"),
+        )
+        operator = IntervalJoin(_both(times), lower_s, upper_s, how, fn, **options)
+        return self._stream._flow._add(operator, (self._stream,), (other._stream,))
+
+    @overload
+    def temporal_join(
+        self,
+        versions: KeyedStream[Any, V],
+        *,
+        how: Literal["inner"] = "inner",
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co, V]]: ...
+
+    @overload
+    def temporal_join(
+        self,
+        versions: KeyedStream[Any, V],
+        *,
+        how: Literal["left"],
+        fn: None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[tuple[T_co, V | None]]: ...
+
+    @overload
+    def temporal_join(
+        self,
+        versions: KeyedStream[Any, Any],
+        *,
+        how: TemporalHow = "inner",
+        fn: Callable[[Any, Any], U],
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
+
+    def temporal_join(
+        self,
+        versions: KeyedStream[Any, Any],
+        *,
+        how: TemporalHow = "inner",
+        fn: Callable[[Any, Any], Any] | None = None,
+        time: Selector | None = None,
+        other_time: Selector | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[Any]:
+        """Each record of this stream with the version that holds at its time: the record of `versions` with the same
+        key that is the last one up to this time. It emits (left, right), or fn(left, right), when the watermark has
+        passed the time of the record. `how="left"` keeps records that have no version, with None."""
+        times = (
+            self._time(None, time, "temporal_join"),
+            _other(self, versions, "temporal_join")._time(None, other_time, "temporal_join"),
+        )
+        operator = TemporalJoin(_both(times), how, fn, **options)
+        return self._stream._flow._add(operator, (self._stream,), (versions._stream,))
+
+    def aggregate(
+        self, aggregator: Aggregator, *, emit: Emit = "latest", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, Any]]:
+        """(key, result) of an aggregate of your own, a `penstock.Aggregator`."""
+        what = OwnAggregate(aggregator, "aggregate()")
+        check_picklable(aggregator, "aggregate()")
+        return self._aggregate(what, emit, options)
+
+    def reduce(
+        self, fn: Callable[[Any, T_co], Any], *, emit: Emit = "latest", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, Any]]:
         """(key, state), where the state is the key's first record and then fn(state, record)."""
         return self._stream._flow._add(Reduce(fn, emit, **options), (self._stream,))
+
+    @overload
+    def process(
+        self,
+        process: Process | Callable[[ProcessContext, K_co, T_co], None],
+        *,
+        outputs: tuple[str, ...] = (),
+        on_timer: Callable[..., Iterable[Any] | None] | None = None,
+        on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[Any]: ...
+
+    @overload
+    def process(
+        self,
+        process: Callable[[ProcessContext, K_co, T_co], Iterable[U] | None],
+        *,
+        outputs: tuple[str, ...] = (),
+        on_timer: Callable[..., Iterable[Any] | None] | None = None,
+        on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
+        **options: Unpack[Options],
+    ) -> Stream[U]: ...
 
     def process(
         self,
@@ -571,7 +1054,7 @@ class KeyedStream:
         on_timer: Callable[..., Iterable[Any] | None] | None = None,
         on_event_timer: Callable[..., Iterable[Any] | None] | None = None,
         **options: Unpack[Options],
-    ) -> Stream:
+    ) -> Stream[Any]:
         """fn(ctx, key, record), or a Process, with state by key; `outputs` names its side outputs. `on_timer(ctx, key,
         at_ms)` is called for each timer that `ctx.set_timer` has set, when it is due, and `on_event_timer(ctx, key,
         at_ms)` for each that `ctx.set_event_timer` has set, when the watermark has reached its time."""
@@ -580,7 +1063,7 @@ class KeyedStream:
         operator = Processing(process, outputs, on_timer, on_event_timer, **options)
         return self._stream._flow._add(operator, (self._stream,))
 
-    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
+    def connect(self, other: KeyedStream[Any, V] | Stream[V]) -> ConnectedStreams[K_co, T_co, V]:
         """This stream and another one, as the two inputs of one operator. The other one has keys too, so that records
         of both with equal keys meet, or it is for all tasks: `a.key_by("user").connect(rules.broadcast())`."""
         from penstock.runtime.program.connected import ConnectedStreams
@@ -590,24 +1073,61 @@ class KeyedStream:
     def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
         return None if value is None else _selector(value, method, self._fields)
 
-    def _aggregate(self, what: aggregate.Aggregate, emit: Emit, options: Mapping[str, Any]) -> Stream:
+    def _aggregate(self, what: aggregates.Aggregate, emit: Emit, options: Mapping[str, Any]) -> Stream[Any]:
         return self._stream._flow._add(Aggregated(what, emit, **options), (self._stream,))
 
 
+@dataclass(frozen=True)
+class _WindowOptions:
+    """How the results of windows leave."""
+
+    lateness: float | timedelta
+    early_s: float | timedelta | None
+    early_count: int | None
+    updates: Updates
+
+    @property
+    def any_early(self) -> bool:
+        """Whether results leave before the end of a window, or with a sign."""
+        return self.early_s is not None or self.early_count is not None or self.updates != "replace"
+
+
+def _other(stream: KeyedStream[Any, Any], other: object, method: str) -> KeyedStream[Any, Any]:
+    """Returns the second stream of a join. Raises FlowError when it cannot be one."""
+    if not isinstance(other, KeyedStream):
+        raise FlowError(f"{method}() joins with a stream that has keys, b.key_by(...), got {called(other)}")
+    if other._stream._flow is not stream._stream._flow:
+        names = f"{stream._stream._flow.name!r} and {other._stream._flow.name!r}"
+        raise FlowError(f"{method}() of streams of two flows: {names}")
+    return other
+
+
+def _both(times: tuple[Callable[[Any], Any] | None, ...]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    first, second = times
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+def _check_how(how: object, hows: Any, method: str) -> None:
+    if how not in get_args(hows):
+        raise FlowError(f"{method}(how={how!r}): use one of {', '.join(map(repr, get_args(hows)))}")
+
+
 @checks_options
-class WindowedStream:
+class WindowedStream(Generic[K_co, T_co]):
     """Records by key and window; each aggregate emits (key, start, end, result), start and end in milliseconds since
     1970. `emit`: "final" (when the watermark has reached the window's end, and again for late records) or "latest"
     (after each batch, the results that the batch has changed). The side output "late" has the records that came too
     late."""
 
     def __init__(
-        self, stream: Stream, window: Sliding, time: Callable[[Any], Any], lateness: float | timedelta
+        self, stream: Stream[T_co], window: Window, time: Callable[[Any], Any] | None, options: _WindowOptions
     ) -> None:
         self._stream = stream
         self._window = window
         self._time = time
-        self._lateness = lateness
+        self._options = options
 
     def __repr__(self) -> str:
         return f"<WindowedStream of flow {self._stream._flow.name!r}: {self._stream._places()}, in {self._window!r}>"
@@ -620,25 +1140,33 @@ class WindowedStream:
             others.update(dict.fromkeys(_methods(Stream), f"{own}, and the stream of results has .{name}(...)"))
             raise no_method(self, name, others)
 
-    def count(self, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+    def count(self, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, int]]:
         """The number of records."""
-        return self._aggregate(aggregate.Count(), emit, options)
+        return self._aggregate(aggregates.Count(), emit, options)
 
-    def sum(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+    def sum(
+        self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, int, int, Any]]:
         """The sum of the values; `value` takes the value from a record, None: the record itself."""
-        return self._aggregate(aggregate.Sum(self._value(value, "sum")), emit, options)
+        return self._aggregate(aggregates.Sum(self._value(value, "sum")), emit, options)
 
-    def min(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+    def min(
+        self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, int, int, Any]]:
         """The least value."""
-        return self._aggregate(aggregate.Min(self._value(value, "min")), emit, options)
+        return self._aggregate(aggregates.Min(self._value(value, "min")), emit, options)
 
-    def max(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+    def max(
+        self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, int, int, Any]]:
         """The greatest value."""
-        return self._aggregate(aggregate.Max(self._value(value, "max")), emit, options)
+        return self._aggregate(aggregates.Max(self._value(value, "max")), emit, options)
 
-    def mean(self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]) -> Stream:
+    def mean(
+        self, value: Selector | None = None, *, emit: WindowEmit = "final", **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, int, int, Any]]:
         """The mean of the values."""
-        return self._aggregate(aggregate.Mean(self._value(value, "mean")), emit, options)
+        return self._aggregate(aggregates.Mean(self._value(value, "mean")), emit, options)
 
     def agg(
         self,
@@ -648,21 +1176,81 @@ class WindowedStream:
         parallelism: int | None = None,
         on_error: OnError = "fail",
         **results: Aggregation,
-    ) -> Stream:
+    ) -> Stream[tuple[K_co, int, int, Row]]:
         """{name: result, ...}, as `KeyedStream.agg` has them."""
         options = {"name": name, "parallelism": parallelism, "on_error": on_error}
         return self._aggregate(_agg(self._stream, results, emit=emit, **options), emit, options)
 
+    def reduce(self, fn: Callable[[Any, T_co], Any], **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, Any]]:
+        """The first record, and then fn(state, record). Of sessions that become one, fn(state, state)."""
+        check_function(fn, "reduce", ("state", "record"))
+        return self._computed(AggregateFunction(Reducer(fn)), options)
+
+    def aggregate(self, aggregator: Aggregator, **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, Any]]:
+        """The result of an aggregate of your own, a `penstock.Aggregator`."""
+        what = OwnAggregate(aggregator, "aggregate()")
+        check_picklable(aggregator, "aggregate()")
+        return self._computed(AggregateFunction(what), options)
+
+    def top(
+        self, n: int, by: Selector | None = None, *, largest: bool = True, **options: Unpack[Options]
+    ) -> Stream[tuple[K_co, int, int, list[T_co]]]:
+        """A list of the `n` records with the greatest values (`largest=False`: the least), the best first. `by` takes
+        the value from a record, None: the record itself. Of equal values the records that came first are kept."""
+        what = Top(whole(n, "top(n)"), self._value(by, "top"), flag(largest, "top(largest)"))
+        return self._computed(AggregateFunction(what), options)
+
+    def collect(self, **options: Unpack[Options]) -> Stream[tuple[K_co, int, int, list[T_co]]]:
+        """A list of the records, by their times. All records of open windows are kept: an aggregate needs less."""
+        return self._computed(Collected(), options)
+
+    def process(
+        self,
+        fn: Callable[[WindowContext, K_co, tuple[int, int], list[T_co]], Iterable[U] | None],
+        *,
+        outputs: tuple[str, ...] = (),
+        **options: Unpack[Options],
+    ) -> Stream[U]:
+        """What fn(ctx, key, window, records) returns or yields, for each window when it has results: `window` is its
+        (start, end), and `records` is the list of its records, by their times. `ctx` has `watermark()`, `output(tag,
+        record)` for the side outputs that `outputs` names, and `get` and `set` for something that the next call for the
+        same window gets. All records of open windows are kept."""
+        return self._computed(Processed(fn, "process"), {**options, "outputs": outputs})
+
     def _value(self, value: Selector | None, method: str) -> Callable[[Any], Any] | None:
         return None if value is None else _selector(value, method, self._stream._fields)
 
-    def _aggregate(self, what: aggregate.Aggregate, emit: WindowEmit, options: Mapping[str, Any]) -> Stream:
+    def _aggregate(self, what: aggregates.Aggregate, emit: WindowEmit, options: Mapping[str, Any]) -> Stream[Any]:
+        window = self._window
+        if not isinstance(window, Sliding) or self._options.any_early or not what.combinable:
+            if emit != "final":
+                raise FlowError(
+                    f"emit={emit!r} is for tumbling and sliding windows without early results; for results before the "
+                    "end of these windows give window(early_count=1)"
+                )
+            return self._computed(AggregateFunction(what), options)
         own = self._time is not self._stream._time
-        operator = WindowAggregated(what, self._window, self._time, self._lateness, emit, own_time=own, **options)
+        assert self._time is not None
+        operator = WindowAggregated(what, window, self._time, self._options.lateness, emit, own_time=own, **options)
+        return self._stream._flow._add(operator, (self._stream,))
+
+    def _computed(self, function: WindowFunction, options: Mapping[str, Any]) -> Stream[Any]:
+        how = self._options
+        operator = Windows(
+            function,
+            self._window,
+            () if self._time is None else (self._time,),
+            how.lateness,
+            early_s=how.early_s,
+            early_count=how.early_count,
+            updates=how.updates,
+            own_time=self._time is not self._stream._time,
+            **options,
+        )
         return self._stream._flow._add(operator, (self._stream,))
 
 
-def _agg(stream: Stream, results: dict[str, Aggregation], **options: object) -> Agg:
+def _agg(stream: Stream[Any], results: dict[str, Aggregation], **options: object) -> Agg:
     for option, value in options.items():
         if isinstance(value, Aggregation):
             raise FlowError(

@@ -209,6 +209,14 @@ def make_plan(
             chain.table = KeyGroups(key_groups).table(chain.parallelism)
         chain_of[name] = chain.index
 
+    for chain in chains:
+        for operator in chain.operators:
+            if isinstance(operator, MakeWatermarks) and operator.max_drift_ms is not None and chain.source is None:
+                raise FlowError(
+                    f"watermark {operator.name!r}: max_drift_s holds back the source, so .watermark(...) must be in "
+                    "the tasks of the source: put it directly after .read(...), without a parallelism of its own and "
+                    "not with chaining=False"
+                )
     exchanges: list[Exchange] = []
     channels = 0
     for edge in [*graph.edges, *_letters_on_the_way(graph, fused)]:
@@ -366,7 +374,8 @@ def _letters_on_the_way(graph: Graph, fused: set[Edge]) -> Iterator[Edge]:
 
 
 def _can_fuse(graph: Graph, edge: Edge, tasks_of: dict[str, int], fuse_keys: bool) -> bool:
-    if edge.output is not None or len(graph.incoming(edge.target)) != 1 or graph.operators[edge.target].inputs > 1:
+    target = graph.operators[edge.target]
+    if edge.output is not None or len(graph.incoming(edge.target)) != 1 or target.inputs > 1 or target.begins_chain:
         return False
     if len([e for e in graph.outgoing(edge.source) if e.output is None]) != 1:
         return False

@@ -20,6 +20,7 @@ import sysconfig
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
@@ -288,13 +289,19 @@ def caller_line() -> str | None:
 
 
 def check_function(
-    function: Any, what: str, takes: tuple[str, ...] = ("record",), *, yields: bool = False, opens: bool = False
+    function: Any,
+    what: str,
+    takes: tuple[str, ...] = ("record",),
+    *,
+    yields: bool = False,
+    opens: bool = False,
+    awaits: bool = False,
 ) -> None:
     """Raises FlowError unless `function` can be called with the arguments in `takes`, and can be sent to a worker
     process.
 
     `yields`: the function may be a generator function. `opens`: it may be an object with open() or close(), which are
-    called.
+    called. `awaits`: it may be a coroutine function (`is_coroutine_function`), whose result is awaited.
     """
     if not callable(function):
         raise FlowError(f"{what} needs a function, got {called(function)}{_slip(function)}")
@@ -308,7 +315,7 @@ def check_function(
                 f"{what} got the class {name} itself, whose objects are functions: give it one, {name}(...)"
             )
     else:
-        _check_kind(inner, what, name, yields)
+        _check_kind(inner, what, name, yields, awaits)
         held = [hook for hook in ("open", "close") if has_hook(function, hook)]
         if held and not opens:
             raise FlowError(
@@ -329,10 +336,22 @@ def check_function(
     check_picklable(function, what)
 
 
-def _check_kind(function: Any, what: str, name: str, yields: bool) -> None:
-    """Raises FlowError for a function that is not run by calling it."""
+def is_coroutine_function(function: Any) -> bool:
+    """Whether a function, or the one inside partials, or that of an object's class, is written with `async def`."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function if inspect.isroutine(function) else type(function).__call__)
+
+
+def _check_kind(function: Any, what: str, name: str, yields: bool, awaits: bool) -> None:
+    """Raises FlowError for a function that is not run by calling it, or, with `awaits`, by awaiting its result."""
     run = function if inspect.isroutine(function) else type(function).__call__
-    if inspect.iscoroutinefunction(run) or inspect.isasyncgenfunction(run):
+    if awaits and inspect.isasyncgenfunction(run):
+        raise FlowError(
+            f"{what}: {name} is an async generator function (it has a yield), so its result would be a generator and "
+            "not a value; return the value"
+        )
+    if (inspect.iscoroutinefunction(run) and not awaits) or inspect.isasyncgenfunction(run):
         raise FlowError(
             f"{what}: {name} is an async function, whose coroutine nobody would await; call asyncio.run(...) in a "
             "function, best in one of map_batches for many records at a time"
@@ -379,6 +398,58 @@ def _slip(value: Any) -> str:
     return ""
 
 
+class Constructed:
+    """A class whose object is the function. Each task makes its own object, once, so that it loads a model once
+    (the convention of Ray Data: `__init__`, `__call__`, `fn_constructor_args`, `fn_constructor_kwargs`)."""
+
+    def __init__(self, cls: type, args: Iterable[Any], kwargs: Mapping[str, Any]) -> None:
+        self._cls = cls
+        self._args = tuple(args)
+        self._kwargs = dict(kwargs)
+        self._made: Any = None
+        self.__qualname__ = cls.__qualname__
+
+    def open(self) -> None:
+        """Makes the object."""
+        self._made = self._cls(*self._args, **self._kwargs)
+        if has_hook(self._made, "open"):
+            self._made.open()
+
+    def __call__(self, record: Any) -> Any:
+        return self._made(record)
+
+    def close(self) -> None:
+        """Closes the object, if it has a close()."""
+        if self._made is not None and has_hook(self._made, "close"):
+            self._made.close()
+
+
+def constructed(
+    fn: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, what: str, takes: str = "record"
+) -> Any:
+    """Returns a function, or for a class what makes its object in each task. Raises FlowError when the class cannot be
+    called with these arguments, or its object with one argument."""
+    if not isinstance(fn, type) or not any("__call__" in vars(cls) for cls in fn.__mro__):
+        if args or kwargs:
+            raise FlowError(
+                f"{what}: fn_constructor_args and fn_constructor_kwargs are for a class, whose object is the function; "
+                f"got {called(fn)}"
+            )
+        return fn
+    made = Constructed(fn, args or (), kwargs or {})
+    with suppress(ValueError):  # classes written in C may not say what they take
+        for callable_, given, named in (
+            (fn, made._args, made._kwargs),
+            (fn.__call__, (None, takes), {}),
+        ):
+            try:
+                inspect.signature(callable_).bind(*given, **named)
+            except TypeError as error:
+                part = "__init__" if callable_ is fn else "__call__"
+                raise FlowError(f"{what}: {fn.__qualname__}.{part}: {error}") from None
+    return made
+
+
 class OwnFunction:
     """A user's function in one task. When it is an object with open() or close(), the task has a copy of it, because
     the tasks of a worker must not share what is opened, nor change the flow's own object."""
@@ -388,16 +459,14 @@ class OwnFunction:
         self.fn: Any = copied(function) if self._hooks else function
         self._opened = False
 
-    def open(self) -> None:
-        """Opens the function before the first record."""
+    def open(self) -> Any:
+        """Opens the function before the first record. Returns what its open() has returned."""
         self._opened = True
-        if self._hooks and has_hook(self.fn, "open"):
-            self.fn.open()
+        return self.fn.open() if self._hooks and has_hook(self.fn, "open") else None
 
-    def close(self) -> None:
-        """Closes the function at the end, also after an error."""
-        if self._hooks and self._opened and has_hook(self.fn, "close"):
-            self.fn.close()
+    def close(self) -> Any:
+        """Closes the function at the end, also after an error. Returns what its close() has returned."""
+        return self.fn.close() if self._hooks and self._opened and has_hook(self.fn, "close") else None
 
 
 def no_value(result: Any) -> str | None:

@@ -21,7 +21,7 @@ from penstock.runtime.sources.rows import BATCH_ROWS, RowReader, check_schemas
 _FILE_MAGIC = b"ARROW1"
 
 
-class Arrow(Source):
+class Arrow(Source[dict[str, Any]]):
     """Reads the rows of Arrow IPC files (also called Feather version 2) and of files that hold an IPC stream, as dicts.
 
         flow.read(ps.sources.Arrow("features/*.arrow"))

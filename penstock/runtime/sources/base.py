@@ -12,11 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.runtime.mistakes import checks_init
 from penstock.runtime.records.batch import approximate_bytes
 from penstock.runtime.records.userfunc import ErrorHandler
+
+#: The type of a source's records.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    T_co = WithDefault("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -127,7 +135,7 @@ def rows_of(columns: Any) -> list[Any]:
     return list(columns.to_pylist())
 
 
-class Source(ABC):
+class Source(ABC, Generic[T_co]):
     """A plain description of an input, which travels to the workers. A source of your own has `splits` and `reader`.
 
     Before the job starts, `splits` lists the splits, the units that tasks share among them. In each task, `reader`

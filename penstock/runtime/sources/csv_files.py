@@ -59,7 +59,7 @@ _HAS_OFFSET = r"^\s*\d{4}-\d{2}-\d{2}[ T]\d{2}.*(Z|[+-]\d{2}(:?\d{2})?)\s*$"  # 
 _WHERE = re.compile(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", re.DOTALL)
 
 
-class Csv(Source):
+class Csv(Source[dict[str, Any]]):
     """Reads the rows of CSV files, each as a dict.
 
         flow.read(ps.sources.Csv("orders/*.csv"))

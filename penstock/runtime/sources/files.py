@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.runtime.records.userfunc import ErrorHandler
-from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceContext, Split, together
+from penstock.runtime.sources.base import ColumnReader, Reader, Source, SourceContext, Split, T_co, together
 from penstock.runtime.sources.blocks import ABANDONED, FileRange, LineBlocks, ranges
 from penstock.runtime.sources.gunzip import CorruptGzip
 from penstock.runtime.sources.lines import Block, Decoder, TextDecoder, Unreadable, readable
@@ -27,7 +27,7 @@ TEXT_RATIO = 3  # about how much text is in a gzip file, for sharing the work
 LINE_BYTES = 100  # taken for the mean size of a line, or a row, before one was read
 
 
-class LineFiles(Source):
+class LineFiles(Source[T_co]):
     """Files of lines: what TextFiles and JsonLines have in common."""
 
     def __init__(self, patterns: Patterns, *, parallel: bool, max_line_bytes: int) -> None:
@@ -68,7 +68,7 @@ class LineFiles(Source):
         return self.describe()
 
 
-class TextFiles(LineFiles):
+class TextFiles(LineFiles[str]):
     """Reads the lines of text files, each a str without its line end ("\\n" or "\\r\\n").
 
         flow.read(ps.sources.TextFiles("logs/*.txt"))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.records.userfunc import ErrorHandler, apply, check_function
-from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split, T_co
 from penstock.runtime.sources.pace import Schedule, Steps
 from penstock.runtime.units import flag, is_whole, renamed, seconds, whole
 
@@ -30,7 +30,7 @@ _AHEAD = 4096  # due times computed at once
 _SLACK_NS = 100_000_000  # with catch_up=False: how late a reader may be before its schedule is shifted
 
 
-class Generator(Source):
+class Generator(Source[T_co]):
     """Generates the records fn(0), fn(1), fn(2), ..., as fast as possible or at a rate.
 
         flow.read(ps.sources.Generator(lambda i: {"id": i}, rate=10_000, duration_s=60))
@@ -65,7 +65,7 @@ class Generator(Source):
     @renamed(duration="duration_s")
     def __init__(
         self,
-        fn: Callable[[int], Any],
+        fn: Callable[[int], T_co],
         rate: float | str | Steps | None = None,
         *,
         limit: int | None = None,

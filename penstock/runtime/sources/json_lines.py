@@ -19,7 +19,7 @@ from penstock.runtime.sources.paths import Patterns
 _MALFORMED = (msgspec.MsgspecError, ValueError, RecursionError)  # ValueError: not UTF-8
 
 
-class JsonLines(LineFiles):
+class JsonLines(LineFiles[Any]):
     """Reads the values of JSON lines files (also called NDJSON): dicts, or whatever each line holds.
 
         flow.read(ps.sources.JsonLines("events/*.jsonl")).filter(ps.col("event_type") == "view")

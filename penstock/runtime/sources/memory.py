@@ -12,13 +12,13 @@ from typing import Any
 
 from penstock.runtime.errors import FlowError, shorten
 from penstock.runtime.records.userfunc import check_picklable
-from penstock.runtime.sources.base import Reader, Source, SourceContext, Split
+from penstock.runtime.sources.base import Reader, Source, SourceContext, Split, T_co
 from penstock.runtime.units import is_whole
 
 _SAMPLE = 100  # records tried for pickling while the flow is built; all of them travel when the job starts
 
 
-class Memory(Source):
+class Memory(Source[T_co]):
     """Reads the records of an iterable, which is consumed once, at construction.
 
         flow.read(ps.sources.Memory(["to be", "or not", "to be"]))
@@ -32,7 +32,7 @@ class Memory(Source):
     Offset: the index of the next record in the whole list.
     """
 
-    def __init__(self, records: Iterable[Any], splits: int | None = None) -> None:
+    def __init__(self, records: Iterable[T_co], splits: int | None = None) -> None:
         if splits is not None and not (is_whole(splits) and splits >= 1):
             raise FlowError(f"Memory: splits must be a whole number, 1 or more, got {splits!r}")
         if isinstance(records, str | bytes | Mapping):

@@ -20,7 +20,7 @@ Condition = tuple[str, str, Any]
 Filters = Sequence[Condition] | Sequence[Sequence[Condition]]
 
 
-class Parquet(Source):
+class Parquet(Source[dict[str, Any]]):
     """Reads the rows of Parquet files, each as a dict.
 
         flow.read(ps.sources.Parquet("rides/*.parquet", columns=["city", "fare"], filters=[("fare", ">", 0)]))

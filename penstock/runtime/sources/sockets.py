@@ -29,7 +29,7 @@ _RETRY_S = (0.1, 5.0)  # the first and the longest pause between attempts to con
 _JOIN_S = 2.0
 
 
-class SocketLines(Source):
+class SocketLines(Source[str]):
     """Reads the lines that a TCP server sends, each a str without its line end ("\\n" or "\\r\\n").
 
         flow.read(ps.sources.SocketLines("localhost", 9999))     # e.g. of: nc -lk 9999

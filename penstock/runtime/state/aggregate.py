@@ -29,6 +29,7 @@ class Aggregate(ABC):
     name: str
     merging = ""  # how partial results merge, for `merge_of`; "": only this aggregate can merge them
     identity_result = True  # whether `result` returns the value of the state unchanged
+    combinable = True  # whether senders may combine records before they send them
     total = False  # whether it accepts all values, so that neither adding nor merging can fail
 
     def __init__(self, selector: Callable[[Any], Any] | None = None) -> None:

@@ -28,13 +28,14 @@ and bytes.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.runtime.event_time.watermark import IDLE, Watermark
+from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
 from penstock.runtime.operators.micro_batch import (
     BYTES_MAX,
     UNDER_WAY_MAX,
@@ -66,7 +67,7 @@ _UNPROCESSED_LEAST = 100
 
 
 @dataclass
-class _UnderWay:
+class _UnderWay(Answer):
     """A micro-batch without an answer. `answer` is None when the task processes it itself, because it returns."""
 
     input: Any
@@ -138,7 +139,7 @@ class Diversion:
         self.story = DiversionStats(task.clock())
         self._bridge = bridge
         self._wake = wake
-        self._queue: deque[_UnderWay | _Barrier | Watermark] = deque()
+        self._queue = AnswerQueue[_UnderWay, _Barrier | Watermark]()
         self._next = _Gathered()
         self._before: StageState | None = None  # the offsets of a source before what is gathered
         self._begun = False  # a micro-batch has left
@@ -150,7 +151,7 @@ class Diversion:
     @property
     def records(self) -> int:
         """The number of records under way. Other threads may ask for it."""
-        return sum(item.records for item in tuple(self._queue) if isinstance(item, _UnderWay))
+        return sum(item.records for item in self._queue.answers())
 
     @property
     def gathered(self) -> int:
@@ -165,8 +166,7 @@ class Diversion:
     def runnable(self) -> bool:
         """Whether `begin` would do something."""
         if self._queue:
-            head = self._queue[0]
-            if not isinstance(head, _UnderWay) or head.done():
+            if self._queue.ready():
                 return True
         elif self._is_over() or self.task.has_timer_due():
             return True
@@ -188,16 +188,13 @@ class Diversion:
         """Takes the next step. Returns the outputs to send, if there are any."""
         while True:
             if self._queue:
-                head = self._queue[0]
+                head = self._queue.take()
                 if isinstance(head, _Barrier):
-                    self._queue.popleft()
                     self.task.pass_diverted_barrier(head.epoch, head.own)
                     return None
                 if isinstance(head, Watermark):
-                    self._queue.popleft()
                     return self.task.advance_to(head.value)
-                if head.done():
-                    self._queue.popleft()
+                if head is not None:
                     return self._outputs(head)
             elif self._is_over():
                 self.task.all_answered()
@@ -248,7 +245,7 @@ class Diversion:
             self._leave()
         elif self._can_take_barrier():
             own = self._before if self._next.records else self.task.own_state()
-            self._queue.append(_Barrier(self.task.take_barrier(), own))
+            self._queue.mark(_Barrier(self.task.take_barrier(), own))
         elif self._can_gather():
             self._gather()
         else:
@@ -266,7 +263,7 @@ class Diversion:
             if following.records:
                 following.mark(input_)
             else:
-                self._queue.append(input_)
+                self._queue.mark(input_)
         elif records:
             following.add(input_, records, stamp)
 
@@ -283,9 +280,10 @@ class Diversion:
             item.answer = self._bridge.submit(self.divert.chain, self.divert.position, input_)
             self._begun = True
             self.story.under_way += 1
-        self._queue.append(item)
+        self._queue.put(item)
         self._next = _Gathered()
-        self._queue += following.marks
+        for mark in following.marks:
+            self._queue.mark(mark)
         if item.answer is not None:
             item.answer.add_done_callback(lambda _: self._wake())
 

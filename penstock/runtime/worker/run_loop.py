@@ -156,6 +156,15 @@ class RunLoop:
                 task.sample = None
         return [task_load(task) for task in self.tasks]
 
+    def marks(self) -> dict[int, int | None]:
+        """Returns the watermarks of the source tasks that are aligned, by task number."""
+        return {source.task.number: source.aligned_mark for source in self._sources if source.is_aligned}
+
+    def align(self, least: int | None) -> None:
+        """Tells the sources how far all of them are."""
+        for source in self._sources:
+            source.align(least)
+
     def take_sample(self, request: SampleRequest) -> RecordSample | None:
         """Returns records that the tasks of a chain have taken since they were asked first, or None when there are too
         few so far. Raises what the class of a record raises when it cannot travel."""

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.runtime.errors import SourceError
+from penstock.runtime.event_time.watermark import END_OF_TIME, IDLE, TIME_MAX
 from penstock.runtime.exchange.output_cache import OutputCaches
 from penstock.runtime.operators.base import Stage
 from penstock.runtime.operators.micro_batch import BYTES_MAX
+from penstock.runtime.operators.watermarks import Marking
 from penstock.runtime.program.plan import TaskId
 from penstock.runtime.sources.base import ColumnReader, Reader, Split, bytes_of, together
 from penstock.runtime.state.keyed import StageState
@@ -48,6 +50,11 @@ class SourceTask(Task):
         self._has_passed = False  # a barrier has passed since the last read
         self._due: float = 0.0  # clock time in seconds at which the reader wants to be read again
         self._read_some = False  # whether the last read gave records
+        # What holds the task back when it is ahead of other sources, if something does (runtime/host/alignment.py).
+        self._marking_stage = next(
+            (stage for stage in stages if isinstance(stage, Marking) and stage.max_drift_ms is not None), None
+        )
+        self.reads_until: int | None = None  # the watermark up to which it may read; None: any
         self._woken = True
         try:
             self.reader = open_reader(splits, self.wake)
@@ -65,6 +72,37 @@ class SourceTask(Task):
         if self._life.move("trigger"):
             self._triggers.append(epoch)
 
+    def await_alignment(self) -> None:
+        """Reads nothing after the first record, until it is told how far the other sources are."""
+        if self._marking_stage is not None:
+            self.reads_until = -TIME_MAX
+
+    def align(self, least: int | None) -> None:
+        """Takes the least watermark of all aligned sources. None: nobody need wait."""
+        if self._marking_stage is not None:
+            assert self._marking_stage.max_drift_ms is not None
+            self.reads_until = None if least is None else least + self._marking_stage.max_drift_ms
+            self.wake()
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether it keeps within a drift of other sources."""
+        return self._marking_stage is not None
+
+    @property
+    def aligned_mark(self) -> int | None:
+        """The watermark that others wait for. END_OF_TIME: it reads no more. None: it has none yet."""
+        assert self._marking_stage is not None
+        return END_OF_TIME if self._at_end() or self.finished else self._marking_stage.mark
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether it must not read before other sources have come nearer."""
+        if self.reads_until is None or self._marking_stage is None:
+            return False
+        mark = self._marking_stage.mark
+        return mark is not None and mark != IDLE and mark > self.reads_until
+
     def wake(self) -> None:
         """Notes that the reader may have records."""
         self._woken = True
@@ -72,6 +110,8 @@ class SourceTask(Task):
     def ready_in(self) -> float | None:
         timer = super().ready_in()
         if self.blocked or self._due == float("inf") or self.diversion is not None or self.state in AT_REST:
+            return timer
+        if self._is_ahead:
             return timer
         due = max(0.0, self._due - self.clock() / 1e9)
         return due if timer is None else min(due, timer)
@@ -96,6 +136,8 @@ class SourceTask(Task):
         return reader.backlog() if reader.paced and not self._at_end() else 0
 
     def has_input_to_divert(self) -> bool:
+        if self._is_ahead:
+            return False
         return not self._at_end() and not (self.output_caches is not None and self.output_caches.full)
 
     def take_to_divert(self, most: int, *, columns: bool) -> tuple[Any, int, int]:
@@ -137,7 +179,7 @@ class SourceTask(Task):
         self._save(self._triggers.popleft(), finished=False)
 
     def _has_input(self) -> bool:
-        if self._at_end() or (self.output_caches is not None and self.output_caches.full):
+        if self._at_end() or (self.output_caches is not None and self.output_caches.full) or self._is_ahead:
             return False
         return self._woken or self.clock() / 1e9 >= self._due
 
@@ -167,6 +209,8 @@ class SourceTask(Task):
         if self._at_end() or self._timers_turn():
             return super()._begin()
         self._has_fired = False
+        if self._is_ahead:
+            return self._begin_to_let_go()
         self._woken = False
         if self.record_by_record is not None:
             self.record_by_record.origin = SOURCE

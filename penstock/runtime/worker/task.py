@@ -9,6 +9,10 @@ longer than that.
 Some stages *gather* records from one step to the next, so that a call of the user's function gets more of them.
 Gathered records are processed before anything else than records: a barrier, a watermark, the end, the operation stream.
 
+A stage may be *pending*: its work goes on outside of the task's thread. Then the task takes up only as many records as
+there is room for, collects what has come of earlier ones, and has not ended before nothing is under way. A barrier does
+not wait for what is under way, because the stage saves it.
+
 In a job with epochs, a task saves its state when its inbox is aligned at a barrier, and once more when it ends. This
 happens between two steps, because a snapshot must never show a step that is half done. The task passes the snapshot to
 `on_snapshot`, which must encode the states before it returns.
@@ -36,7 +40,7 @@ from penstock.runtime.exchange.inbox import Inbox
 from penstock.runtime.exchange.log import OutLog
 from penstock.runtime.exchange.output import Output
 from penstock.runtime.lifecycle import Machine
-from penstock.runtime.operators.base import Gathering, Stage, run_stages
+from penstock.runtime.operators.base import Gathering, Pending, Stage, run_stages
 from penstock.runtime.operators.micro_batch import Bridge, DivertRequest, MicroBatchResult, Unprocessed
 from penstock.runtime.operators.step_size import STEP_NS, StepSize
 from penstock.runtime.program.plan import TaskId
@@ -44,7 +48,7 @@ from penstock.runtime.records.batch import Batch, concat, singly, split
 from penstock.runtime.records.userfunc import ErrorHandler
 from penstock.runtime.sources.base import rows_of
 from penstock.runtime.state.keyed import SHARED, Counters, SavedState, StageState
-from penstock.runtime.worker.blackbox import MADE, Poison, RecordByRecord
+from penstock.runtime.worker.blackbox import MADE, SOURCE, Poison, RecordByRecord
 from penstock.runtime.worker.diversion import Diversion
 from penstock.runtime.worker.metrics import LeastAges, RecentHistogram
 from penstock.runtime.worker.sample import Sample
@@ -89,7 +93,8 @@ class TaskOptions:
     """How a task fits into its job. `generation` is that of the recovery that built it, and `epoch` the last complete
     epoch at that time. `event_time`: the tasks of the job pass on watermarks. `on_snapshot` takes what the task saves
     (None: the job has no epochs). `on_motion` is called with the generation at the first record after a quiet snapshot.
-    `wall` is the clock for timers, in seconds since 1970."""
+    `wall` is the clock for timers, in seconds since 1970. `wake`, which any thread may call, makes the run loop look
+    whether the task is runnable."""
 
     generation: int = 0
     epoch: int = 0
@@ -98,6 +103,7 @@ class TaskOptions:
     on_motion: Callable[[TaskId, int], None] | None = None
     wall: Callable[[], float] = time
     steps: Steps = Steps()
+    wake: Callable[[], None] = lambda: None
 
 
 class Task:
@@ -139,6 +145,9 @@ class Task:
         self.marks = Watermarks()
         self._marking = any(stage.event_time for stage in stages)
         self.gathering = [stage for stage in stages if isinstance(stage, Gathering)]
+        self.pending = stages[0] if isinstance(stages[0], Pending) else None
+        self._wake = options.wake
+        self._collected = 0  # the number of records whose outputs the work has collected from the pending stage
         self._mark_in: int | None = None  # the watermark before the stages
         self._mark_out: int | None = None  # the watermark after the stages
         self._mark_sent: int | None = None
@@ -181,6 +190,8 @@ class Task:
                 self._sides.append((records, self.outputs.get((stage.context.operator.name, tag), [])))
         for stage in self.gathering:
             stage.gather(self.clock, self._stopwatch)
+        if self.pending is not None:
+            self.pending.attach(self.clock, self._wake)
 
     def add_input(self, channel: InChannel) -> None:
         """Adds a channel to receive from. It replaces a channel of the same number."""
@@ -297,6 +308,7 @@ class Task:
             or self._at_end()
             or (bool(self.timed) and self._timer_due())
             or (bool(self.gathering) and self._has_waited())
+            or (self.pending is not None and self.pending.ready())
         )
 
     def _runnable_otherwise(self, state: TaskState) -> bool:
@@ -315,9 +327,11 @@ class Task:
     @property
     def gathered(self) -> int:
         """The number of records that its stages have gathered, or its diversion for the next micro-batch, or that wait
-        for their step because the task has to process them after all. Other threads may ask for it."""
+        for their step because the task has to process them after all, or that are under way in its pending stage. Other
+        threads may ask for it."""
         diversion = self.diversion  # read once, because it may end meanwhile
-        return self.held + self._given_back + (0 if diversion is None else diversion.gathered)
+        waiting = self.held if self.pending is None else self.held + self.pending.under_way
+        return waiting + self._given_back + (0 if diversion is None else diversion.gathered)
 
     @property
     def begun(self) -> int:
@@ -340,6 +354,9 @@ class Task:
                 self._held_before = self.held
                 for stage in self.gathering:
                     stage.holds = self.record_by_record is None
+            if self.pending is not None:
+                self._collected = 0
+                self.pending.alone = self.record_by_record is not None
             barrier = self._barriers_let_go and self._has_barrier()
             if self._held_before and (self.diversion is not None or barrier):
                 self._work_records = 0
@@ -375,7 +392,7 @@ class Task:
         self._unflushed = True
         elapsed = self._stopwatch() - started
         self.busy_ns += elapsed
-        if self._work_records or self._held_before:
+        if self._work_records or self._held_before or self._collected:
             self._measure(self._work_ns + elapsed)
         self._work_ns = 0
 
@@ -392,6 +409,8 @@ class Task:
         if self._waiting or self._life.state in AT_REST:
             return None
         due = None if self.diversion is None else self.diversion.ready_in()
+        if self.pending is not None:
+            due = self.pending.ready_in()
         for stage in self.gathering:
             if stage.held:
                 waits = max(0, stage.waits_until - self.clock()) / 1e9
@@ -420,18 +439,26 @@ class Task:
         return any(stage.held and stage.waits_until <= self.clock() for stage in self.gathering)
 
     def _has_input(self) -> bool:
-        return bool(self.inbox.ready)
+        inbox, pending = self.inbox.ready, self.pending
+        if pending is None:
+            return bool(inbox)
+        if pending.room > 0:
+            return pending.returned > 0 or bool(inbox)
+        # A watermark needs no room, but it follows the records that an epoch has saved.
+        return not pending.returned and bool(inbox) and isinstance(inbox[0][1], Watermark)
 
     def _has_more(self) -> bool:
         """Whether records come next."""
+        if self.pending is not None and self.pending.ready():
+            return True
         inbox = self.inbox.ready
-        return bool(inbox) and not isinstance(inbox[0][1], Watermark)
+        return bool(inbox) and not isinstance(inbox[0][1], Watermark) and self._has_input()
 
     def _has_barrier(self) -> bool:
         return self.inbox.aligned
 
     def _at_end(self) -> bool:
-        return self.inbox.at_end
+        return self.inbox.at_end and (self.pending is None or not self.pending.under_way)
 
     def _begin(self) -> bool:
         """Begins with the next part of the input, or with the end. Returns False when there is nothing."""
@@ -441,11 +468,14 @@ class Task:
             self._work = self.fire()
             return True
         self._has_fired = False
+        pending = self.pending
+        if pending is not None and (pending.returned or pending.ready()):
+            return self._begin_with(pending)
         if self.event_time and self._take_marks():
             self._work_records = 0
             self._work = self.advance_to(self.marks.current)
             return True
-        if self.inbox.ready:
+        if self.inbox.ready and (pending is None or pending.room):
             batch = self._take(self._step_limit())
             if (sample := self.sample) is not None:  # read once, because another thread may take it
                 sample.add(batch, self.clock())
@@ -460,6 +490,35 @@ class Task:
             return True
         return self._begin_to_let_go()
 
+    def _begin_with(self, pending: Pending) -> bool:
+        """Begins with what has come of earlier records, or with records that an epoch has saved."""
+        self._work_records = 0
+        if pending.ready():
+            self._work = self._collect(pending)
+        elif pending.room:
+            batch = pending.take_returned(self._step_limit())
+            if self.record_by_record is not None:
+                self.record_by_record.origin = SOURCE  # no channel has this number
+            self._more = pending.returned > 0
+            self._work_records = len(batch)
+            self._stamped(self.clock())
+            self._work = self._through(batch)
+        else:
+            return self._begin_to_let_go()
+        return True
+
+    def _collect(self, pending: Pending) -> Iterator[Batch]:
+        """Yields what has come of earlier records, and what the watermark releases that follows them."""
+        self._stamped(self.clock())
+        before = pending.under_way
+        for piece in pending.collect():
+            self._stamped(pending.oldest)
+            pending.records_out += len(piece)
+            yield from self._run(piece, 1)
+        self._collected = before - pending.under_way
+        yield from self._let_go()
+        yield from self._advance()
+
     def _begin_to_let_go(self) -> bool:
         """Processes gathered records that need not wait for more, because no input comes next."""
         if not self._held_before:
@@ -472,6 +531,8 @@ class Task:
     def _stamped(self, stamp: int) -> None:
         """Notes that the next records for the stages have this stamp. Gathered records may be older."""
         self._stamp = stamp
+        if self.pending is not None:
+            self.pending.stamp = stamp
         for stage in self.gathering:
             stage.stamp = self._stamp
             if stage.held:
@@ -483,7 +544,7 @@ class Task:
         if self.gathering and self.gathering[0] is self.stages[0]:
             wanted, call = self.gathering[0].wants()
             return wanted if limit < wanted else limit - (limit - wanted) % call
-        return limit
+        return limit if self.pending is None else min(limit, self.pending.room)
 
     def _take(self, limit: int) -> Batch:
         """Takes up to this many records from the inbox."""
@@ -543,7 +604,7 @@ class Task:
         """Yields the outputs that the task's watermark releases, after they have passed the later stages."""
         mark = self._mark_in
         for i, stage in enumerate(self.stages):
-            if stage.event_time or isinstance(stage, Gathering):
+            if stage.event_time or isinstance(stage, Gathering):  # a pending stage is among the first
                 for piece in stage.advance(mark):
                     stage.records_out += len(piece)
                     yield from self._run(piece, i + 1)
@@ -932,7 +993,8 @@ class Task:
             if self.on_motion is not None:
                 self.on_motion(self.task, self.generation)
         records = self._work_records
-        gone = records
+        # What a pending stage has taken is not through before it is collected.
+        gone = records if self.pending is None else self._collected
         if self.gathering:
             gone += self._held_before - self.held
             # Steps that only gather cost nothing. A step that calls the user's function has the cost for all of them.
@@ -942,11 +1004,12 @@ class Task:
             now = self.clock()
             age = now - self._stamp
             self.latency.add(age // 1000, gone, now)
-            if not self.gathering:
+            if not self.gathering and self.pending is None:
                 ages = self.ages
                 if age < ages.done:  # noqa: PLR1730  a call of min takes three times as long
                     ages.done = age
                 if age - elapsed < ages.taken:  # noqa: PLR1730
                     ages.taken = age - elapsed
-            if records and self.diversion is None:  # a diverted task measures its steps itself
-                self._size.measure(records, elapsed, self._more)
+        # A diverted task measures its steps itself.
+        if records and (gone > 0 or self.pending is not None) and self.diversion is None:
+            self._size.measure(records, elapsed, self._more)

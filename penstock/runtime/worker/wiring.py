@@ -80,6 +80,7 @@ class Wiring:
         check_shared: bool = False,
         root: MulticastRoot | None = None,
         steps: Steps | None = None,
+        aligned: bool = False,
     ) -> None:
         self.plan = plan
         self.workers = workers
@@ -106,6 +107,7 @@ class Wiring:
         self.shared_batches = SharedBatches() if check_shared else None
         self._apart = apart
         self._steps = steps or Steps()
+        self._aligned = aligned  # whether somebody tells sources how far the others are
         self._ahead_ns: dict[int, int] = {}
         self._targets: dict[int, int] = {}  # by channel number: the number of the receiving task
         self._outputs: dict[tuple[int, int], Output] = {}  # by exchange and number of the sending task
@@ -212,7 +214,14 @@ class Wiring:
                 stage = next(stage for stage in stages if stage.context.operator.name == exchange.operator)
                 stage.context.side.setdefault(exchange.output, [])
         options = TaskOptions(
-            generation, epoch, plan.time_grain is not None, self._on_snapshot, self._on_motion, self._wall, self._steps
+            generation,
+            epoch,
+            plan.time_grain is not None,
+            self._on_snapshot,
+            self._on_motion,
+            self._wall,
+            self._steps,
+            self._transport.wake,
         )
         source = chain.source
         if source is None:
@@ -231,7 +240,10 @@ class Wiring:
 
         if splits is None:
             splits = chain.splits[task.index]
-        built = SourceTask(task, name, stages, self._clock, options, splits, open_reader, self.output_caches)
+        read = SourceTask(task, name, stages, self._clock, options, splits, open_reader, self.output_caches)
+        if self._aligned:
+            read.await_alignment()
+        built = read
         return built
 
     def _make_stage(

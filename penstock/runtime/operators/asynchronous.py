@@ -1,0 +1,752 @@
+"""The operator `map_async`: a call of the user's function for each record, many of them under way at a time.
+
+The function mostly waits for others: a database, a service. A coroutine function runs on one asyncio loop in one thread
+for each task; any other function in threads of the task. `Caller` is what both have in common. The task's own thread
+never waits for a call: it begins calls for the records that it gets, is woken once for many answers, and takes them.
+
+What happens at a barrier: the snapshot contains the records whose results have not left the stage, and the calls are
+made again after a restore. A call may thus be made twice, but its result leaves once. The records are saved as they
+were before their calls, which may change them at any time. Results are not saved, because they need not be picklable.
+
+More calls than `concurrency` must never be under way, nor may any be lost: each record ends as one result or one
+failure, whatever its calls do. A watermark must never overtake a record that came before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as WaitEnded
+from datetime import timedelta
+from inspect import isawaitable
+from queue import SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any
+
+from penstock.runtime.errors import CodecError, FlowError
+from penstock.runtime.event_time.watermark import IDLE, Watermark
+from penstock.runtime.forks import end_forks
+from penstock.runtime.operators.answer_queue import Answer, AnswerQueue
+from penstock.runtime.operators.base import EXPAND_RECORDS_MAX, Operator, Pending, Stage, StageContext
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.codec import decode, encode
+from penstock.runtime.records.userfunc import (
+    OwnFunction,
+    check_function,
+    is_coroutine_function,
+    is_failure,
+    is_users,
+    returns_nothing,
+)
+from penstock.runtime.state.keyed import SavedState, StageState
+from penstock.runtime.units import flag, seconds, whole
+
+logger = logging.getLogger(__name__)
+
+_TOO_LATE = "the call has not ended within timeout_s="
+
+# At the end, calls that are still under way get so many seconds to end. Then they are left to themselves.
+_END_S = 0.5
+
+_REMEDY = (
+    "to let calls take longer, raise timeout_s (None: no limit); to try again, raise retries; to continue after such "
+    "records, give the operator on_error='skip' or on_error='dead_letter'"
+)
+
+
+class Attempt:
+    """One call of the function for a record. `over`: it has an answer, or nobody waits for one."""
+
+    __slots__ = ("call", "error", "over", "place", "record", "value")
+
+    def __init__(self, call: _Call, record: Any) -> None:
+        self.call = call
+        self.record = record
+        self.over = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.place: Any = None  # the thread or the asyncio task that it runs in
+
+
+class Caller(ABC):
+    """Makes the calls of one task. The task's thread calls all methods but `settle`, which is for the threads that make
+    calls."""
+
+    def __init__(self, function: OwnFunction, name: str, wake: Callable[[], None]) -> None:
+        self.running = 0  # the number of attempts that have begun, and whose answers were not taken
+        self._function = function
+        self._name = name
+        self._wake = wake
+        self._answers: list[Attempt] = []
+        self._lock = threading.Lock()
+        self._told = False  # whether the task's thread was woken for answers that it has not taken yet
+        self._closed = False
+        self._process = os.getpid()
+
+    def open(self) -> None:
+        """Opens the function."""
+        if isinstance(opened := self._function.open(), Coroutine):
+            opened.close()
+            raise TypeError("open() is an async function, and the function itself is none; make open() a plain one too")
+
+    @abstractmethod
+    def begin(self, attempts: list[Attempt]) -> None:
+        """Begins calls."""
+
+    @abstractmethod
+    def call(self, record: Any, timeout_s: float | None) -> Any:
+        """Makes a call, in this thread if possible, and returns its result. Raises what the function raises, and
+        TimeoutError."""
+
+    def where(self, attempt: Attempt) -> FrameType | None:
+        """Returns the innermost frame of the user's code in which a call is now, as far as is known."""
+        return None
+
+    def abandon(self, attempt: Attempt) -> bool:
+        """Gives a call up. Returns False when it has an answer all the same."""
+        with self._lock:
+            if attempt.over:
+                return False
+            attempt.over = True
+        self.running -= 1
+        self._give_up(attempt)
+        return True
+
+    def _give_up(self, attempt: Attempt) -> None:
+        """Ends a call that nobody waits for, if that is possible."""
+
+    def settle(self, attempt: Attempt, value: Any, error: BaseException | None) -> bool:
+        """Takes an answer. Returns False when nobody waits for it any more."""
+        end_forks(self._process)
+        with self._lock:
+            if attempt.over or self._closed:
+                return False
+            attempt.over = True
+            attempt.value, attempt.error = value, error
+            self._answers.append(attempt)
+            if not self._told:
+                self._told = True
+                self._tell()
+            return True
+
+    def _tell(self) -> None:
+        """Wakes the task's thread."""
+        self._wake()
+
+    @property
+    def answered(self) -> int:
+        """The number of answers that were not taken."""
+        return len(self._answers)
+
+    def answer_in(self) -> float | None:
+        """Returns in how many seconds there is an answer for which nobody wakes the task's thread."""
+        return None
+
+    def take(self) -> list[Attempt]:
+        """Takes the answers."""
+        with self._lock:  # so that the thread was woken whenever there are answers
+            taken, self._answers = self._answers, []
+            self._told = False
+        self.running -= len(taken)
+        return taken
+
+    def close(self) -> None:
+        """Ends all calls, and closes the function."""
+        with self._lock:
+            self._closed = True
+        self._end_calls()
+        if isinstance(closed := self._function.close(), Coroutine):
+            closed.close()
+            raise TypeError("close() is an async function, and the function itself is none; make it a plain one too")
+
+    @abstractmethod
+    def _end_calls(self) -> None:
+        """Ends all calls and threads, as far as that is possible in a moment."""
+
+
+class LoopCaller(Caller):
+    """Runs a coroutine function on an asyncio loop, in one thread."""
+
+    def __init__(self, function: OwnFunction, name: str, wake: Callable[[], None]) -> None:
+        super().__init__(function, name, wake)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._begun: deque[list[Attempt]] = deque()
+        self._starting = False  # whether the loop was told of what is in `_begun`
+        self._tasks: set[asyncio.Task[None]] = set()  # only the loop's thread uses it
+
+    def open(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        # In the loop: what the user opens may belong to the loop that runs then.
+        self._until_done(_awaited(self._function.open))
+
+    def begin(self, attempts: list[Attempt]) -> None:
+        assert self._loop is not None
+        self._run_in_thread()
+        self.running += len(attempts)
+        self._begun.append(attempts)
+        if not self._starting:
+            self._starting = True
+            self._loop.call_soon_threadsafe(self._start)
+
+    def _start(self) -> None:
+        assert self._loop is not None
+        self._starting = False  # before the attempts are taken: for what comes now it is called again
+        while self._begun:
+            for attempt in self._begun.popleft():
+                if not attempt.over:
+                    attempt.place = self._loop.create_task(self._run(attempt))
+                    self._tasks.add(attempt.place)
+
+    async def _run(self, attempt: Attempt) -> None:
+        value, error = None, None
+        try:
+            value = await self._function.fn(attempt.record)
+        except BaseException as raised:  # it is the record's failure, whatever it is; or nobody waits for it
+            error = raised
+        self._tasks.discard(attempt.place)
+        self.settle(attempt, value, error)
+
+    def _tell(self) -> None:
+        # At the end of this round of the loop, so that one wake-up is enough for all calls that end in it.
+        assert self._loop is not None
+        self._loop.call_soon(self._wake)
+
+    def call(self, record: Any, timeout_s: float | None) -> Any:
+        return self._until_done(self._one(record, timeout_s))
+
+    async def _one(self, record: Any, timeout_s: float | None) -> Any:
+        task = asyncio.ensure_future(self._function.fn(record))
+        ended, _ = await asyncio.wait({task}, timeout=timeout_s)
+        if not ended:
+            task.cancel()
+            raise _timed_out(timeout_s, None)
+        return task.result()
+
+    def where(self, attempt: Attempt) -> FrameType | None:
+        found: FrameType | None = None
+        awaited = None if attempt.place is None else attempt.place.get_coro()
+        while awaited is not None:
+            frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+            if frame is not None and is_users(frame.f_code.co_filename):
+                found = frame
+            awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+        return found
+
+    def _give_up(self, attempt: Attempt) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(lambda: attempt.place is not None and attempt.place.cancel())
+
+    def _until_done(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine on the loop to its end, in this thread unless a loop runs here already."""
+        assert self._loop is not None
+        if self._thread is None:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                return self._loop.run_until_complete(coroutine)
+        self._run_in_thread()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def _run_in_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run_loop, name=f"{self._name} calls", daemon=True)
+            self._thread.start()
+
+    def _run_loop(self) -> None:
+        assert self._loop is not None
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        # It was stopped, perhaps long ago by somebody who could not wait for it.
+        self._loop.run_until_complete(_cancel(None))
+        self._loop.close()
+
+    def close(self) -> None:
+        if self._loop is None:
+            return
+        with self._lock:
+            self._closed = True
+        try:
+            if self._calls_ended():
+                self._until_done(_awaited(self._function.close))
+        finally:
+            self._end_calls()
+
+    def _calls_ended(self) -> bool:
+        """Cancels all calls. Returns False when some function does not let the loop go on."""
+        if self._thread is None:
+            return True
+        assert self._loop is not None
+        ended: Future[None] = asyncio.run_coroutine_threadsafe(_cancel(self._tasks), self._loop)
+        try:
+            ended.result(2 * _END_S)
+        except WaitEnded:
+            logger.warning(
+                "operator %r: its function holds up its asyncio loop without awaiting anything, so close() of the "
+                "function is not called, and the thread is left to itself",
+                self._name,
+            )
+            return False
+        return True
+
+    def _end_calls(self) -> None:
+        assert self._loop is not None
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(2 * _END_S)
+        else:
+            self._loop.run_until_complete(_cancel(None))
+            self._loop.close()
+
+
+async def _awaited(function: Callable[[], Any]) -> None:
+    """Calls a function, and awaits what it returns if that is possible."""
+    result = function()
+    if isawaitable(result):
+        await result
+
+
+async def _cancel(tasks: set[asyncio.Task[None]] | None) -> None:
+    """Cancels tasks of the loop, or all of them (None), and waits a moment for their ends."""
+    chosen = list(asyncio.all_tasks() - {asyncio.current_task()} if tasks is None else tasks)
+    for task in chosen:
+        task.cancel()
+    if chosen:
+        await asyncio.wait(chosen, timeout=_END_S)
+
+
+class ThreadCaller(Caller):
+    """Runs a function in threads. There are as many as calls have been under way at a time."""
+
+    def __init__(self, function: OwnFunction, name: str, wake: Callable[[], None]) -> None:
+        super().__init__(function, name, wake)
+        self._todo: SimpleQueue[Attempt | None] = SimpleQueue()
+        self._threads: set[threading.Thread] = set()  # without those that were abandoned
+        self._abandoned = 0
+
+    def begin(self, attempts: list[Attempt]) -> None:
+        self.running += len(attempts)
+        for attempt in attempts:
+            self._todo.put(attempt)
+        while len(self._threads) < self.running:
+            thread = threading.Thread(target=self._work, name=f"{self._name} calls", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        while (attempt := self._todo.get()) is not None:
+            with self._lock:
+                if attempt.over:
+                    continue
+                attempt.place = threading.current_thread()
+            value, error = None, None
+            try:
+                value = self._function.fn(attempt.record)
+            except BaseException as raised:  # it is the record's failure, whatever it is; or nobody waits for it
+                error = raised
+            if not self.settle(attempt, value, error):
+                return  # another thread has taken this one's place
+            del attempt, value, error  # what has an answer must not stay in memory until the next call
+
+    def call(self, record: Any, timeout_s: float | None) -> Any:
+        if timeout_s is None:
+            return self._function.fn(record)
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(self._function.fn(record))
+            except BaseException as error:  # it belongs to the thread that waits
+                answer.set_exception(error)
+
+        thread = threading.Thread(target=run, name=f"{self._name} calls", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if not answer.done():
+            raise _timed_out(timeout_s, _users_frame(thread))
+        return answer.result()
+
+    def where(self, attempt: Attempt) -> FrameType | None:
+        return None if attempt.place is None else _users_frame(attempt.place)
+
+    def _give_up(self, attempt: Attempt) -> None:
+        if attempt.place is None:  # a thread that gets it now will see that it is over
+            return
+        self._threads.discard(attempt.place)
+        self._abandoned += 1
+        if self._abandoned & (self._abandoned - 1) == 0:
+            logger.warning(
+                "operator %r: %d calls have not ended in time so far. A thread cannot be ended from outside, so each "
+                "keeps its thread until its function returns, and others take their places",
+                self._name,
+                self._abandoned,
+            )
+
+    def _end_calls(self) -> None:
+        for _ in self._threads:
+            self._todo.put(None)
+        until = time.monotonic() + _END_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def _users_frame(thread: threading.Thread) -> FrameType | None:
+    """Returns the innermost frame of the user's code in a thread."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _timed_out(timeout_s: float | None, frame: FrameType | None) -> TimeoutError:
+    """Returns the error of a call that has not ended in time, as if the user's code had raised it where it was."""
+    error = TimeoutError(f"{_TOO_LATE}{timeout_s:g}")
+    if frame is None or frame.f_lineno is None:
+        return error
+    return error.with_traceback(TracebackType(None, frame, frame.f_lasti, frame.f_lineno))
+
+
+class MapAsync(Operator):
+    """One output for each record: what `fn` returns, in calls of which many are under way at a time."""
+
+    kind = "map_async"
+    one_to_one = True
+    begins_chain = True
+    own_can_move = True
+    why_not_in_spark = "its calls are under way in the worker"
+
+    def __init__(
+        self,
+        fn: Callable[[Any], Any],
+        concurrency: int = 100,
+        timeout_s: float | timedelta | None = None,
+        ordered: bool = True,
+        retries: int = 0,
+        retry_wait_s: float | timedelta = 0.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        what = f"map_async {self.name!r}"
+        check_function(fn, what, opens=True, awaits=True)
+        if returns_nothing(fn) and getattr(fn, "__name__", "") != "<lambda>":
+            raise FlowError(
+                f"{what}: its function never returns anything but None, so there would be a None for each record; "
+                "return what is to be sent downstream, as in: return record"
+            )
+        self.fn = fn
+        self.concurrency = whole(concurrency, f"{what}: concurrency")
+        self.ordered = flag(ordered, f"{what}: ordered")
+        self.retries = whole(retries, f"{what}: retries", least=0)
+        self.timeout_s = None if timeout_s is None else seconds(timeout_s, f"{what}: timeout_s")
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            raise FlowError(f"{what}: timeout_s={timeout_s}; it must be a number of seconds above 0, or None")
+        self.retry_wait_s = seconds(retry_wait_s, f"{what}: retry_wait_s")
+        if self.retry_wait_s == math.inf:
+            raise FlowError(f"{what}: retry_wait_s={retry_wait_s}; it must be a finite number of seconds")
+        #: Makes what makes the calls of a task. Tests give another one, to decide when calls end.
+        self.caller: Callable[[OwnFunction, str, Callable[[], None]], Caller] = (
+            LoopCaller if is_coroutine_function(fn) else ThreadCaller
+        )
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Calls(context, self)
+
+
+class _Call(Answer):
+    """A record whose result has not left the stage."""
+
+    __slots__ = ("answered", "error", "place", "record", "saved", "stamp", "tries", "value")
+
+    def __init__(self, record: Any, saved: tuple[int, bytes] | None, stamp: int) -> None:
+        self.record = record
+        self.saved = saved  # the record as it was before the first call
+        self.stamp = stamp
+        self.tries = 0
+        self.place = 0  # in the queue
+        self.answered = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self.answered
+
+
+class _Calls(Pending):
+    def __init__(self, context: StageContext, operator: MapAsync) -> None:
+        super().__init__(context)
+        self._own = OwnFunction(operator.fn)
+        self._make_caller = operator.caller
+        self._caller: Caller | None = None
+        self._concurrency = operator.concurrency
+        self._ordered = operator.ordered
+        self._retries = operator.retries
+        self._timeout_s = operator.timeout_s
+        self._timeout_ns = None if operator.timeout_s is None else int(operator.timeout_s * 1e9)
+        self._retry_wait_s = operator.retry_wait_s
+        self._saves = context.epochs or operator.retries > 0
+        self._clock: Callable[[], int] = time.monotonic_ns
+        self._wake: Callable[[], None] = lambda: None
+        self._queue = AnswerQueue[_Call, Watermark]()
+        self._finished: deque[_Call] = deque()  # answered, and not collected, if no order is wanted
+        self._deadlines: OrderedDict[Attempt, int] = OrderedDict()  # of attempts under way, in the order of time
+        self._again: deque[tuple[int, _Call]] = deque()  # calls that are tried again, and when
+        self._returned: deque[tuple[int, bytes]] = deque()  # records from an epoch, that the task has not given yet
+        self._mark_in: int | None = None  # the last watermark that has come
+        # The last watermark that has come before the task has given all records from an epoch, which were before it.
+        self._mark_behind: int | None = None
+        self._mark_out: int | None = None  # the last one whose earlier records have all been collected
+        self._seen = False  # whether a result was looked at
+
+    # --- what the task asks --------------------------------------------------------------------------------------
+
+    def attach(self, clock: Callable[[], int], wake: Callable[[], None]) -> None:
+        self._clock, self._wake = clock, wake
+
+    @property
+    def room(self) -> int:
+        return max(0, (1 if self.alone else self._concurrency) - self._queue.waiting)
+
+    @property
+    def under_way(self) -> int:
+        return self._queue.waiting + len(self._returned)
+
+    @property
+    def returned(self) -> int:
+        return len(self._returned)
+
+    def take_returned(self, most: int) -> Batch:
+        taken = [self._returned.popleft() for _ in range(min(most, len(self._returned)))]
+        try:
+            return [record for saved in taken for record in decode(*saved)]
+        except CodecError as error:
+            raise self.errors.failure("(a record from an epoch)", error) from error
+
+    def ready(self) -> bool:
+        if self._caller is None:
+            return False
+        if self._caller.answered or self._finished or self._queue.ready():
+            return True
+        due = self._due()
+        return due is not None and due <= self._clock()
+
+    def settled(self) -> bool:
+        if self._caller is None:
+            return True
+        self._take_answers()  # otherwise nobody is woken for the next ones
+        return not self._again and not self._caller.running
+
+    def ready_in(self) -> float | None:
+        assert self._caller is not None
+        answer, due = self._caller.answer_in(), self._due()
+        if due is None:
+            return answer
+        wait = max(0, due - self._clock()) / 1e9
+        return wait if answer is None else min(wait, answer)
+
+    def _due(self) -> int | None:
+        """Returns the time of the next timeout or retry."""
+        due = next(iter(self._deadlines.values())) if self._deadlines else None
+        if self._again and (due is None or self._again[0][0] < due):
+            due = self._again[0][0]
+        return due
+
+    # --- opening and closing -------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._caller = self._make_caller(self._own, self.context.operator.name, self._wake)
+        self._caller.open()
+
+    def close(self, failed: bool) -> None:
+        if self._caller is not None:
+            self._caller.close()
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        assert isinstance(batch, list)
+        assert self._caller is not None
+        attempts: list[Attempt] = []
+        now = 0 if self._timeout_ns is None else self._clock()
+        for record in batch:
+            saved: tuple[int, bytes] | None = None
+            if self._saves:
+                try:
+                    saved = encode([record])
+                except CodecError as error:
+                    self.errors.handle(record, error)
+                    continue
+            call = _Call(record, saved, self.stamp)
+            if self.alone:
+                yield from self._alone(call)
+            else:
+                call.place = self._queue.put(call)
+                attempts.append(self._try(call, now))
+        if attempts:
+            self._caller.begin(attempts)
+        if self._mark_behind is not None and not self._returned:
+            self._queue.mark(Watermark(self._mark_behind))
+            self._mark_behind = None
+
+    def _try(self, call: _Call, now: int) -> Attempt:
+        attempt = Attempt(call, self._record_of(call))
+        if self._timeout_ns is not None:
+            self._deadlines[attempt] = now + self._timeout_ns
+        return attempt
+
+    def _record_of(self, call: _Call) -> Any:
+        """Returns the record for the next try, as it was before the first one."""
+        call.tries += 1
+        if call.tries > 1 and call.saved is not None:
+            return decode(*call.saved)[0]
+        return call.record
+
+    def _alone(self, call: _Call) -> Iterator[Batch]:
+        """Makes a call, waits for it, and yields its result. This thread makes it if possible, so that a record that
+        ends the process is found (runtime/worker/blackbox.py)."""
+        assert self._caller is not None
+        while not call.answered:
+            value, error = None, None
+            try:
+                value = self._caller.call(self._record_of(call), self._timeout_s)
+            except BaseException as raised:  # it is handled below
+                error = raised
+            self._tried(call, value, error, 0)
+            if not call.answered:
+                self._again.clear()
+                time.sleep(self._retry_wait_s)
+        self._finished.clear()
+        out: list[Any] = []
+        self._give(call, out)
+        if out:
+            yield out
+
+    def _look(self) -> None:
+        """Takes the answers that have come, and does what is due."""
+        assert self._caller is not None
+        now = self._take_answers()
+        while self._deadlines:
+            attempt, due = next(iter(self._deadlines.items()))
+            if due > now:
+                break
+            del self._deadlines[attempt]
+            frame = self._caller.where(attempt)
+            if self._caller.abandon(attempt):
+                self._tried(attempt.call, None, _timed_out(self._timeout_s, frame), now)
+        attempts: list[Attempt] = []
+        while self._again and self._again[0][0] <= now:
+            attempts.append(self._try(self._again.popleft()[1], now))
+        if attempts:
+            self._caller.begin(attempts)
+
+    def _take_answers(self) -> int:
+        """Takes the answers that have come. Returns the time, if anything here depends on it."""
+        assert self._caller is not None
+        now = self._clock() if self._timeout_ns is not None or self._retries else 0
+        for attempt in self._caller.take():
+            self._deadlines.pop(attempt, None)
+            self._tried(attempt.call, attempt.value, attempt.error, now)
+        return now
+
+    def _tried(self, call: _Call, value: Any, error: BaseException | None, now: int) -> None:
+        """Takes the answer of an attempt, which may have to be made again."""
+        if error is not None and call.tries <= self._retries and is_failure(error):
+            self._again.append((now + int(self._retry_wait_s * 1e9), call))
+            return
+        call.value, call.error, call.answered = value, error, True
+        if not self._ordered:
+            self._finished.append(call)
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Batch]:
+        self._look()
+        out: list[Any] = []
+        while True:
+            item = self._next()
+            if isinstance(item, _Call):
+                self.oldest = min(self.oldest, item.stamp) if out else item.stamp
+                self._give(item, out)
+                if len(out) < EXPAND_RECORDS_MAX:
+                    continue
+            if out:
+                yield out
+                out = []
+            if isinstance(item, Watermark):
+                self._mark_out = item.value
+            if not isinstance(item, _Call):
+                return
+
+    def _next(self) -> _Call | Watermark | None:
+        """Takes the next result that may leave, or the next watermark."""
+        if self._finished:
+            call = self._finished.popleft()
+            self._queue.remove(call.place)
+            return call
+        return self._queue.take()
+
+    def _give(self, call: _Call, out: list[Any]) -> None:
+        """Adds the result of a call, or handles its failure."""
+        if call.error is None:
+            if not self._seen:
+                self._seen = True
+                self._check(call)
+            out.append(call.value)
+            return
+        errors = self.errors
+        before = errors.step, errors.remedy
+        if call.tries > 1:
+            errors.step += f" in {call.tries} tries"
+        if str(call.error).startswith(_TOO_LATE):
+            errors.remedy = errors.remedy or _REMEDY
+        try:
+            errors.handle(call.record, call.error)
+        finally:
+            errors.step, errors.remedy = before
+
+    def _check(self, call: _Call) -> None:
+        """Fails when the first result is none. The mistake is the program's, and not this record's."""
+        slip: str | None = None
+        if isinstance(call.value, Coroutine):
+            call.value.close()  # otherwise Python warns about it too
+            slip = "a coroutine, which nobody awaits; give map_async the async function itself, or one that awaits it"
+        elif isawaitable(call.value):
+            slip = "an awaitable, which nobody awaits; write the function with `async def`, and await it there"
+        elif isinstance(call.value, AsyncGenerator):
+            slip = "an asynchronous generator, which nobody reads; read it in the function"
+        if slip is not None:
+            raise self.errors.failure(call.record, TypeError(f"the function returned {slip}"))
+
+    # --- watermarks ----------------------------------------------------------------------------------------------
+
+    def watermark(self, watermark: int | None) -> int | None:
+        if watermark is not None and watermark != self._mark_in:
+            self._mark_in = watermark
+            last = self._queue.last()
+            if self._returned:
+                self._mark_behind = watermark
+            elif not self._queue:
+                self._mark_out = watermark
+            elif isinstance(last, Watermark) and IDLE not in (last.value, watermark):
+                last.value = watermark  # nothing came between them
+            else:
+                self._queue.mark(Watermark(watermark))
+        return self._mark_out
+
+    # --- epochs --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        # Never None: the state of an earlier snapshot would still hold.
+        return StageState(own=[*(call.saved for call in self._queue.answers()), *self._returned])
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        self._returned.extend(record for own in saved.own for record in own)
+        self.records_in -= len(self._returned)  # the task gives them again, which counts them again

@@ -1,0 +1,351 @@
+"""Joins of two keyed streams by the times of their records: interval joins, and temporal joins with versions.
+
+An *interval join* pairs each record of the first input with those of the second whose time is from `lower` to `upper`
+after its own. A *temporal join* ("as of") gives each record of the first input the version that holds at its time: the
+record of the second input, of the same key, that is the last one up to this time. Joins of windows are a window
+function (runtime/operators/window_functions.py).
+
+The watermark decides when nothing more can match, and what is kept is dropped then. What leaves must not depend on the
+order in which records come that are not late. A record that is late goes to the side output "late"; a late *version*
+counts from when it comes, because the versions of slow tables are often older than everything else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import abstractmethod
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.event_time.watermark import IDLE, as_ms, duration_ms
+from penstock.runtime.operators.base import Operator, Stage, StageContext
+from penstock.runtime.operators.pieces import in_pieces
+from penstock.runtime.operators.windowing import LATE
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.key_groups import of_key
+from penstock.runtime.records.userfunc import check_function
+from penstock.runtime.state.keyed import Delta, SavedState, StageState
+from penstock.runtime.state.nested import NestedMap
+
+IntervalHow = Literal["inner", "left", "right", "full"]
+TemporalHow = Literal["inner", "left"]
+
+# Watermarks come at multiples of at most this number of milliseconds, and at a part of what a record is kept for. They
+# may come more rarely than records are dropped, because what is kept longer changes no result.
+_GRAIN_MOST, _GRAIN_PART = 100, 20
+
+
+class _Join(Operator):
+    keyed = True
+    inputs = 2
+    why_not_in_spark = "it keeps the records of two inputs"
+
+    def __init__(
+        self, times: tuple[Callable[[Any], Any], Callable[[Any], Any]], how: str, fn: Any, hows: Any, **common: Any
+    ) -> None:
+        super().__init__(**common)
+        if how not in get_args(hows):
+            raise FlowError(
+                f"{self.kind} {self.name!r}: how={how!r}; use one of {', '.join(map(repr, get_args(hows)))}"
+            )
+        for time in times:
+            check_function(time, f"{self.kind} {self.name!r}: time")
+        if fn is not None:
+            check_function(fn, f"{self.kind} {self.name!r}", ("left", "right"))
+        self.times = times
+        self.how = how
+        self.fn = fn
+        self.outputs = (LATE, *self.outputs)
+
+
+class IntervalJoin(_Join):
+    """Pairs of records with equal keys whose times lie no further apart than the bounds. It emits (left, right), or
+    fn(left, right)."""
+
+    kind = "interval_join"
+
+    def __init__(
+        self,
+        times: tuple[Callable[[Any], Any], Callable[[Any], Any]],
+        lower: float | timedelta,
+        upper: float | timedelta,
+        how: IntervalHow = "inner",
+        fn: Callable[[Any, Any], Any] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(times, how, fn, IntervalHow, **common)
+        self.lower = _signed_ms(lower, f"interval_join {self.name!r}: lower_s")
+        self.upper = _signed_ms(upper, f"interval_join {self.name!r}: upper_s")
+        if self.lower > self.upper:
+            raise FlowError(
+                f"interval_join {self.name!r}: lower_s={self.lower / 1000:g} is above upper_s={self.upper / 1000:g}, "
+                "so nothing would match"
+            )
+        self.time_grain = min(max(1, (self.upper - self.lower) // _GRAIN_PART), _GRAIN_MOST)
+
+    @property
+    def state_kind(self) -> str:
+        return f"interval_join from {self.lower} to {self.upper} ms"
+
+    def stage(self, context: StageContext) -> Stage:
+        return _IntervalJoining(context, self)
+
+
+class TemporalJoin(_Join):
+    """Each record of the first input with the version of the second that holds at its time. It emits (left, right), or
+    fn(left, right), once the watermark has passed the time of the record, so in the order of the times."""
+
+    kind = "temporal_join"
+    time_grain = _GRAIN_MOST
+
+    def __init__(
+        self,
+        times: tuple[Callable[[Any], Any], Callable[[Any], Any]],
+        how: TemporalHow = "inner",
+        fn: Callable[[Any, Any], Any] | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(times, how, fn, TemporalHow, **common)
+
+    def stage(self, context: StageContext) -> Stage:
+        return _TemporalJoining(context, self)
+
+
+def _signed_ms(duration: float | timedelta, what: str) -> int:
+    """Returns a duration that may be negative in whole milliseconds."""
+    if isinstance(duration, timedelta):
+        return -duration_ms(-duration, what) if duration < timedelta(0) else duration_ms(duration, what, least=0)
+    if isinstance(duration, int | float) and not isinstance(duration, bool) and duration < 0:
+        return -duration_ms(-duration, what)
+    return duration_ms(duration, what, least=0)
+
+
+class _Side:
+    """The records of one input that may still match: for each key the records by number, and their times in order."""
+
+    def __init__(self, name: str, tracked: bool) -> None:
+        self.records = NestedMap(name, tracked)  # key -> {number: [time, record, matched]}
+        self.order: dict[Any, list[tuple[int, int]]] = {}  # key -> (time, number), sorted
+        self._next = 0
+
+    def add(self, key: Any, time: int, record: Any, matched: bool) -> int:
+        number = self._next
+        self._next += 1
+        self.records.set(key, number, [time, record, matched])
+        insort(self.order.setdefault(key, []), (time, number))
+        return number
+
+    def between(self, key: Any, first: int, last: int) -> list[tuple[int, int]]:
+        """Returns (time, number) of the records of a key whose times lie from `first` to `last`."""
+        order = self.order.get(key)
+        return [] if order is None else order[bisect_left(order, (first, -1)) : bisect_right(order, (last, self._next))]
+
+    def remove(self, key: Any, number: int) -> list[Any]:
+        entry: list[Any] = self.records.of(key)[number]
+        self.records.remove(key, number)
+        order = self.order[key]
+        del order[bisect_left(order, (entry[0], number))]
+        if not order:
+            del self.order[key]
+        return entry
+
+    def restore(self, saved: dict[Any, Any]) -> None:
+        self.records.restore(saved)
+        for (key, number), (time, *_) in saved.items():
+            self.order.setdefault(key, []).append((time, number))
+            self._next = max(self._next, number + 1)
+        for order in self.order.values():
+            order.sort()
+
+    def drop(self) -> None:
+        self.records.drop()
+        self.order.clear()
+
+
+class _Joining(Stage):
+    expands = True
+    event_time = True
+
+    def __init__(self, context: StageContext, operator: _Join) -> None:
+        super().__init__(context)
+        self._times = operator.times
+        self._fn = operator.fn
+        self._watermark: int | None = None
+        self._left = _Side("left", context.epochs)
+        self._right = _Side("right", context.epochs)
+        # (time, number of the entry, port, key, number of the record): what the watermark releases, by time.
+        self._until: list[tuple[int, int, int, Any, int]] = []
+        self._entries = 0
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        assert isinstance(batch, KeyedBatch)
+        return in_pieces(self._outputs(batch))
+
+    def _outputs(self, batch: KeyedBatch) -> Iterator[Any]:
+        port, take = self.port, self._times[self.port]
+        late = self.context.side.get(LATE)
+        for key, record in zip(batch.keys, batch.values, strict=True):
+            try:
+                time = as_ms(take(record))
+            except BaseException as error:
+                self.errors.handle((key, record), error)
+                continue
+            if self._watermark is not None and time < self._watermark and self._refuses_late(port):
+                self.late += 1
+                if late is not None:
+                    late.append(record)
+                continue
+            yield from self._take(port, key, time, record)
+
+    def _refuses_late(self, port: int) -> bool:
+        return True
+
+    @abstractmethod
+    def _take(self, port: int, key: Any, time: int, record: Any) -> Iterator[Any]:
+        """Takes a record, and yields the outputs that it makes possible."""
+
+    @abstractmethod
+    def _released(self, watermark: int) -> Iterator[Any]:
+        """Yields the outputs that the watermark releases, and drops what cannot match any more."""
+
+    def _await(self, time: int, port: int, key: Any, number: int) -> None:
+        """Notes that the watermark releases a record when it is above this time."""
+        self._entries += 1
+        heapq.heappush(self._until, (time, self._entries, port, key, number))
+
+    def _joined(self, key: Any, pairs: Iterable[tuple[Any, Any]]) -> Iterator[Any]:
+        if self._fn is None:
+            yield from pairs
+            return
+        for left, right in pairs:
+            try:
+                yield self._fn(left, right)
+            except BaseException as error:
+                self.errors.handle((left, right), of_key(key, error))
+
+    def advance(self, watermark: int | None) -> Iterator[Batch]:
+        if watermark is None or watermark == IDLE:
+            return iter(())
+        if self._watermark is None or watermark > self._watermark:
+            self._watermark = watermark
+        if not self._until or self._until[0][0] >= self._watermark:
+            return iter(())
+        return in_pieces(self._released(self._watermark))
+
+    def wants_whole(self) -> bool:
+        return self._left.records.wants_whole or self._right.records.wants_whole
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        maps: dict[str, Delta] = {side.records.title: side.records.delta(whole) for side in (self._left, self._right)}
+        return StageState(maps, own=(self._watermark,))
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        for side in (self._left, self._right):
+            side.restore(saved.maps.get(side.records.title, {}))
+        # Of several tasks one may have had a lesser watermark than another. It drops a little later what it has.
+        marks = [mark for mark, *_ in saved.own if mark is not None]
+        self._watermark = min(marks, default=None)
+
+    def drop_state(self) -> None:
+        self._left.drop()
+        self._right.drop()
+        self._until.clear()
+
+
+class _IntervalJoining(_Joining):
+    def __init__(self, context: StageContext, operator: IntervalJoin) -> None:
+        super().__init__(context, operator)
+        lower, upper = operator.lower, operator.upper
+        self._sides = (self._left, self._right)
+        # For each input: the times of the other input that match, after the time of a record.
+        self._reach = ((lower, upper), (-upper, -lower))
+        self._keeps = (operator.how in ("left", "full"), operator.how in ("right", "full"))
+
+    def _take(self, port: int, key: Any, time: int, record: Any) -> Iterator[Any]:
+        own, other = self._sides[port], self._sides[1 - port]
+        first, last = self._reach[port]
+        found = other.between(key, time + first, time + last)
+        if found:
+            entries = other.records.of(key)
+            if self._keeps[1 - port]:
+                for _, number in found:
+                    if not entries[number][2]:
+                        entries[number][2] = True
+                        other.records.note(key, number)
+            matches = [entries[number][1] for _, number in found]
+            pairs = [(record, match) for match in matches] if port == 0 else [(match, record) for match in matches]
+            yield from self._joined(key, pairs)
+        if self._watermark is not None and time + last < self._watermark:
+            if not found and self._keeps[port]:
+                yield from self._alone(port, key, record)
+            return
+        number = own.add(key, time, record, bool(found))
+        self._await(time + last, port, key, number)
+
+    def _alone(self, port: int, key: Any, record: Any) -> Iterator[Any]:
+        return self._joined(key, [(record, None) if port == 0 else (None, record)])
+
+    def _released(self, watermark: int) -> Iterator[Any]:
+        until = self._until
+        while until and until[0][0] < watermark:
+            _, _, port, key, number = heapq.heappop(until)
+            _, record, matched = self._sides[port].remove(key, number)
+            if not matched and self._keeps[port]:
+                yield from self._alone(port, key, record)
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        super().restore(epoch, saved)
+        for port, side in enumerate(self._sides):
+            for key, order in side.order.items():
+                for time, number in order:
+                    self._await(time + self._reach[port][1], port, key, number)
+
+
+class _TemporalJoining(_Joining):
+    def __init__(self, context: StageContext, operator: TemporalJoin) -> None:
+        super().__init__(context, operator)
+        self._keeps = operator.how == "left"
+
+    def _refuses_late(self, port: int) -> bool:
+        return port == 0
+
+    def _take(self, port: int, key: Any, time: int, record: Any) -> Iterator[Any]:
+        if port == 0:
+            self._await(time, 0, key, self._left.add(key, time, record, False))
+        else:
+            self._right.add(key, time, record, False)
+            self._forget_old(key)
+        return iter(())
+
+    def _forget_old(self, key: Any) -> None:
+        """Drops versions that hold at no time which the watermark has left."""
+        until = self._watermark
+        if until is None:  # a record of any time may come
+            return
+        if waiting := self._left.order.get(key):
+            until = min(until, waiting[0][0])
+        for _, number in self._right.between(key, -(1 << 62), until)[:-1]:
+            self._right.remove(key, number)
+
+    def _released(self, watermark: int) -> Iterator[Any]:
+        until = self._until
+        while until and until[0][0] < watermark:
+            time, _, _, key, number = heapq.heappop(until)
+            record = self._left.remove(key, number)[1]
+            versions = self._right.order.get(key, [])
+            at = bisect_right(versions, (time, 1 << 62)) - 1
+            if at >= 0:
+                yield from self._joined(key, [(record, self._right.records.of(key)[versions[at][1]][1])])
+            elif self._keeps:
+                yield from self._joined(key, [(record, None)])
+            if at > 0:
+                self._forget_old(key)
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        super().restore(epoch, saved)
+        for key, order in self._left.order.items():
+            for time, number in order:
+                self._await(time, 0, key, number)

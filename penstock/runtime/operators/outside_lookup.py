@@ -1,0 +1,194 @@
+"""Lookups in a table that changes: one that is loaded again and again, or one that a function is asked for row by row.
+
+`lookup` with a static table is in runtime/operators/lookup.py. Here the row depends on when a record comes, so a record
+that is processed again after a failure may get another row. A record must never wait for a table that is being loaded
+again: the rows that were loaded last hold until the new ones are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.mistakes import called, checks_options
+from penstock.runtime.operators.base import Operator, Stage, StageContext
+from penstock.runtime.operators.lookup import How, keyed_rows, missing_row, on_fields
+from penstock.runtime.records.batch import Batch
+from penstock.runtime.records.userfunc import OwnFunction, check_function
+from penstock.runtime.units import number_above_zero, seconds, whole
+
+logger = logging.getLogger(__name__)
+
+
+@checks_options
+class Reloaded:
+    """A table that each task of a `lookup` loads when it starts, and again every `every_s` seconds.
+
+    `load()` returns rows as dicts, or a pyarrow Table. When loading again fails, the rows that were loaded last hold,
+    and the task logs a warning and tries again after the same time; the first load must not fail."""
+
+    def __init__(self, load: Callable[[], Any], every_s: float | timedelta) -> None:
+        check_function(load, "Reloaded(load)", (), opens=True)
+        self.load = load
+        self.every_s = number_above_zero(seconds(every_s, "Reloaded(every_s)"), "Reloaded(every_s)")
+
+    def __repr__(self) -> str:
+        return f"Reloaded({getattr(self.load, '__qualname__', self.load)}, {self.every_s:g} s)"
+
+
+class OutsideLookup(Operator):
+    """Joins dict records with the rows of a Reloaded table, or with what fn(key) returns: a dict, or None for no row.
+    `cache_s` and `cache_rows`: for how long, and how many rows, a task keeps of what the function has returned, also
+    that there is no row."""
+
+    kind = "lookup"
+    why_not_in_spark = "its table is not known before it runs"
+
+    def __init__(
+        self,
+        table: Reloaded | Callable[[Any], Any],
+        on: str | tuple[str, str],
+        how: How = "inner",
+        columns: Iterable[str] | None = None,
+        cache_s: float | timedelta = 60.0,
+        cache_rows: int = 10_000,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        what = f"lookup {self.name!r}"
+        self.left, self.right = on_fields(on, how, what)
+        self.how = how
+        if isinstance(columns, str):
+            raise FlowError(f"{what}: columns={columns!r}; give a list of names")
+        self.columns = None if columns is None else list(columns)
+        if how == "left" and self.columns is None:
+            raise FlowError(
+                f"{what}: how='left' gives None to records without a row, so say in which columns: columns=[...]"
+            )
+        if not isinstance(table, Reloaded):
+            check_function(table, what, ("key",), opens=True)
+        self.table = table
+        self.cache_s = seconds(cache_s, f"{what}: cache_s")
+        self.cache_rows = whole(cache_rows, f"{what}: cache_rows")
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Reloading(context, self) if isinstance(self.table, Reloaded) else _Asking(context, self)
+
+
+class _Joining(Stage):
+    def __init__(self, context: StageContext, operator: OutsideLookup) -> None:
+        super().__init__(context)
+        self._operator = operator
+        self._nothing = None if operator.how == "inner" else dict.fromkeys(operator.columns or ())
+
+    def _join(self, records: list[Any], row_of: Callable[[Any], Mapping[str, Any] | None]) -> Batch:
+        left, nothing, out = self._operator.left, self._nothing, []
+        for record in records:
+            try:
+                key = record[left]
+                row = row_of(key)
+                if row is not None:
+                    out.append({**record, **row})
+                elif nothing is not None:
+                    out.append({**record, **nothing})
+            except BaseException as error:
+                self.errors.handle(record, missing_row(left, record, error))
+        return out
+
+    def _wanted(self, row: Any) -> dict[str, Any]:
+        """Returns the columns of a row that a record gets."""
+        if not isinstance(row, Mapping):
+            raise TypeError(f"the function returned {called(row)}; return a dict, or None for no row")
+        if self._operator.columns is None:
+            return {name: value for name, value in row.items() if name != self._operator.right}
+        return {name: row[name] for name in self._operator.columns}
+
+
+class _Reloading(_Joining):
+    def __init__(self, context: StageContext, operator: OutsideLookup) -> None:
+        super().__init__(context, operator)
+        assert isinstance(operator.table, Reloaded)
+        self._every_s = operator.table.every_s
+        self._load = OwnFunction(operator.table.load)
+        self._rows: dict[Any, dict[str, Any]] = {}
+        self._loaded: tuple[dict[Any, dict[str, Any]] | None, BaseException | None] | None = None
+        self._due = 0.0
+        self._loading: threading.Thread | None = None
+
+    def open(self) -> None:
+        self._load.open()
+        self._rows = self._load_rows()
+        self._due = self.context.wall() + self._every_s
+
+    def _load_rows(self) -> dict[Any, dict[str, Any]]:
+        operator = self._operator
+        what = f"lookup {operator.name!r}"
+        return keyed_rows(self._load.fn(), operator.right, operator.columns, what)[0]
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        if self._loaded is not None:
+            self._take()
+        elif self._loading is None and self.context.wall() >= self._due:
+            # A thread that ends with the process: a load that never returns must hold up neither records nor the end.
+            self._loading = threading.Thread(target=self._load_again, name=f"load {self._operator.name}", daemon=True)
+            self._loading.start()
+        return self._join(batch, self._rows.get)
+
+    def _load_again(self) -> None:
+        try:
+            self._loaded = self._load_rows(), None
+        except BaseException as error:
+            self._loaded = None, error
+
+    def _take(self) -> None:
+        assert self._loaded is not None
+        rows, error = self._loaded
+        self._loaded = self._loading = None
+        self._due = self.context.wall() + self._every_s
+        if rows is not None:
+            self._rows = rows
+        else:
+            said = "lookup %r: the table could not be loaded again, and the rows that were loaded before hold: %r"
+            logger.warning(said, self._operator.name, error)
+
+    def close(self, failed: bool) -> None:
+        self._load.close()
+
+
+class _Asking(_Joining):
+    def __init__(self, context: StageContext, operator: OutsideLookup) -> None:
+        super().__init__(context, operator)
+        assert not isinstance(operator.table, Reloaded)
+        self._ask = OwnFunction(operator.table)
+        # The rows, and until when each holds; the one that was used last comes last.
+        self._known: OrderedDict[Any, tuple[float, dict[str, Any] | None]] = OrderedDict()
+
+    def open(self) -> None:
+        self._ask.open()
+
+    def run(self, batch: Batch) -> Batch:
+        assert isinstance(batch, list)
+        return self._join(batch, self._row_of)
+
+    def _row_of(self, key: Any) -> dict[str, Any] | None:
+        known, now = self._known, self.context.wall()
+        found = known.get(key)
+        if found is not None and found[0] > now:
+            known.move_to_end(key)
+            return found[1]
+        row = self._ask.fn(key)
+        wanted = None if row is None else self._wanted(row)
+        known[key] = (now + self._operator.cache_s, wanted)
+        known.move_to_end(key)
+        if len(known) > self._operator.cache_rows:
+            known.popitem(last=False)
+        return wanted
+
+    def close(self, failed: bool) -> None:
+        self._ask.close()

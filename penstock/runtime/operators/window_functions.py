@@ -1,0 +1,493 @@
+"""What is computed of the records of one key and window: an aggregate, or a function that sees all records.
+
+A *window function* keeps something for each key and window, and makes results of it. `runtime/operators/windows.py`
+decides which records belong to which windows and when results leave; it must never know what is kept. An aggregate
+keeps one value for a window, and a function that sees all records keeps them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count, repeat
+from operator import itemgetter, length_hint
+from typing import Any, ClassVar, Literal
+
+from penstock.runtime.errors import FlowError, PenstockError
+from penstock.runtime.mistakes import called
+from penstock.runtime.operators.base import StageContext
+from penstock.runtime.records.key_groups import of_key
+from penstock.runtime.records.userfunc import ErrorHandler, OwnFunction, check_function
+from penstock.runtime.state.aggregate import Aggregate
+from penstock.runtime.state.keyed import Delta
+from penstock.runtime.state.nested import NestedMap
+from penstock.runtime.state.window_records import WindowRecords
+
+#: (start, end) of a window.
+Place = tuple[Any, Any]
+
+JoinHow = Literal["inner", "left", "right", "full"]
+
+#: A value as it comes to a window: the input that it came by, its time (None: windows of no time) and itself.
+Value = tuple[int, Any, Any]
+
+
+class WindowFunction(ABC):
+    """Describes what is computed. `value` takes the value from a record (None: the record itself)."""
+
+    name: str
+    inputs: ClassVar[int] = 1
+    value: Callable[[Any], Any] | None = None
+    rows = False  # whether a window has any number of results, which stand alone, without key and window
+
+    @property
+    def state_kind(self) -> str:
+        """Describes the kind of what is kept in words."""
+        return self.name
+
+    @abstractmethod
+    def kept(self, context: StageContext) -> Kept:
+        """Makes what one task keeps."""
+
+
+class Kept(ABC):
+    """What one task keeps, for each key and window."""
+
+    @abstractmethod
+    def windows(self, key: Any) -> Iterable[Place]:
+        """Returns the windows of a key for which something is kept."""
+
+    @abstractmethod
+    def has(self, key: Any, window: Place) -> bool:
+        """Whether something is kept for a key and window."""
+
+    @abstractmethod
+    def add(self, key: Any, window: Place, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
+        """Adds values to a window. Returns how many were added; the records of the others have failed."""
+
+    @abstractmethod
+    def merge(self, key: Any, windows: list[Place], into: Place) -> None:
+        """Makes one window of several, or of one with other ends."""
+
+    @abstractmethod
+    def results(self, key: Any, window: Place) -> Iterator[Any]:
+        """Yields what has come out of a window so far."""
+
+    @abstractmethod
+    def close(self, key: Any, window: Place) -> None:
+        """Forgets a window."""
+
+    @abstractmethod
+    def all_windows(self) -> Iterator[tuple[Any, Place]]:
+        """Yields everything for which something is kept, as (key, window)."""
+
+    @property
+    @abstractmethod
+    def wants_whole(self) -> bool:
+        """Whether the next snapshot should be whole."""
+
+    @abstractmethod
+    def deltas(self, whole: bool) -> dict[str, Delta]:
+        """Returns the changes since the last call, or everything, by the names of the saved maps."""
+
+    @abstractmethod
+    def restore(self, maps: dict[str, dict[Any, Any]]) -> None:
+        """Starts from saved maps."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Frees all memory."""
+
+    def open(self) -> None:
+        """Opens the user's function."""
+
+    def end(self) -> None:
+        """Closes the user's function, also after an error."""
+
+
+# --- aggregates ----------------------------------------------------------------------------------------------------
+
+
+class AggregateFunction(WindowFunction):
+    """An aggregate of a window's values."""
+
+    def __init__(self, aggregate: Aggregate) -> None:
+        self.aggregate = aggregate
+        self.name = aggregate.name
+        self.value = aggregate.selector
+
+    @property
+    def state_kind(self) -> str:
+        return self.aggregate.state_kind
+
+    def __str__(self) -> str:
+        return str(self.aggregate)
+
+    def kept(self, context: StageContext) -> Kept:
+        return _Accumulated(self.aggregate, context)
+
+
+class _Accumulated(Kept):
+    """One accumulated value for each key and window."""
+
+    def __init__(self, aggregate: Aggregate, context: StageContext) -> None:
+        self._aggregate = aggregate
+        self._map = NestedMap("windows", context.epochs)
+
+    def windows(self, key: Any) -> Iterable[Place]:
+        return self._map.of(key)
+
+    def has(self, key: Any, window: Place) -> bool:
+        return window in self._map.of(key)
+
+    def all_windows(self) -> Iterator[tuple[Any, Place]]:
+        return ((key, window) for key, windows in self._map.values.items() for window in windows)
+
+    def add(self, key: Any, window: Place, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
+        aggregate = self._aggregate
+        state = aggregate.new_state()
+        known = self._map.of(key)
+        if window in known:
+            state[window] = known[window]
+        left = map(itemgetter(2), values)
+        taken = iter(list(left))
+        failed = 0
+        while True:
+            try:
+                aggregate.add(state, repeat(window, length_hint(taken)), taken)
+            except BaseException as error:
+                failed += 1
+                errors.handle((key, records[len(values) - length_hint(taken) - 1]), of_key(key, error))
+            else:
+                break
+        if window in state:
+            self._map.set(key, window, state[window])
+        return len(values) - failed
+
+    def merge(self, key: Any, windows: list[Place], into: Place) -> None:
+        state = self._aggregate.new_state()
+        partials = [self._map.remove(key, window) for window in windows]
+        self._aggregate.merge(state, repeat(into, len(partials)), iter(partials))
+        self._map.set(key, into, state[into])
+
+    def results(self, key: Any, window: Place) -> Iterator[Any]:
+        yield self._aggregate.result(self._map.of(key)[window])
+
+    def close(self, key: Any, window: Place) -> None:
+        self._map.remove(key, window)
+
+    @property
+    def wants_whole(self) -> bool:
+        return self._map.wants_whole
+
+    def deltas(self, whole: bool) -> dict[str, Delta]:
+        return {self._map.title: self._map.delta(whole)}
+
+    def restore(self, maps: dict[str, dict[Any, Any]]) -> None:
+        self._map.restore(maps.get(self._map.title, {}))
+
+    def drop(self) -> None:
+        self._map.drop()
+
+
+# --- functions that see all records --------------------------------------------------------------------------------
+
+
+class _Buffered(Kept):
+    """All values of each key and window."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._records = WindowRecords(context.epochs)
+
+    def windows(self, key: Any) -> Iterable[Place]:
+        return self._records.values.get(key) or ()
+
+    def has(self, key: Any, window: Place) -> bool:
+        return window in self._records.values.get(key, ())
+
+    def all_windows(self) -> Iterator[tuple[Any, Place]]:
+        return ((key, window) for key, windows in self._records.values.items() for window in windows)
+
+    def add(self, key: Any, window: Place, values: list[Value], records: list[Any], errors: ErrorHandler) -> int:
+        self._records.add(key, window, values)
+        return len(values)
+
+    def merge(self, key: Any, windows: list[Place], into: Place) -> None:
+        for window in windows:
+            self._records.add(key, into, self._records.remove(key, window))
+
+    def values(self, key: Any, window: Place) -> list[Value]:
+        """Returns the values of a window by their times, and in the order in which they came where these are equal."""
+        values = self._records.values[key][window]
+        return values if values[0][1] is None else sorted(values, key=itemgetter(1))
+
+    def close(self, key: Any, window: Place) -> None:
+        self._records.remove(key, window)
+
+    @property
+    def wants_whole(self) -> bool:
+        return self._records.wants_whole
+
+    def deltas(self, whole: bool) -> dict[str, Delta]:
+        return {self._records.title: self._records.delta(whole)}
+
+    def restore(self, maps: dict[str, dict[Any, Any]]) -> None:
+        self._records.restore(maps.get(self._records.title, {}))
+
+    def drop(self) -> None:
+        self._records.drop()
+
+
+class Collected(WindowFunction):
+    """The records of a window, as a list."""
+
+    name = "collect"
+
+    def kept(self, context: StageContext) -> Kept:
+        return _Collected(context)
+
+
+class _Collected(_Buffered):
+    def results(self, key: Any, window: Place) -> Iterator[Any]:
+        yield [record for _, _, record in self.values(key, window)]
+
+
+class WindowContext:
+    """What the function of a window may use during a call. It must never keep the context for later calls."""
+
+    def __init__(self, operator: str, side: dict[str, list[Any]], state: NestedMap) -> None:
+        self.operator = operator
+        self.key: Any = None
+        self.window: Place = (None, None)
+        self.mark: int | None = None
+        self._side = side
+        self._state = state
+
+    def watermark(self) -> int | None:
+        """The watermark, in milliseconds since 1970, or None."""
+        return self.mark
+
+    def get(self, default: Any = None) -> Any:
+        """Returns what an earlier call for this window has set, or `default`."""
+        parts = self._state.of(self.key)
+        if self.window not in parts:
+            return default
+        self._state.note(self.key, self.window)
+        return parts[self.window]
+
+    def set(self, value: Any) -> None:
+        """Sets something that the next call for this window gets. It is forgotten with the window."""
+        self._state.set(self.key, self.window, value)
+
+    def output(self, tag: str, *records: Any) -> None:
+        """Sends records to a side output. The tag must be one of the operator's `outputs`."""
+        if tag not in self._side:
+            known = ", ".join(map(repr, self._side)) or "none"
+            raise PenstockError(
+                f"operator {self.operator!r} has no side output {tag!r} (it has: {known}); declare it: "
+                f"process(..., outputs=({tag!r},))"
+            )
+        self._side[tag].extend(records)
+
+
+class Processed(WindowFunction):
+    """A user's function of all records of a window: fn(ctx, key, window, records) -> outputs."""
+
+    name = "process"
+    rows = True
+
+    def __init__(self, fn: Callable[..., Iterable[Any] | None], what: str) -> None:
+        check_function(fn, what, ("ctx", "key", "window", "records"), yields=True, opens=True)
+        self.fn = fn
+
+    def kept(self, context: StageContext) -> Kept:
+        return _Processed(self, context)
+
+
+class _Processed(_Buffered):
+    def __init__(self, function: Processed, context: StageContext) -> None:
+        super().__init__(context)
+        self._own = OwnFunction(function.fn)
+        self._state = NestedMap("window state", context.epochs)
+        self.user = WindowContext(context.operator.name, context.side, self._state)
+
+    def open(self) -> None:
+        self._own.open()
+
+    def end(self) -> None:
+        self._own.close()
+
+    def results(self, key: Any, window: Place) -> Iterator[Any]:
+        self.user.key, self.user.window = key, window
+        outputs = self._own.fn(self.user, key, window, [record for _, _, record in self.values(key, window)])
+        return iter(() if outputs is None else outputs)
+
+    def merge(self, key: Any, windows: list[Place], into: Place) -> None:
+        super().merge(key, windows, into)
+        for window in windows:  # of several sessions that become one, the state of the last one is kept
+            if window in self._state.of(key):
+                self._state.set(key, into, self._state.remove(key, window))
+
+    def close(self, key: Any, window: Place) -> None:
+        super().close(key, window)
+        if window in self._state.of(key):
+            self._state.remove(key, window)
+
+    @property
+    def wants_whole(self) -> bool:
+        return super().wants_whole or self._state.wants_whole
+
+    def deltas(self, whole: bool) -> dict[str, Delta]:
+        return {**super().deltas(whole), self._state.title: self._state.delta(whole)}
+
+    def restore(self, maps: dict[str, dict[Any, Any]]) -> None:
+        super().restore(maps)
+        self._state.restore(maps.get(self._state.title, {}))
+
+    def drop(self) -> None:
+        super().drop()
+        self._state.drop()
+
+
+class Joined(WindowFunction):
+    """All pairs of a record of the first input and one of the second, with equal keys in one window."""
+
+    name = "join"
+    inputs = 2
+    rows = True
+
+    def __init__(self, how: JoinHow, fn: Callable[[Any, Any], Any] | None) -> None:
+        self.how = how
+        self.fn = fn
+
+    def kept(self, context: StageContext) -> Kept:
+        return _Joined(self, context)
+
+
+class _Joined(_Buffered):
+    def __init__(self, function: Joined, context: StageContext) -> None:
+        super().__init__(context)
+        self._fn = function.fn
+        self._keep_left = function.how in ("left", "full")
+        self._keep_right = function.how in ("right", "full")
+
+    def results(self, key: Any, window: Place) -> Iterator[Any]:
+        values = self.values(key, window)
+        lefts = [record for port, _, record in values if port == 0]
+        rights = [record for port, _, record in values if port == 1]
+        pairs: Iterator[tuple[Any, Any]]
+        if lefts and rights:
+            pairs = ((left, right) for left in lefts for right in rights)
+        elif lefts:
+            pairs = ((left, None) for left in lefts) if self._keep_left else iter(())
+        else:
+            pairs = ((None, right) for right in rights) if self._keep_right else iter(())
+        fn = self._fn
+        return pairs if fn is None else (fn(left, right) for left, right in pairs)
+
+
+# --- aggregates of the user's, and the best of a window --------------------------------------------------------------
+
+
+class Aggregator:
+    """Base class of a user's own aggregate: `keyed.aggregate(MyAggregator())`, also of windows.
+
+    An accumulator is whatever `create` returns; it is saved with epochs, so it must be picklable. `add` and `merge` may
+    change the accumulator that they get, or return another one.
+    """
+
+    def create(self) -> Any:
+        """Returns the accumulator of no records."""
+        raise NotImplementedError
+
+    def add(self, accumulator: Any, record: Any) -> Any:
+        """Returns the accumulator with one more record."""
+        raise NotImplementedError
+
+    def merge(self, a: Any, b: Any) -> Any:
+        """Returns one accumulator of two. Sessions need it, because two of them may become one."""
+        raise NotImplementedError
+
+    def result(self, accumulator: Any) -> Any:
+        """Returns the result of an accumulator. By default it is the accumulator itself."""
+        return accumulator
+
+
+class OwnAggregate(Aggregate):
+    """A user's Aggregator. Senders never combine for it: its `add` sees all records of a key in one task."""
+
+    name = "aggregate"
+    identity_result = False
+    combinable = False
+
+    def __init__(self, aggregator: Aggregator, what: str) -> None:
+        super().__init__()
+        if not isinstance(aggregator, Aggregator):
+            raise FlowError(f"{what} needs a penstock.Aggregator, got {called(aggregator)}")
+        for method in ("create", "add"):
+            if getattr(type(aggregator), method) is getattr(Aggregator, method):
+                raise FlowError(f"{what}: {type(aggregator).__name__} has no method {method}")
+        self._aggregator = aggregator
+
+    @property
+    def merges(self) -> bool:
+        """Whether two accumulators can become one."""
+        return type(self._aggregator).merge is not Aggregator.merge
+
+    def __str__(self) -> str:
+        return f"aggregate {type(self._aggregator).__name__}"
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        aggregator = self._aggregator
+        for key, value in zip(keys, values, strict=True):
+            state[key] = aggregator.add(state[key] if key in state else aggregator.create(), value)
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        for key, partial in zip(keys, partials, strict=True):
+            state[key] = self._aggregator.merge(state[key], partial) if key in state else partial
+
+    def result(self, partial: Any) -> Any:
+        return self._aggregator.result(partial)
+
+
+class Top(Aggregate):
+    """The `n` records with the greatest, or least, values. Of equal values the records that came first are kept."""
+
+    name = "top"
+    identity_result = False
+
+    def __init__(self, n: int, by: Callable[[Any], Any] | None, largest: bool) -> None:
+        super().__init__()
+        self._n = n
+        self._by = by
+        self._largest = largest
+
+    def __str__(self) -> str:
+        return f"{'greatest' if self._largest else 'least'} {self._n}"
+
+    def _best(self, several: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        best = heapq.nlargest if self._largest else heapq.nsmallest
+        return best(self._n, several, key=itemgetter(0))
+
+    def add(self, state: dict[Any, Any], keys: Iterator[Any], values: Iterator[Any]) -> None:
+        by = self._by
+        for key, record in zip(keys, values, strict=True):
+            value = record if by is None else by(record)
+            kept = state.get(key)
+            if kept is None:
+                _ = (value > value) if self._largest else (value < value)  # noqa: PLR0124  a value that has no order fails
+                state[key] = [(value, record)]
+            elif len(kept) < self._n or (value > kept[-1][0] if self._largest else value < kept[-1][0]):
+                state[key] = self._best([*kept, (value, record)])
+
+    def merge(self, state: dict[Any, Any], keys: Iterator[Any], partials: Iterator[Any]) -> None:
+        for key, partial in zip(keys, partials, strict=True):
+            state[key] = self._best([*state[key], *partial]) if key in state else partial
+
+    def result(self, partial: Any) -> list[Any]:
+        return [record for _, record in partial]
+
+
+#: Numbers entries of a heap, so that keys need not be compared.
+numbers = count(1)

@@ -1,0 +1,455 @@
+"""Windows of all kinds: sessions, count windows and the global window; early results; functions that see all records;
+window joins. Mergeable aggregates of tumbling and sliding windows have a quicker operator of their own
+(runtime/operators/windowing.py).
+
+The results of a window of event time leave when the watermark reaches its end. Its state stays for the allowed
+lateness, and late records within the lateness make its results leave again. Records that come still later are late:
+they go to the side output "late". Before its end a window may have *early* results: after so many records, or so long
+after the first record that no result shows. With `updates="retract"` each result has a sign: what was said before is
+taken back, with -1, when the result has changed.
+
+A record must never count in a window whose results have left for the last time, and what leaves must not depend on the
+order in which records that are not late come, unless the function itself depends on it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Any, Literal, get_args
+
+from penstock.runtime.errors import FlowError
+from penstock.runtime.event_time.watermark import (
+    IDLE,
+    are_plain,
+    as_ms,
+    duration_ms,
+    is_recent,
+    unit_between,
+)
+from penstock.runtime.event_time.windows import CountWindow, GlobalWindow, Session, Sliding, Window
+from penstock.runtime.operators.base import Operator, Stage, StageContext
+from penstock.runtime.operators.pieces import in_pieces
+from penstock.runtime.operators.window_functions import AggregateFunction, OwnAggregate, Place, WindowFunction, numbers
+from penstock.runtime.operators.windowing import LATE
+from penstock.runtime.records.batch import Batch, KeyedBatch
+from penstock.runtime.records.key_groups import of_key
+from penstock.runtime.records.userfunc import attempt, check_function, each, of_no_list
+from penstock.runtime.state.keyed import Delta, SavedState, StageState
+from penstock.runtime.state.nested import NestedMap
+from penstock.runtime.units import seconds, whole
+
+Updates = Literal["replace", "retract"]
+
+# What stands for what a record does not have, because taking it has failed.
+_FAILED: Any = object()
+
+
+class Windows(Operator):
+    """A window function over windows of a kind. It emits (key, start, end, result), and with `updates="retract"` (key,
+    start, end, result, sign); functions that make rows emit these as they are."""
+
+    keyed = True
+    why_not_in_spark = "its windows stay with its tasks"
+
+    def __init__(
+        self,
+        function: WindowFunction,
+        window: Window,
+        times: tuple[Callable[[Any], Any], ...],
+        lateness: float | timedelta = 0.0,
+        *,
+        early_s: float | timedelta | None = None,
+        early_count: int | None = None,
+        updates: Updates = "replace",
+        own_time: bool = False,
+        outputs: Iterable[str] = (),
+        **common: Any,
+    ) -> None:
+        self.kind = "window_join" if function.inputs > 1 else f"window_{function.name}"
+        super().__init__(**common)
+        what = f"{self.kind} {self.name!r}"
+        self.inputs = function.inputs
+        self.function = function
+        self.window = window
+        self.times = times
+        self.own_time = own_time
+        for time in times:
+            check_function(time, f"{what}: time")
+        if function.value is not None:
+            check_function(function.value, what)
+        self.lateness_ms = duration_ms(lateness, f"{what}: lateness_s", least=0)
+        self.early_s = None if early_s is None else seconds(early_s, f"{what}: early_s")
+        self.early_count = None if early_count is None else whole(early_count, f"{what}: early_count")
+        if updates not in get_args(Updates):
+            raise FlowError(f"{what}: updates={updates!r}; use 'replace' or 'retract'")
+        self.retracts = updates == "retract"
+        if not window.in_event_time and self.lateness_ms:
+            raise FlowError(f"{what}: {window!r} knows no time, so no record is late; leave lateness_s out")
+        if isinstance(window, CountWindow) and self.is_early:
+            raise FlowError(f"{what}: {window!r} has no early results; use GlobalWindow() with early_count")
+        if function.rows and self.retracts:
+            raise FlowError(f"{what}: rows of a {function.name} cannot be taken back; leave updates out")
+        if function.inputs > 1 and self.is_early:
+            raise FlowError(f"{what}: a join has no early results")
+        if isinstance(function, AggregateFunction) and isinstance(window, Session):
+            aggregate = function.aggregate
+            if isinstance(aggregate, OwnAggregate) and not aggregate.merges:
+                raise FlowError(
+                    f"{what}: two sessions may become one, so the Aggregator needs a method merge(self, a, b)"
+                )
+        if (grain := window.grain) is not None:
+            self.time_grain = math.gcd(grain, self.lateness_ms)
+        extra = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        self.outputs = (*((LATE,) if window.in_event_time else ()), *extra, *self.outputs)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether windows have results before their end."""
+        return self.early_s is not None or self.early_count is not None
+
+    @property
+    def state_kind(self) -> str:
+        return f"windows of {self.function.state_kind}"
+
+    def stage(self, context: StageContext) -> Stage:
+        return _Windows(context, self)
+
+
+class _Windows(Stage):
+    expands = True
+
+    def __init__(self, context: StageContext, operator: Windows) -> None:
+        super().__init__(context)
+        self._window = operator.window
+        self._times = operator.times
+        self._in_event_time = operator.window.in_event_time
+        self._value = operator.function.value
+        self._lateness = operator.lateness_ms
+        self._early_s = operator.early_s
+        self._early_count = operator.early_count
+        self._retracts = operator.retracts
+        self._rows = operator.function.rows
+        self._kept = operator.function.kept(context)
+        self._kept_user = getattr(self._kept, "user", None)
+        self._unit_known = not operator.own_time
+        self.event_time = self._in_event_time
+        self.timed = self._early_s is not None
+        self._watermark: int | None = None
+        # (end, number, key, window): a window that the watermark is to close. Entries of windows that were merged or
+        # have other ends now are skipped.
+        self._ends: list[tuple[int, int, Any, Place]] = []
+        # Of windows that have had results: [whether the watermark has reached the end, the records since the last
+        # result, the last result, if it may have to be taken back].
+        self._said = NestedMap("said", context.epochs)
+        self._counts = NestedMap("counts", context.epochs)  # of count windows: the number of a key's records
+        self._due: OrderedDict[tuple[Any, Place], float] = OrderedDict()  # early results, by time
+
+    def open(self) -> None:
+        self._kept.open()
+
+    def close(self, failed: bool) -> None:
+        self._kept.end()
+
+    # --- records -----------------------------------------------------------------------------------------------
+
+    def expand(self, batch: Batch) -> Iterator[Batch]:
+        assert isinstance(batch, KeyedBatch)
+        return in_pieces(self._outputs(batch))
+
+    def _outputs(self, batch: KeyedBatch) -> Iterator[Any]:
+        by_key: dict[Any, list[tuple[Any, Any, Any]]] = {}
+        for key, entry in zip(batch.keys, self._timed(batch), strict=True):
+            if entry is not None:
+                by_key.setdefault(key, []).append(entry)
+        for key, entries in by_key.items():
+            if isinstance(self._window, Sliding):
+                changed = self._add_by_time(key, entries)
+            elif isinstance(self._window, Session):
+                changed = self._add_to_sessions(key, entries)
+            elif isinstance(self._window, CountWindow):
+                changed = self._add_by_count(key, entries)
+            else:
+                changed = self._add(key, (None, None), entries)
+            yield from changed
+
+    def _timed(self, batch: KeyedBatch) -> Iterator[tuple[Any, Any, Any] | None]:
+        """Yields for each record (time, value, record), or None for a record that fails."""
+        records = batch.values
+        times = self._selected(self._times[self.port], records, batch.keys, as_ms) if self._in_event_time else None
+        values = None if self._value is None else self._selected(self._value, records, batch.keys, None)
+        if times is not None and self._watermark is not None and not self._unit_known:
+            self._check_unit([time for time in times if time is not _FAILED], records)
+        for i, record in enumerate(records):
+            time = None if times is None else times[i]
+            value = record if values is None else values[i]
+            yield None if time is _FAILED or value is _FAILED else (time, value, record)
+
+    def _selected(
+        self, select: Callable[[Any], Any], records: list[Any], keys: list[Any], mend: Callable[[Any], Any] | None
+    ) -> list[Any]:
+        """Returns what is selected of each record, and _FAILED of those that fail."""
+        found: list[Any] = []
+        with attempt():  # the records are taken one by one to find the one that failed
+            found = each(select, records)
+        if len(found) == len(records) and (mend is None or are_plain(found)):
+            return found
+        found = []
+        for key, record in zip(keys, records, strict=True):
+            try:
+                value = select(record)
+                found.append(value if mend is None else mend(value))
+            except BaseException as error:
+                self.errors.handle((key, record), error)
+                found.append(_FAILED)
+        return found
+
+    def _check_unit(self, times: list[int], records: list[Any]) -> None:
+        """Fails when the first times that the stage compares with a watermark are most likely not in milliseconds."""
+        assert self._watermark is not None
+        if not times:
+            return
+        self._unit_known = True
+        units = {unit_between(time, time) for time in times} if is_recent(self._watermark) else {None}
+        if None not in units:
+            error = ValueError(
+                f"the time {times[0]} is most likely in {units.pop()} since 1970, and was taken for milliseconds: the "
+                f"watermark is at {self._watermark}; let time= give milliseconds or datetimes with a time zone, as the "
+                "time of watermark() does"
+            )
+            raise self.errors.failure(records[0], error)
+
+    def _is_over(self, end: int) -> bool:
+        """Whether the results of a window with this end have left for the last time."""
+        return self._watermark is not None and end + self._lateness <= self._watermark
+
+    def _late(self, entries: list[tuple[Any, Any, Any]]) -> None:
+        self.late += len(entries)
+        side = self.context.side.get(LATE)
+        if side is not None:
+            side += [record for _, _, record in entries]
+
+    def _add_by_time(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
+        window = self._window
+        assert isinstance(window, Sliding)
+        by_start: dict[int, list[tuple[Any, Any, Any]]] = {}
+        late = []
+        for entry in entries:
+            starts = [start for start in window.starts(entry[0]) if not self._is_over(start + window.size)]
+            if not starts:
+                late.append(entry)
+            for start in starts:
+                by_start.setdefault(start, []).append(entry)
+        if late:
+            self._late(late)
+        for start, some in by_start.items():
+            yield from self._add(key, (start, start + window.size), some)
+
+    def _add_to_sessions(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
+        window = self._window
+        assert isinstance(window, Session)
+        entries.sort(key=_time)
+        runs: list[list[tuple[Any, Any, Any]]] = [[entries[0]]]
+        for entry in entries[1:]:
+            if entry[0] - runs[-1][-1][0] < window.gap:
+                runs[-1].append(entry)
+            else:
+                runs.append([entry])
+        for run in runs:
+            start, end = run[0][0], run[-1][0] + window.gap
+            merged = [known for known in self._kept.windows(key) if known[0] < end and start < known[1]]
+            place = (min([start, *(known[0] for known in merged)]), max([end, *(known[1] for known in merged)]))
+            if self._is_over(place[1]):
+                self._late(run)
+                continue
+            if merged and merged != [place]:
+                yield from self._merge(key, merged, place)
+            yield from self._add(key, place, run)
+
+    def _merge(self, key: Any, merged: list[Place], into: Place) -> Iterator[Any]:
+        """Makes one session of several. What they have said is taken back."""
+        said = self._said.of(key)
+        since, fired = 0, False
+        for window in merged:
+            if window in said:
+                was_fired, records, result = self._said.remove(key, window)
+                since += records
+                if result is not None and self._retracts:
+                    yield (key, *window, result[0], -1)
+                fired |= was_fired and window[1] == into[1]
+            self._due.pop((key, window), None)
+        self._kept.merge(key, merged, into)
+        if since or fired:
+            self._said.set(key, into, (fired, since, None))
+        self._await_end(key, into)
+
+    def _add_by_count(self, key: Any, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
+        window = self._window
+        assert isinstance(window, CountWindow)
+        number = self._counts.of(key).get(0, 0)
+        for entry in entries:
+            for place in window.of(number):
+                self._kept.add(key, place, [(self.port, None, entry[1])], [entry[2]], self.errors)
+                if place[1] == number + 1 and self._kept.has(key, place):
+                    yield from self._results(key, place)
+                    self._forget(key, place)
+            number += 1
+        self._counts.set(key, 0, number)
+
+    def _add(self, key: Any, place: Place, entries: list[tuple[Any, Any, Any]]) -> Iterator[Any]:
+        """Adds records to a window, and yields the results that this makes leave."""
+        fired, since, result = self._said.of(key).get(place, (False, 0, None))
+        at = 0
+        while at < len(entries):
+            most = len(entries) if self._early_count is None or fired else at + self._early_count - since
+            some = entries[at:most]
+            at += len(some)
+            known = self._kept.has(key, place)
+            values = [(self.port, time, value) for time, value, _ in some]
+            added = self._kept.add(key, place, values, [record for _, _, record in some], self.errors)
+            since += added
+            if not self._kept.has(key, place):
+                continue
+            if not known and place[1] is not None:
+                self._await_end(key, place)
+            if fired or (self._early_count is not None and since >= self._early_count):
+                since = 0
+                self._due.pop((key, place), None)
+                self._said.set(key, place, (fired, 0, result))
+                yield from self._results(key, place)
+                result = self._said.of(key).get(place, (fired, 0, None))[2]
+        if self._early_count is not None and since and not fired:
+            self._said.set(key, place, (fired, since, result))
+        if self._early_s is not None and since and (key, place) not in self._due:
+            self._due[key, place] = self.context.wall() + self._early_s
+
+    def _await_end(self, key: Any, place: Place) -> None:
+        heapq.heappush(self._ends, (place[1], next(numbers), key, place))
+
+    # --- results -----------------------------------------------------------------------------------------------
+
+    def _results(self, key: Any, place: Place) -> Iterator[Any]:
+        """Yields the results of a window, and takes back what has changed."""
+        if self._kept_user is not None:
+            self._kept_user.mark = self._watermark
+        try:
+            results = self._kept.results(key, place)
+            if self._rows:
+                yield from results
+                return
+            for result in results:
+                if not self._retracts:
+                    yield (key, *place, result)
+                    continue
+                fired, since, said = self._said.of(key).get(place, (False, 0, None))
+                if said is not None:
+                    if said[0] == result:
+                        continue
+                    yield (key, *place, said[0], -1)
+                self._said.set(key, place, (fired, since, (result,)))
+                yield (key, *place, result, 1)
+        except BaseException as error:
+            self.errors.handle((key, place), of_key(key, of_no_list(error)))
+
+    def advance(self, watermark: int | None) -> Iterator[Batch]:
+        if watermark is None or watermark == IDLE:
+            return iter(())
+        if self._watermark is None or watermark > self._watermark:
+            self._watermark = watermark
+        if not self._ends or self._ends[0][0] > self._watermark:
+            return iter(())
+        return in_pieces(self._ended(self._watermark))
+
+    def _ended(self, watermark: int) -> Iterator[Any]:
+        ends, kept = self._ends, self._kept
+        while ends and ends[0][0] <= watermark:
+            at, _, key, place = heapq.heappop(ends)
+            if not kept.has(key, place):
+                continue
+            fired, _, said = self._said.of(key).get(place, (False, 0, None))
+            if not fired and place[1] <= watermark:
+                fired = True
+                self._due.pop((key, place), None)
+                self._said.set(key, place, (True, 0, said))
+                yield from self._results(key, place)
+            if place[1] + self._lateness <= watermark:
+                self._forget(key, place)
+            elif at < place[1] + self._lateness:
+                heapq.heappush(ends, (place[1] + self._lateness, next(numbers), key, place))
+
+    def _forget(self, key: Any, place: Place) -> None:
+        self._kept.close(key, place)
+        if place in self._said.of(key):
+            self._said.remove(key, place)
+
+    def next_timer(self) -> float | None:
+        return next(iter(self._due.values()), None)
+
+    def fire(self, now: float) -> Iterator[Batch]:
+        return in_pieces(self._early(now))
+
+    def _early(self, now: float) -> Iterator[Any]:
+        while self._due:
+            (key, place), due = next(iter(self._due.items()))
+            if due > now:
+                return
+            self._due.popitem(last=False)
+            fired, since, said = self._said.of(key).get(place, (False, 0, None))
+            if since:
+                self._said.set(key, place, (fired, 0, said))
+            if self._kept.has(key, place):
+                yield from self._results(key, place)
+
+    def finish(self) -> Iterator[Batch]:
+        if isinstance(self._window, GlobalWindow):
+            places = [(key, place) for key, place in self._kept.all_windows() if self._has_more_to_say(key, place)]
+            self._due.clear()
+            yield from in_pieces(result for key, place in places for result in self._results(key, place))
+
+    def _has_more_to_say(self, key: Any, place: Place) -> bool:
+        """Whether something has come since the last early result."""
+        if self._early_count is not None:
+            return bool(self._said.of(key).get(place, (False, 0, None))[1])
+        return self._early_s is None or (key, place) in self._due
+
+    # --- epochs ------------------------------------------------------------------------------------------------
+
+    def wants_whole(self) -> bool:
+        return self._kept.wants_whole or self._said.wants_whole or self._counts.wants_whole
+
+    def snapshot(self, epoch: int, whole: bool) -> StageState:
+        maps: dict[str, Delta] = self._kept.deltas(whole)
+        maps[self._said.title] = self._said.delta(whole)
+        maps[self._counts.title] = self._counts.delta(whole)
+        return StageState(maps, own=(self._watermark,))
+
+    def restore(self, epoch: int, saved: SavedState) -> None:
+        self._kept.restore(saved.maps)
+        said = saved.maps.get(self._said.title, {})
+        self._said.restore(said)
+        self._counts.restore(saved.maps.get(self._counts.title, {}))
+        marks = [mark for mark, *_ in saved.own if mark is not None]
+        # Of several tasks one may have had a lesser watermark than another. Its windows are then closed a little later.
+        self._watermark = min(marks, default=None)
+        self._unit_known = self._unit_known or self._watermark is not None
+        due = None if self._early_s is None else self.context.wall() + self._early_s
+        for key, place in self._kept.all_windows():
+            fired = self._said.of(key).get(place, (False, 0, None))[0]
+            if place[1] is not None and self._in_event_time:
+                heapq.heappush(self._ends, (place[1] + (self._lateness if fired else 0), next(numbers), key, place))
+            if due is not None and not fired:
+                self._due[key, place] = due
+
+    def drop_state(self) -> None:
+        self._kept.drop()
+        self._said.drop()
+        self._counts.drop()
+        self._ends.clear()
+        self._due.clear()
+
+
+def _time(entry: tuple[Any, Any, Any]) -> Any:
+    return entry[0]
