@@ -15,7 +15,7 @@ ARGS ?=
 # environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
+.PHONY: help setup run test collected guests lint format bench bench-quick campaign-ring campaign-sim campaign-kill campaign-hosts campaign-switching-trees campaign-apps campaign-apps-on-hosts campaign-switch campaign-placement campaign-settling campaign-streams campaign-trees campaign-relays campaign-heads campaign-bursts campaign-rdma campaign-properties campaign-planted stubs states lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -91,7 +91,10 @@ campaign-switching-trees: setup ## the same with N (40) faults of relays and lin
 	$(BIN)/python -m tests.hosts.campaign --faults $(or $(N),40) --seed $(SEED) --hosts 4 --flow "to all" \
 	  --trees toggle:1 --kinds relay,relay-stop,cut-relay,cut-0.2,cut-3 --rate 4000 --seconds 40 $(ARGS)
 
-campaign-apps: setup ## WordCount, Grep, YSB through Spark and SOL on 1, 2 and 4 hosts
+campaign-apps: setup ## run N (60) jobs of the applications that are killed, rescaled and moved, starting from SEED
+	$(BIN)/python -m tests.apps.campaign --runs $(or $(N),60) --seed $(SEED) $(ARGS)
+
+campaign-apps-on-hosts: setup ## WordCount, Grep, YSB through Spark and SOL on 1, 2 and 4 hosts
 	$(BIN)/python -m tests.hosts.apps $(ARGS)
 
 campaign-switch: setup ## run N (50) jobs that go to Spark and back while their processes are killed, from SEED

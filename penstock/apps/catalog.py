@@ -4,5 +4,14 @@ from __future__ import annotations
 
 from penstock.apps import grep, sol, throughput, wordcount, ysb
 from penstock.apps.app import App
+from penstock.apps.nexmark import app as nexmark
+from penstock.apps.rides import app as rides
+from penstock.apps.stock import app as stock
 
-APPS: dict[str, App] = {app.name: app for app in (wordcount.APP, grep.APP, sol.APP, throughput.APP, ysb.APP)}
+APPS: dict[str, App] = {
+    app.name: app
+    for app in (
+        *(wordcount.APP, grep.APP, sol.APP, throughput.APP, ysb.APP),
+        *(nexmark.APP, rides.APP, stock.APP),
+    )
+}
