@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,5 +181,32 @@ def test_a_record_that_kills_its_worker(fresh_name: Callable[[], str], policy: A
         return
     job.wait(LIMIT_S, progress=False)
     assert sorted(out.records()) == sorted(f"w{i}" for i in range(300) if i != 77)
+    (letter,) = letters.records()
+    assert (letter.operator, letter.record) == ("crash", "w77")
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "thread"])
+def test_a_record_whose_call_kills_the_worker(fresh_name: Callable[[], str], kind: str) -> None:
+    """It is found although the run loop rests while calls are under way."""
+
+    def crash(word: str) -> str:
+        time.sleep(0.002)
+        if word == "w77":
+            os._exit(1)
+        return word
+
+    async def crash_later(word: str) -> str:
+        await asyncio.sleep(0.002)
+        return crash(word)
+
+    flow = ps.Flow(fresh_name(), parallelism=2)
+    out, letters = ps.sinks.Collect(), ps.sinks.Collect()
+    words = flow.read(ps.sources.Memory([f"w{i}" for i in range(150)])).rebalance()
+    fn: Any = crash_later if kind == "coroutine" else crash
+    called = words.map_async(fn, concurrency=20, name="crash", on_error="dead_letter")
+    called.write(out)
+    called.dead_letters().write(letters)
+    ps.run(flow, workers=2, max_attempts=2, max_restarts=20, local=True).wait(LIMIT_S, progress=False)
+    assert sorted(out.records()) == sorted(f"w{i}" for i in range(150) if i != 77)
     (letter,) = letters.records()
     assert (letter.operator, letter.record) == ("crash", "w77")

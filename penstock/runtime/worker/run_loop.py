@@ -268,7 +268,7 @@ class RunLoop:
                 else:
                     task.idle()
             if box is not None:
-                box.rest()
+                self._note_rest(box)
             if self.wiring.catching_up:
                 self._catch_up()
             self.passes += 1
@@ -285,6 +285,14 @@ class RunLoop:
                 deliver(receive(_ROOM_WAIT_MAX_S))
                 continue
             deliver(receive(self._wait()))
+
+    def _note_rest(self, box: BlackBox) -> None:
+        """Notes that no step is running. If the process dies now, a task whose calls are under way may be the cause."""
+        for task in self._calling:
+            if task.pending is not None and task.pending.under_way:
+                box.note(task.task.number)
+                return
+        box.rest()
 
     def _step_measured(self, task: Task) -> None:
         """Gives a task one step, and measures the processor time that the step takes."""
@@ -516,6 +524,7 @@ class RunLoop:
     def _renew_tasks(self) -> None:
         self.tasks = list(self.wiring.tasks.values())
         self._sources = [task for task in self.tasks if isinstance(task, SourceTask)]
+        self._calling = [task for task in self.tasks if task.pending is not None]
         # The tasks that can run without a message.
         self._due = [task for task in self.tasks if task.timed or task.gathering or isinstance(task, SourceTask)]
         # `stop`, in another thread, sets its flag before it reads the list of sources, so no source is missed.
