@@ -41,13 +41,13 @@ def _inputs_taken_together() -> Any:
     return mock.patch.object(Task, "_take", taken)
 
 
-@planted_fault("penstock/runtime/epochs/restore.py", Seeds(61001, _somebody_dies))
+@planted_fault("penstock/runtime/epochs/restore.py", Seeds(61085, _somebody_dies))
 def _shared_state_forgotten() -> Any:
     """A task that goes back does not get what the first task has saved for all."""
     return mock.patch.object(Merged, "add_shared", lambda self, snapshots, operators: list(snapshots))
 
 
-@planted_fault("penstock/runtime/epochs/snapshot.py", Seeds(61001, _rescales))
+@planted_fault("penstock/runtime/epochs/snapshot.py", Seeds(61003, _rescales))
 def _entries_by_their_parts() -> Any:
     """After a rescale an entry of a key's list goes to the task that its number says, and not to the task of the
     key."""
@@ -57,7 +57,7 @@ def _entries_by_their_parts() -> Any:
     )
 
 
-@planted_fault("penstock/runtime/state/nested.py", Seeds(61001, _somebody_dies))
+@planted_fault("penstock/runtime/state/nested.py", Seeds(61004, _somebody_dies))
 def _removed_entries_stay_saved() -> Any:
     """That an entry was removed is not noted as a change."""
     remove = NestedMap.remove
@@ -70,7 +70,7 @@ def _removed_entries_stay_saved() -> Any:
     return mock.patch.object(NestedMap, "remove", removed)
 
 
-@planted_fault("penstock/runtime/state/window_records.py", Seeds(61001, _somebody_dies))
+@planted_fault("penstock/runtime/state/window_records.py", Seeds(61027, _somebody_dies))
 def _window_records_saved_once_only() -> Any:
     """Records that come to a window which was saved before are taken for saved."""
     delta = WindowRecords.delta
@@ -114,7 +114,7 @@ def _restored_unmatched(self: _Side, saved: dict[Any, Any]) -> None:
         order.sort()
 
 
-@planted_fault("penstock/runtime/operators/joins.py", Seeds(61001))
+@planted_fault("penstock/runtime/operators/joins.py", Seeds(61008))
 def _versions_dropped_before_they_are_old() -> Any:
     """Of the versions of a key only the last one is kept, although records of earlier times may still come."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +69,19 @@ def test_a_new_relay_counts_from_0() -> None:
     load = monitor.look(3.0, counters(1010), 0)
     assert load is not None
     assert load.rate == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("what", ["arrived", "copies", "copying_s", "encoded", "encoding_s"])
+def test_a_task_that_was_removed_takes_its_counts_along(what: str) -> None:
+    """The sums of the tasks that are left may be less than before, and no cost may be below 0."""
+    monitor = LoadMonitor(1.0, 0.5)
+    monitor.look(0.0, Counters(100, 200, 2.0, 100, 3.0), 0)
+    less = replace(Counters(150, 300, 3.0, 150, 4.0), **{what: 1})
+    assert monitor.look(1.0, less, 0) is None
+    load = monitor.look(2.0, Counters(200, 400, 4.0, 200, 5.0), 0)
+    assert load is not None
+    assert load.cost.copy_s > 0
+    assert load.cost.encode_s >= 0
 
 
 def test_the_last_rate_is_that_of_the_last_interval() -> None:

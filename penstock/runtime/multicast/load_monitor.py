@@ -36,6 +36,20 @@ class Counters:
     encoded: int = 0
     encoding_s: float = 0.0
 
+    def went_back(self, before: Counters) -> bool:
+        """Whether something here is less than before: the relay is a new one, or a task that was counted was removed.
+        The difference says nothing then."""
+        return any(
+            now < then
+            for now, then in (
+                (self.arrived, before.arrived),
+                (self.copies, before.copies),
+                (self.copying_s, before.copying_s),
+                (self.encoded, before.encoded),
+                (self.encoding_s, before.encoding_s),
+            )
+        )
+
 
 @dataclass(frozen=True)
 class Load:
@@ -95,7 +109,7 @@ class LoadMonitor:
         self._seen = (now_s, counters, queued)
         glances = self._glances
         self._glances = deque([(now_s, counters.arrived, queued)], maxlen=_GLANCES)
-        if before is None or counters.arrived < before[1].arrived:  # the relay is a new one
+        if before is None or counters.went_back(before[1]):
             return None
         then_s, then, queued_before = before
         elapsed_s = now_s - then_s
